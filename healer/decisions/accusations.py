@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from healer.incidents.certainty import unproven_senders
 from healer.model import HARDWARE, Incident
+from healer.text import NO_WORDS, Said, quoted, say
 
 #: As long as a storm and its cool-down last.
 WINDOW = timedelta(minutes=10)
@@ -26,20 +27,21 @@ def budget(nodes: int) -> int:
     return max(NODES_AT_LEAST, math.floor(SHARE * nodes))
 
 
-def denial_of(incident: Incident, sender: str) -> str:
+def denial_of(incident: Incident, sender: str) -> Said:
     """Why this relay is not believed, where the node itself denies what it said; without its end."""
     denied = (claim for claim in incident.evidence if claim.denied and claim.relayed_by == sender)
     claim = next(denied, None)
     if claim is None:
-        return ""
-    return f"The relay {sender} says of {claim.component.node} what the node itself denies: {claim.denied}"
+        return NO_WORDS
+    why = quoted(claim.denied)
+    return say("decisions.relay_denied", sender=sender, node=claim.component.node, why=why)
 
 
-def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[str, str]:
+def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[str, Said]:
     """Sender -> why its claims are held, in one sentence without its end. A sender stays suspect while one
     of its claims is held."""
     accused: defaultdict[str, set[str]] = defaultdict(set)
-    found: dict[str, str] = {}
+    found: dict[str, Said] = {}
     most = budget(nodes)
     for incident in incidents:
         if not incident.is_open or incident.fault_class not in HARDWARE:
@@ -51,8 +53,5 @@ def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[s
                 accused[sender] |= {part.node for part in (incident.root, *incident.affected) if part.node}
     for sender, named in accused.items():
         if len(named) > most and sender not in found:
-            found[sender] = (
-                f"The relay {sender} accuses {len(named)} nodes within 10 min, and no other sense agrees; "
-                f"it is believed for {most}"
-            )
+            found[sender] = say("decisions.relay_accuses", sender=sender, nodes=len(named), most=most)
     return found

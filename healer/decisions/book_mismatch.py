@@ -39,6 +39,7 @@ from healer.model.gate import is_held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
 from healer.model.slurm import is_empty_reason, is_our_reservation, is_ours, our_reservation, slurm_kind
+from healer.text import Said, say
 
 #: A younger difference may still be settled by a run, a walk or a poll.
 GRACE = timedelta(seconds=60)
@@ -74,15 +75,15 @@ def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[I
     )
 
 
-def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[str, datetime | None]:
+def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[Said, datetime | None]:
     """What keeps the node out, as a sentence, and since when."""
     kept = our_reservation(snapshot, node.name)
     if kept is None or _ours(node):
-        return f"Drained by healer, and nothing speaks for it any more: {node.reason}", node.reason_at
-    return f"In healer's reservation {kept.name} for tests, and nobody tests it any more", kept.since
+        return say("decisions.drained_forgotten", reason=node.reason), node.reason_at
+    return say("decisions.reserved_forgotten", name=kept.name), kept.since
 
 
-def _finding_of(cluster: str, node: SlurmNode, text: str, at: datetime, now: datetime) -> Finding:
+def _finding_of(cluster: str, node: SlurmNode, text: Said, at: datetime, now: datetime) -> Finding:
     where = Component(cluster=cluster, node=node.name)
     digest = sha256(f"healer-drain|{cluster}|{node.name}|{text}|{at}".encode()).hexdigest()
     return Finding(
@@ -205,14 +206,11 @@ def _forgotten(
                 kind=DriftKind.forgotten_drain,
                 cluster=facts.cluster,
                 node=node.name,
-                what=f"Out by healer, and no run or open incident speaks for it: {node.reason}",
-                would=_VALIDATED,
+                what=say("decisions.out_forgotten", reason=node.reason),
+                would=say("decisions.is_validated"),
                 repair=Repair.validate,
                 since=node.reason_at,
             )
-
-
-_VALIDATED = "It is tested, and returns where it passes (playbook validate)."
 
 
 def _slots(facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run]) -> Iterator[Drift]:
@@ -228,8 +226,8 @@ def _slots(facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run]) -> Iterat
                 cluster=facts.cluster,
                 node=slot.node,
                 name=slot.run,
-                what="It is in service, and still counts as out by healer",
-                would="Its slot is free again.",
+                what=say("decisions.still_counted"),
+                would=say("decisions.slot_freed"),
                 repair=Repair.free_slot,
                 since=slot.drained_at,
             )
@@ -247,8 +245,8 @@ def _reservations(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> It
             cluster=snapshot.cluster,
             node=node or gone,
             name=kept.name,
-            what=f"The reservation {kept.name} for tests stands, and no run tests {', '.join(kept.nodes)}",
-            would=_VALIDATED if node else "It is ended (playbook tidy).",
+            what=say("decisions.reservation_left", name=kept.name, nodes=", ".join(kept.nodes)),
+            would=say("decisions.is_validated" if node else "decisions.reservation_ended"),
             repair=Repair.validate if node else Repair.end_reservation,
             since=kept.since,
         )
@@ -265,8 +263,8 @@ def _notes(snapshot: SlurmSnapshot, runs: list[Run]) -> Iterator[Drift]:
             kind=DriftKind.left_note,
             cluster=snapshot.cluster,
             node=node.name,
-            what="healer's note stands on a node that healer does not hold",
-            would="The note is taken away (playbook tidy).",
+            what=say("decisions.note_left"),
+            would=say("decisions.note_cleared"),
             repair=Repair.clear_note,
         )
 
@@ -285,8 +283,8 @@ def _exclusions(snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[
                 kind=DriftKind.left_exclusion,
                 cluster=snapshot.cluster,
                 name=job.id,
-                what=f"healer keeps job {job.id} off {', '.join(back)}, which is not known bad any more",
-                would="The job may use them again (playbook release).",
+                what=say("decisions.exclusion_left", job=job.id, nodes=", ".join(back)),
+                would=say("decisions.exclusion_lifted"),
                 repair=Repair.release,
             )
 
@@ -294,13 +292,14 @@ def _exclusions(snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[
 def _runs(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[Drift]:
     for run in runs:
         if run.node is not None and run.node not in snapshot.nodes and _old(run.created_at, now):
+            state = say(f"words.run_{run.state}")
             yield Drift(
                 kind=DriftKind.unknown_node,
                 cluster=snapshot.cluster,
                 node=run.node,
                 name=run.id,
-                what=f"The run of {run.playbook} ({run.state}) works on a node that Slurm does not know",
-                would="The run is cancelled.",
+                what=say("decisions.node_gone", playbook=run.playbook, state=state),
+                would=say("decisions.run_cancelled"),
                 repair=Repair.cancel_run,
                 since=run.created_at,
             )
@@ -329,7 +328,7 @@ def runs_to_lift_exclusions(
         if not back or snapshot is None:
             continue
         key = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
-        reason = f"{', '.join(back)} is not known bad in service any more"
+        reason = say("decisions.not_known_bad", nodes=", ".join(back))
         about = {"cluster": snapshot.cluster, "playbook": "release", "reason": reason}
         found.append(_run_for(job, key, now, Mode.auto, **about))
     return found
@@ -364,7 +363,7 @@ def runs_to_release_jobs(
         if restarts == job.restarts - 1 and permit.node not in where:
             continue
         key = f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}"
-        reason = f"The prolog on {permit.node} was permitted to fail"
+        reason = say("decisions.prolog_permitted", node=permit.node)
         about = {"cluster": permit.cluster, "playbook": "release-held", "reason": reason}
         found.append(_run_for(job, key, now, _mode(permit, facts, rules), **about))
     return found
@@ -419,7 +418,8 @@ def runs_to_start_jobs(
         for node in lost:
             key = f"begin|{facts.cluster}|{job.id}|{job.restarts}|{node}"
             about = {"cluster": facts.cluster, "playbook": "start-requeued", "incident": incidents[node].id}
-            run = _run_for(job, key, now, mode, reason=f"Slurm requeued it when {node} went down", **about)
+            reason = say("decisions.slurm_requeued", node=node)
+            run = _run_for(job, key, now, mode, reason=reason, **about)
             more = {"node": node, "begin_at": begin_at.isoformat()}
             found.append(msgspec.structs.replace(run, alongside=True, input=run.input | more))
     return found

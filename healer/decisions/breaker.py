@@ -26,6 +26,7 @@ from healer.model import (
     RunState,
     storm_size,
 )
+from healer.text import NO_WORDS, Said, joined, say
 
 STORM_WINDOW = timedelta(minutes=5)
 #: Of the last ten removing steps more than half failed; fewer than four say nothing.
@@ -119,7 +120,7 @@ def next_breaker(
     return breaker, False
 
 
-def _opened(breaker: Breaker, why: str, roots: tuple[Root, ...], now: datetime) -> Breaker:
+def _opened(breaker: Breaker, why: Said, roots: tuple[Root, ...], now: datetime) -> Breaker:
     return Breaker(cluster=breaker.cluster, state=BreakerState.open, since=now, why=why, roots=roots)
 
 
@@ -129,7 +130,7 @@ def _worst(roots: Sequence[Root]) -> str:
     return min(counts, key=lambda rule: (-counts[rule], rule))
 
 
-def _storm(roots: Sequence[Root], limit: int) -> str | None:
+def _storm(roots: Sequence[Root], limit: int) -> Said | None:
     """Why these roots make a storm; None if they do not."""
     if not roots:
         return None
@@ -139,32 +140,35 @@ def _storm(roots: Sequence[Root], limit: int) -> str | None:
     if count < limit:
         return None
     shared = [
-        f"all {word} {values.pop()}"
+        say(f"decisions.all_{word}", name=values.pop())
         for word, values in (
-            ("with driver", {root.driver for root in of_rule}),
-            ("under switch", {root.switch for root in of_rule}),
+            ("with_driver", {root.driver for root in of_rule}),
+            ("under_switch", {root.switch for root in of_rule}),
         )
         if len(values) == 1 and "" not in values
     ]
-    tail = f" ({', '.join(shared)})" if shared else ""
-    return f"{count} nodes with {worst} in 5 min, the limit is {limit}{tail}"
+    if not shared:
+        return say("decisions.storm", nodes=count, fault=worst, limit=limit)
+    return say(
+        "decisions.storm_shared", nodes=count, fault=worst, limit=limit, shared=joined(shared, "comma")
+    )
 
 
-def _failing(actions: Sequence[bool]) -> str | None:
+def _failing(actions: Sequence[bool]) -> Said | None:
     """Why the actions open the breaker: the last one failed, and with it more than half of the last ten."""
     last = list(actions)[-ACTIONS_COUNTED:]
     failed = last.count(False)
     if len(last) < ACTIONS_AT_LEAST or last[-1] or failed * 2 <= len(last):
         return None
-    return f"{failed} of the last {len(last)} removing steps failed"
+    return say("decisions.steps_failed", failed=failed, all=len(last))
 
 
 def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
     """A named person's reset: half-open. Raises ValueError for no name or reason, or when it is not open."""
     if not person.strip() or not reason.strip():
-        raise ValueError("a reset of the breaker needs a person and a reason")
+        raise ValueError(say("decisions.reset_needs_person"))
     if breaker.state is not BreakerState.open:
-        raise ValueError(f"the breaker is {breaker.state.replace('_', '-')}: only an open one is reset")
+        raise ValueError(say(f"decisions.reset_of_{breaker.state}"))
     return msgspec.structs.replace(
         breaker,
         state=BreakerState.half_open,
@@ -186,8 +190,10 @@ def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -
     if state in _WITHDRAWN:
         return msgspec.structs.replace(breaker, canary=None)
     if state in _WORKED:
-        return msgspec.structs.replace(breaker, state=BreakerState.closed, since=now, why="", canary=None)
+        return msgspec.structs.replace(
+            breaker, state=BreakerState.closed, since=now, why=NO_WORDS, canary=None
+        )
     if state is RunState.stuck:
-        why = f"the canary (run {run}) failed after {breaker.reset_by}'s reset"
+        why = say("decisions.canary_failed", run=run, who=breaker.reset_by)
         return msgspec.structs.replace(breaker, state=BreakerState.open, since=now, why=why, canary=None)
     return breaker

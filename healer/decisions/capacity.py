@@ -15,13 +15,12 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from healer.decisions.node_facts import (
     allow,
-    at,
     fleet_of,
     hold,
     matches,
@@ -51,7 +50,7 @@ from healer.model import (
     storm_size,
 )
 from healer.model.slurm import is_our_reservation
-from healer.text import Said
+from healer.text import Said, at, say, unstopped
 
 HOUR = timedelta(hours=1)
 
@@ -113,13 +112,13 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     settings = settings_of(rules, facts.cluster)
     fleet = fleet_of(facts.snapshot)
     gone = out_of_service(facts, rules, now)
-    answer = _floor_of("", fleet.names, gone, node, settings)
+    answer = _floor_of(None, fleet.names, gone, node, settings)
     for name in node.partitions:
         # A partition inherits its cluster's settings: only a floor of its own is another limit.
         of_partition = rules.guards_in(facts.cluster, name)
         if of_partition.min_service_share != settings.min_service_share:
             there = fleet.in_partition(name)
-            theirs = _floor_of(f" of partition {name}", there, gone, node, of_partition)
+            theirs = _floor_of(name, there, gone, node, of_partition)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
     return _hold_for_more_urgent(answer, proposal, facts, fleet.names, gone)
 
@@ -134,23 +133,35 @@ def _hold_for_more_urgent(
     before = more_urgent(Guard.floor, proposal, facts, names - gone)
     if not before or (answer.used or 0) - 1 - len(before) >= (answer.limit or 0):
         return answer
-    why = f"{answer.why} {_first_text(before)}."
+    why = say("decisions.first_for_floor", floor=answer.why, first=_first_text(before))
     return hold(Guard.floor, why, limit=answer.limit, used=answer.used)
 
 
 def _floor_of(
-    where: str, nodes: frozenset[str], gone: frozenset[str], node: SlurmNode, settings: GuardSettings
+    partition: str | None,
+    nodes: frozenset[str],
+    gone: frozenset[str],
+    node: SlurmNode,
+    settings: GuardSettings,
 ) -> Answer:
     standing = len(nodes) - len(nodes & gone)
     limit = floor_limit(settings, len(nodes))
-    figures = f"{standing} of {len(nodes)} nodes{where} in service, the floor is {limit}"
     if node.name in gone:
-        return allow(Guard.floor, f"{node.name} is out already: {figures}.", limit=limit, used=standing)
-    if node.name not in nodes:
-        return allow(Guard.floor, f"{node.name} has no GPU: {figures}.", limit=limit, used=standing)
-    if standing - 1 < limit:
-        return hold(Guard.floor, f"{figures}: {node.name} must stay.", limit=limit, used=standing)
-    return allow(Guard.floor, f"{figures}; {standing - 1} after this.", limit=limit, used=standing)
+        kind = "out"
+    elif node.name not in nodes:
+        kind = "no_gpu"
+    else:
+        kind = "must_stay" if standing - 1 < limit else "after"
+    why = say(
+        f"decisions.floor_{kind}" if partition is None else f"decisions.part_floor_{kind}",
+        node=node.name,
+        partition=partition,
+        standing=standing,
+        nodes=len(nodes),
+        limit=limit,
+        left=standing - 1,
+    )
+    return (hold if kind == "must_stay" else allow)(Guard.floor, why, limit=limit, used=standing)
 
 
 def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -159,7 +170,7 @@ def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
         return unknown_node(Guard.slots, proposal, facts)
     limit = slots_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     used = len(facts.counted) - (proposal.node in facts.counted)
-    return _ask(_Cap(Guard.slots, "slots", used, limit), proposal, facts)
+    return _ask(_Cap(Guard.slots, "fleet", used, limit), proposal, facts)
 
 
 def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -169,7 +180,7 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     granted = facts.granted_since(now - HOUR)
     frees_at = granted[len(granted) - limit] + HOUR if len(granted) >= limit else None
-    cap = _Cap(Guard.hourly, "slots of this hour", len(granted), limit, frees_at=frees_at)
+    cap = _Cap(Guard.hourly, "hour", len(granted), limit, frees_at=frees_at)
     return _ask(cap, proposal, facts)
 
 
@@ -178,22 +189,22 @@ def rack(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) ->
     the one nearer to its limit is named."""
     answers = [
         answer
-        for kind, label in (("rack", "rack"), ("domain", "NVLink domain"))
-        if (answer := _place_of_node(Guard.rack, kind, label, proposal, facts, rules))
+        for kind in ("rack", "domain")
+        if (answer := _place_of_node(Guard.rack, kind, proposal, facts, rules))
     ]
     if not answers:
         # Without a topology there are no racks to keep apart; the other caps bind.
-        return allow(Guard.rack, f"No rack is known for {proposal.node}: this cap does not bind.")
+        return allow(Guard.rack, say("decisions.no_rack", node=proposal.node))
     return _nearest(answers)
 
 
 def switch(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    answer = _place_of_node(Guard.switch, "switch", "switch", proposal, facts, rules)
-    return answer or allow(Guard.switch, f"No switch is known for {proposal.node}: this cap does not bind.")
+    answer = _place_of_node(Guard.switch, "switch", proposal, facts, rules)
+    return answer or allow(Guard.switch, say("decisions.no_switch", node=proposal.node))
 
 
 def _place_of_node(
-    guard: Guard, kind: str, label: str, proposal: Proposal, facts: GateFacts, rules: Ruleset
+    guard: Guard, kind: str, proposal: Proposal, facts: GateFacts, rules: Ruleset
 ) -> Answer | None:
     """The answer of the node's place of this `kind`; None if the place is unknown."""
     node = node_of(proposal, facts)
@@ -204,7 +215,7 @@ def _place_of_node(
         return None
     there = nodes_at(facts.snapshot, rules, kind).get(name, frozenset())
     limit = place_limit(settings_of(rules, facts.cluster).rack_share, len(there))
-    return _place(guard, proposal, facts, name=f"{label} {name}", there=there, limit=limit)
+    return _place(guard, kind, proposal, facts, name=name, there=there, limit=limit)
 
 
 def _nearest(answers: list[Answer]) -> Answer:
@@ -214,12 +225,18 @@ def _nearest(answers: list[Answer]) -> Answer:
 
 
 def _place(
-    guard: Guard, proposal: Proposal, facts: GateFacts, *, name: str, there: frozenset[str], limit: int
+    guard: Guard,
+    kind: str,
+    proposal: Proposal,
+    facts: GateFacts,
+    *,
+    name: str,
+    there: frozenset[str],
+    limit: int,
 ) -> Answer:
     counted = facts.counted & there
     used = len(counted) - (proposal.node in counted)
-    what = f"slots in {name} ({len(there)} nodes)"
-    return _ask(_Cap(guard, what, used, limit, there), proposal, facts)
+    return _ask(_Cap(guard, kind, used, limit, there, name), proposal, facts)
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -228,7 +245,7 @@ def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.partition, proposal, facts)
     if not node.partitions:
-        return allow(Guard.partition, f"{node.name} is in no partition: this cap does not bind.")
+        return allow(Guard.partition, say("decisions.no_partition", node=node.name))
     return _nearest([_partition(name, facts.snapshot, proposal, facts, rules) for name in node.partitions])
 
 
@@ -238,32 +255,38 @@ def _partition(
     settings = rules.guards_in(facts.cluster, name)
     there = fleet_of(snapshot).in_partition(name)
     limit = partition_limit(settings, len(there))
-    return _place(Guard.partition, proposal, facts, name=f"partition {name}", there=there, limit=limit)
+    return _place(Guard.partition, "partition", proposal, facts, name=name, there=there, limit=limit)
 
 
 class _Cap(NamedTuple):
-    """`where`: the nodes that share this capacity; None: all."""
+    """`kind`: fleet, hour, rack, domain, switch or partition, with the place's `name`; `where`: the nodes
+    that share this capacity; None: all."""
 
     guard: Guard
-    what: Said
+    kind: str
     used: int
     limit: int
     where: Collection[str] | None = None
+    name: str = ""
     frees_at: datetime | None = None
 
 
 def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
-    guard, what, used, limit, where, frees_at = cap
-    figures = f"{used} of {limit} {what} used"
+    guard, kind, used, limit, where, name, frees_at = cap
+    told: dict[str, Any] = {"used": used, "limit": limit, "name": name, "nodes": len(where or ())}
     if rides(proposal, facts):
-        return allow(guard, f"{proposal.node} has its slot already; {figures}.", limit=limit, used=used)
+        why = say(f"decisions.own_{kind}", node=proposal.node, **told)
+        return allow(guard, why, limit=limit, used=used)
+    why = say(f"decisions.used_{kind}", **told)
     if used >= limit:
-        when = f", the next is free at {at(frees_at)}" if frees_at else ""
-        return hold(guard, f"{figures}{when}.", limit=limit, used=used, frees_at=frees_at)
+        if frees_at:
+            why = say("decisions.cap_frees_at", cap=unstopped(why), when=at(frees_at))
+        return hold(guard, why, limit=limit, used=used, frees_at=frees_at)
     before = more_urgent(guard, proposal, facts, where)
     if before and used + len(before) >= limit:
-        return hold(guard, f"{figures}; {_first_text(before)}.", limit=limit, used=used)
-    return allow(guard, f"{figures}.", limit=limit, used=used)
+        why = say("decisions.cap_first", cap=unstopped(why), first=_first_text(before))
+        return hold(guard, why, limit=limit, used=used)
+    return allow(guard, why, limit=limit, used=used)
 
 
 def more_urgent(
@@ -296,10 +319,11 @@ def _urgency(waiting: Waiting, facts: GateFacts) -> Urgency:
     )
 
 
-def _first_text(before: list[Waiting]) -> str:
-    first = before[0]
-    more = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    return f"{first.severity} on {first.node}{more} waits for the same and goes first"
+def _first_text(before: list[Waiting]) -> Said:
+    first, more = before[0], len(before) - 1
+    if not more:
+        return say("decisions.one_first", severity=first.severity, node=first.node)
+    return say("decisions.more_first", severity=first.severity, node=first.node, more=more)
 
 
 def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
@@ -352,7 +376,7 @@ class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
 
     guard: Guard
     always: bool
-    text: str
+    text: Said
     setting: str
 
 
@@ -377,12 +401,12 @@ def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[I
     n = len(fleet)
     most, hourly = slots_limit(settings, n), hourly_limit(settings, n)
     if most >= n:
-        yield _never(Guard.slots, f"{most} slots for {n} nodes", "max_share, max_nodes")
+        yield _never(Guard.slots, say("decisions.loose_slots", most=most, nodes=n), "max_share, max_nodes")
     elif hourly >= n:
-        yield _never(Guard.hourly, f"{hourly} slots an hour for {n} nodes", "share_per_hour")
+        yield _never(Guard.hourly, say("decisions.loose_hourly", most=hourly, nodes=n), "share_per_hour")
     storm = storm_size(settings.breaker_share, n)
     if settings.breaker_share < 1.0 and storm > n:
-        yield _never(Guard.breaker, f"a storm is {storm} nodes, and there are {n}", "breaker_share")
+        yield _never(Guard.breaker, say("decisions.loose_storm", storm=storm, nodes=n), "breaker_share")
 
 
 def _floor(
@@ -391,9 +415,9 @@ def _floor(
     n, least = len(fleet), floor_limit(settings, len(fleet))
     standing = n - len(out_of_service(facts, rules, now))
     if least <= 0:
-        yield _never(Guard.floor, f"0 of {n} nodes have to stay", "min_service_share")
+        yield _never(Guard.floor, say("decisions.loose_floor", nodes=n), "min_service_share")
     elif standing <= least and not facts.slots:
-        text = f"{standing} of {n} nodes are in service, and {least} have to stay: nothing may be taken out"
+        text = say("decisions.tight_floor", standing=standing, nodes=n, least=least)
         yield IneffectiveLimit(guard=Guard.floor, always=True, text=text, setting="min_service_share")
 
 
@@ -408,36 +432,37 @@ def _of_places(
             sizes[name] = sizes.get(name, 0) + bool(name)
         several = {name: size for name, size in sizes.items() if size > 1}
         if several and all(place_limit(settings.rack_share, size) >= size for size in several.values()):
-            yield _never(guard, f"every node of a {kind} may be out at once", "rack_share")
+            yield _never(guard, say(f"decisions.loose_place_{kind}"), "rack_share")
     for name in sorted({partition for node in snapshot.gpu_nodes for partition in node.partitions}):
         of_partition, size = rules.guards_in(cluster, name), len(fleet_of(snapshot).in_partition(name))
         if size > 1 and partition_limit(of_partition, size) >= size:
-            yield _never(Guard.partition, f"all {size} nodes of {name} may be out at once", "partition_share")
+            text = say("decisions.loose_partition", nodes=size, name=name)
+            yield _never(Guard.partition, text, "partition_share")
 
 
 def _of_repeats(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[IneffectiveLimit]:
     for guard, setting in ((Guard.requeue_cap, "requeues_per_job"), (Guard.reboot_cap, "reboots_per_node")):
         if getattr(settings, setting) == 0:
-            text = f"{setting} is 0: it refuses everything"
+            text = say("decisions.refuses_all", setting=setting)
             yield IneffectiveLimit(guard=guard, always=True, text=text, setting=setting)
     if settings.stale_s < PICTURE_S:
-        text = f"a picture of Slurm is up to {PICTURE_S:g} s old, and the bound is {settings.stale_s:g} s"
+        text = say("decisions.tight_picture", age_s=PICTURE_S, limit_s=settings.stale_s)
         yield IneffectiveLimit(guard=Guard.stale, always=True, text=text, setting="stale_s")
     if settings.repeat_h == 0:
-        yield _never(Guard.repeat, "a remedy may be repeated at once", "repeat_h")
+        yield _never(Guard.repeat, say("decisions.loose_repeat"), "repeat_h")
     shut = [node for node in fleet if any(matches(pattern, node) for pattern in settings.protected)]
     if len(shut) == len(fleet):
         yield IneffectiveLimit(
-            guard=Guard.protected, always=True, text="every node is protected", setting="protected"
+            guard=Guard.protected, always=True, text=say("decisions.tight_protected"), setting="protected"
         )
 
 
 def _of_sweeps(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[IneffectiveLimit]:
     most = sweep_limit(settings, len(fleet))
     if settings.sweep.scheduled and most >= len(fleet):
-        text = f"{most} of {len(fleet)} nodes may be in sweep at once"
+        text = say("decisions.loose_sweep", most=most, nodes=len(fleet))
         yield _never(Guard.sweep, text, "sweep.max_share, sweep.max_nodes")
 
 
-def _never(guard: Guard, text: str, setting: str) -> IneffectiveLimit:
+def _never(guard: Guard, text: Said, setting: str) -> IneffectiveLimit:
     return IneffectiveLimit(guard=guard, always=False, text=text, setting=setting)

@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from healer.model import RestartConsent, SlurmJob, shown
+from healer.text import Said, say
 
 #: healer's part of an admin comment begins so.
 OURS = "healer: "
@@ -108,15 +109,15 @@ def _signal(text: str) -> tuple[str, int] | None:
     return name, min(int(match[2] or GRACE_S), GRACE_MAX_S)
 
 
-def restart_consent(job: SlurmJob, site: RestartConsent) -> str | None:
+def restart_consent(job: SlurmJob, site: RestartConsent) -> Said | None:
     """Why healer may restart this job for more than a dead node, as a sentence; None without consent."""
     wish = wish_of(job)
     if wish.keep:
         return None
     if wish.requeue:
-        return f"The comment of job {job.id} agrees to it ({OPT_IN})."
+        return say("decisions.owner_agrees", job=job.id, word=OPT_IN)
     if job.partition in site.partitions:
-        return f"Jobs of partition {job.partition} agree to it (rules/guards.yaml)."
+        return say("decisions.partition_agrees", name=job.partition)
     if job.qos in site.qos:
-        return f"Jobs of QOS {job.qos} agree to it (rules/guards.yaml)."
+        return say("decisions.qos_agrees", name=job.qos)
     return None

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from healer.decisions.book_mismatch import CLOCKS_DIFFER
 from healer.decisions.comments import KEEP, OPT_IN, restart_consent, wish_of
-from healer.decisions.node_facts import allow, at, hold, job_of, node_of, refuse, settings_of, unknown_node
+from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, settings_of, unknown_node
 from healer.model import (
     IRREVERSIBLE_VERBS,
     RESTARTING_VERBS,
@@ -27,6 +27,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.slurm import is_ours, our_reservation
+from healer.text import Said, at, joined, say
 
 #: DOWN without a person: the node's jobs have all been completing for so long (law 8).
 STUCK_FOR = timedelta(seconds=30)
@@ -40,17 +41,16 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
     people = {person for person in (proposal.by, proposal.approved_by) if person}
     needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
     if len(people) >= needed:
-        return allow(
-            Guard.approval, f"Agreed by {' and '.join(sorted(people))}.", used=len(people), limit=needed
-        )
-    what = f"{proposal.verb} cannot be undone"
+        why = say("decisions.agreed_by", people=joined(sorted(people), "and"))
+        return allow(Guard.approval, why, used=len(people), limit=needed)
+    verb = say(f"words.verb_{proposal.verb}")
     if not people:
-        return hold(Guard.approval, f"{what}: it needs a person.", used=0, limit=needed)
-    why = f"{what}: beside {proposal.by} a second person must approve."
+        return hold(Guard.approval, say("decisions.needs_person", verb=verb), used=0, limit=needed)
+    why = say("decisions.needs_second", verb=verb, who=proposal.by)
     return hold(Guard.approval, why, used=len(people), limit=needed)
 
 
-def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> str | None:
+def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> Said | None:
     """Why DOWN stops no work: healer drained the node, and its jobs are all completing or gone.
 
     `proposal.stuck_since` comes from the run's log; a picture taken after it must still show the same.
@@ -62,12 +62,12 @@ def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime)
     if any("COMPLETING" not in job.flags for job in jobs):
         return None
     if not jobs and not node.busy:
-        return f"healer drained {node.name}, and no job is on it."
+        return say("decisions.drained_no_job", node=node.name)
     since = proposal.stuck_since
     if not jobs or since is None or now - since < STUCK_FOR or facts.snapshot.taken_at <= since:
         return None
     stuck_s = (now - since).total_seconds()
-    return f"healer drained {node.name}, and its jobs have been completing for {stuck_s:.0f} s."
+    return say("decisions.drained_jobs_stuck", node=node.name, stuck_s=stuck_s)
 
 
 def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
@@ -88,38 +88,35 @@ def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
         return _restart(proposal, facts, rules)
     if proposal.verb in _NEEDS_EMPTY or proposal.empties:
         return _needs_empty(proposal, facts)
-    return allow(Guard.consent, "No job's consent is needed.")
+    return allow(Guard.consent, say("decisions.no_consent_needed"))
 
 
 def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     job = job_of(proposal, facts)
     if facts.snapshot is None:
-        return hold(Guard.consent, f"Job {proposal.job}: There is no picture of Slurm yet.")
+        return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))
     if job is None:
         return _answer_unseen_job(proposal, facts, facts.snapshot.taken_at)
     if why := why_not_restartable(job):
         return refuse(Guard.consent, why)
     if proposal.by is not None:
-        return allow(Guard.consent, f"{proposal.by} asks for it.")
+        return allow(Guard.consent, say("decisions.asks_for_it", who=proposal.by))
     if wish_of(job).keep:
-        return refuse(Guard.consent, f"The comment of job {job.id} says {KEEP}: it is left to its owner.")
+        return refuse(Guard.consent, say("decisions.left_to_owner", job=job.id, word=KEEP))
     if proposal.one_word and proposal.verb is Verb.requeue and not _is_agreed(proposal):
-        why = f"Only a relay's text is against the node of job {job.id}, which may still work: it runs on."
-        return refuse(Guard.consent, why)
+        return refuse(Guard.consent, say("decisions.relay_against_node", job=job.id))
     if why := restart_consent(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
     if proposal.node is None and proposal.approved_by is not None:
-        return allow(Guard.consent, f"{proposal.approved_by} approved it for job {job.id}.")
+        return allow(Guard.consent, say("decisions.approved_for_job", who=proposal.approved_by, job=job.id))
     if proposal.agreed_by is not None:
-        return allow(Guard.consent, f"{proposal.agreed_by} agreed to it for job {job.id}.")
+        return allow(Guard.consent, say("decisions.agreed_for_job", who=proposal.agreed_by, job=job.id))
     if job.no_kill:
-        why = f"Job {job.id} runs with --no-kill: it goes on with its other nodes, and is not restarted."
-        return refuse(Guard.consent, why)
+        return refuse(Guard.consent, say("decisions.no_kill", job=job.id))
     if proposal.verb is Verb.requeue and (proposal.unusable or proposal.fatal):
-        cause = "its node is surely unusable" if proposal.unusable else "a fatal GPU fault ended its work"
-        return allow(Guard.consent, f"Slurm may requeue job {job.id}, and {cause}.")
-    why = f"Job {job.id} did not agree to this: its comment would have to say {OPT_IN}."
-    return refuse(Guard.consent, why)
+        cause = "unusable" if proposal.unusable else "fatal"
+        return allow(Guard.consent, say(f"decisions.requeue_{cause}", job=job.id))
+    return refuse(Guard.consent, say("decisions.did_not_agree", job=job.id, word=OPT_IN))
 
 
 def _is_agreed(proposal: Proposal) -> bool:
@@ -129,21 +126,15 @@ def _is_agreed(proposal: Proposal) -> bool:
     return on_job or proposal.agreed_by is not None
 
 
-def why_not_restartable(job: SlurmJob) -> str | None:
+def why_not_restartable(job: SlurmJob) -> Said | None:
     """Why Slurm refuses to restart this job, and what its owner can do; None if Slurm allows it."""
     if "REVOKED" in {job.state, *job.flags}:
-        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster) or "another cluster"
-        return f"Job {job.id} is a copy that does not run here: its federation runs it on {where}."
+        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster)
+        return say("decisions.is_a_copy", job=job.id, where=where or say("decisions.another_cluster"))
     if not job.batch:
-        return (
-            f"Job {job.id} was not submitted by sbatch: Slurm cannot requeue it. "
-            "Its owner ends it and starts it anew."
-        )
+        return say("decisions.not_by_sbatch", job=job.id)
     if not job.requeue:
-        return (
-            f"Job {job.id} asks not to be requeued (Requeue=0). Its owner submits it again, or allows it: "
-            f"scontrol update JobId={job.id} Requeue=1."
-        )
+        return say("decisions.asks_no_requeue", job=job.id)
     return None
 
 
@@ -154,13 +145,13 @@ def _answer_unseen_job(proposal: Proposal, facts: GateFacts, taken_at: datetime)
     hold ends with the next picture. A person's request needs no picture: the step reads the job before it
     acts.
     """
-    unseen = f"Slurm's picture of {at(taken_at)} does not show job {proposal.job}"
+    when, job = at(taken_at), proposal.job
     if proposal.by is not None:
-        return allow(Guard.consent, f"{unseen}; {proposal.by} asks for it.")
+        return allow(Guard.consent, say("decisions.unseen_asked", when=when, job=job, who=proposal.by))
     slot = facts.held.get(proposal.node or "")
     if slot is not None and taken_at < (slot.drained_at or slot.granted_at) + CLOCKS_DIFFER:
-        return hold(Guard.consent, f"{unseen}, and may be older than the job: the next one will tell.")
-    return refuse(Guard.consent, f"{unseen}: it ended, or nobody can tell that it agreed.")
+        return hold(Guard.consent, say("decisions.unseen_newer", when=when, job=job))
+    return refuse(Guard.consent, say("decisions.unseen_gone", when=when, job=job))
 
 
 def _needs_empty(proposal: Proposal, facts: GateFacts) -> Answer:
@@ -169,39 +160,39 @@ def _needs_empty(proposal: Proposal, facts: GateFacts) -> Answer:
         return unknown_node(Guard.consent, proposal, facts)
     jobs = facts.snapshot.jobs_on(node.name)
     if jobs or node.busy:
-        return hold(
-            Guard.consent, f"{_jobs_text(jobs)} still on {node.name}: it must be empty first.", used=len(jobs)
-        )
+        return hold(Guard.consent, _still_on(jobs, node.name), used=len(jobs))
     if proposal.verb is Verb.diagnose and (kept := our_reservation(facts.snapshot, node.name)):
-        return allow(Guard.consent, f"{node.name} takes tests alone ({kept.name}) and is empty.", used=0)
+        why = say("decisions.takes_tests", node=node.name, name=kept.name)
+        return allow(Guard.consent, why, used=0)
     if not node.drain and not (node.base == "DOWN" and is_ours(node.reason)):  # so a reboot leaves it
-        return hold(Guard.consent, f"{node.name} is not drained: a job could start meanwhile.")
-    return allow(Guard.consent, f"{node.name} is drained and empty.", used=0)
+        return hold(Guard.consent, say("decisions.not_drained_yet", node=node.name))
+    return allow(Guard.consent, say("decisions.drained_empty", node=node.name), used=0)
 
 
-def _jobs_text(jobs: list[SlurmJob]) -> str:
+def _still_on(jobs: list[SlurmJob], node: str) -> Said:
     if not jobs:
-        return "Slurm shows work"
+        return say("decisions.work_still_on", node=node)
     shown = ", ".join(job.id for job in jobs[:3])
-    more = f" and {len(jobs) - 3} more are" if len(jobs) > 3 else " are" if len(jobs) > 1 else " is"
-    return f"{'Jobs' if len(jobs) > 1 else 'Job'} {shown}{more}"
+    if len(jobs) > 3:
+        return say("decisions.more_still_on", jobs=shown, more=len(jobs) - 3, node=node)
+    return say("decisions.jobs_still_on", jobs=shown, node=node, count=len(jobs))
 
 
 def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """How far the rule may go by itself. A person's request has no rule."""
     if proposal.by is not None:
-        return allow(Guard.mode, f"{proposal.by} asks.")
+        return allow(Guard.mode, say("decisions.person_asks", who=proposal.by))
     current = facts.modes.get(proposal.rule, proposal.mode)
     if proposal.ride:
-        return allow(Guard.mode, f"Answered when the run began; the mode is {current} now.")
-    rule = f"Rule {proposal.rule or '(none)'} is in mode {current}"
+        return allow(Guard.mode, say(f"decisions.answered_{current}"))
+    rule = proposal.rule or "(none)"
     if current is Mode.off:
-        return refuse(Guard.mode, f"{rule}: it does nothing.")
+        return refuse(Guard.mode, say("decisions.rule_off", rule=rule))
     if current is Mode.shadow:
-        return hold(Guard.mode, f"{rule}: it is only watched.")
+        return hold(Guard.mode, say("decisions.rule_shadow", rule=rule))
     if current is Mode.suggest and not proposal.approved_by:
-        return hold(Guard.mode, f"{rule}: a person starts it.")
-    return allow(Guard.mode, f"{rule}.")
+        return hold(Guard.mode, say("decisions.rule_suggest", rule=rule))
+    return allow(Guard.mode, say(f"decisions.mode_is_{current}", rule=rule))
 
 
 def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -210,19 +201,21 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if proposal.verb in IRREVERSIBLE_VERBS:
         return irreversible(proposal, facts, now)
     if proposal.by is not None:
-        return allow(Guard.approval, f"{proposal.by} asks: no further approval is needed.")
+        return allow(Guard.approval, say("decisions.asks_is_approval", who=proposal.by))
     if proposal.approved_by:
-        return allow(Guard.approval, f"Approved by {proposal.approved_by}.")
+        return allow(Guard.approval, say("decisions.approved_by", who=proposal.approved_by))
     if proposal.doubt:
-        return hold(Guard.approval, f"{proposal.doubt}: a person decides.", used=0, limit=1)
+        why = say("decisions.person_decides", doubt=proposal.doubt)
+        return hold(Guard.approval, why, used=0, limit=1)
     if proposal.ride:
-        return allow(Guard.approval, "No approval is needed.")
+        return allow(Guard.approval, say("decisions.no_approval_needed"))
     current = facts.modes.get(proposal.rule, proposal.mode)
     if current is Mode.approve:
-        return hold(Guard.approval, f"Rule {proposal.rule} waits for a person's approval.", used=0, limit=1)
+        why = say("decisions.waits_for_approval", rule=proposal.rule)
+        return hold(Guard.approval, why, used=0, limit=1)
     if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
         return hold(Guard.approval, trial_text(trial), used=0, limit=1)
-    return allow(Guard.approval, "No approval is needed.")
+    return allow(Guard.approval, say("decisions.no_approval_needed"))
 
 
 # --- promotion ----------------------------------------------------------------------------------------------
@@ -247,29 +240,28 @@ def open_trial(rule: str, playbook: str | None, trials: Sequence[Trial], rules: 
     )
 
 
-def trial_text(trial: Trial) -> str:
+def trial_text(trial: Trial) -> Said:
     """The guard's sentence: `Rule gpu-lost is new or changed since …: a person approves 3 more runs.`"""
     kind, _, name = trial.name.partition("/")
-    runs = f"{trial.left} more runs" if trial.left > 1 else "one more run"
-    return f"{kind.capitalize()} {name} is new or changed since {at(trial.since)}: a person approves {runs}."
+    return say(f"decisions.trial_{kind}", name=name, since=at(trial.since), count=trial.left)
 
 
-def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> str | None:
+def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> Said | None:
     """What keeps the rule from mode auto, in one sentence; None if nothing does."""
     if proof.judged < earn.incidents:
-        return (
-            f"{proof.judged} of {earn.incidents} incidents of it are judged that auto needs: review more of "
-            "them, or set the mode in rules/"
-        )
+        return say("decisions.too_few_judged", judged=proof.judged, needed=earn.incidents)
     if proof.precision is not None and proof.precision < earn.precision:
-        return (
-            f"{proof.right} of the last {proof.judged} incidents of it were true faults "
-            f"({proof.precision:.2f}), auto needs {earn.precision:.2f}"
+        return say(
+            "decisions.too_few_right",
+            right=proof.right,
+            judged=proof.judged,
+            precision=proof.precision,
+            needed=earn.precision,
         )
     return None
 
 
-def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> str | None:
+def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> Said | None:
     """Why a rule in mode auto must ask again; None if it may stay.
 
     It had more false alarms among its newest incidents than the required precision allows in the full number:
@@ -278,4 +270,4 @@ def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> str | No
     allowed = (1 - earn.precision) * earn.incidents
     if mode is not Mode.auto or proof.wrong <= allowed:
         return None
-    return f"{proof.wrong} of its last {proof.judged} judged incidents were false alarms: it asks first now"
+    return say("decisions.asks_first_now", wrong=proof.wrong, judged=proof.judged)

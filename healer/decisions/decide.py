@@ -49,6 +49,7 @@ from healer.model import (
 from healer.model.rules import HUMAN_WORK
 from healer.model.run import run_id
 from healer.model.slurm import is_ours, our_reservation, reservation_name
+from healer.text import NO_WORDS, Said, say
 
 #: Verbs that are a remedy, the strongest first.
 _REMEDIES = {
@@ -78,7 +79,7 @@ def decide(
     if active is not None and active.state not in ASKING:
         return None
     if rule.playbook is None:
-        why = f"Rule {rule.name} has no playbook: people are told, nothing is done."
+        why = say("decisions.no_playbook", rule=rule.name)
         return _decide_nothing(incident, None, why, now)
     if (active is None or active.approved_by is None) and (why := _why_not_now(incident, rule, now)):
         return (
@@ -98,12 +99,18 @@ def decide(
     result = judge(proposal, facts, rules, now)
     if result.outcome is Outcome.act and proposal.approved_by is None and _is_under_work(incident, rules):
         return None  # the gate's picture is newer: the next walk notes the end of the work
-    of_job = proposal.job is not None and proposal.verb is not Verb.drain
-    target = f"job {incident.root.job}" if of_job else proposal.node
-    what = f"{rule.playbook} begins on {target}" if proposal.begins else f"{proposal.verb} {target}"
-    why = f"{what}: every guard allows it." if result.outcome is Outcome.act else result.why
+    why = _what_begins(incident, rule, proposal) if result.outcome is Outcome.act else result.why
     decision = decision_of(proposal, result, now)
     return msgspec.structs.replace(decision, why=why, facts=_facts(facts, rules, now))
+
+
+def _what_begins(incident: Incident, rule: Rule, proposal: Proposal) -> Said:
+    of_job = proposal.job is not None and proposal.verb is not Verb.drain
+    where = "job" if of_job else "node"
+    target = {where: incident.root.job if of_job else proposal.node}
+    if proposal.begins:
+        return say(f"decisions.begins_on_{where}", playbook=rule.playbook, **target)
+    return say(f"decisions.acts_on_{where}", verb=say(f"words.verb_{proposal.verb}"), **target)
 
 
 def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
@@ -115,30 +122,30 @@ def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
 
 def _why_not_asked(
     incident: Incident, playbook: Playbook | None, facts: GateFacts, active: Run | None
-) -> str | None:
+) -> Said | None:
     """Why the gate has nothing to judge: no target, a run that goes first, or a drain of ours in place."""
     verb, job, node = _verb_of(playbook), _job_of(incident, playbook), incident.root.node
     if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
-        return f"{incident.title}: it names no node or job to act on."
+        return say("decisions.names_no_target", title=incident.title)
     if job is not None and (facts.snapshot is None or job not in facts.snapshot.jobs):
-        return f"Slurm's picture does not show job {job}."
+        return say("decisions.job_not_shown", job=job)
     other = facts.running.get(node or "")
     if other is not None and not runs_alongside(playbook) and (active is None or other != active.id):
-        return f"Run {other} is at work on {node}: it goes first."
+        return say("decisions.goes_first", run=other, node=node)
     out = out_by_us(node, facts) if verb is Verb.drain and node else None
     if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
         return out
     return None
 
 
-def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
+def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> Said | None:
     """Why the playbook has nothing to wait for: the incident has neither a remedy nor a ticket."""
     if playbook is None or not playbook.is_plan:
         return None
     wanted = incident.remedy or rule.remedy
     if rung_of(wanted) is not Remedy.none or Remedy.ticket in wanted:
         return None
-    return f"{incident.title}: no remedy is known for it, so nothing is planned."
+    return say("decisions.no_remedy_known", title=incident.title)
 
 
 def _verb_of(playbook: Playbook | None) -> Verb:
@@ -179,15 +186,15 @@ def _proposal(
     )
 
 
-def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
+def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> Said | None:
     """Why nothing begins by itself although a fault was reported: it is not confirmed to be present now."""
     if (over := incident.waits_since) is not None:
-        what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
-        return f"{what} at {over:%H:%M:%S} UTC: waits until it is seen again."
+        what = "work" if incident.plan else "boot"
+        return say(f"decisions.waits_after_{what}", time=f"{over:%H:%M:%S}")
     if why := why_not_looked(incident, now):
-        return f"{why}."
+        return say("decisions.sentence", text=why)
     if incident.clear_since is not None:
-        return f"Well again since {incident.clear_since:%H:%M:%S} UTC: nothing is done unless it comes back."
+        return say("decisions.well_again", time=f"{incident.clear_since:%H:%M:%S}")
     too_little = rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
     return (
         why_too_few_senses(incident, rule.senses, now)
@@ -196,7 +203,7 @@ def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     )
 
 
-def _keep_waiting(run: Run, why: str, now: datetime) -> Decision:
+def _keep_waiting(run: Run, why: Said, now: datetime) -> Decision:
     """A run that waits for permission keeps waiting; no guard was asked."""
     return Decision(
         at=now,
@@ -209,7 +216,7 @@ def _keep_waiting(run: Run, why: str, now: datetime) -> Decision:
     )
 
 
-def _decide_nothing(incident: Incident, playbook: str | None, why: str, now: datetime) -> Decision:
+def _decide_nothing(incident: Incident, playbook: str | None, why: Said, now: datetime) -> Decision:
     return Decision(
         at=now,
         cluster=incident.cluster,
@@ -220,17 +227,17 @@ def _decide_nothing(incident: Incident, playbook: str | None, why: str, now: dat
     )
 
 
-def out_by_us(node: str, facts: GateFacts) -> str | None:
+def out_by_us(node: str, facts: GateFacts) -> Said | None:
     """Why a second drain would change nothing: ours is in place or under way. None if neither."""
     shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
     if shown and shown.drain and is_ours(shown.reason):
-        return f"{node} is out of service already: {shown.reason}."
+        return say("decisions.out_already", node=node, reason=shown.reason)
     if shown and shown.drain:
         return None  # our reason was replaced since: guard `ownership` answers whose it is
     slot = facts.held.get(node)
     if slot is None:
         return None
-    return f"{node} is being taken out already by run {slot.run}."
+    return say("decisions.being_taken_out", node=node, run=slot.run)
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
@@ -442,7 +449,7 @@ def proposal_of(
         mode=run.mode,
         unusable=incident is not None and is_proven_unusable(incident),
         fatal=incident is not None and is_proven_fatal(incident),
-        doubt=incident.doubt if incident is not None else "",
+        doubt=incident.doubt if incident is not None else NO_WORDS,
         one_word=incident is not None and bool(unproven_senders(incident)),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
@@ -499,7 +506,7 @@ def new_run(
     waits = state is RunState.waiting_approval
     proposal = decision.proposal
     remedy = proposal.remedy if proposal else Remedy.none
-    given: dict[str, object] = {"reason_text": incident.title, "remedy": str(remedy)}
+    given: dict[str, object] = {"reason_text": str(incident.title), "remedy": str(remedy)}
     if proposal is not None and proposal.job is not None:
         given["restarts"] = proposal.restarts
     return Run(

@@ -13,7 +13,6 @@ import msgspec
 from healer.decisions import capacity, consent
 from healer.decisions.node_facts import (
     allow,
-    at,
     hold,
     job_of,
     matches,
@@ -51,21 +50,28 @@ from healer.model import (
 )
 from healer.model.gate import permit_for
 from healer.model.slurm import is_ours, our_reservation, slurm_kind
-from healer.text import NO_WORDS, Said
+from healer.text import NO_WORDS, Said, at, quoted, say
 
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """A pause holds every request, a person's too: it has to be ended by name first."""
     standing = _active_pauses(proposal, facts, now)
     if not standing:
-        return allow(Guard.pause, "No pause concerns this.")
-    first = standing[0]
+        return allow(Guard.pause, say("decisions.no_pause"))
     ends = [active.until for active in standing]
     frees_at = max((end for end in ends if end is not None), default=None) if all(ends) else None
-    what = f"{first.scope} {first.name}".strip()
-    more = f" ({len(standing) - 1} more)" if len(standing) > 1 else ""
-    why = f"Paused ({what}) by {first.by}: {first.reason}{more}."
-    return hold(Guard.pause, why, used=len(standing), limit=0, frees_at=frees_at)
+    return hold(Guard.pause, _paused(standing), used=len(standing), limit=0, frees_at=frees_at)
+
+
+def _paused(standing: Sequence[Pause]) -> Said:
+    first, more = standing[0], len(standing) - 1
+    name = first.name
+    what = (
+        say(f"decisions.in_scope_{first.scope}", name=name) if name else say(f"decisions.scope_{first.scope}")
+    )
+    if more:
+        return say("decisions.paused_more", what=what, who=first.by, reason=first.reason, more=more)
+    return say("decisions.paused", what=what, who=first.by, reason=first.reason)
 
 
 def is_paused(proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
@@ -107,15 +113,16 @@ def stale(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     """Actions fail closed: an old picture of Slurm holds every request, a person's too."""
     limit_s = settings_of(rules, facts.cluster).stale_s
     if facts.snapshot is None:
-        return hold(Guard.stale, "There is no picture of Slurm yet.", limit=limit_s)
+        return hold(Guard.stale, say("decisions.no_picture"), limit=limit_s)
     age_s = (now - facts.snapshot.taken_at).total_seconds()
     if age_s > limit_s:
-        why = f"Slurm's picture is {age_s:.0f} s old; the bound is {limit_s:g} s."
+        why = say("decisions.picture_old", age_s=age_s, limit_s=limit_s)
         return hold(Guard.stale, why, limit=limit_s, used=age_s)
     if age_s < -limit_s:
-        why = f"Slurm's picture is dated {-age_s:.0f} s in the future: the clocks disagree."
+        why = say("decisions.picture_ahead", ahead_s=-age_s)
         return hold(Guard.stale, why, limit=limit_s, used=age_s)
-    return allow(Guard.stale, f"Slurm's picture is {max(0.0, age_s):.1f} s old.", limit=limit_s, used=age_s)
+    why = say("decisions.picture_fresh", age_s=max(0.0, age_s))
+    return allow(Guard.stale, why, limit=limit_s, used=age_s)
 
 
 def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -131,46 +138,44 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
         vetoes = [veto for veto in facts.vetoes if veto.node == node.name and veto.until > now]
         if vetoes:
             last = max(vetoes, key=lambda veto: veto.until)
-            why = (
-                f"{last.by} resumed our drain of {node.name}; healer leaves it alone until {at(last.until)}."
-            )
+            why = say("decisions.vetoed", who=last.by, node=node.name, until=at(last.until))
             return hold(Guard.ownership, why, used=1, limit=0, frees_at=last.until)
-    return allow(Guard.ownership, f"Nobody else holds {node.name}.")
+    return allow(Guard.ownership, say("decisions.not_held", node=node.name))
 
 
-def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> str | None:
+def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> Said | None:
     """Why healer may not replace the node's reason in Slurm; None if it may."""
     if not node.held or is_ours(node.reason):
         return None
     slurms_own = slurm_kind(node.reason) is not None or (not node.reason and not node.drain)
     if not slurms_own:
-        who = node.reason_user or "somebody"
-        text = node.reason or "without a reason"
-        return f"{node.name} was taken out by {who} ({text}); a person's reason is never replaced."
+        who = node.reason_user or say("decisions.somebody")
+        reason = node.reason or say("decisions.without_reason")
+        return say("decisions.taken_by_person", node=node.name, who=who, reason=reason)
     # Slurm's own DOWN ends by itself when the node registers: our drain on top of it takes no capacity. Its
     # own DRAIN stays, unless a hook of ours caused it, or a person or a playbook that adopts drains asks.
     ours = proposal.adopts or permit_for(node, facts.permits) is not None
     if node.drain and proposal.by is None and not ours:
-        return f"Slurm itself drained {node.name} ({node.reason}); healer adopts it only when a person asks."
+        return say("decisions.drained_by_slurm", node=node.name, reason=node.reason)
     return None
 
 
 def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
     if node.held and is_ours(node.reason):
-        return allow(Guard.ownership, f"healer drained {node.name}.")
+        return allow(Guard.ownership, say("decisions.drained_by_us", node=node.name))
     if not node.held and (kept := our_reservation(facts.snapshot, node.name)):
-        return allow(Guard.ownership, f"{node.name} is out for healer's tests ({kept.name}).")
+        return allow(Guard.ownership, say("decisions.out_for_tests", node=node.name, name=kept.name))
     slot = facts.held.get(node.name)
     if not node.held and slot is not None:
         # Slurm's picture may be older than our drain; the step itself reads the node again before it acts.
-        return allow(Guard.ownership, f"healer holds {node.name} (run {slot.run}).")
+        return allow(Guard.ownership, say("decisions.held_by_us", node=node.name, run=slot.run))
     if not node.held:
-        return refuse(Guard.ownership, f"{node.name} is not drained: there is nothing to return.")
-    who = "Slurm itself" if slurm_kind(node.reason) else node.reason_user or "somebody else"
-    text = node.reason or "no reason given"
-    return refuse(
-        Guard.ownership, f"{node.name} was taken out by {who} ({text}); healer lifts only its own drains."
-    )
+        return refuse(Guard.ownership, say("decisions.not_drained", node=node.name))
+    who = node.reason_user or say("decisions.somebody_else")
+    if slurm_kind(node.reason):
+        who = say("decisions.slurm_itself")
+    reason = node.reason or say("decisions.no_reason_given")
+    return refuse(Guard.ownership, say("decisions.not_ours_to_lift", node=node.name, who=who, reason=reason))
 
 
 def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -183,11 +188,10 @@ def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     lists = (settings_of(rules, facts.cluster), *settings_of_node(rules, facts.cluster, node))
     for pattern in (pattern for settings in lists for pattern in settings.protected):
         if matches(pattern, node):
-            why = f"{node.name} is protected by {pattern} in rules/guards.yaml."
-            return refuse(Guard.protected, why)
+            return refuse(Guard.protected, say("decisions.protected_by", node=node.name, pattern=pattern))
     if proposal.verb in _ENDS_JOBS and facts.snapshot is not None:
         return _protected_jobs(proposal, facts.snapshot.jobs_on(node.name), facts, rules)
-    return allow(Guard.protected, f"{node.name} is not protected.")
+    return allow(Guard.protected, say("decisions.not_protected", what=node.name))
 
 
 #: Verbs that take a node without waiting for its jobs. A drain lets them run; all others need an empty node.
@@ -202,9 +206,8 @@ def _protected_jobs(
             continue
         lists = (settings_of(rules, facts.cluster), settings_of_job(rules, facts.cluster, job))
         if any(job.qos in settings.protected_qos for settings in lists):
-            why = f"Job {job.id} has QOS {job.qos}, which is protected in rules/guards.yaml."
-            return refuse(Guard.protected, why)
-    return allow(Guard.protected, f"{proposal.job or proposal.node} is not protected.")
+            return refuse(Guard.protected, say("decisions.qos_protected", job=job.id, qos=job.qos))
+    return allow(Guard.protected, say("decisions.not_protected", what=proposal.job or proposal.node))
 
 
 def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -214,10 +217,12 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
         return unknown_node(Guard.maintenance, proposal, facts)
     window = planned_window(rules, facts.cluster, node, now, facts.snapshot)
     if window is None:
-        return allow(Guard.maintenance, f"No work is planned on {node.name} now.")
-    why = f"Planned work on {node.name}: {window.why}."
+        return allow(Guard.maintenance, say("decisions.no_work_planned", node=node.name))
+    planned = quoted(window.why)
     if proposal.by is not None:
-        return allow(Guard.maintenance, f"{why} {proposal.by} asks all the same.")
+        why = say("decisions.work_planned_asked", node=node.name, why=planned, who=proposal.by)
+        return allow(Guard.maintenance, why)
+    why = say("decisions.work_planned", node=node.name, why=planned)
     return hold(Guard.maintenance, why, used=1, limit=0, frees_at=window.until)
 
 
@@ -242,40 +247,35 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
     """
     state = facts.breaker
     if state.state is BreakerState.closed:
-        return allow(Guard.breaker, "The breaker is closed.", used=0)
+        return allow(Guard.breaker, say("decisions.breaker_closed"), used=0)
     roots = len({root.node for root in state.roots})
     if proposal.by is not None:
-        return allow(
-            Guard.breaker,
-            f"The breaker is {state.state.replace('_', '-')}; {proposal.by} asks by name.",
-            used=roots,
-        )
+        why = say(f"decisions.breaker_asked_{state.state}", who=proposal.by)
+        return allow(Guard.breaker, why, used=roots)
     if proposal.ride and proposal.verb in RESTARTING_VERBS:
         # The node is out already: a held job would only sit on a dead GPU, and law 3 stops new removals.
-        return allow(Guard.breaker, "The job's node is out of service already.", used=roots)
+        return allow(Guard.breaker, say("decisions.node_out_already"), used=roots)
     if state.state is BreakerState.open:
-        why = f"The breaker is open: {state.why or 'a storm'}. A person resets it."
+        why = say("decisions.breaker_open", why=state.why or say("decisions.a_storm"))
         return hold(Guard.breaker, why, used=roots)
     if state.canary is None:
-        return allow(Guard.breaker, "The breaker is half-open: this is its canary.", used=0, limit=1)
+        return allow(Guard.breaker, say("decisions.may_be_canary"), used=0, limit=1)
     if state.canary == proposal.run:
-        return allow(Guard.breaker, "The breaker is half-open: this run is its canary.", used=1, limit=1)
-    why = f"The breaker is half-open and run {state.canary} is its canary: the others wait for its end."
+        return allow(Guard.breaker, say("decisions.is_canary"), used=1, limit=1)
+    why = say("decisions.waits_for_canary", run=state.canary)
     return hold(Guard.breaker, why, used=1, limit=1)
 
 
 def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Nothing new starts within 10 minutes of a storm's last root, even if the canary worked."""
     if facts.breaker.state is not BreakerState.closed or not facts.breaker.roots:
-        return allow(Guard.cooldown, "There was no storm.")
+        return allow(Guard.cooldown, say("decisions.no_storm"))
     over = max(root.at for root in facts.breaker.roots) + COOLDOWN
     if over <= now:
-        return allow(Guard.cooldown, f"The last storm's cool-down ended at {at(over)}.")
+        return allow(Guard.cooldown, say("decisions.cooldown_over", when=at(over)))
     if proposal.by is not None or proposal.ride:
-        return allow(
-            Guard.cooldown, f"Cool-down after a storm until {at(over)}; this was asked for or begun."
-        )
-    return hold(Guard.cooldown, f"Cool-down after a storm until {at(over)}.", frees_at=over)
+        return allow(Guard.cooldown, say("decisions.cooldown_asked", until=at(over)))
+    return hold(Guard.cooldown, say("decisions.cooldown", until=at(over)), frees_at=over)
 
 
 #: Both reset the GPU: neither is above the other on the ladder.
@@ -291,10 +291,10 @@ def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
 def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Law 10: the same remedy is not repeated on a node within `repeat_h`; the next one up the ladder is."""
     if proposal.node is None or proposal.remedy is Remedy.none:
-        return allow(Guard.repeat, "No remedy is repeated.")
+        return allow(Guard.repeat, say("decisions.no_repeat"))
     if proposal.ride and proposal.verb is Verb.drain:
         # Every remedy begins with a drain, and this run's remedy was chosen when it began.
-        return allow(Guard.repeat, "The remedy was chosen when the run began.")
+        return allow(Guard.repeat, say("decisions.remedy_chosen"))
     node = node_of(proposal, facts)
     span = max(settings.repeat for settings in settings_of_node(rules, facts.cluster, node))
     tried = [
@@ -305,34 +305,35 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     ]
     last = within_span(tried, now, span)
     hours = span.total_seconds() / 3600
-    name = proposal.remedy.value
+    name, node = proposal.remedy.value, proposal.node
     if not last:
-        why = f"{name} was not tried on {proposal.node} within {hours:g} h."
+        why = say("decisions.not_tried", remedy=name, node=node, hours=hours)
         return allow(Guard.repeat, why, limit=1, used=0)
-    frees_at = last[-1] + span
-    why = f"{name} was tried on {proposal.node} at {at(last[-1])}; it repeats after {hours:g} h."
+    frees_at, when = last[-1] + span, at(last[-1])
     if proposal.by is not None:
-        return allow(Guard.repeat, f"{why} {proposal.by} asks for it.", limit=1, used=len(last))
+        why = say("decisions.tried_asked", remedy=name, node=node, when=when, hours=hours, who=proposal.by)
+        return allow(Guard.repeat, why, limit=1, used=len(last))
+    why = say("decisions.tried", remedy=name, node=node, when=when, hours=hours)
     return hold(Guard.repeat, why, limit=1, used=len(last), frees_at=frees_at)
 
 
 def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Reboots and power cycles of one node in 24 h, at anyone's request."""
     if proposal.verb not in {Verb.reboot, Verb.power_cycle}:
-        return allow(Guard.reboot_cap, "This reboots nothing.")
+        return allow(Guard.reboot_cap, say("decisions.reboots_nothing"))
     if proposal.granted:
-        return allow(Guard.reboot_cap, "This very reboot was granted, and is counted already.")
+        return allow(Guard.reboot_cap, say("decisions.reboot_granted"))
     node = node_of(proposal, facts)
     limit = min(settings.reboots_per_node for settings in settings_of_node(rules, facts.cluster, node))
     used = within_span(
         [use.at for use in facts.remedies if use.node == proposal.node and use.remedy in _REBOOTS], now, DAY
     )
-    return _daily_cap(Guard.reboot_cap, f"{proposal.node} was rebooted", used, limit)
+    return _daily_cap(Guard.reboot_cap, proposal.node, used, limit)
 
 
-def _daily_cap(guard: Guard, what: str, used: list[datetime], limit: int) -> Answer:
-    """`used`: the uses of the last 24 h, oldest first."""
-    why = f"{what} {len(used)} times in 24 h, the limit is {limit}."
+def _daily_cap(guard: Guard, name: str | None, used: list[datetime], limit: int) -> Answer:
+    """`name`: the node or job; `used`: the uses of the last 24 h, oldest first."""
+    why = say(f"decisions.times_{guard}", name=name, used=len(used), limit=limit)
     if len(used) >= limit:
         frees_at = used[len(used) - limit] + DAY if limit > 0 else None
         return refuse(guard, why, limit=limit, used=len(used), frees_at=frees_at)
@@ -347,9 +348,7 @@ def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
         for use in facts.requeues
         if use.job == proposal.job and (proposal.restarts is None or use.restarts != proposal.restarts)
     ]
-    return _daily_cap(
-        Guard.requeue_cap, f"Job {proposal.job} was requeued", within_span(uses, now, DAY), limit
-    )
+    return _daily_cap(Guard.requeue_cap, proposal.job, within_span(uses, now, DAY), limit)
 
 
 # --- all guards in order, the guards of each verb, and the verdict
@@ -498,7 +497,7 @@ def judge(
         for answer in answers:
             if answer.kind is kind:
                 return JudgeResult(outcome=outcome, answers=answers, guard=answer.guard, why=answer.why)
-    return JudgeResult(outcome=Outcome.act, answers=answers, why="Every guard allows it.")
+    return JudgeResult(outcome=Outcome.act, answers=answers, why=say("decisions.all_allow"))
 
 
 def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
@@ -511,7 +510,7 @@ def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
     return msgspec.structs.replace(
         answer,
         kind=AnswerKind.allow,
-        why=f"surely unusable, so this cap does not bind: {answer.why}",
+        why=say("decisions.cap_does_not_bind", why=answer.why),
         frees_at=None,
     )
 

@@ -28,6 +28,7 @@ from healer.model import (
 )
 from healer.model.rules import Topology
 from healer.model.slurm import ByIdentity, counted_gpu_nodes, is_only_ours
+from healer.text import Said, say
 
 _NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
 _FEATURE = "feature:"
@@ -150,7 +151,7 @@ def planned_window(
         if window := window_of(settings.maintenance, node, now):
             return window
     if node.planned and not is_only_ours(snapshot, node):
-        return Maintenance(nodes=(node.name,), why=f"Slurm shows it as {'+'.join(node.state)}")
+        return Maintenance(nodes=(node.name,), why=say("decisions.shown_as", state="+".join(node.state)))
     return None
 
 
@@ -214,7 +215,7 @@ def _names_by_place(pairs: Iterable[tuple[str, SlurmNode]]) -> Mapping[str, froz
 def _answer(
     kind: AnswerKind,
     guard: Guard,
-    why: str,
+    why: Said,
     *,
     limit: float | None = None,
     used: float | None = None,
@@ -228,29 +229,16 @@ hold = partial(_answer, AnswerKind.hold)
 refuse = partial(_answer, AnswerKind.refuse)
 
 
-def at(moment: datetime) -> str:
-    """A moment for people: `03:00 on 20 Nov UTC`."""
-    return f"{moment:%H:%M on %-d %b} UTC"
-
-
 def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
     """The hold of a guard that needs the node and has none."""
     if facts.snapshot is None:
-        return hold(guard, "There is no picture of Slurm yet.")
+        return hold(guard, say("decisions.no_picture"))
     if proposal.node is None:
-        return hold(guard, "The request names no node.")
-    return hold(guard, f"Slurm's picture shows no node {proposal.node}.")
+        return hold(guard, say("decisions.names_no_node"))
+    return hold(guard, say("decisions.unknown_node", node=proposal.node))
 
 
 # --- current activity on a node, as sentences for people ----------------------------------------------------
-
-
-#: Activities that begin at a moment and last as long as `rules/context.yaml` says.
-_BEGINS = {
-    ContextKind.booted: "first minutes after boot",
-    ContextKind.new_driver: "driver update",
-    ContextKind.job_start: "start-up of its job",
-}
 
 
 def context_of(
@@ -276,7 +264,7 @@ def context_of(
 def _shown(
     activity: Activity, table: ContextTable, snapshot: SlurmSnapshot, node: SlurmNode, now: datetime
 ) -> NodeContext | None:
-    if activity.since is None:
+    if activity.since is None:  # else it lasts as long as `rules/context.yaml` says
         until = activity.until
         if activity.kind is ContextKind.maintenance and until is None:
             until = _reserved_until(snapshot, node)
@@ -284,9 +272,9 @@ def _shown(
     until = activity.since + table.lasts(activity.kind)
     if now >= until:
         return None
-    text = _with_end(_BEGINS[activity.kind], until, now)
+    text = _with_end(say(f"decisions.context_{activity.kind}"), until, now)
     if activity.kind is ContextKind.new_driver:
-        text = f"{text}: {activity.text}"
+        text = say("decisions.new_version", text=text, version=activity.text)
     return NodeContext(kind=activity.kind, text=text, since=activity.since, until=until)
 
 
@@ -301,8 +289,8 @@ def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode) -> datetime | None
     return max(ends) if ends and len(ends) == len(held) else None
 
 
-def _with_end(text: str, until: datetime | None, now: datetime) -> str:
+def _with_end(text: Said, until: datetime | None, now: datetime) -> Said:
     if until is None:
         return text
     day = "" if until.date() == now.date() else f"{until:%Y-%m-%d} "
-    return f"{text} until {day}{until:%H:%M} UTC"
+    return say("decisions.until", text=text, time=f"{day}{until:%H:%M}")

@@ -24,6 +24,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.gate import DRAINING_HOOKS
+from healer.text import Said, say
 
 #: A drain that comes later than this was not caused by the hook: it has died, or did not fail.
 PERMIT_LASTS = timedelta(seconds=60)
@@ -31,17 +32,17 @@ PERMIT_LASTS = timedelta(seconds=60)
 
 def permit_of(
     ask: HookRequest, incident: Incident, run: Run, facts: GateFacts, rules: Ruleset, now: datetime
-) -> Permit | str:
+) -> Permit | Said:
     """The permit for the run that holds the node's slot; else why there is none. Under the gate's lock."""
     if ask.hook not in DRAINING_HOOKS:
-        return f"a {ask.hook} is never asked to fail"
+        return say("decisions.never_asked_to_fail", hook=ask.hook)
     if not incident.is_open or incident.nodes.get(ask.node) is not Verdict.isolate:
-        return f"incident {incident.short_id} does not isolate {ask.node}"
+        return say("decisions.does_not_isolate", incident=incident.short_id, node=ask.node)
     slot = facts.held.get(ask.node)
     if slot is None or slot.run != run.id:
-        return f"run {run.id} does not hold {ask.node}"
+        return say("decisions.does_not_hold", run=run.id, node=ask.node)
     if run.shadow or run.state not in {RunState.running, RunState.waiting}:
-        return f"run {run.id} is {run.state}"
+        return say("decisions.run_is", run=run.id, state=say(f"words.run_{run.state}"))
     proposal = msgspec.structs.replace(proposal_of(run, Verb.drain, incident), ride=True)
     verdict = judge(proposal, facts, rules, now)
     if verdict.outcome is not Outcome.act:

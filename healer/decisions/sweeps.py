@@ -18,7 +18,6 @@ import msgspec
 
 from healer.decisions.node_facts import (
     allow,
-    at,
     hold,
     job_of,
     matches,
@@ -49,6 +48,7 @@ from healer.model import (
 )
 from healer.model.run import run_id
 from healer.model.slurm import is_our_reservation
+from healer.text import Said, at, say
 
 #: What healer starts by itself; a person may start any playbook that sweeps.
 PLAYBOOK = "sweep"
@@ -80,53 +80,57 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     if snapshot is None or node is None:
         return unknown_node(Guard.sweep, proposal, facts)
     if sweeps is None:
-        return hold(Guard.sweep, "It is not known which nodes are in sweep.")
+        return hold(Guard.sweep, say("decisions.sweeps_unknown"))
     settings = settings_of(rules, facts.cluster)
     limit = sweep_limit(settings, len(snapshot.gpu_nodes))
     others = sum(name != node.name for name in sweeps.running)
     if proposal.by is None and facts.breaker.state is BreakerState.half_open:
-        return hold(Guard.sweep, "The breaker is half-open: nodes are swept when it is closed.", limit=limit)
+        return hold(Guard.sweep, say("decisions.swept_when_closed"), limit=limit)
     if why := _unfit(node, proposal, facts, sweeps, now):
         return hold(Guard.sweep, why, limit=limit, used=others)
     if (job := wanted_by(node, snapshot)) is not None:
-        why = f"Job {job.title} waits in {job.partition} ({job.reason}) and could use {node.name}."
+        why = say(
+            "decisions.job_could_use",
+            job=job.title,
+            partition=job.partition,
+            reason=job.reason,
+            node=node.name,
+        )
         return hold(Guard.sweep, why, limit=0, used=1)
-    figures = f"{others} of {limit} nodes in sweep"
+    figures: dict[str, Any] = {"limit": limit, "used": others}
     if proposal.granted:
-        return allow(Guard.sweep, f"Nobody wants {node.name}; {figures} beside it.", limit=limit, used=others)
+        return allow(Guard.sweep, say("decisions.nobody_wants", node=node.name, **figures), **figures)
     if others >= limit and not proposal.suspect:  # these very nodes are asked for
-        return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
+        return hold(Guard.sweep, say("decisions.in_sweep", **figures), **figures)
     # Its turn was checked when the run began; since then the node counts as tried.
     begun = sweeps.running.get(node.name, "") == proposal.run
     asks_turn = proposal.by is None and not begun and not proposal.borrows
     turn = _turn(node.name, sweeps, settings) if asks_turn else None
     if turn is not None and turn > now:
-        why = f"{node.name} was tested, or tried, of late: its turn comes at {at(turn)}."
-        return hold(Guard.sweep, why, limit=limit, used=others, frees_at=turn)
-    return allow(
-        Guard.sweep, f"{node.name} is idle and nobody waits for it; {figures}.", limit=limit, used=others
-    )
+        why = say("decisions.tested_lately", node=node.name, when=at(turn))
+        return hold(Guard.sweep, why, frees_at=turn, **figures)
+    return allow(Guard.sweep, say("decisions.idle_in_turn", node=node.name, **figures), **figures)
 
 
 def _unfit(
     node: SlurmNode, proposal: Proposal, facts: GateFacts, sweeps: Sweeps, now: datetime
-) -> str | None:
+) -> Said | None:
     """Why this node cannot be swept, at anyone's request; None if it can."""
     ailing, name = sweeps.ailing.get(node.name), node.name
     if proposal.granted:
         if node.held or not node.in_service or node.planned:
-            return f"{name} is {node.status}: it leaves service."
+            return say("decisions.leaves_service", node=name, status=say(f"words.node_{node.status}"))
         if ailing is FaultClass.fatal:
-            return f"A fatal fault is open on {name}."
+            return say("decisions.fatal_open", node=name)
         return None
     if node.status is not NodeStatus.idle or facts.snapshot is None or facts.snapshot.jobs_on(name):
-        return f"{name} is {node.status}: idle nodes alone are swept."
+        return say("decisions.idle_alone", node=name, status=say(f"words.node_{node.status}"))
     if ailing is not None and not (proposal.suspect and ailing is not FaultClass.fatal):
-        return f"A {ailing} fault is open on {name}: it is tested for that."
+        return say("decisions.fault_open", kind=say(f"words.class_{ailing}"), node=name)
     if (run := facts.running.get(name)) is not None:
-        return f"Run {run} works on {name}."
+        return say("decisions.run_works", run=run, node=name)
     if (run := sweeps.running.get(name)) is not None and run != proposal.run:
-        return f"Run {run} sweeps {name} already."
+        return say("decisions.run_sweeps", run=run, node=name)
     reservations = facts.snapshot.reservations.values()
     kept = next(
         (
@@ -136,7 +140,7 @@ def _unfit(
         ),
         None,
     )
-    return f"Reservation {kept.name} counts on {name}." if kept is not None else None
+    return say("decisions.reservation_soon", name=kept.name, node=name) if kept is not None else None
 
 
 def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
@@ -209,7 +213,7 @@ def _run(cluster: str, node: str, now: datetime) -> Run:
         playbook=PLAYBOOK,
         state=RunState.running,
         by="healer",
-        reason="its turn to be tested",
+        reason=say("decisions.its_turn"),
         created_at=now,
         node=node,
         rule=PLAYBOOK,
@@ -288,23 +292,23 @@ def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     """
     settings = settings_of(rules, facts.cluster)
     if settings.spares is None:
-        return allow(Guard.reserved, "No spares are named in rules/guards.yaml.")
+        return allow(Guard.reserved, say("decisions.no_spares_named"))
     name, lost = settings.spares.reservation, node_of(proposal, facts)
     if facts.snapshot is None or lost is None:
-        return allow(Guard.reserved, "No node is lost with this: no spare is handed over.")
+        return allow(Guard.reserved, say("decisions.no_node_lost"))
     held = facts.snapshot.reservations.get(name)
     if held is None:
-        return allow(Guard.reserved, f"Slurm shows no reservation {name}: there are no spares.")
+        return allow(Guard.reserved, say("decisions.no_spares_shown", name=name))
     free = free_spares(facts.snapshot, settings)
-    figures = f"{len(free)} of {len(held.nodes)} spares in {name} are free"
+    figures: dict[str, Any] = {"free": len(free), "all": len(held.nodes), "name": name, "node": lost.name}
     used = len(held.nodes) - len(free)
     chosen = nearest_spare(lost, job_of(proposal, facts), free)
     if lost.name in held.nodes:
-        why = f"{lost.name} has a place among the spares: {figures}."
+        why = say("decisions.is_a_spare", **figures)
     elif chosen is None:
-        why = f"{figures}, none fits {lost.name}: no spare is handed over."
+        why = say("decisions.no_spare_fits", **figures)
     else:
-        why = f"{figures}; the nearest to {lost.name} is {chosen.name}."
+        why = say("decisions.spare_chosen", spare=chosen.name, **figures)
     return allow(Guard.reserved, why, limit=len(held.nodes), used=used)
 
 
@@ -328,21 +332,23 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
         return unknown_node(Guard.reserved, proposal, facts)
     kept = _reservation_of(node, facts, rules, now)
     if kept is None:
-        return allow(Guard.reserved, f"No reservation counts on {node.name}.")
+        return allow(Guard.reserved, say("decisions.not_reserved", node=node.name))
     here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
     standing = sum(member.in_service for member in here)
-    figures = f"reservation {kept.name} counts on {len(kept.nodes)} nodes, {standing} are in service"
-    figures_used: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
+    told: dict[str, Any] = {
+        "name": kept.name,
+        "all": len(kept.nodes),
+        "standing": standing,
+        "node": node.name,
+    }
+    figures: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
     if rides(proposal, facts) or not node.in_service:
-        return allow(Guard.reserved, f"{node.name} is out already: {figures}.", **figures_used)
+        return allow(Guard.reserved, say("decisions.reserved_out", **told), **figures)
     if proposal.unusable or proposal.fatal:
-        return allow(
-            Guard.reserved, f"{figures}: with this fault {node.name} is of no use to it.", **figures_used
-        )
+        return allow(Guard.reserved, say("decisions.reserved_no_use", **told), **figures)
     if person := proposal.by or proposal.approved_by:
-        return allow(Guard.reserved, f"{figures}; {person} takes {node.name} from it.", **figures_used)
-    why = f"{figures}: {node.name} stays until it ends, or until a person takes it."
-    return hold(Guard.reserved, why, frees_at=kept.until, **figures_used)
+        return allow(Guard.reserved, say("decisions.reserved_taken", who=person, **told), **figures)
+    return hold(Guard.reserved, say("decisions.reserved_stays", **told), frees_at=kept.until, **figures)
 
 
 def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:

@@ -67,6 +67,7 @@ from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequ
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import Poke
+from healer.text import Said, quoted, say
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
@@ -142,7 +143,7 @@ class Commands:
         # A playbook that takes nothing may be started for a job that Slurm has forgotten.
         job = read_job(site.scheduler, request.job) if request.job else None
         if request.job and job is None and not takes_nothing(playbook):
-            raise NotFound(f"Slurm knows no job {request.job}")
+            raise NotFound(say("engine.no_job", job=request.job))
         try:
             answer = self._starts[request.cluster](StartRequest(request, playbook, job, restart))
         except NodeTaken as error:
@@ -196,14 +197,14 @@ class Commands:
     def site(self, cluster: str) -> Site:
         """Raises NotFound for an unknown cluster."""
         if cluster not in self._sites:
-            raise NotFound(f"there is no cluster {cluster}; there are {', '.join(sorted(self._sites))}")
+            raise NotFound(say("engine.no_cluster", name=cluster, names=", ".join(sorted(self._sites))))
         return self._sites[cluster]
 
     def _site_of(self, run: str) -> Site:
         for site in self._sites.values():
             if site.ledger.has_run(run):
                 return site
-        raise NotFound(f"there is no run {run}")
+        raise NotFound(say("engine.no_run", run=run))
 
     def _order(self, about: str, by: str, reason: str, request: str) -> Order:
         return Order(about, by, reason, request, self._clock)
@@ -229,7 +230,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         if refused is not None:
             return refused
         agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
-        text = f"{order.by} approved: {order.reason}"
+        text = say("engine.approved", who=order.by, reason=order.reason)
         tx.write(_line(run, step, StepEvent.done, text, order, agreement))
         return _go_on(tx, approved, "run.approved", order)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
@@ -245,7 +246,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         if not run.alongside:
             freed = take_over_untouched(tx, approved, facts, rules, now)
             if run.node in facts.running and not freed:
-                raise Conflict(f"another run is working on {run.node}")
+                raise Conflict(say("engine.node_taken", node=run.node))
         if (slot := first_slot(run, playbook, incident)) is not None:
             tx.grant_slot(slot)
         if takes_canary(facts, proposal):
@@ -261,17 +262,22 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
 def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
     """The run for a repeated approval; Conflict where it differs."""
     if run.approved_by != order.by:
-        raise Conflict(f"run {run.id} is {run.state}: there is nothing to approve")
+        raise Conflict(say("engine.nothing_to_approve", **_named(run)))
     if not restart.items() <= run.input.get("restart", {}).items():
-        raise Conflict(f"run {run.id} is {run.state}: a restart is agreed to before that")
+        raise Conflict(say("engine.restart_too_late", **_named(run)))
     return run
+
+
+def _named(run: Run) -> dict[str, str]:
+    """What a refusal says of a run."""
+    return {"run": run.id, "state": say(f"words.run_{run.state}")}
 
 
 def _check_second(run: Run, playbook: Playbook, by: str) -> None:
     # DOWN that only frees a node needs one person; the gate holds any other DOWN when it is due.
     never_alone = IRREVERSIBLE_VERBS - {Verb.down}
     if run.by == by and any(step.do in never_alone for step in playbook.steps):
-        raise Forbidden("a step that cannot be undone needs a second person: you asked for it yourself")
+        raise Forbidden(say("engine.second_person"))
 
 
 def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
@@ -290,9 +296,9 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     if run.state is state:
         return run
     if run.state in ENDED_RUN_STATES:
-        raise Conflict(f"run {run.id} has ended ({run.state})")
+        raise Conflict(say("engine.run_ended", **_named(run)))
     if state is RunState.rejected and run.state not in _STATES_TO_APPROVE:
-        raise Conflict(f"run {run.id} is {run.state}: cancel it instead")
+        raise Conflict(say("engine.cancel_instead", **_named(run)))
     verb = f"run.{state}"
     stored = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
     _audit_run(tx, stored, verb, order)
@@ -313,24 +319,25 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
         # Of several jobs one may be stuck while the log's last entry is about another.
         keys = stuck_keys(rules.playbooks[run.playbook], tx.log(run.id), order.at)
     else:
-        raise Conflict(f"run {run.id} is {run.state}: only a stuck run is retried")
+        raise Conflict(say("engine.not_stuck", **_named(run)))
+    text = say("engine.by_person", who=order.by, reason=order.reason)
     for key in keys:
-        tx.write(_line(run, key, StepEvent.retry, f"{order.by}: {order.reason}", order))
+        tx.write(_line(run, key, StepEvent.retry, text, order))
     return _go_on(tx, run, "run.retried", order)
 
 
 def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]:
     if run.state not in _GOES_BACK:
-        raise Conflict(f"run {run.id} is {run.state}: one that is stuck or waits can go back to a step")
+        raise Conflict(say("engine.cannot_go_back", **_named(run)))
     log = tx.log(run.id)
     if any(entry.step == UNDO for entry in log):
-        raise Conflict(f"run {run.id} is being taken back: retry it without a step")
+        raise Conflict(say("engine.taken_back_now", run=run.id))
     try:
         keys = keys_from_step(rules.playbooks[run.playbook], log, step)
     except ValueError as error:
-        raise Invalid("step", str(error)) from error
+        raise Invalid("step", quoted(error.args[0])) from error
     if not keys:
-        raise Conflict(f"run {run.id} has not come to the step {step} yet")
+        raise Conflict(say("engine.not_come_to", run=run.id, step=step))
     return keys
 
 
@@ -341,10 +348,10 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
     if any(entry.step == UNDO for entry in log):
         return run
     if run.state in ENDED_RUN_STATES:
-        raise Conflict(f"run {run.id} has ended ({run.state}): start a playbook that brings it back")
+        raise Conflict(say("engine.ended_not_undone", **_named(run)))
     if not parts_to_undo(rules.playbooks[run.playbook], log):
-        raise Conflict(f"run {run.id} has changed nothing yet: cancel it")
-    text = f"{order.by}: {order.reason}"
+        raise Conflict(say("engine.changed_nothing", run=run.id))
+    text = say("engine.by_person", who=order.by, reason=order.reason)
     tx.write(_line(run, UNDO, StepEvent.done, text, order, {"by": order.by}))
     return _go_on(tx, run, "run.undo", order)
 
@@ -354,7 +361,7 @@ def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
     try:
         breaker = reset(facts.breaker, order.by, order.reason, order.at)
     except ValueError as error:
-        raise Conflict(str(error)) from error
+        raise Conflict(quoted(error.args[0])) from error
     tx.save_breaker(breaker)
     _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order)
     return breaker
@@ -363,7 +370,7 @@ def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
 def locked_run(tx: CommandTx, run: str) -> Run:
     found = tx.lock_run(run)
     if found is None:
-        raise NotFound(f"there is no run {run}")
+        raise NotFound(say("engine.no_run", run=run))
     return found
 
 
@@ -371,14 +378,13 @@ def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
     """Raises NotFound, and Invalid where the request names another target than the playbook has."""
     playbook = rules.playbooks.get(request.playbook)
     if playbook is None:
-        raise NotFound(
-            f"there is no playbook {request.playbook}; there are {', '.join(sorted(rules.playbooks))}"
-        )
+        names = ", ".join(sorted(rules.playbooks))
+        raise NotFound(say("engine.no_playbook", name=request.playbook, names=names))
     wanted, other = ("node", "job") if playbook.target == "node" else ("job", "node")
     if getattr(request, wanted) is None:
-        raise Invalid(wanted, f"{playbook.name} works on a {wanted}: name it")
+        raise Invalid(wanted, say(f"engine.works_on_{wanted}", playbook=playbook.name))
     if getattr(request, other) is not None:
-        raise Invalid(other, f"{playbook.name} works on a {wanted}, not on a {other}")
+        raise Invalid(other, say(f"engine.not_on_{other}", playbook=playbook.name))
     return playbook
 
 
@@ -395,7 +401,7 @@ def _look(
         hit, certain = hit_among(scheduler.jobs_on(node.name), root, node_gpus=node.gpus)
         return node, None, hit if certain else []
     except SchedulerError as error:
-        raise Conflict(f"Slurm: {error}") from error
+        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error
 
 
 def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
@@ -405,7 +411,7 @@ def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
     except SchedulerError:
         return {}
     missing = {step.id: [call for call in calls_of(step) if call in lacks] for step in playbook.steps}
-    return {step: f"not available here: {lacks[calls[0]]}" for step, calls in missing.items() if calls}
+    return {step: say("slurm.not_available", why=lacks[calls[0]]) for step, calls in missing.items() if calls}
 
 
 @contextmanager
@@ -415,7 +421,7 @@ def _changing(site: Site) -> Iterator[CommandTx]:
         with site.ledger.command() as tx:
             yield tx
     except NodeTaken as error:
-        raise Conflict(f"another run is working on {error}") from error
+        raise Conflict(say("engine.node_taken", node=str(error))) from error
 
 
 def _or_refused(answer: Run | JudgeResult) -> Run:
@@ -439,7 +445,7 @@ def _wake(site: Site, results: Sequence[object]) -> None:
 
 
 def _line(
-    run: Run, step: str, event: StepEvent, text: str, order: Order, data: dict[str, Any] | None = None
+    run: Run, step: str, event: StepEvent, text: Said, order: Order, data: dict[str, Any] | None = None
 ) -> LogEntry:
     """A person's entry in the run's log; its epoch fences off the worker that has the run now."""
     return LogEntry(

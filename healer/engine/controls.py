@@ -28,6 +28,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx
 from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.telling.news import demotion_message
+from healer.text import quoted, say
 
 #: Who sets a mode that falls back by itself.
 HEALER = "healer"
@@ -64,7 +65,7 @@ class Controls:
                 return ended
             earlier = tx.pause(pause)
             if earlier is None or not tx.audited(subject, request):
-                raise NotFound(f"no pause {pause} is in force")
+                raise NotFound(say("engine.no_pause", pause=pause))
             return earlier
 
     def learn(self, reference: Reference, *, reason: str, request: str) -> None:
@@ -102,7 +103,7 @@ class Controls:
             if mode is Mode.auto and not back:
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
                 if (why := promotion_obstacle(proof, earn)) is not None:
-                    raise Conflict(f"{rule.name} cannot be set to auto: {why}")
+                    raise Conflict(say("engine.no_auto", rule=rule.name, why=why))
             order = Order(rule.name, by, reason, request, self._clock)
             store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)
 
@@ -172,7 +173,7 @@ class IncidentCommands:
         def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
             merged = [part.id for part in tx.merged_into(current.id)]
             if not merged:
-                raise Conflict("nothing was merged into the incident")
+                raise Conflict(say("engine.nothing_merged"))
             wanted = merged if parts is None else [_named(merged, name) for name in parts]
             return {"incidents": list(dict.fromkeys(wanted))}
 
@@ -234,7 +235,7 @@ class IncidentCommands:
                 at=order.at,
                 by=order.by,
                 incident=current.id,
-                reason=order.reason,
+                reason=quoted(order.reason),
                 data=data,
             )
             return tx.send_command(command, request=order.request)
@@ -253,7 +254,8 @@ class IncidentCommands:
         if (why := demotion_reason(mode, proof, earn)) is None:
             return
         cluster = self._ledger.cluster
-        order = Order(rule.name, HEALER, f"{why} ({incident.short_id})", request, self._clock)
+        reason = say("engine.why_demoted", why=why, incident=incident.short_id)
+        order = Order(rule.name, HEALER, reason, request, self._clock)
         store_mode(tx, cluster, order, set_to[0] if set_to else None, Mode.approve)
         tx.queue_message(demotion_message(cluster, rule.name, why, incident.id, request))
 
@@ -266,38 +268,38 @@ def _audit_incident(tx: CommandTx, incident: Incident, order: Order, verb: str, 
 def _incident(tx: CommandTx, name: str) -> Incident:
     found = tx.incident(name)
     if found is None:
-        raise NotFound(f"there is no incident {name}")
+        raise NotFound(say("engine.no_incident", incident=name))
     return found
 
 
 def _is_open(tx: CommandTx, incident: Incident) -> dict[str, Any]:
     if not incident.is_open:
-        raise Conflict("the incident is resolved already")
+        raise Conflict(say("engine.is_resolved"))
     return {}
 
 
 def _may_reopen(tx: CommandTx, incident: Incident) -> dict[str, Any]:
     if incident.is_open:
-        raise Conflict("the incident is open")
+        raise Conflict(say("engine.is_open"))
     if incident.merged_into:
-        raise Conflict(f"the incident was merged into {incident.merged_into}")
+        raise Conflict(say("engine.was_merged", incident=incident.merged_into))
     return {}
 
 
 def _may_merge(incident: Incident, into: Incident) -> dict[str, Any]:
     if into.id == incident.id:
-        raise Invalid("into", "an incident cannot be merged into itself")
+        raise Invalid("into", say("engine.into_itself"))
     if into.cluster != incident.cluster:
-        raise Invalid("into", f"that incident is of the cluster {into.cluster}")
+        raise Invalid("into", say("engine.of_other_cluster", cluster=into.cluster))
     if into.merged_into:
-        raise Conflict(f"incident {into.short_id} was itself merged into {into.merged_into[:8]}")
+        raise Conflict(say("engine.itself_merged", incident=into.short_id, into=into.merged_into[:8]))
     if not incident.is_open:
-        raise Conflict("the incident is resolved already")
+        raise Conflict(say("engine.is_resolved"))
     return {"into": into.id}
 
 
 def _named(merged: Sequence[str], name: str) -> str:
     found = [part for part in merged if part.startswith(name)]
     if len(found) != 1:
-        raise Invalid("incidents", f"{name} was not merged into this incident")
+        raise Invalid("incidents", say("engine.not_merged", incident=name))
     return found[0]

@@ -68,6 +68,7 @@ from healer.model import (
 )
 from healer.model.run import run_id
 from healer.telling.news import approval_page, p0_page
+from healer.text import Said, say
 
 #: A P0 that lasts this long pages a person, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
@@ -113,7 +114,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             continue
         active = runs.get(incident.run or "")
         if active is not None and mode_now_forbids(walk, incident, rule, active):
-            end_untouched(walk, active, RunState.rejected, "the rule's mode has changed")
+            end_untouched(walk, active, RunState.rejected, say("engine.mode_changed"))
             incident, active = walk.work.by_id[incident.id], None
         if active is None and _is_done(walk, incident):
             continue
@@ -175,6 +176,7 @@ def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
     if run.question is None:
         _note_urgency(walk, incident, incident, None)
         return
+    how = "stuck" if run.state is RunState.stuck else "held"
     # Stuck, or begun and then held at the worker by a pause, the breaker or an old picture.
     stuck = Decision(
         at=walk.now,
@@ -182,7 +184,7 @@ def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
         incident=incident.id,
         playbook=run.playbook,
         outcome=Outcome.held,
-        why=f"{'stuck' if run.state is RunState.stuck else 'held'}: {run.question}",
+        why=say(f"engine.how_{how}", text=run.question),
         run=run.id,
     )
     _note_urgency(walk, incident, incident, stuck)
@@ -205,7 +207,7 @@ def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: De
     )
     lasts = incident.p0_since is not None and walk.now - incident.p0_since >= PAGE_AFTER
     if lasts and walk.gate.breaker.state is not BreakerState.open:
-        walk.tx.queue_message(p0_page(incident, decision.why if decision else "works on it"))
+        walk.tx.queue_message(p0_page(incident, decision.why if decision else say("engine.works_on_it")))
     if incident != before:
         walk.work.put(msgspec.structs.replace(incident, updated=walk.now))
 
@@ -240,7 +242,7 @@ def _is_untouched(walk: Walk, run: Run) -> bool:
     return running and is_untouched(run, walk.rules.playbooks.get(run.playbook), walk.gate)
 
 
-def end_untouched(walk: Walk, run: Run, state: RunState, why: str) -> None:
+def end_untouched(walk: Walk, run: Run, state: RunState, why: Said) -> None:
     """Ends a run that has taken nothing; its incident is as if nothing had worked on it."""
     walk.tx.set_run_state(run.id, state, why=why, at=walk.now)
     del walk.runs[run.id]
@@ -281,7 +283,8 @@ def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:
     decision = decide(incident, rule, without_run(walk.gate, other), walk.rules, walk.now, active)
     if decision is None or decision.outcome is not Outcome.act:
         return
-    end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
+    why = say("engine.leaves_node", node=other.node, incident=incident.short_id)
+    end_untouched(walk, other, RunState.done, why)
     apart = theirs is not None and are_apart(NewRoot(theirs, incident, walk.work.policies))
     if fatal and theirs is not None and not (plan and apart):
         walk.work.merge(walk.work.by_id[theirs.id], incident)
@@ -307,7 +310,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     other = walk.runs.get(at_work or "")
     taken = at_work is not None and (other is None or not _is_untouched(walk, other))
     if verdict.outcome is Outcome.held or taken:
-        why = f"another run works on {run.node}" if taken else verdict.why
+        why = say("engine.run_works", node=run.node) if taken else verdict.why
         if _words(why) != _words(run.question or ""):  # another guard; changed figures alone are not stored
             walk.tx.set_run_state(run.id, run.state, why=why, at=walk.now, question=why)
         return
@@ -316,7 +319,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     if verdict.outcome is Outcome.refused:
         walk.tx.set_run_state(run.id, RunState.rejected, why=verdict.why, at=walk.now)
         return
-    why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+    why = say("engine.taken_over", who=run.by, playbook=run.playbook, run=run.id)
     if other is not None:
         end_untouched(walk, other, RunState.done, why)
     for other in walk.runs.values():
@@ -359,7 +362,7 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
         incident=incident.id,
         rule=waiting.rule,
         mode=waiting.mode,
-        input={"reason_text": incident.title},
+        input={"reason_text": str(incident.title)},
     )
     if walk.tx.run(run.id) is not None:
         return
@@ -439,7 +442,8 @@ def fold_held(walk: Walk) -> None:
         return
     for wave in list(waves_that_act(walk.work)):
         held = held_by_breaker(members_of_wave(walk.work, wave))
-        held = [member for member in held if walk.withdraw(member, f"stands in the wave {wave.short_id}")]
+        why = say("engine.in_wave", incident=wave.short_id)
+        held = [member for member in held if walk.withdraw(member, why)]
         if held:
             fold_into_wave(walk.work, wave, held)
 

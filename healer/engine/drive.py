@@ -81,6 +81,7 @@ from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
 from healer.ports.transactions import LeaseLost, Ledger, LedgerAway, RunClaim
+from healer.text import NO_WORDS, Said, quoted, say
 
 log = structlog.get_logger()
 
@@ -122,7 +123,7 @@ class Driver:
         if playbook is not None:
             _Drive(self, claim, rules, playbook).go()
             return
-        question = f"The playbook {name} is no longer in rules/: put it back, or cancel."
+        question = say("engine.playbook_gone", name=name)
         news = _news(claim.run, RunState.stuck, self.tools.now())
         claim.set_state(RunState.stuck, why=question, question=question, command=news)
 
@@ -226,7 +227,7 @@ class _Drive:
         self._end(RunState.done, intent.why, more | look_result(self.entries))
 
     def _end(
-        self, state: RunState, why: str, more: Mapping[str, object] | None = None, *, by: str | None = None
+        self, state: RunState, why: Said, more: Mapping[str, object] | None = None, *, by: str | None = None
     ) -> None:
         """`more`: `early` if the run ended before its last step, so that its incident is as before the run;
         what a node answered. `by`: the person who ended it, if another one started it."""
@@ -270,10 +271,10 @@ class _Drive:
                 if left is not None:
                     return left
         elif action.effect and not started:
-            self._write(intent, StepEvent.started, "")
+            self._write(intent, StepEvent.started, NO_WORDS)
         self.checkpoint(f"started:{intent.key}")
         if run.shadow and action.effect:
-            would = f"shadow: would {intent.step.do} {intent.item or run.node or ''}".strip()
+            would = _would_do(intent, intent.item or run.node)
             return self._write(intent, StepEvent.done, would, {"would": str(intent.step.do)})
         # A pause holds neither messages nor steps that only keep what is begun.
         free = keeps or not asks
@@ -283,7 +284,7 @@ class _Drive:
         result = self._in_time(ctx, intent, result)
         if run.shadow and isinstance(result, Again) and result.after_s and would_have_removed(self.entries):
             # A shadow run took nothing, so what it waits for never happens.
-            result = Done(text=f"shadow: would wait: {result.text}")
+            result = Done(text=say("engine.would_wait", text=result.text))
         return self._record(intent, result)
 
     def _permission(self, intent: Do) -> StepPermission:
@@ -321,7 +322,7 @@ class _Drive:
             seen = self._seen(intent, ctx) if verb in RETURNING_VERBS else None
             if seen is not None:  # the node is back already: the other incident takes it out again
                 return seen
-        text = f"leaves {self.run.node} to incident {worse[:8]}, which is worse"
+        text = say("engine.gives_way", node=self.run.node, incident=worse[:8])
         return self._write(intent, StepEvent.skipped, text, {"ends_run": True})
 
     def _stays_out(self, intent: Do, ctx: Context) -> LogEntry | None:
@@ -338,12 +339,10 @@ class _Drive:
             seen = self._seen(intent, ctx)
             if seen is not None:  # it is back already
                 return seen
-        text = f"A new fault line came since the tests began: {lines[-1].text}" if lines else ""
         if worse is not None:
-            text = (
-                f"Incident {worse[:8]} of {self.run.node} is worse and still open. Resolve it, or resume "
-                "the node yourself."
-            )
+            text = say("engine.worse_is_open", incident=worse[:8], node=self.run.node)
+        else:
+            text = say("engine.new_fault_line", text=quoted(lines[-1].text))
         return self._record(intent, Failed(text=text, final=True))
 
     def _know(self) -> LogEntry:
@@ -351,20 +350,22 @@ class _Drive:
         data: dict[str, object] = {"knows": facts_of(self.run, self.playbook, self.claim.incident())}
         if agreed := self.run.input.get("restart"):
             data["restart"] = agreed
-        return self._keep(BEGIN, StepEvent.done, "", data)
+        return self._keep(BEGIN, StepEvent.done, NO_WORDS, data)
 
     def _undo(self, intent: Undo) -> LogEntry:
         """Undoes one step. A step without an undo is skipped, and named at the end."""
         step = intent.step
         part = Do(step=step, key=intent.key, item=intent.item, attempt=intent.attempt, fresh=False)
         undo = action_of(step).undo
-        title = (step.title or step.id) + (f" ({intent.item})" if intent.item else "")
+        title = quoted(step.title or step.id)
+        if intent.item:
+            title = say("engine.title_of", title=title, item=intent.item)
         if undo is None or step.undo == "keep":
             return self._write(part, StepEvent.skipped, title)
         if self.run.shadow:
-            return self._write(part, StepEvent.undone, f"shadow: would take back {title}")
+            return self._write(part, StepEvent.undone, say("engine.would_undo", title=title))
         if is_run_paused(self.claim, self.now):
-            text, data = "a pause: nothing is taken back now", {"wake_at": self._after(1)}
+            text, data = say("engine.paused_undo"), {"wake_at": self._after(1)}
             return entry_of(self.run, part, self.now(), StepEvent.waiting, text, data)
         key = intent.key.partition(":")[2]
         begun = is_started(self.entries, intent.key)
@@ -375,7 +376,7 @@ class _Drive:
         if not begun:
             # The walk recognises by this entry that healer returned the node, and no person did.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
-            self._write(part, StepEvent.started, "", lifts)
+            self._write(part, StepEvent.started, NO_WORDS, lifts)
         self.checkpoint(f"undoing:{key}")
         result = self._guarded(lambda: undo(ctx))
         self.checkpoint(f"undid:{key}")
@@ -418,12 +419,13 @@ class _Drive:
         except (LeaseLost, LedgerAway):
             raise
         except NotAvailable as error:
-            return Failed(text=str(error), final=True)
+            return Failed(text=quoted(error.args[0]), final=True)
         except (SchedulerError, NodeError) as error:
-            return Failed(text=str(error))
+            return Failed(text=quoted(error.args[0]))
         except Exception as error:
             log.exception("a step failed within healer")
-            return Failed(text=f"an error within healer: {type(error).__name__}: {error}", final=True)
+            text = say("engine.error_within", kind=type(error).__name__, error=str(error))
+            return Failed(text=text, final=True)
 
     def _in_time(self, ctx: Context, intent: Do, result: Result) -> Result:
         if not isinstance(result, Again) or result.after_s is None:
@@ -434,10 +436,11 @@ class _Drive:
             limit_s = intent.step.wait_s
             if limit_s is None or waited_s <= limit_s:
                 return result
-            return Failed(text=f"It has waited for {waited_s / 3600:.1f} h: {result.text}.", final=True)
+            text = say("engine.has_waited", hours=waited_s / 3600, text=result.text)
+            return Failed(text=text, final=True)
         if waited_s <= intent.step.timeout_s * intent.attempt:
             return result
-        return Failed(text=f"not read back within {intent.step.timeout_s:.0f} s: {result.text}")
+        return Failed(text=say("engine.not_read_back", limit_s=intent.step.timeout_s, text=result.text))
 
     def _context(self, intent: Do, incident: Incident | None = None) -> Context:
         """`incident`: as it was just read; without it, it is read now."""
@@ -512,7 +515,7 @@ class _Drive:
         self,
         intent: Do,
         event: StepEvent,
-        text: str,
+        text: Said,
         data: Mapping[str, object] | None = None,
         *,
         drained: RemedyUse | None = None,
@@ -525,7 +528,7 @@ class _Drive:
         return entry
 
     def _keep(
-        self, key: str, event: StepEvent, text: str, data: Mapping[str, object] | None = None
+        self, key: str, event: StepEvent, text: Said, data: Mapping[str, object] | None = None
     ) -> LogEntry:
         """Logs an entry of the run itself, or of a step without an effect."""
         part = Do(step=Step(id=key), key=key, item=None, attempt=1, fresh=True)
@@ -552,11 +555,16 @@ def _final(intent: Do, result: Result) -> dict[str, bool]:
     return ({"final": True} | ({GOES_ON: True} if intent.step.may_fail else {})) if ends else {}
 
 
-def _would(intent: Sleep | Ask) -> str | None:
+def _would_do(intent: Do, what: str | None) -> Said:
+    verb = say(f"words.verb_{intent.step.do}")
+    return say("engine.would_do", verb=verb, what=what) if what else say("engine.would_act", verb=verb)
+
+
+def _would(intent: Sleep | Ask) -> Said | None:
     """Why a shadow run ends: only a person could go on. None: it waits for a moment, as a real run does."""
     if isinstance(intent, Ask):
-        return f"shadow: it would now ask: {intent.question}"
-    return "shadow: it would now wait" if intent.until is None else None
+        return say("engine.would_ask", question=intent.question)
+    return say("engine.would_stop") if intent.until is None else None
 
 
 def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:

@@ -74,6 +74,7 @@ from healer.playbooks.advance import GOES_ON, Do
 from healer.ports.clock import Clock
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, RunClaim
+from healer.text import NO_WORDS, Said, say
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0
@@ -100,7 +101,7 @@ class StepPermission:
         self.intent, self.verb = intent, intent.step.do
         self.entries, self.now = entries, now
 
-    def ask(self, rules: Ruleset, incident: Incident | None, *, wait: str | None) -> LogEntry | None:
+    def ask(self, rules: Ruleset, incident: Incident | None, *, wait: Said | None) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; returns the entry that holds it back, or None.
 
         A run that got its slot as it began rides on it. One that waited first is judged in full here, by the
@@ -113,7 +114,7 @@ class StepPermission:
         return kept
 
     def _judged(
-        self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: str | None
+        self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: Said | None
     ) -> tuple[LogEntry | None, LogEntry | None]:
         """The entry `started` if it is new, and the entry that holds the step back."""
         again = is_started(self.entries, self.intent.key)
@@ -158,7 +159,7 @@ class StepPermission:
             tx.grant_slot(_slot(proposal, run, now))
         return (None, None) if again else self._granted(tx, proposal)
 
-    def stays(self, rules: Ruleset) -> str | None:
+    def stays(self, rules: Ruleset) -> Said | None:
         """Why healer's own job, which takes no capacity, may not stay; None: it may. Nothing is written or
         locked."""
         facts = self.claim.facts(rules.sweeping)
@@ -166,10 +167,10 @@ class StepPermission:
         verdict = judge(proposal, facts, rules, self.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
-    def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
+    def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, Said]:
         """Node -> why it may not be tested with others while in service, by the guards of a sweep. Nodes that
         may be tested are missing. `begun`: the test is running."""
-        facts, run, found = self.claim.facts(rules.sweeping), self.run, dict[str, str]()
+        facts, run, found = self.claim.facts(rules.sweeping), self.run, dict[str, Said]()
         for node in nodes:
             proposal = Proposal(
                 cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
@@ -198,9 +199,7 @@ class StepPermission:
         first = next((entry for entry in entries if entry.data.get("waits")), None)
         waited_s = (self.now() - first.at).total_seconds() if first is not None else 0.0
         if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
-            return Skipped(
-                text=f"Job {self.intent.item} told of no checkpoint in time: it goes on to its end"
-            )
+            return Skipped(text=say("engine.no_checkpoint", job=self.intent.item))
         return far
 
     def no_drain(self, scheduler: SlurmReads) -> None:
@@ -211,7 +210,7 @@ class StepPermission:
             shown = None
         self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
 
-    def no_restart(self, text: str, data: dict[str, object]) -> LogEntry:
+    def no_restart(self, text: Said, data: dict[str, object]) -> LogEntry:
         """A granted restart was not made: it does not count, and another run may get it."""
         entry = self._entry(StepEvent.skipped, text, data)
         item = self.intent.item
@@ -251,7 +250,7 @@ class StepPermission:
             granted=is_started(self.entries, intent.key, attempt),
         )
 
-    def _waits(self, tx: GateTx, why: str, last: LogEntry | None) -> LogEntry:
+    def _waits(self, tx: GateTx, why: Said, last: LogEntry | None) -> LogEntry:
         wake = (self.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
         entry = self._entry(StepEvent.held, why, {"waits": True, "wake_at": wake})
         if last is None or last.event is not StepEvent.held or last.text != why:
@@ -265,7 +264,7 @@ class StepPermission:
         if earlier is None:
             return None
         again = Do(step=earlier, key=earlier.id, item=None, attempt=1, fresh=False)
-        text = f"{self.intent.key} was held until the moment had passed: waits for the next"
+        text = say("engine.moment_passed", step=self.intent.key)
         return entry_of(self.run, again, now, StepEvent.retry, text)
 
     def _kept_back(
@@ -298,7 +297,7 @@ class StepPermission:
         slot = tx.facts.held.get(run.node or "")
         is_own = slot is not None and slot.run == run.id and slot.drained_at is None
         if is_own and not (shown.held and is_ours(shown.reason)):
-            tx.release_slot(shown.name, at=self.now(), why="its run could not drain the node")
+            tx.release_slot(shown.name, at=self.now(), why=say("engine.could_not_drain"))
 
     def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
         """Logs `started`; skips a job whose restart another run was granted."""
@@ -308,7 +307,8 @@ class StepPermission:
             try:
                 tx.add_requeue(use)
             except AlreadyRequeued as taken:
-                text = f"Restart {proposal.restarts + 1} of job {proposal.job} was granted to run {taken.run}"
+                restart = proposal.restarts + 1
+                text = say("engine.restart_granted", restart=restart, job=proposal.job, run=taken.run)
                 entry = self._entry(StepEvent.skipped, text, {})
                 tx.write(entry)
                 return None, entry
@@ -326,11 +326,11 @@ class StepPermission:
                     incident=run.incident,
                 )
             )
-        started = self._entry(StepEvent.started, "", data)
+        started = self._entry(StepEvent.started, NO_WORDS, data)
         tx.write(started)
         return started, None
 
-    def _entry(self, event: StepEvent, text: str, data: dict[str, object]) -> LogEntry:
+    def _entry(self, event: StepEvent, text: Said, data: dict[str, object]) -> LogEntry:
         return entry_of(self.run, self.intent, self.now(), event, text, data)
 
 
@@ -357,13 +357,13 @@ def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datet
     )
 
 
-def _why_nothing_left(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
+def _why_nothing_left(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> Said | None:
     """Why healer's run that waited need not take its node any more; None: it does."""
     if run.by != "healer" or run.node is None:
         return None
     since = incident.clear_since if incident is not None else None
     if since is not None and now - since >= CLEAR_FOR:
-        return f"{run.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
+        return say("engine.well_again", node=run.node, time=f"{since:%H:%M:%S}")
     return out_by_us(run.node, facts)
 
 

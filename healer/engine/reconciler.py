@@ -7,11 +7,22 @@ from hashlib import sha256
 from healer.decisions.book_mismatch import find_mismatches
 from healer.decisions.guards import pause, stale
 from healer.engine.command import Commands
-from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, RunState, Verb, audit_record
+from healer.model import (
+    Answer,
+    AnswerKind,
+    AuditRecord,
+    GateFacts,
+    Proposal,
+    Ruleset,
+    RunState,
+    Verb,
+    audit_record,
+)
 from healer.model.node import Drift, Reconciled, Repair
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
+from healer.text import Said, quoted, say
 
 #: What changes Slurm is a run of a playbook: the gate judges it, and a worker does it.
 _PLAYBOOKS = {
@@ -44,12 +55,12 @@ class Reconciler:
                 return self._start(drift, by, reason, name)
             if drift.repair is Repair.cancel_run:
                 self._commands.cancel(drift.name, by=by, reason=reason, request=name)
-                return Reconciled(drift=drift, done=True, text=f"run {drift.name} is cancelled")
+                return Reconciled(drift=drift, done=True, text=say("engine.is_cancelled", run=drift.name))
             return self._free_slot(drift, by, reason)
         except GuardRefused as error:
-            return Reconciled(drift=drift, done=False, text=f"{error.answer.guard}: {error}")
+            return Reconciled(drift=drift, done=False, text=_guard_says(error.answer))
         except (Conflict, Invalid, NotFound) as error:
-            return Reconciled(drift=drift, done=False, text=str(error))
+            return Reconciled(drift=drift, done=False, text=quoted(error.args[-1]))
 
     def _start(self, drift: Drift, by: str, reason: str, name: str) -> Reconciled:
         playbook = _PLAYBOOKS[drift.repair]
@@ -66,8 +77,10 @@ class Reconciler:
             )
         )
         held = run.state is RunState.held
-        why = f": {run.question}" if held else ""
-        text = f"run {run.id} of {playbook}: {run.state}{why}"
+        about = {"run": run.id, "playbook": playbook, "state": say(f"words.run_{run.state}")}
+        text = say("engine.run_of", **about)
+        if held:
+            text = say("engine.run_of_held", question=run.question, **about)
         return Reconciled(drift=drift, done=not held, text=text, run=run.id)
 
     def _free_slot(self, drift: Drift, by: str, reason: str) -> Reconciled:
@@ -76,15 +89,19 @@ class Reconciler:
         with site.ledger.command() as tx:
             facts = tx.lock_gate()
             if drift not in _differences(tx, facts, now):
-                return Reconciled(drift=drift, done=False, text="it is so no more")
+                return Reconciled(drift=drift, done=False, text=say("engine.no_more"))
             asked = Proposal(cluster=drift.cluster, verb=Verb.undrain, node=drift.node, by=by)
             for guard in (pause, stale):
                 answer = guard(asked, facts, self._rules(), now)
                 if answer.kind is not AnswerKind.allow:
-                    return Reconciled(drift=drift, done=False, text=f"{answer.guard}: {answer.why}")
-            tx.release_slot(drift.node or "", at=now, why=f"{by}: {reason}")
+                    return Reconciled(drift=drift, done=False, text=_guard_says(answer))
+            tx.release_slot(drift.node or "", at=now, why=say("engine.by_person", who=by, reason=reason))
             tx.audit(_record(drift, now, by, reason))
             return Reconciled(drift=drift, done=True, text=drift.would)
+
+
+def _guard_says(answer: Answer) -> Said:
+    return say("engine.guard_says", guard=say(f"words.guard_{answer.guard}"), why=answer.why)
 
 
 def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:

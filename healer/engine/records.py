@@ -16,6 +16,7 @@ from healer.observations.slurm_poll import troubles
 from healer.ports.answers import SEAL, CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
+from healer.text import joined, quoted, say
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
@@ -127,11 +128,11 @@ def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: 
 
     With several clusters the checks are named by cluster (`slurm pod1`), and one that is well is enough.
     """
-    checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": "answers"}}
+    checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": say("engine.database_answers")}}
     try:
         found = {pulse.cluster: _checks_of(pulse, now, stale_s) for pulse in pulses()}
     except Unavailable as error:
-        return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+        return Readiness(ready=False, checks={"database": {"ok": False, "text": quoted(error.args[0])}})
     for cluster, cluster_checks in found.items():
         checks |= (
             {f"{name} {cluster}": check for name, check in cluster_checks.items()}
@@ -145,19 +146,19 @@ def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: 
 def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[str, Any]]:
     """Slurm and the detector of one cluster."""
     if pulse.taken_at is None:
-        slurm: dict[str, Any] = {"ok": False, "text": f"no picture of the cluster {pulse.cluster} yet"}
+        slurm: dict[str, Any] = {"ok": False, "text": say("engine.no_picture", cluster=pulse.cluster)}
     else:
         age = (now - pulse.taken_at).total_seconds()
-        text = pulse.error or f"the picture is {age:.1f} s old"
+        text = quoted(pulse.error or say("engine.picture_age", age_s=age))
         slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
     if found := troubles(pulse.controller):
         # Informational: while the picture is fresh, healer can work.
         slurm["troubles"] = [
             {"what": trouble.trouble, "since": trouble.since, "text": trouble.text} for trouble in found
         ]
-    text = "runs" if pulse.detector else "no detector holds the lock"
-    seal = {"ok": True, "text": "the audit is sealed and witnessed"}
+    text = say("engine.detector_runs" if pulse.detector else "engine.no_detector")
+    seal = {"ok": True, "text": say("engine.audit_sealed")}
     if problems := seal_problems(pulse.seal, now):
         # A witness that is away stops nothing: it gets all later.
-        seal = {"ok": SEAL not in problems, "text": " ".join(problems.values())}
+        seal = {"ok": SEAL not in problems, "text": joined(problems.values(), "space")}
     return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}, "seal": seal}

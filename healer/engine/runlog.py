@@ -26,6 +26,7 @@ from healer.model import (
     audit_record,
 )
 from healer.playbooks.advance import Do, jobs_agreed, jobs_all, read_inputs
+from healer.text import Said, quoted
 
 _PAST = {
     Verb.drain: "node.drained",
@@ -192,13 +193,13 @@ def run_changed(
         at=at,
         by=by if by is not None else run.by,
         incident=run.incident,
-        reason=reason if reason is not None else run.reason,
+        reason=quoted(reason) if reason is not None else run.reason,
         data={"run": run.id, "playbook": run.playbook, "state": str(state), **more},
     )
 
 
 def entry_of(
-    run: Run, intent: Do, at: datetime, event: StepEvent, text: str, data: Mapping[str, object] | None = None
+    run: Run, intent: Do, at: datetime, event: StepEvent, text: Said, data: Mapping[str, object] | None = None
 ) -> LogEntry:
     return LogEntry(
         run=run.id,

@@ -51,6 +51,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SlurmReads
+from healer.text import Said, quoted, say
 
 
 class StartRequest(NamedTuple):
@@ -139,7 +140,7 @@ class _Batch:
         """The run that works on the node already, as an error; None: the node is free."""
         if run.alongside:
             other = self._tx.running_on(run.node, run.playbook)
-            does = f"run {other} does the same on {run.node}: wait for it or cancel it"
+            does = say("engine.does_the_same", run=other, node=run.node)
             return None if other is None else Conflict(does)
         other = _at_work(self._tx, run, facts)
         if other is None or is_untouched(other, self._rules.playbooks.get(other.playbook), facts):
@@ -151,7 +152,7 @@ class _Batch:
         for other in self._waiting:
             if other.node != run.node:
                 continue
-            why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+            why = say("engine.taken_over", who=run.by, playbook=run.playbook, run=run.id)
             self._tx.set_run_state(other.id, RunState.done, why=why, at=self._now)
             entry = LogEntry(
                 run=other.id,
@@ -176,7 +177,7 @@ def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Inciden
     if request.incident is not None:
         found = tx.incident(request.incident)
         if found is None:
-            raise NotFound(f"there is no incident {request.incident}")
+            raise NotFound(say("engine.no_incident", incident=request.incident))
         return found
     slot = facts.held.get(request.node or "")
     return tx.incident(slot.incident) if slot and slot.incident else None
@@ -202,7 +203,7 @@ def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) 
         playbook=playbook.name,
         state=RunState.running,
         by=request.by,
-        reason=request.reason,
+        reason=quoted(request.reason),
         created_at=now,
         node=request.node,
         job=job.id if job else request.job,
@@ -240,7 +241,7 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
     other = _at_work(tx, run, facts)
     if other is None or not is_untouched(other, rules.playbooks.get(other.playbook), facts):
         return False
-    why = f"taken over by {run.approved_by or run.by} with {run.playbook} ({run.id})"
+    why = say("engine.taken_over", who=run.approved_by or run.by, playbook=run.playbook, run=run.id)
     tx.set_run_state(other.id, RunState.done, why=why, at=now)
     if other.incident is not None:
         news = run_changed(other, RunState.done, now, reason=why, early=True)
@@ -248,8 +249,8 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
     return True
 
 
-def node_taken_text(node: str | None) -> str:
-    return f"another run is working on {node}: wait for it or cancel it"
+def node_taken_text(node: str | None) -> Said:
+    return say("engine.node_taken_wait", node=node)
 
 
 def _at_work(tx: CommandTx, run: Run, facts: GateFacts) -> Run | None:
@@ -265,7 +266,7 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
     try:
         return {"inputs": read_inputs(playbook, request.inputs)}
     except InputInvalid as error:
-        raise Invalid(f"inputs.{error.name}", str(error)) from error
+        raise Invalid(f"inputs.{error.name}", quoted(error.args[0])) from error
 
 
 # --- jobs that a run on their node may restart with a person's consent
@@ -279,18 +280,18 @@ def agreed_restarts(
     if not named:
         return {}
     if node is None or not takes_restarts(playbook):
-        raise Invalid("restart", f"{playbook.name} restarts no job that is named with it")
+        raise Invalid("restart", say("engine.restarts_no_job", playbook=playbook.name))
     here = {job.id: job for job in _jobs_on(scheduler, node)}
     found: dict[str, int] = {}
     for text in named:
         name, _, life = text.partition(":")
         if life and not (life.isascii() and life.isdecimal()):
-            raise Invalid("restart", f"{text}: after the job comes how often it was restarted, as in 4711:0")
+            raise Invalid("restart", say("engine.restart_count", text=text))
         job = here.get(name) or read_job(scheduler, name)
         if job is None or job.id not in here:
-            raise Invalid("restart", f"job {name} does not run on {node}")
+            raise Invalid("restart", say("engine.job_elsewhere", job=name, node=node))
         if life and int(life) != job.restarts:
-            raise Conflict(f"job {name} was restarted since you looked: it is another life of it, look again")
+            raise Conflict(say("engine.job_restarted", job=name))
         found[job.id] = job.restarts
     return found
 
@@ -324,7 +325,7 @@ def read_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
     try:
         return whole_job(scheduler, name)
     except SchedulerError as error:
-        raise Conflict(f"Slurm: {error}") from error
+        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error
 
 
 def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
@@ -333,4 +334,4 @@ def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
         running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
         return whole_jobs(scheduler, running)
     except SchedulerError as error:
-        raise Conflict(f"Slurm: {error}") from error
+        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error

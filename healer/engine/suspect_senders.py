@@ -9,13 +9,14 @@ from healer.engine.upkeep import Walk
 from healer.incidents.certainty import unproven_senders
 from healer.model import Incident
 from healer.telling.news import sender_page
+from healer.text import NO_WORDS, Said
 
 
 def hold_suspects(walk: Walk) -> None:
     """Notes on each open incident why it is not believed, until a second sense proves it."""
     snapshot = walk.gate.snapshot
     found = suspects(walk.open_incidents(), len(snapshot.gpu_nodes) if snapshot else 0, walk.now)
-    newly: dict[str, str] = {}
+    newly: dict[str, Said] = {}
     for incident in walk.open_incidents():
         senders = unproven_senders(incident)
         named = [sender for sender in senders if sender in found]
@@ -30,9 +31,9 @@ def hold_suspects(walk: Walk) -> None:
         walk.audit("sender.suspect", f"sender/{sender}", why=why)
 
 
-def _doubt(incident: Incident, named: Sequence[str], found: Mapping[str, str]) -> str:
+def _doubt(incident: Incident, named: Sequence[str], found: Mapping[str, Said]) -> Said:
     """Why the incident is not believed; `named`: the suspects on whose text alone it rests."""
     if not named:
-        return ""
+        return NO_WORDS
     denials = (denial_of(incident, sender) for sender in named)
     return next(filter(None, denials), incident.doubt or found[named[0]])

@@ -48,6 +48,7 @@ from healer.model.run import run_id
 from healer.observations import NodePicture, Picture
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
+from healer.text import Said, say
 
 _WAITS_FOR_PERMISSION = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
@@ -71,7 +72,7 @@ class Walk:
         assert self.facts is not None
         return self.facts
 
-    def withdraw(self, incident: Incident, why: str) -> bool:
+    def withdraw(self, incident: Incident, why: Said) -> bool:
         """Rejects a run that waits for permission, because its cause is gone; returns whether no run works on
         the incident."""
         run = self.tx.run(incident.run) if incident.run else None
@@ -82,7 +83,7 @@ class Walk:
         self.tx.set_run_state(run.id, RunState.rejected, why=why, at=self.now)
         return True
 
-    def end_plan(self, incident: Incident, why: str) -> bool:
+    def end_plan(self, incident: Incident, why: Said) -> bool:
         """As `withdraw`; also ends a plan that waits for its moment, or got stuck, before it took
         anything."""
         run = self.tx.run(incident.run) if incident.run else None
@@ -127,10 +128,10 @@ def _free_slots(walk: Walk) -> None:
     for slot in idle_slots(facts, walk.runs.values(), walk.tx.run):
         if _changed(walk, slot, freed):
             continue
-        walk.tx.release_slot(slot.node, at=walk.now, why="its run ended before the node was drained")
+        walk.tx.release_slot(slot.node, at=walk.now, why=say("engine.never_drained"))
         freed.add(slot.node)
     for slot in slots_of_gone_nodes(facts, walk.now):
-        walk.tx.release_slot(slot.node, at=walk.now, why="Slurm no longer knows the node")
+        walk.tx.release_slot(slot.node, at=walk.now, why=say("engine.slurm_lost_node"))
         freed.add(slot.node)
     for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now):
         # A run that returned its node between the reads of slots and runs is in neither.
@@ -157,7 +158,14 @@ def _returns_it(walk: Walk, slot: Slot) -> bool:
 
 
 def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
-    why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
+    why = say(
+        "engine.vetoed",
+        who=veto.by,
+        node=veto.node,
+        day=f"{veto.until:%d}",
+        month=say(f"words.month_{veto.until.month}"),
+        time=f"{veto.until:%H:%M}",
+    )
     walk.tx.add_veto(veto)
     walk.tx.release_slot(veto.node, at=walk.now, why=why)
     walk.picture.clear(veto.node, walk.now)

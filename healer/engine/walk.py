@@ -66,7 +66,7 @@ from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
 from healer.telling.news import notify_message, ticket_stage, ticket_update
-from healer.text import from_stored
+from healer.text import NO_WORDS, from_stored, say
 
 
 def walk(
@@ -228,7 +228,7 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
         note_settled(walk.picture, before, command.by, command.at)
     run = walk.tx.run(before.run) if before.run and changed.run is None else None
     if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
-        walk.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=walk.now)
+        walk.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or NO_WORDS, at=walk.now)
     walk.work.put(changed)
 
 
@@ -282,14 +282,14 @@ def close_all(walk: Walk) -> None:
     for name in list(walk.work.by_id):
         incident = _leave_to_worse(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
-            walk.end_plan(incident, incident.closed_why or "")
+            walk.end_plan(incident, incident.closed_why or NO_WORDS)
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
         if pairs:
             incident = _note_clear(walk, incident, pairs)
         elif (heard := note_speaking_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
         closed = close_if_over(incident, walk.picture, walk.now, measured=bool(pairs))
-        if closed is not incident and walk.end_plan(incident, closed.closed_why or ""):
+        if closed is not incident and walk.end_plan(incident, closed.closed_why or NO_WORDS):
             walk.work.put(closed)
 
 
@@ -334,7 +334,7 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
     acts = walk.work.policies.may_act(worse.rule)
     run = walk.tx.run(incident.run) if incident.run else None
     idle = run is None or run.shadow or run.state in ENDED_RUN_STATES
-    if idle or (acts and walk.withdraw(incident, f"explained by {worse.short_id}")):
+    if idle or (acts and walk.withdraw(incident, say("engine.explained_by", incident=worse.short_id))):
         walk.work.merge(incident, worse)
         _hand_over_slots(walk, incident, worse)
     elif incident.gives_way_to != (leaves := worse.id if acts else None):
@@ -364,7 +364,7 @@ def note_merged(walk: Walk) -> None:
         before, root = walk.known.get(incident.id), work.by_id.get(incident.merged_into or "")
         if root is None or (before is not None and before.merged_into == root.id):
             continue
-        why = f"follows from this one (incident {incident.short_id})"
+        why = say("engine.follows_from", incident=incident.short_id)
         ruled_out = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
         work.put(add_ruled_out(root, ruled_out))
 

@@ -260,7 +260,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     by: str
     incident: str | None = None
-    reason: str = ""
+    reason: Said = NO_WORDS
     data: dict[str, Any] = {}
 
 

@@ -34,6 +34,12 @@ class Said(str):
         said.args = args
         return said
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Said, (str(self), self.key, dict(self.args))
+
+    def __deepcopy__(self, memo: object) -> "Said":
+        return self
+
 
 #: Nothing said. One object: a field with this default is left out of what is written.
 NO_WORDS = Said("")

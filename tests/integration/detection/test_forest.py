@@ -14,6 +14,7 @@ from healer.detection.scorers import Fitted
 from healer.detection.training import TooLittle, train
 from healer.model import Component, FaultClass, Sense
 from healer.model.trained import FeatureRow, Model, Params, Trained
+from healer.text import stored_json
 from tests.support.measured import CLUSTER, START
 from tests.support.unusual import Fleet
 
@@ -273,7 +274,7 @@ def test_the_same_samples_give_the_same_findings(trained: Trained) -> None:
         fleet = Fleet(seed=5)
         fleet.forest = Forest(lambda: [Fitted(trained)], lambda row: None)
         fleet.odd["gpu0002"] = HOT
-        told.append(msgspec.json.encode(fleet.run(10)))
+        told.append(stored_json(fleet.run(10)))
     assert told[0] == told[1] != b"[]"
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from healer.detection.leaks import GPU, HOST, JOB_LEAK, Leaks
+from healer.detection.leaks import JOB_LEAK, Leaks
 from healer.model import (
     Component,
     FaultClass,
@@ -92,7 +92,7 @@ def test_host_memory_that_falls_on_all_nodes_is_told_with_the_time_left() -> Non
     }
     first = found[0]
     assert START + timedelta(hours=2) <= first.at <= START + timedelta(hours=3)
-    assert f"job 7 (ann) uses up {HOST} on all its 4 nodes" in first.text
+    assert "job 7 (ann) uses up the node's memory on all its 4 nodes" in first.text
     left_h = 12.5 - (first.at - START) / timedelta(hours=1)
     told_h = float(first.text.partition("nothing is left in ")[2].partition(" h")[0])
     assert abs(told_h - left_h) < 1.0
@@ -105,7 +105,7 @@ def test_gpu_memory_of_one_node_names_that_node() -> None:
     site.used = lambda hour, node: 60 + 1.5 * hour if node == "n3" else 60.0
     found = site.run(4)
     assert found
-    assert f"uses up {GPU} on n3 of its 4 nodes" in found[0].text
+    assert "uses up GPU memory on n3 of its 4 nodes" in found[0].text
 
 
 def test_what_an_allocator_takes_at_the_start_ends_by_itself() -> None:

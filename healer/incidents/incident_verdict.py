@@ -5,7 +5,8 @@ it is read, and changes can be seen from the incident before and after.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,8 +53,10 @@ _NAMES = frozenset({"Slurm", "Prometheus", "Lustre"})
 #: The same without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
 _BARE = re.compile(r"^GPU (?=[a-z\d])")
 
-#: What `healer.detection.reported` says of a code without a row.
-_NOT_LISTED = "in no catalogue"
+#: What `healer.detection.readings` says of a code without a row.
+_NOT_LISTED = "detection.in_no_catalogue"
+#: Its titles of a code, and of the `text` behind it.
+_WITH_HEAD = frozenset({"detection.xid", "detection.told"})
 
 #: Remedies that a sentence about a node names: what ends its being out, and what it may wait for.
 _UNTIL = frozenset(
@@ -158,7 +161,7 @@ def capitalised(text: Said) -> Said:
 
 def _unknown(incident: Incident) -> Said:
     code, where, title = code_of(incident.fault), _where(incident), incident.title
-    if _NOT_LISTED in title:
+    if _says(title, _NOT_LISTED):
         head = say("incidents.not_listed", code=code, where=where)
     else:
         head = say("incidents.left_open", code=code, where=where, title=_without_head(title))
@@ -169,10 +172,27 @@ def _unknown(incident: Incident) -> Said:
     return say("incidents.sentence", what=short)
 
 
-def _without_head(title: Said) -> Said:
-    """The title without its code. What is left is the words of a catalogue, which are known as a whole."""
+def _says(part: Any, key: str) -> bool:
+    """Whether a sentence of this key is in it. Parts that were read from the store are mappings."""
+    if isinstance(part, list):
+        return any(_says(item, key) for item in part)
+    if isinstance(part, Mapping):
+        own, args = part.get("key"), part.get("args", {})
+    else:
+        own, args = getattr(part, "key", ""), getattr(part, "args", {})
+    return own == key or any(_says(value, key) for value in args.values())
+
+
+def _without_head(title: str) -> Said:
+    """The title without its code."""
     found = _TITLE_HEAD.match(title)
-    return quoted(title[found.end() :] if found else title)
+    if found is None:
+        return quoted(title)
+    said, rest = quoted(title), title[found.end() :]
+    text = said.args.get("text") if said.key in _WITH_HEAD else None
+    if isinstance(text, Mapping):  # read from the store
+        return Said(rest, text.get("key", ""), text.get("args", {}))
+    return reworded(text or rest, rest)
 
 
 def _where(incident: Incident) -> Said:

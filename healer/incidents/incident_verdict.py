@@ -117,8 +117,8 @@ def _whole(root: Component) -> Said:
 
 def reworded(text: str, english: str) -> Said:
     """The same sentence with its English cut short, or with other capitals: other languages need neither."""
-    said = quoted(text)
-    return Said(english, said.key, said.args)
+    sentence = quoted(text)
+    return Said(english, sentence.key, sentence.args)
 
 
 def sentence_of(incident: Incident, certainty: float) -> Said:
@@ -177,10 +177,10 @@ def _says(part: Any, key: str) -> bool:
     if isinstance(part, list):
         return any(_says(item, key) for item in part)
     if isinstance(part, Mapping):
-        own, args = part.get("key"), part.get("args", {})
+        name, args = part.get("key"), part.get("args", {})
     else:
-        own, args = getattr(part, "key", ""), getattr(part, "args", {})
-    return own == key or any(_says(value, key) for value in args.values())
+        name, args = getattr(part, "key", ""), getattr(part, "args", {})
+    return name == key or any(_says(value, key) for value in args.values())
 
 
 def _without_head(title: str) -> Said:
@@ -188,8 +188,8 @@ def _without_head(title: str) -> Said:
     found = _TITLE_HEAD.match(title)
     if found is None:
         return quoted(title)
-    said, rest = quoted(title), title[found.end() :]
-    text = said.args.get("text") if said.key in _WITH_HEAD else None
+    sentence, rest = quoted(title), title[found.end() :]
+    text = sentence.args.get("text") if sentence.key in _WITH_HEAD else None
     if isinstance(text, Mapping):  # read from the store
         return Said(rest, text.get("key", ""), text.get("args", {}))
     return reworded(text or rest, rest)
@@ -468,10 +468,10 @@ def _speaking(incident: Incident) -> list[Evidence]:
 
 
 def _evidence_text(evidence: Evidence) -> Said:
-    said = quoted(evidence.line) or evidence.text
-    cut = said if len(said) <= _LINE_LENGTH else f"{said[: _LINE_LENGTH - 1]}…"
-    text, time = reworded(said, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
-    if evidence.component.node and evidence.component.node in said:
+    words = quoted(evidence.line) or evidence.text
+    cut = words if len(words) <= _LINE_LENGTH else f"{words[: _LINE_LENGTH - 1]}…"
+    text, time = reworded(words, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
+    if evidence.component.node and evidence.component.node in words:
         return say(f"incidents.saw_{evidence.sense}", time=time, text=text)
     where = str(evidence.component)
     return say(f"incidents.seen_of_{evidence.sense}", where=where, time=time, text=text)

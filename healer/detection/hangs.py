@@ -241,7 +241,7 @@ def _who(stand: Standstill, places: Places) -> Said:
     ]
     who = joined(shown, "comma")
     if len(absent) > _NAMED:
-        who = say("words.and_more", named=who, n=len(absent) - _NAMED)
+        who = say("words.and_more", names=who, n=len(absent) - _NAMED)
     return say("detection.ranks_in_step", step=stand.step, there=there, missing=who)
 
 

@@ -96,4 +96,4 @@ def _bracketed(head: str, width: int, numbers: list[int]) -> str:
 def name_some(names: Sequence[str], most: int) -> Said:
     """`a, b and 7 more`: at most `most` of the names."""
     named = joined(names[:most], "comma")
-    return say("words.and_more", named=named, n=len(names) - most) if len(names) > most else named
+    return say("words.and_more", names=named, n=len(names) - most) if len(names) > most else named

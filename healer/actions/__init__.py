@@ -27,6 +27,7 @@ from healer.actions import (
 )
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, StepClaim, Toolbox
 from healer.model import SlurmCall, Step, Verb
+from healer.text import joined, say
 
 #: Actions that `do:` may name.
 VERBS: Mapping[Verb, Action] = MappingProxyType(
@@ -140,7 +141,7 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
         if isinstance(seen, Skipped):  # not to be done, which differs from done already
             return seen
         if seen is not None and _passes(seen):
-            return Done(text=f"{probe} passes already: there is nothing to do", data={"probe": probe})
+            return Done(text=say("actions.passes_already", check=probe), data={"probe": probe})
         found = action.probe(ctx)
         return found and also(found, ctx)
 
@@ -149,10 +150,11 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
             return found
         seen = _EXTRA_CHECKS[verify].verify(ctx)
         if _passes(seen):
-            return msgspec.structs.replace(found, text=f"{found.text}; {seen.text}")
+            return msgspec.structs.replace(found, text=joined([found.text, seen.text], "semicolon"))
         if isinstance(seen, Failed):
             return seen
-        return Again(text=f"{found.text}; {verify} does not pass yet: {seen.text}", after_s=_LOOK_AGAIN_S)
+        text = say("actions.passes_not_yet", text=found.text, check=verify, seen=seen.text)
+        return Again(text=text, after_s=_LOOK_AGAIN_S)
 
     def does(ctx: Context) -> Result | None:
         found = action.do(ctx)

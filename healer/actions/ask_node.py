@@ -1,47 +1,40 @@
 """Asks the node itself whether it is so what a relay says of it (law 2)."""
 
-import msgspec
-
 from healer.actions.base import Action, Context, Done, Result
 from healer.incidents.second_look import (
     LookAnswer,
-    LookResult,
     asked_by,
     judge_look,
     opening_of,
     unknown_answer,
 )
 from healer.ports.node_exec import NodeError
+from healer.text import quoted, say, to_stored
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
-_WORDS = {
-    LookResult.agreed: "says so too",
-    LookResult.denied: "denies it",
-    LookResult.unknown: "decides nothing",
-}
 
 
 def second_look(ctx: Context) -> Result:
     """Always passes: an answer that does not come is one, too. Asks once."""
     answer = _answer(ctx)
-    text = f"{ctx.node} {_WORDS[answer.result]}: {answer.text}"
-    return Done(text=text, data={"look": msgspec.to_builtins(answer)})
+    text = say(f"actions.second_look_says_{answer.result}", node=ctx.node, text=answer.text)
+    return Done(text=text, data={"look": to_stored(answer)})
 
 
 def _answer(ctx: Context) -> LookAnswer:
     claims = asked_by(ctx.incident, ctx.run.id) if ctx.incident is not None else ()
     if not claims:
-        return unknown_answer("No text of a relay alone is against it")
+        return unknown_answer(say("actions.second_look_no_claim"))
     if ctx.tools.nodes is None:
-        return unknown_answer("healer has no way to ask nodes: none is configured")
+        return unknown_answer(say("actions.second_look_no_way"))
     waited_s = (ctx.tools.now() - ctx.run.created_at).total_seconds()
     limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
     claim = claims[0]
     try:
         seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
     except NodeError as error:
-        return unknown_answer(f"The node was not asked, or did not answer: {error}")
+        return unknown_answer(say("actions.second_look_no_answer", error=quoted(error.args[0])))
     return judge_look(claim, seen, ctx.tools.now())
 
 

@@ -33,7 +33,7 @@ from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, SlurmReads, UnknownNode
 from healer.ports.transactions import Checkpoints
-from healer.text import Said
+from healer.text import Said, quoted, say
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,11 +113,11 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     on_probation: Callable[[], Mapping[str, datetime]] = dict
     #: Recent permits for hooks to fail.
     permits: Callable[[], Collection[Permit]] = tuple
-    #: Asks the gate whether what this step began may stay; why not, as a sentence, or None.
-    stays: Callable[[], str | None] = lambda: None
+    #: Asks the gate whether what this step began may stay; why not, or None.
+    stays: Callable[[], Said | None] = lambda: None
     #: Asks the gate which of these idle nodes may not be tested with others: node -> why. True: they are
     #: already.
-    may_borrow: Callable[[Sequence[str], bool], Mapping[str, str]] = lambda _nodes, _begun: {}
+    may_borrow: Callable[[Sequence[str], bool], Mapping[str, Said]] = lambda _nodes, _begun: {}
     #: The good node of each kind.
     references: Callable[[], Sequence[Reference]] = tuple
     #: History of the run's node since a moment.
@@ -164,14 +164,14 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def node(self) -> str:
         if self.run.node is None:
-            raise ValueError(f"run {self.run.id} of {self.run.playbook} names no node")
+            raise ValueError(say("actions.run_names_no_node", run=self.run.id, playbook=self.run.playbook))
         return self.run.node
 
     @property
     def job(self) -> str:
         job = self.item or self.run.job
         if job is None:
-            raise ValueError(f"run {self.run.id} of {self.run.playbook} names no job")
+            raise ValueError(say("actions.run_names_no_job", run=self.run.id, playbook=self.run.playbook))
         return job
 
     @property
@@ -239,7 +239,16 @@ def last_drain_reason(log: Sequence[LogEntry]) -> str:
     return next((str(reason) for reason in read if reason), "")
 
 
-def holder_of(node: SlurmNode, words: str = "") -> str | None:
+def holds(node: SlurmNode) -> Said:
+    """`ann holds`: whose the node's reason is."""
+    return say("actions.holds", who=node.reason_user or say("actions.somebody"))
+
+
+def reason_given(node: SlurmNode) -> str:
+    return node.reason or say("actions.no_reason_given")
+
+
+def holder_of(node: SlurmNode, words: str = "") -> Said | None:
     """`ann holds`, where another person or program keeps the node out; None where only healer or Slurm does.
 
     A drain without a reason is a person's too. Slurm's own DOWN ends by itself when the node registers.
@@ -249,10 +258,10 @@ def holder_of(node: SlurmNode, words: str = "") -> str | None:
         return None
     if is_healers(node.reason):
         added = is_healers(words) and original_reason(node.reason).startswith(f"{original_reason(words)} ")
-        return f"{node.reason_user or 'Somebody'} holds" if added else None
+        return holds(node) if added else None
     if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
         return None
-    return f"{node.reason_user or 'Somebody'} holds"
+    return holds(node)
 
 
 LOOK_AGAIN_S = 2.0
@@ -265,9 +274,13 @@ def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T | Fail
     try:
         return read()
     except UnknownNode as error:
-        return Failed(text=str(error), final=True)
+        return Failed(text=quoted(error.args[0]), final=True)
     except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=after_s)
+        return slurm_silent(error, after_s)
+
+
+def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
+    return Again(text=say("actions.slurm_silent", error=quoted(error.args[0])), after_s=after_s)
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:
@@ -277,7 +290,7 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
     try:
         effect()
     except SchedulerRefused as error:
-        return Failed(text=str(error), final=needs_right and error.no_right)
+        return Failed(text=quoted(error.args[0]), final=needs_right and error.no_right)
     except SchedulerUnavailable:
         pass
     return None
@@ -308,8 +321,14 @@ def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | F
     """The node; Failed where another person or program holds it."""
     node = read_node(ctx, after_s)
     if isinstance(node, SlurmNode) and (holder := holder_of(node, last_drain_reason(ctx.log))):
-        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+        return held_by(holder, node)
     return node
+
+
+def held_by(holder: Said, node: SlurmNode) -> Failed:
+    """`holder`: as `holder_of` names it."""
+    text = say("actions.holds_node", holder=holder, node=node.name, reason=reason_given(node))
+    return Failed(text=text, final=True)
 
 
 def read_node_and_jobs(
@@ -323,7 +342,15 @@ def read_node_and_jobs(
 def read_job(ctx: Context) -> SlurmJob | Skipped | Failed | Again:
     """The job of this step; Skipped for one that Slurm has forgotten."""
     job = read_slurm(lambda: ctx.tools.scheduler.job(ctx.job))
-    return job if job is not None else Skipped(text=f"Slurm no longer knows job {ctx.job}")
+    return job if job is not None else job_forgotten(ctx)
+
+
+def job_forgotten(ctx: Context) -> Skipped:
+    return Skipped(text=say("actions.job_forgotten", job=ctx.job))
+
+
+def restarts_unknown(ctx: Context) -> Failed:
+    return Failed(text=say("actions.restarts_unknown", job=ctx.job), final=True)
 
 
 def read_job_of_run(ctx: Context) -> SlurmJob | Done | Failed | Again:
@@ -333,5 +360,5 @@ def read_job_of_run(ctx: Context) -> SlurmJob | Done | Failed | Again:
     if isinstance(job, Skipped):
         return Done(text=job.text, data={"ends_run": True})
     if isinstance(job, SlurmJob) and ctx.restarts is None:
-        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+        return restarts_unknown(ctx)
     return job

@@ -18,6 +18,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result, re
 from healer.actions.group_job import LEAST, LOOK_AGAIN_S, WAITS_AGAIN_S, Found, Round, few, search
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, node_kind
 from healer.model.hostlist import expand
+from healer.text import Said, from_stored, joined, quoted, say, to_stored
 
 #: How long after the job's end its nodes may take to become idle; later ones are left out.
 GATHER = timedelta(minutes=5)
@@ -61,7 +62,7 @@ def read_progress(ctx: Context) -> Progress:
         if found := line.data.get("group"):
             rounds.append(Round(nodes=tuple(found)))
         if rounds and (more := line.data.get("told")):
-            rounds[-1] = msgspec.convert(msgspec.to_builtins(rounds[-1]) | more, Round)
+            rounds[-1] = from_stored(to_stored(rounds[-1]) | more, Round)
     return msgspec.structs.replace(progress, rounds=tuple(rounds))
 
 
@@ -91,24 +92,26 @@ def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
     if not progress.of:
         return _list_nodes(ctx, job)
     if progress.free_at is None and job is not None and _works_on(job, progress.of):
-        text = f"Job {job.title} runs: its end is waited for, nothing is taken from it"
+        text = say("actions.bisect_job_runs", job=job.title)
         return Again(text=text, after_s=WAITS_AGAIN_S, since=ctx.tools.now())
     if progress.free_at is None:
         data = {"free_at": ctx.tools.now().isoformat()}
-        return Again(text=f"Job {ctx.job} does not run on them", after_s=0, data=data)
+        return Again(text=say("actions.bisect_job_over", job=ctx.job), after_s=0, data=data)
     nodes = _alike(progress.of, picture)
     idle = _testable(ctx, nodes)
     left = [name for name in progress.of if name not in idle]
     waited = ctx.tools.now() - progress.free_at
     if left and waited < GATHER:
-        text = f"Waits for {few(left)}: {len(idle)} of {len(progress.of)} nodes may be tested"
+        text = say("actions.bisect_waits", nodes=few(left), idle=len(idle), all=len(progress.of))
         return Again(text=text, after_s=WAITS_AGAIN_S)
     if idle and len(idle) < LEAST:
         idle += _fill_up_nodes(ctx, idle, picture)[: LEAST - len(idle)]
     if len(idle) < LEAST:
         return _too_few(ctx, idle, waited)
     doubt = Doubt(nodes=tuple(idle), named=tuple(_suspects(ctx, idle)), left_out=tuple(left))
-    text = f"{len(idle)} nodes are tested by halves" + (f", not {few(left)}" if left else "")
+    text = say("actions.bisect_halves", n=len(idle))
+    if left:
+        text = say("actions.bisect_halves_without", n=len(idle), left=few(left))
     return Again(text=text, after_s=0, data={"doubt": msgspec.to_builtins(doubt)})
 
 
@@ -118,11 +121,10 @@ def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
     try:
         nodes = expand(given) if given else sorted(job.nodes if job is not None else ())
     except ValueError as error:
-        return Failed(text=f"nodes: {error}", final=True)
+        return Failed(text=say("actions.bisect_nodes_wrong", error=quoted(str(error))), final=True)
     if not nodes:
-        text = f"Slurm shows no nodes of job {ctx.job}: name them (--input nodes=gpu[0001-0016])"
-        return Failed(text=text, final=True)
-    text = f"{len(nodes)} nodes of job {ctx.job}: {few(nodes)}"
+        return Failed(text=say("actions.bisect_no_nodes", job=ctx.job), final=True)
+    text = say("actions.bisect_nodes", n=len(nodes), job=ctx.job, nodes=few(nodes))
     return Again(text=text, after_s=0, data={"of": list(dict.fromkeys(nodes))})
 
 
@@ -160,10 +162,10 @@ def _fill_up_nodes(ctx: Context, idle: Sequence[str], picture: SlurmSnapshot) ->
 
 
 def _too_few(ctx: Context, idle: Sequence[str], waited: timedelta) -> Result:
-    text = f"{len(idle)} idle nodes, and {LEAST} are needed to compare"
+    text = say("actions.bisect_few_idle", n=len(idle), least=LEAST)
     if waited < LASTS:
         return Again(text=text, after_s=WAITS_AGAIN_S)
-    return _no_verdict(f"{text}; none came free in {LASTS}", idle)
+    return _no_verdict(say("actions.bisect_none_free", text=text, time=str(LASTS)), idle)
 
 
 def _suspects(ctx: Context, nodes: Sequence[str]) -> list[str]:
@@ -185,28 +187,25 @@ def _next(ctx: Context, progress: Progress, doubt: Doubt) -> Result:
         return _verdict(ctx, doubt, found)
     voids = [group.says for group in progress.rounds if group.outcome == "void"]
     if len(voids) >= VOIDS_MAX:
-        return _no_verdict(f"{len(voids)} groups came to no answer: {voids[-1]}", found.nodes)
+        return _no_verdict(say("actions.bisect_voids", n=len(voids), says=voids[-1]), found.nodes)
     if _is_late(ctx, progress):
-        return _no_verdict(f"{LASTS} are over", found.nodes)
-    text = f"Group {len(progress.rounds) + 1}: {len(found.nodes)} nodes, {few(found.nodes)}"
+        return _no_verdict(say("actions.bisect_late", time=str(LASTS)), found.nodes)
+    number = len(progress.rounds) + 1
+    text = say("actions.bisect_group", number=number, n=len(found.nodes), nodes=few(found.nodes))
     return Again(text=text, after_s=0, data={"group": list(found.nodes)})
 
 
 def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
     for node, why in found.slow.items():
-        says = f"{why}, among {len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups"
+        says = say("actions.bisect_says", why=why, n=len(doubt.nodes), job=ctx.job, groups=found.tested)
         ctx.claim.tell_detector(test_job.failed_test_command(ctx, node, "together", says[:300], job=ctx.job))
-    parts = [f"{node} is slow ({why})" for node, why in found.slow.items()]
-    parts += [
-        f"{few(group)} and {few(other)} are well apart and slow together: what lies between them"
-        for group, other in found.between
-    ]
-    parts += [f"{few(group)} are slow, and nothing tells them apart" for group in found.open]
-    if found.clean:
-        parts = ["none is slow, alone or with the others"]
-    if doubt.left_out:
-        parts.append(f"not tested: {few(doubt.left_out)}")
-    text = f"{len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups: {'; '.join(parts)}"
+    text = say(
+        "actions.bisect_verdict",
+        n=len(doubt.nodes),
+        job=ctx.job,
+        groups=found.tested,
+        found=joined(_found(doubt, found), "semicolon"),
+    )
     data: dict[str, Any] = {
         "passed": found.clean,
         "evidence": True,
@@ -218,9 +217,24 @@ def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
     return Done(text=text, data=data)
 
 
-def _no_verdict(why: str, left: Sequence[str]) -> Done:
+def _found(doubt: Doubt, found: Found) -> list[Said]:
+    parts = [say("actions.bisect_slow", node=node, why=why) for node, why in found.slow.items()]
+    parts += [
+        say("actions.bisect_between", group=few(group), other=few(other)) for group, other in found.between
+    ]
+    parts += [say("actions.bisect_open", group=few(group)) for group in found.open]
+    if found.clean:
+        parts = [say("actions.bisect_clean")]
+    if doubt.left_out:
+        parts.append(say("actions.bisect_left_out", nodes=few(doubt.left_out)))
+    return parts
+
+
+def _no_verdict(why: Said, left: Sequence[str]) -> Done:
     """Unknown is never bad: the step has neither passed nor failed."""
-    text = f"No verdict: {why}" + (f". Still open: {few(left)}" if left else "")
+    text = say("actions.bisect_no_verdict", why=why)
+    if left:
+        text = say("actions.bisect_no_verdict_open", why=why, nodes=few(left))
     return Done(text=text, data={"verdict": "none", "evidence": True, "left_out": list(left)})
 
 
@@ -239,7 +253,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text="A group of nodes is to be tested", after_s=LOOK_AGAIN_S)
+    return _probe(ctx) or Again(text=say("actions.bisect_begins"), after_s=LOOK_AGAIN_S)
 
 
 def _timed(ctx: Context, result: Result | None) -> Result | None:
@@ -256,9 +270,9 @@ def _undo(ctx: Context) -> Result:
         return picture
     job = group_job.find(ctx, len(progress.rounds), progress.rounds[-1], picture) if progress.rounds else None
     if job is None or not (job.active or job.state == "PENDING"):
-        return Done(text="No job of ours is left")
+        return Done(text=say("actions.test_job_none_left"))
     failed = test_job.cancel(ctx, job)
-    return failed or Again(text=f"Job {job.id} was cancelled", after_s=LOOK_AGAIN_S)
+    return failed or Again(text=say("actions.bisect_cancelled", job=job.id), after_s=LOOK_AGAIN_S)
 
 
 BISECT = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)

@@ -13,6 +13,8 @@ from healer.actions.base import (
     Result,
     holder_of,
     read_node,
+    reason_given,
+    slurm_silent,
     whole_jobs,
 )
 from healer.incidents.growth import MEASURED, senses_of, senses_text, why_not_looked, why_too_few_senses
@@ -30,6 +32,7 @@ from healer.model import (
 )
 from healer.model.slurm import is_empty_reason, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
+from healer.text import Said, quoted, say
 
 
 def list_jobs(ctx: Context) -> Result:
@@ -41,9 +44,9 @@ def list_jobs(ctx: Context) -> Result:
         hit = whole_jobs(ctx.tools.scheduler, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
-        return Failed(text=str(error), final=True)
+        return Failed(text=quoted(error.args[0]), final=True)
     except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+        return slurm_silent(error, after_s=2.0)
     data: dict[str, object] = {
         "jobs": {job.id: job.restarts for job in hit} if certain else {},
         "crashed": {job.id: job.restarts for job in crashed},
@@ -72,20 +75,25 @@ def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
 
 def _listed(
     ctx: Context, hit: list[SlurmJob], crashed: list[SlurmJob], on_node: list[SlurmJob], *, certain: bool
-) -> str:
-    before = f"Ended before anybody looked: {', '.join(f'{job.title} ({job.state})' for job in crashed)}"
-    if not certain:
-        listed = ", ".join(sorted(job.title for job in on_node))
-        pci = ctx.incident.root.pci if ctx.incident else None
-        unsure = (
-            f"Which GPU {pci or 'it'} is cannot be told, so nobody can say which of the jobs {listed} "
-            "it hits: none is requeued"
-        )
-        return f"{unsure}. {before}" if crashed else unsure
-    if not hit:
-        return before if crashed else "No job was hit"
-    text = f"Jobs hit: {', '.join(job.title for job in hit)}"
-    return f"{text}. {before}" if crashed else text
+) -> Said:
+    names = ", ".join(f"{job.title} ({job.state})" for job in crashed)
+    ended = say("actions.jobs_hit_ended", jobs=names)
+    if certain and not hit:
+        return ended if crashed else say("actions.jobs_hit_none")
+    first = _hit(hit) if certain else _unsure(ctx, on_node)
+    return say("actions.jobs_hit_and_ended", first=first, ended=ended) if crashed else first
+
+
+def _hit(hit: list[SlurmJob]) -> Said:
+    return say("actions.jobs_hit", jobs=", ".join(job.title for job in hit))
+
+
+def _unsure(ctx: Context, on_node: list[SlurmJob]) -> Said:
+    listed = ", ".join(sorted(job.title for job in on_node))
+    pci = ctx.incident.root.pci if ctx.incident else None
+    if not pci:
+        return say("actions.jobs_hit_some_gpu", jobs=listed)
+    return say("actions.jobs_hit_which_gpu", pci=pci, jobs=listed)
 
 
 def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
@@ -109,13 +117,16 @@ def node_answers(ctx: Context) -> Result:
     if not isinstance(node, SlurmNode):
         return node
     if holder := holder_of(node):
-        return Failed(text=f"{holder} it: {node.reason or 'no reason given'}", final=True)
+        text = say("actions.answers_holder", holder=holder, reason=reason_given(node))
+        return Failed(text=text, final=True)
+    state = "+".join(node.state)
     if "NOT_RESPONDING" in node.state:
-        return Failed(text=f"Slurm does not reach {node.name} ({'+'.join(node.state)})")
+        return Failed(text=say("actions.not_reached", node=node.name, state=state))
     if since := _recent_reports(ctx):
-        return Failed(text=f"A new fault line came since: {since[-1].text}", final=True)
+        text = say("actions.answers_new_line", text=quoted(since[-1].text))
+        return Failed(text=text, final=True)
     return Done(
-        text=f"{node.name} answers Slurm ({'+'.join(node.state)}); no new fault line",
+        text=say("actions.answers_well", node=node.name, state=state),
         data={"state": list(node.state), "gpus": node.gpus},
     )
 
@@ -149,18 +160,17 @@ def still_slow(ctx: Context) -> Result:
     """
     incident = ctx.incident
     if incident is None or ctx.run.by != "healer":
-        return Done(text=f"{ctx.run.by} asks for it")
+        return Done(text=say("actions.asks_for_it", who=ctx.run.by))
     if over := cleared(ctx):
         return over
     if ctx.run.approved_by:
-        return Done(text=f"{ctx.run.approved_by} approved it")
+        return Done(text=say("actions.slow_approved", who=ctx.run.approved_by))
     needed = int(ctx.step.input.get("senses", 1))
     senses = senses_of(incident, ctx.tools.now())
     if len(senses) < needed:
         return Failed(text=why_too_few_senses(incident, needed, ctx.tools.now()), final=True)
-    return Done(
-        text=f"{senses_text(senses)} tell of {ctx.node}", data={"senses": [str(sense) for sense in senses]}
-    )
+    text = say("actions.slow_senses", senses=senses_text(senses), node=ctx.node)
+    return Done(text=text, data={"senses": [str(sense) for sense in senses]})
 
 
 def still_silent(ctx: Context) -> Result:
@@ -172,7 +182,7 @@ def still_silent(ctx: Context) -> Result:
     """
     incident = ctx.incident
     if incident is None or ctx.run.by != "healer":
-        return Done(text=f"{ctx.run.by} asks for it")
+        return Done(text=say("actions.asks_for_it", who=ctx.run.by))
     node = read_node(ctx, after_s=5.0)
     if not isinstance(node, SlurmNode):
         return node
@@ -180,18 +190,17 @@ def still_silent(ctx: Context) -> Result:
     picture = ctx.tools.picture()
     if node.responding:
         shown = picture.nodes.get(node.name) if picture is not None else None
-        text = f"Slurm reaches {node.name} again ({state}): nothing is done"
+        text = say("actions.silent_reached", node=node.name, state=state)
         if shown is not None and shown.responding:
             return Done(text=text, data={"ends_run": True})
         return Again(text=text, after_s=1.0)
     if incident.clear_since is not None:
-        heard = f"{node.name} speaks again since {incident.clear_since:%H:%M:%S} UTC"
-        return Done(text=f"{heard}: nothing is done, though Slurm does not reach it", data={"ends_run": True})
+        text = say("actions.silent_heard", node=node.name, since=f"{incident.clear_since:%H:%M:%S}")
+        return Done(text=text, data={"ends_run": True})
     if others := unreached_neighbours(node.name, picture):
-        named = ", ".join(others[:3])
-        text = f"Slurm does not reach {named} of the same place either: waits for their outage to end"
+        text = say("actions.silent_others", nodes=", ".join(others[:3]))
         return Again(text=text, after_s=5.0)
-    return Done(text=f"Nothing is heard of {node.name}, and Slurm does not reach it ({state})")
+    return Done(text=say("actions.silent_still", node=node.name, state=state))
 
 
 def unreached_neighbours(name: str, picture: SlurmSnapshot | None) -> list[str]:
@@ -217,10 +226,10 @@ def cleared(ctx: Context) -> Done | Again | None:
     since = ctx.incident.clear_since
     if since is None:
         return None
+    clear = f"{since:%H:%M:%S}"
     if ctx.tools.now() - since < CLEAR_FOR:
-        return Again(text=f"{ctx.node} is well again since {since:%H:%M:%S} UTC: waits to see", after_s=5.0)
-    text = f"{ctx.node} is well again since {since:%H:%M:%S} UTC: nothing is done"
-    return Done(text=text, data={"ends_run": True})
+        return Again(text=say("actions.cleared_waits", node=ctx.node, since=clear), after_s=5.0)
+    return Done(text=say("actions.cleared_over", node=ctx.node, since=clear), data={"ends_run": True})
 
 
 JOBS_HIT = Action(verify=list_jobs, effect=False)

@@ -13,6 +13,7 @@ from healer.actions.test_form import TestOutcome
 from healer.model import SlurmJob, SlurmSnapshot, node_kind
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.text import NO_WORDS, Said, from_stored, joined, quoted, read_said, say, to_stored
 
 LOOK_AGAIN_S = 1.0
 #: Before a test has begun.
@@ -35,7 +36,7 @@ class Round(msgspec.Struct, frozen=True):
     partner: str
     job: str | None = None
     outcome: str | None = None
-    says: str = ""
+    says: Said = NO_WORDS
 
 
 def pair_rounds(ctx: Context) -> list[Round]:
@@ -44,7 +45,7 @@ def pair_rounds(ctx: Context) -> list[Round]:
         if partner := line.data.get("partner"):
             found.append(Round(partner=str(partner)))
         if found and (update := line.data.get("pair")):
-            found[-1] = msgspec.structs.replace(found[-1], **update)
+            found[-1] = from_stored(to_stored(found[-1]) | update, Round)
     return found
 
 
@@ -61,7 +62,7 @@ def look_with_partner(ctx: Context, alone: Done) -> Result | None:
         return _next(ctx, alone, rounds, picture)
     job = _job(ctx, rounds[-1], picture)
     if job is None:
-        return None if rounds[-1].job is None else _over(rounds[-1], "void", "Slurm no longer knows its job")
+        return None if rounds[-1].job is None else _over(rounds[-1], "void", say("actions.test_job_gone"))
     if job.active or job.state == "PENDING":
         return _under_way(ctx, rounds[-1], job)
     return _ended(ctx, alone, rounds, job)
@@ -70,17 +71,22 @@ def look_with_partner(ctx: Context, alone: Done) -> Result | None:
 def _next(ctx: Context, alone: Done, rounds: list[Round], picture: SlurmSnapshot) -> Result:
     failed = [round_ for round_ in rounds if round_.outcome == "failed"]
     if len(failed) > 1:
-        both = f"{failed[0].partner} and {failed[1].partner}"
-        text = f"{alone.text}; not well together with {both}: {failed[1].says}"
         partners = [round_.partner for round_ in failed]
+        text = say(
+            "actions.pair_failed",
+            alone=alone.text,
+            first=failed[0].partner,
+            second=failed[1].partner,
+            says=failed[1].says,
+        )
         return Done(text=text, data=alone.data | {"passed": False, "partners": partners})
     if (why := _too_late(ctx, rounds)) is not None:
         return _without(alone, failed, why)
     partner = next(_candidates(ctx, picture, {round_.partner for round_ in rounds}), None)
     if partner is None:
-        text = f"No idle node may be borrowed to test {ctx.node} with"
+        text = say("actions.pair_none_idle", node=ctx.node)
         return Again(text=text, after_s=NONE_FREE_AGAIN_S, data={"pair_since": _since(ctx)})
-    text = f"{partner} is the partner of {ctx.node}"
+    text = say("actions.pair_partner", partner=partner, node=ctx.node)
     return Again(text=text, after_s=0, data={"partner": partner, "pair_since": _since(ctx)})
 
 
@@ -89,21 +95,21 @@ def _since(ctx: Context) -> float:
     return first_logged(ctx.lines, "pair_since") or ctx.tools.now().timestamp()
 
 
-def _too_late(ctx: Context, rounds: list[Round]) -> str | None:
+def _too_late(ctx: Context, rounds: list[Round]) -> Said | None:
     if sum(round_.outcome == "void" for round_ in rounds) >= VOIDS_MAX:
-        return f"{VOIDS_MAX} partners were lost: {rounds[-1].says}"
+        return say("actions.pair_lost", n=VOIDS_MAX, says=rounds[-1].says)
     if ctx.tools.now().timestamp() - _since(ctx) > PARTNER_WITHIN_S:
-        return f"no partner was free within {PARTNER_WITHIN_S} s"
+        return say("actions.pair_none_free", seconds=PARTNER_WITHIN_S)
     return None
 
 
-def _without(alone: Done, failed: list[Round], why: str) -> Result:
+def _without(alone: Done, failed: list[Round], why: Said) -> Result:
     """Without a partner the tests of the node alone decide; after one failure with a partner a person
     does."""
     if failed:
-        text = f"Not well together with {failed[0].partner} ({failed[0].says}), and {why}"
-        return Failed(text=f"{text}: which of the two it is, is not known", final=True)
-    return Done(text=f"{alone.text}; not tested with a second node: {why}", data=alone.data)
+        text = say("actions.pair_unclear", partner=failed[0].partner, says=failed[0].says, why=why)
+        return Failed(text=text, final=True)
+    return Done(text=say("actions.pair_not_tested", alone=alone.text, why=why), data=alone.data)
 
 
 def _candidates(ctx: Context, picture: SlurmSnapshot, tried: set[str]) -> Iterator[str]:
@@ -157,11 +163,11 @@ def submit_pair(ctx: Context) -> Result | None:
     kept = our_reservation(picture, ctx.node)
     node, other = picture.nodes[ctx.node], picture.nodes.get(partner)
     if kept is None:
-        return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
+        return Failed(text=say("actions.test_job_not_reserved", node=ctx.node), final=True)
     if other is None:
-        return _over(rounds[-1], "void", "Slurm does not know it any more")
+        return _over(rounds[-1], "void", say("actions.pair_unknown"))
     if why := ctx.claim.may_borrow([partner], False).get(partner):
-        return _over(rounds[-1], "void", why)
+        return _over(rounds[-1], "void", quoted(why))
     job = test_job.submission(
         (node, other),
         test_job.script_of(ctx, asked, "pair"),
@@ -176,19 +182,20 @@ def submit_pair(ctx: Context) -> Result | None:
     try:
         number = ctx.tools.scheduler.submit(job)
     except SchedulerRefused as error:
-        return _over(rounds[-1], "void", str(error))
+        return _over(rounds[-1], "void", quoted(error.args[0]))
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
-        return Failed(text=f"Slurm did not say whether it took the test job with {partner}: {error}")
-    text = f"The test job {number} of {ctx.node} and {partner} was submitted"
+        why = quoted(error.args[0])
+        return Failed(text=say("actions.pair_unanswered", partner=partner, error=why))
+    text = say("actions.pair_submitted", job=number, node=ctx.node, partner=partner)
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": number}})
 
 
-def _over(now: Round, outcome: str, says: str) -> Again:
+def _over(now: Round, outcome: str, says: Said) -> Again:
     """Logs the end of this round, before the next partner is looked for."""
-    text = f"With {now.partner}: {says}"
-    return Again(text=text, after_s=0, data={"pair": {"outcome": outcome, "says": says}})
+    text = say("actions.pair_over", partner=now.partner, says=says)
+    return Again(text=text, after_s=0, data={"pair": {"outcome": outcome, "says": to_stored(says)}})
 
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
@@ -198,33 +205,35 @@ def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
     )
     noted = {"pair": {"job": job.id}}
     if why is None:
-        text = f"The test job {job.id} of {ctx.node} and {now.partner} {test_job.state_text(job)}"
+        state = test_job.state_text(job)
+        text = say("actions.pair_under_way", job=job.id, node=ctx.node, partner=now.partner, state=state)
         return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    return Again(text=f"Job {job.id} gives way: {why}", after_s=LOOK_AGAIN_S, data=noted)
+    text = say("actions.test_job_gives_way", job=job.id, why=quoted(why))
+    return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
 
 
 def _ended(ctx: Context, alone: Done, rounds: list[Round], job: SlurmJob) -> Result:
     """The result of an ended job; void for one that was cancelled or killed."""
     now, answer = rounds[-1], test_job.judge_job(ctx, job)
     failed = [name for name, ended in answer.report.tests.items() if ended is TestOutcome.failed]
-    worse = job.state == "COMPLETED" and bool(answer.data["worse"])
-    if worse or (job.state == "FAILED" and failed):
-        says = "; ".join(answer.data["worse"]) if worse else answer.report.says.get(failed[0], failed[0])
-        return _over(now, "failed", says)
+    if job.state == "COMPLETED" and answer.worse:
+        return _over(now, "failed", joined(answer.worse, "semicolon"))
+    if job.state == "FAILED" and failed:
+        return _over(now, "failed", quoted(answer.report.says.get(failed[0], failed[0])))
     if job.state != "COMPLETED":
-        return _over(now, "void", f"job {job.id} was {job.state}")
+        return _over(now, "void", say("actions.test_job_was", job=job.id, state=job.state))
     for earlier in rounds:
         if earlier.outcome == "failed":
-            says = f"not well together with {ctx.node}, which is well with {now.partner}: {earlier.says}"
+            says = say("actions.pair_says", node=ctx.node, partner=now.partner, says=earlier.says)
             ctx.claim.tell_detector(test_job.failed_test_command(ctx, earlier.partner, "pair", says[:300]))
     merged: dict[str, Any] = dict(alone.data)
     for part in ("tests", "took_s", "says", "results"):
         merged[part] = {**alone.data[part], **answer.data[part]}
     merged["compared"] = [*alone.data["compared"], *answer.data["compared"]]
     merged["partners"] = [now.partner]
-    return Done(text=f"{alone.text}; well together with {now.partner}", data=merged)
+    return Done(text=say("actions.pair_passed", alone=alone.text, partner=now.partner), data=merged)
 
 
 def _on_node(ctx: Context) -> bool:
@@ -247,13 +256,14 @@ def _look(ctx: Context, on_node: Callable[[Context], Result | None]) -> Result |
     if not isinstance(result, Done) or not _passed(result) or not test_job.pair_tests(ctx):
         return result
     # Logged, as Slurm forgets an ended job after some minutes, and finding a partner may take longer.
-    return Again(text=result.text, after_s=0, data={"alone": {"text": result.text, "data": result.data}})
+    alone_now = {"text": to_stored(result.text), "data": result.data}
+    return Again(text=result.text, after_s=0, data={"alone": alone_now})
 
 
 def _alone(ctx: Context) -> Done | None:
     """The logged result of the tests of the node alone; None before that."""
     noted = first_logged(ctx.lines, "alone")
-    return Done(text=noted["text"], data=noted["data"]) if noted is not None else None
+    return Done(text=read_said(Said, noted["text"]), data=noted["data"]) if noted is not None else None
 
 
 def _probe(ctx: Context) -> Result | None:
@@ -267,7 +277,8 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _look(ctx, OWN_TESTS.verify) or Again(text=f"The tests of {ctx.node} begin", after_s=BEGIN_AGAIN_S)
+    begins = Again(text=say("actions.test_job_begins", node=ctx.node), after_s=BEGIN_AGAIN_S)
+    return _look(ctx, OWN_TESTS.verify) or begins
 
 
 DIAGNOSE = Action(probe=_probe, do=_do, verify=_verify)

@@ -26,6 +26,7 @@ from healer.actions.base import (
     read_node,
     read_node_and_jobs,
     read_slurm,
+    reason_given,
     reason_of,
 )
 from healer.decisions.consent import STUCK_FOR
@@ -35,6 +36,7 @@ from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError
+from healer.text import Said, joined, quoted, say
 
 #: Slurm keeps whole seconds of a reason's time.
 _ROUNDING = timedelta(seconds=1)
@@ -43,25 +45,25 @@ _ROUNDING = timedelta(seconds=1)
 def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     if node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id):
         return Done(
-            text=f"Drained: {node.reason}",
+            text=say("actions.drain_done", reason=node.reason),
             data={"state": list(node.state), "reason": node.reason, "user": node.reason_user},
         )
     if node.drain and is_ours(node.reason):
         return Done(
-            text=f"Drained already by healer for another incident: {node.reason}",
+            text=say("actions.drain_done_other", reason=node.reason),
             data={"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
         )
     if holder := _other(ctx, node):
         # Another owner drained it just before. Their reason is never replaced (law 5).
-        return Failed(text=f"{holder} {node.name} with the reason: {node.reason or 'none'}", final=True)
+        reason = node.reason or say("actions.drain_no_reason")
+        text = say("actions.drain_holder", holder=holder, node=node.name, reason=reason)
+        return Failed(text=text, final=True)
     if ctx.step.input.get("adopt") and not node.held:
-        return Skipped(
-            text=f"{node.name} is in service: there is nothing to take over", data={"ends_run": True}
-        )
+        return Skipped(text=say("actions.drain_in_service", node=node.name), data={"ends_run": True})
     return None
 
 
-def _other(ctx: Context, node: SlurmNode) -> str | None:
+def _other(ctx: Context, node: SlurmNode) -> Said | None:
     """`ann holds`; None where no other owner does. Slurm's own drain has no owner where the step adopts
     drains, or where healer's hook was permitted to cause it."""
     if slurm_kind(node.reason) is not None and (
@@ -103,7 +105,7 @@ def _verify_drain(ctx: Context) -> Result:
     result = _probe_drain(ctx)
     if isinstance(result, Done) and (beaten := _overwritten_drain(ctx)) is not None:
         return _restore_reason(ctx, beaten)
-    return result or Again(text="The drain does not show in Slurm yet", after_s=1.0)
+    return result or Again(text=say("actions.drain_not_shown"), after_s=1.0)
 
 
 # --- a race that was lost ---
@@ -125,8 +127,7 @@ def _overwritten_drain(ctx: Context) -> SlurmNode | None:
 
 def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     """Restores their reason and releases our slot: the node is theirs."""
-    who = theirs.reason_user or "Somebody"
-    text = f"{who}'s drain of {ctx.node} came first ({theirs.reason})"
+    who = theirs.reason_user or say("actions.somebody")
     ctx.fence()
     try:
         ctx.tools.scheduler.drain(ctx.node, theirs.reason)
@@ -134,15 +135,18 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     except SchedulerError:
         restored = False
     if restored:
-        text = f"{text}, and ours had replaced it: their words stand again."
         ctx.claim.release_slot(f"{who}'s drain came first")
-    else:
-        text = f"{text}, ours has replaced it, and their words could not be put back: do it by hand."
+    text = say(
+        "actions.drain_reason_restored" if restored else "actions.drain_reason_lost",
+        who=who,
+        node=ctx.node,
+        reason=theirs.reason,
+    )
     ctx.claim.queue(
         Message(
             id=f"{ctx.run.incident or ctx.run.id}:lost-race",
             cluster=ctx.run.cluster,
-            title=f"{who} and healer drained {ctx.node} at the same moment",
+            title=say("actions.drain_lost_race", who=who, node=ctx.node),
             text=text,
             severity=Severity.P3,
             incident=ctx.run.incident,
@@ -158,11 +162,11 @@ def _undo_drain(ctx: Context) -> Result:
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
-        return Done(text="Our drain does not stand any more")
+        return Done(text=say("actions.drain_gone"))
     ctx.fence()
     ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
     ctx.claim.release_slot("the drain was undone")
-    return Done(text="Drain taken back")
+    return Done(text=say("actions.drain_undone"))
 
 
 DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)
@@ -185,16 +189,18 @@ def _probe_down(ctx: Context) -> Result | None:
 
 def _judge_down(ctx: Context, node: SlurmNode, jobs: list[SlurmJob]) -> Result | None:
     if not (node.drain and is_ours(node.reason)):
-        return Failed(text=f"{node.name} is not drained by healer: it is set DOWN by nobody", final=True)
+        return Failed(text=say("actions.down_not_ours", node=node.name), final=True)
     if not jobs:
         if node.base == "DOWN":
-            return Done(text=f"{node.name} is DOWN and free", data={"state": list(node.state)})
-        return Skipped(text=f"No job is stuck on {node.name}")
+            return Done(text=say("actions.down_done", node=node.name), data={"state": list(node.state)})
+        return Skipped(text=say("actions.down_none_stuck", node=node.name))
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     if alive and ctx.run.by == "healer" and ctx.run.approved_by is None:
-        return Failed(text=f"Job {_names(alive)} still runs on {node.name}: a person decides", final=True)
+        text = say("actions.down_job_runs", jobs=_names(alive), node=node.name)
+        return Failed(text=text, final=True)
     if node.base == "DOWN":
-        return Again(text=f"Slurm frees {node.name} of job {_names(jobs)}", after_s=LOOK_AGAIN_S)
+        text = say("actions.down_frees", node=node.name, jobs=_names(jobs))
+        return Again(text=text, after_s=LOOK_AGAIN_S)
     return None
 
 
@@ -210,7 +216,7 @@ def _do_down(ctx: Context) -> Result | None:
 
 
 def _verify_down(ctx: Context) -> Result:
-    return _probe_down(ctx) or Again(text=f"{ctx.node} is not DOWN yet", after_s=LOOK_AGAIN_S)
+    return _probe_down(ctx) or Again(text=say("actions.down_not_yet", node=ctx.node), after_s=LOOK_AGAIN_S)
 
 
 # --- check: jobs_left ---
@@ -227,26 +233,29 @@ def jobs_left(ctx: Context) -> Result:
         return read
     node, jobs = read
     if not jobs:
-        return Done(text=f"No job is left on {node.name}", data={"passed": True})
+        return Done(text=say("actions.jobs_left_none", node=node.name), data={"passed": True})
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     if alive:
-        text = f"Job {_names(alive)} still runs on {node.name}"
+        names = _names(alive)
         if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
-            return Again(text=text, after_s=RUN_ON_S)
-        return Done(text=f"{text}: nothing is stuck", data={"passed": True})
-    lives = ", ".join(f"{job.id} (restart {job.restarts})" for job in sorted(jobs, key=lambda job: job.id))
-    text = f"On {node.name} completes: job {lives}"
-    since = _since(ctx, text)
+            return Again(text=say("actions.jobs_left_running", jobs=names, node=node.name), after_s=RUN_ON_S)
+        text = say("actions.jobs_left_not_stuck", jobs=names, node=node.name)
+        return Done(text=text, data={"passed": True})
+    lives = {job.id: job.restarts for job in sorted(jobs, key=lambda job: job.id)}
+    since = _since(ctx, lives)
+    named = joined((say("actions.jobs_left_life", job=job, restarts=n) for job, n in lives.items()), "comma")
     if ctx.tools.now() - since < STUCK_FOR:
-        return Again(text=text, after_s=LOOK_AGAIN_S)
-    stuck = f"On {node.name} hangs since {since:%H:%M:%S} UTC at its end: job {lives}"
-    return Done(text=stuck, data={"passed": False, "stuck_since": since.isoformat()})
+        text = say("actions.jobs_left_completing", node=node.name, jobs=named)
+        return Again(text=text, after_s=LOOK_AGAIN_S, data={"completing": lives})
+    text = say("actions.jobs_left_stuck", node=node.name, since=f"{since:%H:%M:%S}", jobs=named)
+    return Done(text=text, data={"passed": False, "stuck_since": since.isoformat()})
 
 
-def _since(ctx: Context, text: str) -> datetime:
-    """Since when this text has been the step's last log entry; now if it is not."""
+def _since(ctx: Context, lives: dict[str, int]) -> datetime:
+    """Since when the step's last log entry has these jobs and restart counts as completing; now if it has
+    others."""
     last = ctx.lines[-1] if ctx.lines else None
-    same = last is not None and last.event is StepEvent.waiting and last.text == text
+    same = last is not None and last.event is StepEvent.waiting and last.data.get("completing") == lives
     return last.at if last is not None and same else ctx.tools.now()
 
 
@@ -264,7 +273,7 @@ _NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 REPAIRED = frozenset({"resume", "return-to-service"})
 
 
-def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
+def _returned(ctx: Context, node: SlurmNode, text: Said) -> Done:
     ctx.fence()
     clear_note(ctx.tools.scheduler, node)
     # Both in the transaction of the step's last entry: with its slot released and its incident open the node
@@ -292,10 +301,8 @@ def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | 
         return read
     node, kept = read
     if holder := holder_of(node, last_drain_reason(ctx.log)):
-        return Failed(
-            text=f"{holder} {node.name}: {node.reason or 'no reason given'}. healer lifts only its drains.",
-            final=True,
-        )
+        text = say("actions.lift_holder", holder=holder, node=node.name, reason=reason_given(node))
+        return Failed(text=text, final=True)
     return node, kept
 
 
@@ -306,21 +313,21 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
     node, kept = read
     state = "+".join(node.state)
     if _NOT_YET.intersection(node.state):
-        return Again(text=f"{node.name} is {state}", after_s=5.0)
+        return Again(text=say("actions.lift_state", node=node.name, state=state), after_s=5.0)
     if ctx.run.by == "healer":
         # A person may end any of healer's drains; healer by itself only that of this incident.
         if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
-            return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
+            return Failed(text=say("actions.lift_else", node=node.name, reason=node.reason), final=True)
         if node.held and not node.resumable:
-            unknown = ", ".join(node.unknown_flags)
-            return Failed(text=f"{node.name} shows {unknown}, which healer does not know", final=True)
+            text = say("actions.lift_unknown_flags", node=node.name, flags=", ".join(node.unknown_flags))
+            return Failed(text=text, final=True)
     back = node.in_service if resumes else not node.drain
     if not back or kept is not None:
         return None
     if node.in_service:
-        return _returned(ctx, node, f"{node.name} is in service ({state})")
+        return _returned(ctx, node, say("actions.lift_in_service", node=node.name, state=state))
     # Its slot and its incidents stay until it is back in service.
-    return Done(text=f"{node.name} is no longer drained, and not in service ({state})")
+    return Done(text=say("actions.lift_not_drained", node=node.name, state=state))
 
 
 def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
@@ -335,7 +342,7 @@ def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
 
 
 def _verify_lift(ctx: Context, *, resumes: bool) -> Result:
-    again = Again(text="The node is not back in service yet", after_s=1.0)
+    again = Again(text=say("actions.lift_not_yet"), after_s=1.0)
     return _probe_lift(ctx, resumes=resumes) or again
 
 
@@ -357,7 +364,7 @@ RESUME, UNDRAIN = _lift_action(resumes=True), _lift_action(resumes=False)
 # or fails by it. `healer reconcile` lists notes that could not be removed.
 
 
-def write_note(scheduler: Scheduler, run: Run, state: str) -> str | None:
+def write_note(scheduler: Scheduler, run: Run, state: str) -> Said | None:
     """Writes the run's state on a node that healer drained. Returns why it could not, or None."""
     try:
         node = scheduler.node(run.node or "")
@@ -371,7 +378,7 @@ def write_note(scheduler: Scheduler, run: Run, state: str) -> str | None:
             if not node.comment or is_our_note(node.comment):
                 scheduler.annotate(node.name, comment=text)
     except SchedulerError as error:
-        return str(error)
+        return quoted(error.args[0])
     return None
 
 
@@ -380,11 +387,11 @@ def our_notes(node: SlurmNode) -> set[str]:
     return {name for name in ("comment", "extra") if is_our_note(getattr(node, name))}
 
 
-def clear_note(scheduler: Scheduler, node: SlurmNode) -> str | None:
+def clear_note(scheduler: Scheduler, node: SlurmNode) -> Said | None:
     """Removes healer's note. Returns why it could not, or None."""
     try:
         if ours := our_notes(node):
             scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
     except SchedulerError as error:
-        return str(error)
+        return quoted(error.args[0])
     return None

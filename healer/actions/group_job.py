@@ -16,6 +16,7 @@ from healer.actions.test_form import TestOutcome, parse_report
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.text import NO_WORDS, Said, joined, quoted, say, to_stored
 
 #: With fewer nodes a half has no two nodes that could be tested together.
 LEAST = 4
@@ -27,7 +28,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a group's test: figures by name, higher is better; `failed`: what went wrong."""
 
     figures: dict[str, float] = {}
-    failed: str = ""
+    failed: Said = NO_WORDS
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """`slow`: node -> why. `between`: pairs of groups that are well apart and slow together. `open`: slow
     groups whose nodes cannot be distinguished. All empty: nothing is slow."""
 
-    slow: dict[str, str] = {}
+    slow: dict[str, Said] = {}
     between: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     open: tuple[tuple[str, ...], ...] = ()
     tested: int = 0
@@ -81,7 +82,7 @@ class _Search:
     #: (size of the group, its result), in the order of evaluation.
     seen: list[tuple[int, Answer]] = field(default_factory=list)
     well: list[str] = field(default_factory=list)
-    slow: dict[str, str] = field(default_factory=dict)
+    slow: dict[str, Said] = field(default_factory=dict)
     between: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
     open: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -110,7 +111,7 @@ class _Search:
             self.well += [*first, *rest]
             self.between.append((tuple(first), tuple(rest)))
 
-    def _go_on(self, halves: tuple[list[str], list[str]], reasons: tuple[str, str]) -> None:
+    def _go_on(self, halves: tuple[list[str], list[str]], reasons: tuple[Said, Said]) -> None:
         for half, why in zip(halves, reasons, strict=True):
             if not why:
                 self.well += half
@@ -136,7 +137,7 @@ class _Search:
     def _filled(self, half: list[str], size: int) -> list[str]:
         return [*half, *[node for node in self.well if node not in half][: size - len(half)]]
 
-    def _both(self, first: list[str], rest: list[str]) -> tuple[str, str]:
+    def _both(self, first: list[str], rest: list[str]) -> tuple[Said, Said]:
         """Why each is slow, or empty. Both are tested before either is judged: they are compared."""
         this, other = self._answer(first), self._answer(rest)
         return self._judged(this, size=len(first)), self._judged(other, size=len(rest))
@@ -148,7 +149,7 @@ class _Search:
         self.seen.append((len(nodes), found))
         return found
 
-    def _judged(self, answer: Answer, *, size: int) -> str:
+    def _judged(self, answer: Answer, *, size: int) -> Said:
         """Why it is slow; empty: it is not. Compared with groups of at least about its size."""
         if answer.failed:
             return answer.failed
@@ -158,8 +159,9 @@ class _Search:
             ]
             best = max([*others, self.standard.get(name, 0.0)])
             if figure < FIGURE_SHARE * best:
-                return f"{name} {figure:g}, {100 * figure / best:.0f} % of {best:g}"
-        return ""
+                share = 100 * figure / best
+                return say("actions.group_slow", name=name, figure=figure, share=share, best=best)
+        return NO_WORDS
 
 
 LOOK_AGAIN_S = 1.0
@@ -179,7 +181,7 @@ class Round(msgspec.Struct, frozen=True, omit_defaults=True):
     asked_at: datetime | None = None
     outcome: str | None = None
     answer: Answer = Answer()
-    says: str = ""
+    says: Said = NO_WORDS
 
 
 def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late: bool) -> Result | None:
@@ -187,14 +189,16 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
     over."""
     job = find(ctx, number, now, picture)
     if job is None and now.job is not None:
-        return _over(now, "void", "Slurm no longer knows its job")
+        return _over(now, "void", say("actions.test_job_gone"))
     if job is None and now.asked_at is not None:
         return _unanswered(ctx, now, now.asked_at)
     if job is None:
         left = list(ctx.claim.may_borrow(now.nodes, False))
         if left and late:
-            return _over(now, "void", f"{few(left)} did not come free")
-        return Again(text=f"Waits for {few(left)}", after_s=WAITS_AGAIN_S) if left else None
+            return _over(now, "void", say("actions.group_not_free", nodes=few(left)))
+        if not left:
+            return None
+        return Again(text=say("actions.group_waits", nodes=few(left)), after_s=WAITS_AGAIN_S)
     if job.active or job.state == "PENDING":
         return _under_way(ctx, now, job, late=late)
     return _ended(now, job)
@@ -203,8 +207,8 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
 def _unanswered(ctx: Context, now: Round, asked_at: datetime) -> Again:
     """Slurm did not answer the submission: looks for the job by name, and never submits it again."""
     if ctx.tools.now() - asked_at > APPEARS_WITHIN:
-        return _over(now, "void", "Slurm did not say whether it took its job, and shows none")
-    return Again(text=f"The test job of {few(now.nodes)} is looked for", after_s=LOOK_AGAIN_S)
+        return _over(now, "void", say("actions.group_unanswered"))
+    return Again(text=say("actions.group_looked_for", nodes=few(now.nodes)), after_s=LOOK_AGAIN_S)
 
 
 def find(ctx: Context, number: int, now: Round, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -232,16 +236,23 @@ def _comment(ctx: Context, number: int) -> str:
 def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result:
     """The job gives way to any job that needs one of its nodes, and when it does not start in time."""
     why = next(iter(ctx.claim.may_borrow(now.nodes, True).values()), None)
-    why = why or test_job.not_started(ctx, job, job.submit_at) or ("its time is over" if late else None)
+    why = (
+        why or test_job.not_started(ctx, job, job.submit_at) or (say("actions.group_late") if late else None)
+    )
     noted = {"told": {"job": job.id}}
     if why is None:
-        text = (
-            f"The test job {job.id} of {len(now.nodes)} nodes ({few(now.nodes)}) {test_job.state_text(job)}"
+        text = say(
+            "actions.group_under_way",
+            job=job.id,
+            n=len(now.nodes),
+            nodes=few(now.nodes),
+            state=test_job.state_text(job),
         )
         return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    return Again(text=f"Job {job.id} gives way: {why}", after_s=LOOK_AGAIN_S, data=noted)
+    text = say("actions.test_job_gives_way", job=job.id, why=quoted(why))
+    return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
 
 
 def _ended(now: Round, job: SlurmJob) -> Result:
@@ -250,18 +261,23 @@ def _ended(now: Round, job: SlurmJob) -> Result:
     tests = report.tests if report is not None else {}
     failed = next((name for name, ended in tests.items() if ended is TestOutcome.failed), None)
     if report is not None and job.state == "FAILED" and failed is not None:
-        return _over(now, "answered", "", Answer(failed=f"{failed}: {report.says.get(failed, 'failed')}"))
+        says = report.says.get(failed) or say("actions.group_no_words")
+        return _over(
+            now, "answered", answer=Answer(failed=say("actions.group_test_failed", test=failed, says=says))
+        )
     rates = rates_in(report.results) if report is not None else {}
     if job.state != "COMPLETED" or not rates:
+        text = say("actions.test_job_was", job=job.id, state=job.state)
         says = "; ".join(report.says.values()) if report is not None else ""
-        return _over(now, "void", f"job {job.id} was {job.state}" + (f" ({says})" if says else ""))
-    return _over(now, "answered", "", Answer(figures=rates))
+        return _over(now, "void", say("actions.group_void", text=text, says=says) if says else text)
+    return _over(now, "answered", answer=Answer(figures=rates))
 
 
-def _over(now: Round, outcome: str, says: str, answer: Answer = Answer()) -> Again:
+def _over(now: Round, outcome: str, says: Said = NO_WORDS, answer: Answer = Answer()) -> Again:
     figures = ", ".join(f"{name} {figure:g}" for name, figure in answer.figures.items())
-    text = f"{len(now.nodes)} nodes ({few(now.nodes)}): {says or answer.failed or figures}"
-    update = {"outcome": outcome, "says": says, "answer": msgspec.to_builtins(answer)}
+    found = says or answer.failed or figures
+    text = say("actions.group_over", n=len(now.nodes), nodes=few(now.nodes), found=found)
+    update = {"outcome": outcome, "says": to_stored(says), "answer": to_stored(answer)}
     return Again(text=text, after_s=0, data={"told": update})
 
 
@@ -269,7 +285,7 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
     depth = ctx.tools.validation.depths.get(str(ctx.step.input.get("depth")))
     lacks = [name for name in depth.tests if name not in ctx.tools.scripts] if depth is not None else []
     if depth is None or lacks:
-        text = f"There is no depth {ctx.step.input.get('depth')} of tests in rules, or a script is missing"
+        text = say("actions.group_no_depth", depth=str(ctx.step.input.get("depth")))
         return Failed(text=text, final=True)
     try:
         picture = ctx.tools.scheduler.snapshot()
@@ -290,18 +306,19 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
     try:
         taken = ctx.tools.scheduler.submit(job)
     except SchedulerRefused as error:
-        return _over(now, "void", str(error))
+        return _over(now, "void", quoted(error.args[0]))
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
-        text = f"Slurm did not say whether it took the test job of {few(now.nodes)}: {error}"
+        text = say("actions.test_job_unanswered", nodes=few(now.nodes), error=quoted(error.args[0]))
         return Again(
             text=text, after_s=LOOK_AGAIN_S, data={"told": {"asked_at": ctx.tools.now().isoformat()}}
         )
-    text = f"The test job {taken} of {len(now.nodes)} nodes was submitted"
+    text = say("actions.group_submitted", job=taken, n=len(now.nodes))
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"job": taken}})
 
 
-def few(nodes: Sequence[str]) -> str:
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(nodes[:_NAMED]) + more
+def few(nodes: Sequence[str]) -> Said:
+    shown = joined(nodes[:_NAMED], "comma")
+    more = len(nodes) - _NAMED
+    return say("actions.group_and_more", shown=shown, n=more) if more > 0 else shown

@@ -24,6 +24,7 @@ from healer.detection.flight_recorder import Group, RecorderError, Stall, descri
 from healer.model import GpuActivity, JobOnNode, LogEntry, Sense, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
+from healer.text import Said, joined, quoted, say
 
 #: The most nodes of a job that are asked; whether a larger job hangs a person decides.
 MOST_NODES = 32
@@ -37,6 +38,7 @@ REPORT_LASTS = timedelta(minutes=3)
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
 #: The most bytes of a node's dumps in the run's log.
 KEPT_BYTES = 512 * 1024
+_GPUS = {None: "unknown", True: "quiet", False: "work"}
 
 
 # --- the check `hung` ---
@@ -49,8 +51,7 @@ def hung(ctx: Context) -> Result:
     if not isinstance(job, SlurmJob):
         return job
     if ctx.tools.nodes is None:
-        text = "healer has no way to work on nodes: by hand, `py-spy dump --pid PID` for ranks on each"
-        return Done(text=text, data={"passed": False, "evidence": True})
+        return Done(text=say("actions.hang_by_hand"), data={"passed": False, "evidence": True})
     nodes = sorted(job.nodes)
     if len(nodes) > MOST_NODES:
         return _as_reported(ctx, job)
@@ -59,7 +60,7 @@ def hung(ctx: Context) -> Result:
         return _look_at_node(ctx, job, missing, with_dumps=True)
     again = [entry for entry in ctx.lines if "again" in entry.data]
     if not again and (left_s := (first[-1].at + APART - ctx.tools.now()).total_seconds()) > 0:
-        return Again(text=f"Looks again at the GPUs of job {job.title}", after_s=left_s)
+        return Again(text=say("actions.hang_looks_again", job=job.title), after_s=left_s)
     if (missing := _next(nodes, again, "again")) is not None:
         return _look_at_node(ctx, job, missing, with_dumps=False)
     return _verdict(job, first, again)
@@ -76,11 +77,11 @@ def _as_reported(ctx: Context, job: SlurmJob) -> Result:
     ]
     over = incident is None or incident.clear_since is not None
     if looks and not over and looks[-1] - looks[0] >= APART and now - looks[-1] <= REPORT_LASTS:
-        text = f"Job {job.title}: its ranks wait for each other and all its GPUs were quiet, twice: it hangs"
+        text = say("actions.hang_reported", job=job.title)
         return Done(text=text, data={"passed": True, "evidence": True})
     if not over and now - ctx.began_at < REPORT_LASTS:
-        return Again(text=f"Waits for two reports of the GPUs of job {job.title}", after_s=5)
-    text = f"Job {job.title} has {len(job.nodes)} nodes: only a person can tell whether it hangs"
+        return Again(text=say("actions.hang_waits_for_reports", job=job.title), after_s=5)
+    text = say("actions.hang_too_large", job=job.title, nodes=len(job.nodes))
     return Done(text=text, data={"passed": False, "evidence": True})
 
 
@@ -98,18 +99,26 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
         seen = ctx.tools.nodes.job_on_node(node, job.id)
     except NodeError as error:
         data: dict[str, Any] = {name: node, "quiet": None}
-        return Again(
-            text=f"{node} tells nothing{'' if with_dumps else ' any more'}: {error}", after_s=0, data=data
+        text = say(
+            "actions.hang_no_answer" if with_dumps else "actions.hang_no_answer_again",
+            node=node,
+            error=quoted(error.args[0]),
         )
+        return Again(text=text, after_s=0, data=data)
     quiet = is_quiet(_gpus_of_job(job, node, seen.gpus))
     data = {name: node, "quiet": quiet}
-    words = [{None: "its GPUs cannot be told", True: "its GPUs are quiet", False: "its GPUs work"}[quiet]]
+    words = [say(f"actions.hang_gpus_{_GPUS[quiet]}")]
     if with_dumps:
         ranks, unread = _dumps(ctx, seen)
         data["ranks"] = ranks
-        words.append(f"{len(ranks)} dumps of the recorder")
+        words.append(say("actions.hang_dumps", n=len(ranks)))
         words += unread
-    return Again(text=f"{node}{'' if with_dumps else ' again'}: {', '.join(words)}", after_s=0, data=data)
+    text = say(
+        "actions.hang_node" if with_dumps else "actions.hang_node_again",
+        node=node,
+        what=joined(words, "comma"),
+    )
+    return Again(text=text, after_s=0, data=data)
 
 
 def _gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
@@ -139,26 +148,26 @@ def _is_quiet(gpu: GpuActivity) -> bool | None:
     return gpu.power_w < WAITING_OF_LIMIT * gpu.power_limit_w
 
 
-def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[str]]:
+def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[Said]]:
     """Rank -> summary of its newest dump; and why others are left out."""
     found: dict[str, Any] = {}
     unread = [seen.text] if seen.text else []
     for dump in sorted(seen.dumps, key=lambda dump: dump.at):
         ctx.fence()  # a large dump takes a second
         if ctx.tools.now() - dump.at > DUMP_LASTS:
-            unread.append(f"that of rank {dump.rank} is old")
+            unread.append(say("actions.hang_dump_old", rank=dump.rank))
         elif dump.data is None:
-            unread.append(f"that of rank {dump.rank} is too large")
+            unread.append(say("actions.hang_dump_large", rank=dump.rank))
         else:
             try:
                 groups = read(dump.data)
             except RecorderError as error:
-                unread.append(f"that of rank {dump.rank} is not read: {error}")
+                unread.append(say("actions.hang_dump_unread", rank=dump.rank, error=quoted(error.args[0])))
             else:
                 kept = {name: _summary_of(group) for name, group in groups.items()}
                 found[str(dump.rank)] = {"at": dump.at.isoformat(), "groups": kept}
     if len(msgspec.json.encode(found)) > KEPT_BYTES:
-        return {}, ["the recorder's dumps hold too much to be kept"]
+        return {}, [say("actions.hang_dumps_large")]
     return found, unread[:5]
 
 
@@ -191,33 +200,33 @@ def _verdict(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Don
     ]
     why = _why_unproven(stand, quiet, max(stood_s, default=0.0))
     if why is None and twice:
-        why = "Two nodes tell of the same rank: dumps of another job may be among them"
-    text = (
-        describe_stall(stand, nodes)
-        if stand is not None
-        else "No dump of the recorder shows a collective that stands"
+        why = say("actions.hang_rank_twice")
+    text = say(
+        "actions.hang_verdict",
+        job=job.title,
+        stall=quoted(describe_stall(stand, nodes)) if stand is not None else say("actions.hang_no_stall"),
+        why=why or say("actions.hang_proven"),
     )
-    words = f"Job {job.title}: {text}. {why or 'All its GPUs were quiet, twice: it hangs'}"
     missing = sorted({nodes[rank] for rank in (stand.missing if stand else ()) if rank in nodes})
     data = {"passed": why is None, "evidence": True, "missing": missing}
-    return Done(text=words, data=data)
+    return Done(text=text, data=data)
 
 
-def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> str | None:
+def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> Said | None:
     """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited at its dump, in
     seconds by its node's clock."""
     if False in quiet:
-        return "Its GPUs work, so it may go on"
+        return say("actions.hang_at_work")
     if None in quiet:
-        return "What its GPUs do is not known of all nodes"
+        return say("actions.hang_not_known")
     if stand is None:
-        return "Its GPUs are quiet, and nothing says why"
+        return say("actions.hang_no_reason")
     if stand.differs:
-        return "A restart would not mend that"
+        return say("actions.hang_program_wrong")
     if not stand.whole:
-        return "Not every rank has left a dump, so it is not proven"
+        return say("actions.hang_dumps_missing")
     if stood_s < STOOD_FOR.total_seconds():
-        return "It had stood for less than a minute when the dumps were written"
+        return say("actions.hang_too_short")
     return None
 
 
@@ -229,9 +238,9 @@ def job_works(ctx: Context) -> Result:
     again is left alone. Asked once, before any effect on the job; unknown does not stop the requeue."""
     job = read_job(ctx)
     if ctx.asked or ctx.tools.nodes is None or not isinstance(job, SlurmJob):
-        return Failed(text="Nobody has looked")
+        return Failed(text=say("actions.job_works_no_look"))
     if job.restarts != ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
-        return Failed(text=f"Job {job.title} is {job.state}")
+        return Failed(text=say("actions.job_works_state", job=job.title, state=job.state))
     for node in dict.fromkeys((min(job.nodes), max(job.nodes))):
         ctx.fence()
         try:
@@ -239,9 +248,8 @@ def job_works(ctx: Context) -> Result:
         except NodeError:
             continue
         if is_quiet(_gpus_of_job(job, node, seen.gpus)) is False:
-            by_hand = f"`healer run requeue --job {job.id}` does it all the same"
-            return Skipped(text=f"The GPUs of job {job.title} work on {node}: not requeued; {by_hand}")
-    return Failed(text=f"No GPU of job {job.title} is seen to work")
+            return Skipped(text=say("actions.job_works", job=job.title, node=node, id=job.id))
+    return Failed(text=say("actions.job_works_unseen", job=job.title))
 
 
 # --- the check `stacks` ---
@@ -253,29 +261,33 @@ def stacks(ctx: Context) -> Result:
     if not isinstance(job, SlurmJob):
         return job
     if ctx.tools.nodes is None:
-        return Skipped(text="healer has no way to work on nodes: no stacks were read")
+        return Skipped(text=say("actions.stacks_no_way"))
     asked = {entry.data["node"] for entry in ctx.lines if "node" in entry.data}
     node = next((name for name in _sample(ctx, job) if name not in asked), None)
     if node is None:
         found = [entry.text for entry in ctx.lines if entry.data.get("stacks")]
-        text = "; ".join(found) or f"No stack of job {job.title} could be read"
+        text = joined(found, "semicolon") if found else say("actions.stacks_none", job=job.title)
         return Done(text=text, data={"evidence": True})
     ctx.fence()
     try:
         seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
-        return Again(text=f"{node}: {error}", after_s=0, data={"node": node})
-    shown = [f"process {stack.pid} stands in {_where(stack.threads)}" for stack in seen.stacks]
+        text = say("actions.stacks_node", node=node, what=quoted(error.args[0]))
+        return Again(text=text, after_s=0, data={"node": node})
+    shown = [
+        say("actions.stacks_process", pid=stack.pid, frames=_where(stack.threads)) for stack in seen.stacks
+    ]
     if seen.text:
         shown.append(seen.text)
     data = {"node": node, "stacks": msgspec.to_builtins(seen.stacks)} if seen.stacks else {"node": node}
-    return Again(text=f"{node}: {', '.join(shown) or 'nothing told'}", after_s=0, data=data)
+    what = joined(shown, "comma") if shown else say("actions.stacks_nothing")
+    return Again(text=say("actions.stacks_node", node=node, what=what), after_s=0, data=data)
 
 
 def _where(threads: dict[str, tuple[str, ...]]) -> str:
     """The innermost frames of the main thread."""
     frames = threads.get("MainThread") or next(iter(threads.values()), ())
-    return " < ".join(frames[:3]) or "no frame"
+    return " < ".join(frames[:3]) or say("actions.stacks_no_frame")
 
 
 def _sample(ctx: Context, job: SlurmJob) -> list[str]:
@@ -294,7 +306,7 @@ def _job(ctx: Context) -> SlurmJob | Result:
         return job
     assert ctx.restarts is not None  # read_job_of_run checked it
     if job.restarts > ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
-        text = f"Job {job.title} is {job.state}, restart {job.restarts}: it does not hang any more"
+        text = say("actions.hang_over", job=job.title, state=job.state, restarts=job.restarts)
         return Done(text=text, data={"ends_run": True})
     return job
 

@@ -8,6 +8,7 @@ import msgspec
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
 from healer.model import Bundle, Diagnosis, EvidenceFile, SlurmNode
 from healer.ports.node_exec import EvidenceBroken, NodeError, NodeExec, NodeUnavailable
+from healer.text import joined, quoted, say
 
 LOOK_AGAIN_S = 2.0
 
@@ -17,11 +18,11 @@ Look = Callable[[Context, NodeExec], Result]
 
 def no_way(ctx: Context, command: str) -> Failed:
     """Hands the work to a person, with the command to type."""
-    text = (
-        f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there. "
-        f"By hand, as root on {ctx.node}: `{command}`."
-    )
-    return Failed(text=text, final=True)
+    return Failed(text=say("actions.node_no_way", node=ctx.node, command=command), final=True)
+
+
+def _silent(ctx: Context, error: NodeUnavailable, after_s: float) -> Again:
+    return Again(text=say("actions.node_silent", node=ctx.node, error=quoted(error.args[0])), after_s=after_s)
 
 
 def node_action(
@@ -41,7 +42,7 @@ def node_action(
             return look(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
             # Unknown whether it runs: starting it again under the same key changes nothing.
-            return Again(text=f"{ctx.node} did not answer: {error}", after_s=after_s) if ctx.asked else None
+            return _silent(ctx, error, after_s) if ctx.asked else None
         except NodeError:
             return None
 
@@ -52,9 +53,9 @@ def node_action(
             start(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
             # Sent: unknown whether it began, so poll. Not sent (other work runs there): try again later.
-            return None if error.sent else Again(text=str(error), after_s=after_s)
+            return None if error.sent else Again(text=quoted(error.args[0]), after_s=after_s)
         except NodeError as error:
-            return Failed(text=str(error))
+            return Failed(text=quoted(error.args[0]))
         return None
 
     def verify(ctx: Context) -> Result:
@@ -63,9 +64,9 @@ def node_action(
         try:
             return look(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
-            return Again(text=f"{ctx.node} did not answer: {error}", after_s=after_s)
+            return _silent(ctx, error, after_s)
         except NodeError as error:
-            return Failed(text=str(error))
+            return Failed(text=quoted(error.args[0]))
 
     return Action(probe=probe, do=begin, verify=verify)
 
@@ -78,9 +79,8 @@ def _outcome(ctx: Context, result: Diagnosis | None, running: Again) -> Result:
     """The outcome of work on the node; `running` while it has none."""
     if result is None:
         return running
-    return Done(
-        text=f"{ctx.node}: {result.text}", data={"passed": result.passed, "failed": list(result.failed)}
-    )
+    text = say("actions.node_says", node=ctx.node, text=result.text)
+    return Done(text=text, data={"passed": result.passed, "failed": [str(test) for test in result.failed]})
 
 
 # --- restart_service ---
@@ -104,9 +104,9 @@ def _restart(ctx: Context) -> Result | None:
         ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
     except NodeUnavailable as error:
         # Sent: read it back. Not sent: an active service would prove no restart.
-        return None if error.sent else Failed(text=str(error))
+        return None if error.sent else Failed(text=quoted(error.args[0]))
     except NodeError as error:
-        return Failed(text=str(error))
+        return Failed(text=quoted(error.args[0]))
     return None
 
 
@@ -115,19 +115,21 @@ def _restarted(ctx: Context) -> Result:
     try:
         active = ctx.tools.nodes is not None and ctx.tools.nodes.service_active(ctx.node, service)
     except NodeUnavailable as error:
-        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
+        return _silent(ctx, error, LOOK_AGAIN_S)
     except NodeError as error:
-        return Failed(text=str(error))
+        return Failed(text=quoted(error.args[0]))
     if not active:
-        return Again(text=f"{service} is not active on {ctx.node} yet", after_s=LOOK_AGAIN_S)
-    return Done(text=f"{service} was restarted on {ctx.node} and is active", data={"service": service})
+        text = say("actions.node_service_inactive", service=service, node=ctx.node)
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    text = say("actions.node_service_restarted", service=service, node=ctx.node)
+    return Done(text=text, data={"service": service})
 
 
 # --- the node's own tests: `healer.actions.diagnose` ---
 
 
 def _tests_result(ctx: Context, nodes: NodeExec) -> Result:
-    running = Again(text=f"The tests of {ctx.node} run", after_s=TESTS_AGAIN_S)
+    running = Again(text=say("actions.node_tests_run", node=ctx.node), after_s=TESTS_AGAIN_S)
     return _outcome(ctx, nodes.diagnosis(ctx.node, ctx.key), running)
 
 
@@ -150,9 +152,11 @@ def fabric_state(ctx: Context) -> Result:
     try:
         fabric = ctx.tools.nodes.fabric_state(ctx.node)
     except NodeError as error:
-        return Failed(text=f"The fabric of {ctx.node} could not be read: {error}")
+        text = say("actions.node_fabric_unread", node=ctx.node, error=quoted(error.args[0]))
+        return Failed(text=text)
     data: dict[str, object] = {"passed": fabric.healthy, "state": fabric.state, "status": fabric.status}
-    text = f"{ctx.node}: {fabric.text or f'fabric {fabric.state}: {fabric.status}'}"
+    seen = fabric.text or say("actions.node_fabric", state=fabric.state, status=fabric.status)
+    text = say("actions.node_says", node=ctx.node, text=seen)
     if not fabric.healthy and (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
         return Again(text=text, after_s=LOOK_AGAIN_S)
     return Done(text=text, data=data)
@@ -173,15 +177,18 @@ def memory_health(ctx: Context) -> Result:
         memory = ctx.tools.nodes.memory_state(ctx.node)
     except NodeUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
-            return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
-        return Failed(text=f"The memory of the GPUs of {ctx.node} could not be read: {error}")
+            return _silent(ctx, error, LOOK_AGAIN_S)
+        text = say("actions.node_memory_unread", node=ctx.node, error=quoted(error.args[0]))
+        return Failed(text=text)
     except NodeError as error:
-        return Failed(text=str(error))
-    missing = 0 if node.gpus_shared else max(0, node.gpus - memory.gpus)
-    faults = [*memory.faults, *([f"it shows {memory.gpus} of {node.gpus} GPUs"] if missing else [])]
+        return Failed(text=quoted(error.args[0]))
+    faults = list(memory.faults)
+    if not node.gpus_shared and memory.gpus < node.gpus:
+        faults.append(say("actions.node_memory_missing", shown=memory.gpus, gpus=node.gpus))
     if faults:
-        return Done(text=f"{ctx.node}: {'; '.join(faults)}", data={"passed": False, "faults": faults})
-    text = f"{ctx.node}: the memory of {memory.gpus} GPUs is well, nothing is pending"
+        text = say("actions.node_says", node=ctx.node, text=joined(faults, "semicolon"))
+        return Done(text=text, data={"passed": False, "faults": [str(fault) for fault in faults]})
+    text = say("actions.node_memory_well", node=ctx.node, gpus=memory.gpus)
     return Done(text=text, data={"passed": True})
 
 
@@ -208,7 +215,7 @@ def _reset_by_hand(ctx: Context) -> str:
 
 
 def _reset_result(ctx: Context, nodes: NodeExec) -> Result:
-    running = Again(text=f"A GPU of {ctx.node} is being reset", after_s=LOOK_AGAIN_S)
+    running = Again(text=say("actions.node_resetting", node=ctx.node), after_s=LOOK_AGAIN_S)
     return _outcome(ctx, nodes.reset(ctx.node, ctx.key), running)
 
 
@@ -227,26 +234,27 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
     assert book is not None  # the probe has looked
     bundle = nodes.collection(ctx.node, ctx.key)
     if bundle is None:
-        return Again(text=f"The logs of {ctx.node} are being collected", after_s=TESTS_AGAIN_S)
+        return Again(text=say("actions.node_collecting", node=ctx.node), after_s=TESTS_AGAIN_S)
     file = _file(ctx, bundle)
-    have = book.stored(file.id)
+    size, have = bundle.size_bytes, book.stored(file.id)
     for _ in range(PIECES):
-        if have >= bundle.size_bytes:
+        if have >= size:
             break
         ctx.fence()
-        data = nodes.read_collection(ctx.node, ctx.key, have)[: bundle.size_bytes - have]
+        data = nodes.read_collection(ctx.node, ctx.key, have)[: size - have]
         if not data:
-            return Failed(text=f"The file on {ctx.node} ended after {have} of {bundle.size_bytes} bytes.")
+            return Failed(text=say("actions.node_file_short", node=ctx.node, have=have, size=size))
         book.add(file, have, data)
         have += len(data)
-    if have < bundle.size_bytes:
-        return Again(text=f"{ctx.node}: {have} of {bundle.size_bytes} bytes are here", after_s=0.1)
+    if have < size:
+        return Again(text=say("actions.node_file_part", node=ctx.node, have=have, size=size), after_s=0.1)
     try:
         book.finish(file)
     except EvidenceBroken as error:
-        return Failed(text=str(error))
-    text = f"{ctx.node}: {bundle.size_bytes / 1e6:.1f} MB are kept as {file.id} ({'; '.join(bundle.parts)})"
-    return Done(text=text, data={"evidence": file.id, "bytes": bundle.size_bytes, "sha256": bundle.sha256})
+        return Failed(text=quoted(error.args[0]))
+    parts = joined(bundle.parts, "semicolon")
+    text = say("actions.node_file_kept", node=ctx.node, mb=size / 1e6, file=file.id, parts=parts)
+    return Done(text=text, data={"evidence": file.id, "bytes": size, "sha256": bundle.sha256})
 
 
 def _file(ctx: Context, bundle: Bundle) -> EvidenceFile:
@@ -272,7 +280,7 @@ _COLLECT = node_action(
 
 def _probe_collect(ctx: Context) -> Result | None:
     if ctx.tools.nodes is not None and ctx.tools.evidence is None:
-        return Failed(text="healer has no place to keep evidence here: nothing was collected.", final=True)
+        return Failed(text=say("actions.node_no_evidence"), final=True)
     return _COLLECT.probe(ctx)
 
 

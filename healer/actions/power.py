@@ -29,14 +29,11 @@ from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
 from healer.model.slurm import BOOT_MOVES
 from healer.ports.node_exec import BmcError, BmcUnavailable
+from healer.text import Said, quoted, say
 
 LOOK_AGAIN_S = 5.0
 #: A node that is still off this long after `On` gets it again.
 ON_AGAIN = timedelta(minutes=1)
-
-
-def _no_bmc(ctx: Context) -> str:
-    return f"healer knows no BMC of {ctx.node}: HEALER_BMC_URL is not set."
 
 
 # --- power_cycle ---
@@ -90,7 +87,7 @@ def _booted_power(ctx: Context, node: SlurmNode) -> bool:
 
 def _probe_power(ctx: Context) -> Result | None:
     if ctx.tools.bmc is None:
-        return Failed(text=f"{_no_bmc(ctx)} Power-cycle it by hand, then *validate* it.", final=True)
+        return Failed(text=say("actions.power_by_hand", node=ctx.node), final=True)
     node = read_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
@@ -98,20 +95,24 @@ def _probe_power(ctx: Context) -> Result | None:
         return None
     state = "+".join(node.state)
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
-        return _wait(ctx, f"{node.name} has booted and is {state}")
+        return _wait(ctx, say("actions.power_booted", node=node.name, state=state))
     if not node.drain:
         return None  # it is drained again: DOWN alone may end by itself
     power = _power(ctx)
     if not isinstance(power, Power):
         return power
     if power.state != ON:
-        return _wait(ctx, f"{node.name} has booted; its power is {power.state or 'unknown'}")
-    text = f"{node.name} was power-cycled, has booted and is {state}"
+        return _wait(ctx, say("actions.power_booted_not_on", node=node.name, power=_state(power)))
+    text = say("actions.power_cycled", node=node.name, state=state)
     return Done(text=text, data={"state": list(node.state), "power": power.state})
 
 
-def _wait(ctx: Context, text: str) -> Again:
+def _wait(ctx: Context, text: Said) -> Again:
     return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx))
+
+
+def _state(power: Power) -> str:
+    return power.state or say("actions.power_state_unknown")
 
 
 def _power(ctx: Context) -> Power | Result:
@@ -119,9 +120,9 @@ def _power(ctx: Context) -> Power | Result:
     try:
         return ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
-        return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
+        return Again(text=quoted(error.args[0]), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
     except BmcError as error:
-        return Failed(text=str(error), final=True)
+        return Failed(text=quoted(error.args[0]), final=True)
 
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
@@ -137,7 +138,7 @@ def _do_power(ctx: Context) -> Result | None:
     if _booted_power(ctx, node):
         return None if node.drain else _drain_again(ctx, node)
     if not node.drain:
-        return Failed(text=f"{node.name} is not drained any more", final=True)
+        return Failed(text=say("actions.not_drained", node=node.name), final=True)
     asked = _asked(ctx)
     if asked is not None and _is_next(ctx, asked):
         return _send(ctx, asked)
@@ -148,7 +149,7 @@ def _do_power(ctx: Context) -> Result | None:
     if kind is None:
         return _goes_on(ctx, asked, power) if asked is not None else _cannot(ctx, power)
     data: dict[str, Any] = {"asks": str(kind), "target": power.target, "power": power.state, **boot_of(node)}
-    text = f"The BMC of {node.name} is asked for {kind} (its power is {power.state or 'unknown'})"
+    text = say("actions.power_asked", node=node.name, kind=kind, power=_state(power))
     return Again(text=text, after_s=0, data=data)
 
 
@@ -167,8 +168,8 @@ def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind 
 
 
 def _cannot(ctx: Context, power: Power) -> Failed:
-    takes = f"neither PowerCycle nor ForceOff with On ({', '.join(power.kinds)})"
-    return Failed(text=f"The BMC of {ctx.node} takes {takes}: power-cycle it by hand.", final=True)
+    text = say("actions.power_no_kind", node=ctx.node, kinds=", ".join(power.kinds))
+    return Failed(text=text, final=True)
 
 
 def _send(ctx: Context, asked: LogEntry) -> Result:
@@ -178,30 +179,31 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
     try:
         task = ctx.tools.bmc.reset(ctx.node, str(asked.data["target"]), kind)
         data: dict[str, Any] = {"sent": True, "task": task}
-        text = f"The BMC of {ctx.node} took {kind}"
+        text = say("actions.power_taken", node=ctx.node, kind=kind)
     except BmcUnavailable as error:
         data = {"sent": error.sent}
         if not error.sent:
-            text = f"{error} Nothing was switched; it is asked again."
+            text = say("actions.power_not_sent", error=quoted(error.args[0]))
             return Again(text=text, after_s=error.after_s or LOOK_AGAIN_S, data=data)
-        text = f"{error} It may have come through: no second {kind} is sent, a boot is waited for."
+        text = say("actions.power_maybe_sent", error=quoted(error.args[0]), kind=kind)
     except BmcError as error:
-        return Failed(text=str(error), final=True)
+        return Failed(text=quoted(error.args[0]), final=True)
     return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx), data=data)
 
 
 def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
     """Waits for the boot after a reset that was sent, or may have been."""
     assert ctx.tools.bmc is not None
-    task = first_logged(reversed(ctx.lines), "task")
+    kind, task = str(asked.data["asks"]), first_logged(reversed(ctx.lines), "task")
     if task is not None:
         try:
             if why := ctx.tools.bmc.task_failed(ctx.node, task):
-                return Failed(text=f"The BMC of {ctx.node} gave {asked.data['asks']} up: {why}", final=True)
+                text = say("actions.power_given_up", node=ctx.node, kind=kind, why=quoted(why))
+                return Failed(text=text, final=True)
         except BmcError:
             pass  # the boot decides
-    since = f"{ctx.node} has not booted since {asked.data['asks']} was asked for"
-    return _wait(ctx, f"{since}; its power is {power.state or 'unknown'}")
+    text = say("actions.power_not_booted_since", node=ctx.node, kind=kind, power=_state(power))
+    return _wait(ctx, text)
 
 
 def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
@@ -209,7 +211,7 @@ def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
 
 
 def _verify_power(ctx: Context) -> Result:
-    return _probe_power(ctx) or _wait(ctx, f"{ctx.node} has not booted yet")
+    return _probe_power(ctx) or _wait(ctx, say("actions.power_not_booted", node=ctx.node))
 
 
 # --- power_state ---
@@ -218,21 +220,27 @@ def _verify_power(ctx: Context) -> Result:
 def power_state(ctx: Context) -> Result:
     """Yes: on. No: off. Skipped without a BMC, or without its answer within `timeout_s`."""
     if ctx.tools.bmc is None:
-        return Skipped(text=_no_bmc(ctx))
+        return Skipped(text=say("actions.power_no_bmc", node=ctx.node))
     try:
         power = ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
-            return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S)
-        return Skipped(text=f"{error} Its power is unknown.")
+            return Again(text=quoted(error.args[0]), after_s=error.after_s or LOOK_AGAIN_S)
+        return _unread(error)
     except BmcError as error:
-        return Skipped(text=f"{error} Its power is unknown.")
+        return _unread(error)
+    if not power.state:
+        return Skipped(text=say("actions.power_not_said", node=ctx.node))
     if power.state not in {ON, OFF}:
-        return Skipped(text=f"The BMC of {ctx.node} says {power.state or 'nothing'} of its power")
+        return Skipped(text=say("actions.power_odd", node=ctx.node, power=power.state))
     return Done(
-        text=f"By its BMC the power of {ctx.node} is {power.state}",
+        text=say("actions.power_is", node=ctx.node, power=power.state),
         data={"passed": power.state == ON, "power": power.state},
     )
+
+
+def _unread(error: BmcError) -> Skipped:
+    return Skipped(text=say("actions.power_unread", error=quoted(error.args[0])))
 
 
 POWER_CYCLE = Action(
@@ -274,18 +282,19 @@ def _probe_reboot(ctx: Context) -> Result | None:
         return node
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
     if booted is None:
-        return Failed(text=f"Nobody tells when {node.name} booted: a reboot could not be proven", final=True)
+        return Failed(text=say("actions.reboot_unprovable", node=node.name), final=True)
     if _UNDER_WAY.intersection(node.state):
-        return Again(text=f"{node.name} reboots ({state})", after_s=LOOK_AGAIN_S)
+        return Again(text=say("actions.reboot_runs", node=node.name, state=state), after_s=LOOK_AGAIN_S)
     if not booted:
         if ctx.asked:
-            return Failed(text=f"{node.name} did not boot, and Slurm shows no reboot any more ({state})")
+            return Failed(text=say("actions.reboot_lost", node=node.name, state=state))
         return None
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
-        return Again(text=f"{node.name} has booted and is {state}", after_s=LOOK_AGAIN_S)
+        return Again(text=say("actions.power_booted", node=node.name, state=state), after_s=LOOK_AGAIN_S)
     if not node.drain:
         return None  # DOWN alone may end by itself: drain it again, without asking the guards
-    return Done(text=f"{node.name} has booted and is {state}", data={"state": list(node.state)})
+    text = say("actions.power_booted", node=node.name, state=state)
+    return Done(text=text, data={"state": list(node.state)})
 
 
 def _do_reboot(ctx: Context) -> Result | None:
@@ -295,13 +304,15 @@ def _do_reboot(ctx: Context) -> Result | None:
     if _booted_reboot(ctx, node):
         return _drain_again(ctx, node)
     if not node.drain:
-        return Failed(text=f"{node.name} is not drained any more", final=True)
+        return Failed(text=say("actions.not_drained", node=node.name), final=True)
     reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # keep our reason as it is
     return cause(ctx, lambda: ctx.tools.scheduler.reboot(node.name, reason))
 
 
 def _verify_reboot(ctx: Context) -> Result:
-    return _probe_reboot(ctx) or Again(text=f"{ctx.node} does not reboot yet", after_s=LOOK_AGAIN_S)
+    return _probe_reboot(ctx) or Again(
+        text=say("actions.reboot_not_yet", node=ctx.node), after_s=LOOK_AGAIN_S
+    )
 
 
 def _undo(ctx: Context) -> Result:
@@ -309,10 +320,10 @@ def _undo(ctx: Context) -> Result:
     if not isinstance(node, SlurmNode):
         return node
     if "REBOOT_REQUESTED" not in node.state:
-        return Done(text=f"No reboot of {node.name} waits")
+        return Done(text=say("actions.reboot_none_waits", node=node.name))
     ctx.fence()
     ctx.tools.scheduler.cancel_reboot(node.name)
-    return Done(text=f"The reboot of {node.name} was taken back")
+    return Done(text=say("actions.reboot_taken_back", node=node.name))
 
 
 REBOOT = Action(

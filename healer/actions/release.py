@@ -13,6 +13,7 @@ from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
 from healer.model.gate import is_held_after_launch
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.text import quoted, say
 
 
 def missing(ctx: Context, job: SlurmJob) -> list[str]:
@@ -33,9 +34,9 @@ def keep_off(ctx: Context, job: SlurmJob) -> Again | None:
         ctx.fence()
         ctx.tools.scheduler.exclude(job.id, (*job.excluded, *bad))
     except (NotAvailable, SchedulerRefused) as error:
-        text = f"Job {job.title} could not be kept off {named}: {error}"
+        text = say("actions.release_not_kept_off", job=job.title, nodes=named, error=quoted(error.args[0]))
         return Again(text=text, after_s=0, data={"not_kept_off": bad})
-    text = f"Job {job.title} is kept off {named}: known bad, in service"
+    text = say("actions.release_kept_off", job=job.title, nodes=named)
     return Again(text=text, after_s=0, data={"off": bad})
 
 
@@ -60,15 +61,15 @@ def probe(ctx: Context) -> Result | None:
         return job
     back = left(job, sorted(ctx.claim.known_bad()))
     if not back:
-        rest = remark_in(job.admin_comment).off
-        still = f"; still kept off {', '.join(rest)}, known bad" if rest else ""
-        return Done(text=f"Nothing of healer's is left on job {job.title}{still}")
+        if rest := remark_in(job.admin_comment).off:
+            return Done(text=say("actions.release_still_kept_off", job=job.title, nodes=", ".join(rest)))
+        return Done(text=say("actions.release_nothing_left", job=job.title))
     if job.active:
         # Slurm changes the list of pending jobs only. Once the job is pending again the walk starts another
         # run.
-        return Skipped(text=f"Job {job.title} runs: what healer left on it is taken back when it waits again")
+        return Skipped(text=say("actions.release_job_runs", job=job.title))
     if job.state != "PENDING":
-        return Skipped(text=f"Job {job.title} has ended: its exclusions went with it")
+        return Skipped(text=say("actions.release_job_ended", job=job.title))
     return None
 
 
@@ -86,14 +87,15 @@ def take_back(ctx: Context) -> Result | None:
         kept = tuple(node for node in ours.off if node not in back)
         _remark(ctx, job, Remark(text=ours.text, off=kept))
     except SchedulerRefused as error:
-        return Failed(text=str(error))
+        return Failed(text=quoted(error.args[0]))
     except SchedulerUnavailable:
         return None
-    return Done(text=f"Job {job.title} may use {', '.join(back)} again", data={"back": back})
+    text = say("actions.release_may_use", job=job.title, nodes=", ".join(back))
+    return Done(text=text, data={"back": back})
 
 
 def verify(ctx: Context) -> Result:
-    return probe(ctx) or Again(text=f"Job {ctx.job} still shows what healer left on it", after_s=1.0)
+    return probe(ctx) or Again(text=say("actions.release_still_shown", job=ctx.job), after_s=1.0)
 
 
 RELEASE = Action(probe=probe, do=take_back, verify=verify)
@@ -104,11 +106,11 @@ def _probe(ctx: Context) -> Result | None:
     if not isinstance(job, SlurmJob):
         return job
     if ctx.restarts is not None and job.restarts != ctx.restarts:
-        return Skipped(text=f"Job {ctx.job} has been started again since: its hold is another one's")
+        return Skipped(text=say("actions.release_other_hold", job=ctx.job))
     if not job.held_by and job.state == "PENDING":
-        return Done(text=f"Job {ctx.job} is not held")
+        return Done(text=say("actions.release_not_held", job=ctx.job))
     if not is_held_after_launch(job):
-        return Skipped(text=f"Job {ctx.job} is {job.state}: the hold of its failed launch does not stand")
+        return Skipped(text=say("actions.release_hold_gone", job=ctx.job, state=job.state))
     return None
 
 
@@ -117,7 +119,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=f"Job {ctx.job} is still held", after_s=1.0)
+    return _probe(ctx) or Again(text=say("actions.release_still_held", job=ctx.job), after_s=1.0)
 
 
 _HOLD = Action(probe=_probe, do=_do, verify=_verify)
@@ -132,14 +134,16 @@ def _probe_begin(ctx: Context) -> Result | None:
         return job
     begin_at = datetime.fromisoformat(ctx.run.input["begin_at"])
     if job.restarts != ctx.restarts or job.active:
-        return Done(text=f"Job {job.title} is {job.state} (restart {job.restarts})")
-    if job.state != "PENDING" or job.held_by:
-        held = f"held by its {job.held_by}" if job.held_by else job.state
-        return Skipped(text=f"Job {job.title} is {held}")
+        text = say("actions.release_restarted", job=job.title, state=job.state, restarts=job.restarts)
+        return Done(text=text)
+    if job.held_by:
+        return Skipped(text=say("actions.release_held_by", job=job.title, who=job.held_by))
+    if job.state != "PENDING":
+        return Skipped(text=say("actions.release_job_is", job=job.title, state=job.state))
     if job.eligible_at is not None and job.eligible_at > begin_at:
-        return Skipped(text=f"The begin time of job {job.title} was changed: it is another one's")
+        return Skipped(text=say("actions.release_other_begin", job=job.title))
     if not job.reason.startswith("BeginTime"):
-        return Done(text=f"Job {job.title} waits only for its turn", data={"reason": job.reason})
+        return Done(text=say("actions.release_its_turn", job=job.title), data={"reason": job.reason})
     return None
 
 
@@ -152,7 +156,7 @@ def _begin(ctx: Context) -> Result | None:
 
 
 def _verify_begin(ctx: Context) -> Result:
-    return _probe_begin(ctx) or Again(text=f"Job {ctx.job} is asked to start", after_s=1.0)
+    return _probe_begin(ctx) or Again(text=say("actions.release_asked", job=ctx.job), after_s=1.0)
 
 
 _BEGIN = Action(probe=_probe_begin, do=_begin, verify=_verify_begin)

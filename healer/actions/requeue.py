@@ -7,6 +7,7 @@ of their own; a heterogeneous job is restarted as a whole, by its leader.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Literal
 
 from healer.actions import release, spares
 from healer.actions.base import (
@@ -18,13 +19,16 @@ from healer.actions.base import (
     Result,
     Skipped,
     is_ours,
+    job_forgotten,
     read_slurm,
+    restarts_unknown,
     whole_job,
 )
 from healer.decisions.comments import wish_of
 from healer.incidents.impact import crashed_among, moments_of
 from healer.model import LogEntry, SlurmJob, StepEvent
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.text import Said, quoted, say
 
 LOOK_AGAIN_S = 1.0
 
@@ -44,17 +48,22 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     if not wish.signal:
         return None
     until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
-    text = f"Job {job.title} got {wish.signal} to save its work, and has until {until:%H:%M:%S} UTC"
+    clock = f"{until:%H:%M:%S}"
+    text = say("actions.requeue_signalled", job=job.title, signal=wish.signal, until=clock)
     ctx.fence()
     try:
         ctx.tools.scheduler.signal(job.id, wish.signal)
     except SchedulerUnavailable as error:
         if not error.sent:
             raise
-        text = f"Job {job.title} may have got {wish.signal}, has until {until:%H:%M:%S} UTC ({error})"
+        why = quoted(error.args[0])
+        text = say(
+            "actions.requeue_maybe_signalled", job=job.title, signal=wish.signal, until=clock, error=why
+        )
     except (NotAvailable, SchedulerRefused) as error:
-        until, text = ctx.tools.now(), f"Job {job.title} could not be told to save its work ({error})"
-        return Again(text=text, after_s=0, data={"signal": wish.signal, "until": until.isoformat()})
+        text = say("actions.requeue_not_signalled", job=job.title, error=quoted(error.args[0]))
+        now = ctx.tools.now().isoformat()
+        return Again(text=text, after_s=0, data={"signal": wish.signal, "until": now})
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
 
 
@@ -72,14 +81,14 @@ def _until(data: dict[str, str]) -> datetime:
     return datetime.fromisoformat(data["until"])
 
 
-def _waits(ctx: Context, text: str, data: dict[str, str]) -> Again:
+def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
     until = _until(data)
     left_s = (until - ctx.tools.now()).total_seconds()
     return Again(text=text, after_s=min(LOOK_AGAIN_S, left_s), since=until, data=data)
 
 
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
-_NEVER = {2037: "the job forbids it (--no-requeue)", 2039: "it is no batch job", 2107: "not the leader"}
+_NEVER = frozenset({2037, 2039, 2107})
 _PENDING = 2024
 #: Reasons that a revived job keeps from its end until the next scheduling pass (seen on 22.05 and 24.11).
 _BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
@@ -92,9 +101,9 @@ def read_job_or_leader(ctx: Context) -> SlurmJob | Result:
     """The job of this step; for a component of a heterogeneous job its leader (2107)."""
     job = read_slurm(lambda: whole_job(ctx.tools.scheduler, ctx.job))
     if job is None:
-        return Skipped(text=f"Slurm no longer knows job {ctx.job}")
+        return job_forgotten(ctx)
     if isinstance(job, SlurmJob) and ctx.restarts is None:
-        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+        return restarts_unknown(ctx)
     return job
 
 
@@ -108,49 +117,69 @@ def is_stuck(ctx: Context, job: SlurmJob, since: datetime | None = None) -> bool
     return "COMPLETING" in job.flags and ctx.tools.now() - began > ENDS_WITHIN
 
 
-def restart_result(ctx: Context, job: SlurmJob, word: str) -> Result | None:
+#: What was done to the job, as `actions.requeue_word_` names it.
+Word = Literal["requeued", "revived"]
+
+
+def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
     """After the restart: done once only the scheduler's order keeps the job from starting; None: not yet."""
+    name, done = job.title, say(f"actions.requeue_word_{word}")
     if "REVOKED" in {job.state, *job.flags}:
-        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster) or "another cluster"
-        return Done(text=f"Job {job.title} was {word}; its federation runs it on {where}")
+        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster)
+        where = where or say("actions.requeue_another_cluster")
+        return Done(text=say("actions.requeue_elsewhere", job=name, word=done, where=where))
     if job.state == "RUNNING":
         return Done(
-            text=f"Job {job.title} was {word} and runs again on {_named(job.nodes)} (restart {job.restarts})",
+            text=say(
+                "actions.requeue_runs",
+                job=name,
+                word=done,
+                nodes=_named(job.nodes),
+                restarts=job.restarts,
+            ),
             data={"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
         if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
             return None
-        held = f", stays held by its {job.held_by}" if job.held_by else _why(job)
         return Done(
-            text=f"Job {job.title} was {word} (restart {job.restarts}){held}",
+            text=_why_pending(job, done),
             data={"restarts": job.restarts, "state": job.state, "reason": job.reason},
         )
     if is_stuck(ctx, job, save_deadline(ctx)):
-        text = f"Job {job.title} was {word}; it starts when its end on {_named(job.nodes)} is over"
+        text = say("actions.requeue_ends_first", job=name, word=done, nodes=_named(job.nodes))
         return Done(text=text, data={"restarts": job.restarts, "state": job.state})
     if job.state in {"PENDING", "COMPLETING"} or job.active:
         return None
     return Done(
-        text=f"Job {job.title} was restarted and is {job.state}",
+        text=say("actions.requeue_restarted", job=name, state=job.state),
         data={"restarts": job.restarts, "state": job.state},
     )
 
 
 def _named(nodes: Sequence[str]) -> str:
     """`gpu0001, gpu0002, gpu0003 and 125 more`"""
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return f"{', '.join(nodes[:3])}{more}"
+    first, more = ", ".join(nodes[:3]), len(nodes) - 3
+    return say("actions.requeue_nodes_more", nodes=first, n=more) if more > 0 else first
 
 
-def _why(job: SlurmJob) -> str:
+def _why_pending(job: SlurmJob, done: Said) -> Said:
+    name, restarts = job.title, job.restarts
+    if job.held_by:
+        return say("actions.requeue_stays_held", job=name, word=done, restarts=restarts, who=job.held_by)
     if not job.reason and not job.dependency:
-        return " and starts as soon as Slurm's scheduler comes to it"
-    kept = f" ({job.dependency}, which a restart keeps)" if job.dependency else ""
-    return f", waits: {job.reason or 'scheduling'}{kept}"
+        return say("actions.requeue_starts", job=name, word=done, restarts=restarts)
+    text = say("actions.requeue_waits", job=name, word=done, restarts=restarts, reason=_reason(job))
+    if not job.dependency:
+        return text
+    return say("actions.requeue_depends", text=text, dependency=job.dependency)
 
 
-def put_back(ctx: Context, word: str, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
+def _reason(job: SlurmJob) -> str:
+    return job.reason or say("actions.requeue_scheduling")
+
+
+def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
     """Puts the job back by `effect`, once; a job that was put back is brought to its start."""
     job = read_job_or_leader(ctx)
     if not isinstance(job, SlurmJob):
@@ -181,14 +210,12 @@ def _spare(ctx: Context, job: SlurmJob) -> Again | None:
     return spares.hand_over(ctx, job, ctx.node) if ctx.item is not None else None
 
 
-def _refused(error: SchedulerRefused, job: SlurmJob, word: str) -> Result | None:
+def _refused(error: SchedulerRefused, job: SlurmJob, word: Word) -> Result | None:
     if error.code in _NEVER:
-        text = f"Job {job.title} is not {word}: {_NEVER[error.code]}"
+        why = say(f"actions.requeue_never_{error.code}")
+        text = say("actions.requeue_never", job=job.title, word=say(f"actions.requeue_word_{word}"), why=why)
         return Skipped(text=text, data={"code": error.code})
-    return None if error.code == _PENDING else Failed(text=str(error), final=error.no_right)
-
-
-_WORD_REQUEUE = "requeued"
+    return None if error.code == _PENDING else Failed(text=quoted(error.args[0]), final=error.no_right)
 
 
 def _probe_requeue(ctx: Context) -> Result | None:
@@ -202,16 +229,16 @@ def _look(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
         return job
     if is_restarted(ctx, job):
         if may_be_ours:
-            return restart_result(ctx, job, _WORD_REQUEUE)
-        return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
+            return restart_result(ctx, job, "requeued")
+        return Skipped(text=say("actions.requeue_not_this_life", job=job.title))
     if is_stuck(ctx, job, save_deadline(ctx)):
-        return Skipped(text=f"Job {job.title} is ending and does not end", data={"crashed": True})
+        return Skipped(text=say("actions.requeue_ends_not", job=job.title), data={"crashed": True})
     if job.active:
         return None
     if job.state == "PENDING":
-        return Skipped(text=f"Job {job.title} is pending; there is nothing to requeue")
+        return Skipped(text=say("actions.requeue_pending", job=job.title))
     return Skipped(
-        text=f"Job {job.title} had ended {job.state} before it could be requeued",
+        text=say("actions.requeue_ended", job=job.title, state=job.state),
         data={"state": job.state, "crashed": job.crashed},
     )
 
@@ -222,14 +249,14 @@ def _begun(ctx: Context) -> bool:
 
 
 def _do_requeue(ctx: Context) -> Result | None:
-    return put_back(ctx, _WORD_REQUEUE, _requeue)
+    return put_back(ctx, "requeued", _requeue)
 
 
 def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
     if "COMPLETING" in job.flags:
         return None
     if ctx.item is not None and not _still_ours(ctx):
-        return Skipped(text=f"{ctx.node} was given back: job {job.title} stays where it runs")
+        return Skipped(text=say("actions.requeue_given_back", node=ctx.node, job=job.title))
     if (saves := save_first(ctx, job)) is not None:
         return saves
     ctx.fence()
@@ -244,14 +271,11 @@ def _still_ours(ctx: Context) -> bool:
 
 
 def _verify_requeue(ctx: Context) -> Result:
-    text = f"Job {ctx.job} is being requeued"
+    text = say("actions.requeue_under_way", job=ctx.job)
     return _look(ctx) or Again(text=text, after_s=0.25, since=save_deadline(ctx))
 
 
 REQUEUE = Action(probe=_probe_requeue, do=_do_requeue, verify=_verify_requeue)
-
-
-_WORD_REVIVE = "revived"
 
 
 def _probe_revive(ctx: Context) -> Result | None:
@@ -259,19 +283,19 @@ def _probe_revive(ctx: Context) -> Result | None:
     if not isinstance(job, SlurmJob):
         return job
     if is_restarted(ctx, job):
-        return restart_result(ctx, job, _WORD_REVIVE)
+        return restart_result(ctx, job, "revived")
     if job.crashed and _by_the_fault(ctx, job):
         return None
     if job.crashed:
-        return Skipped(text=f"Job {job.title} ended {job.state}, but not within 2 minutes of the fault")
+        return Skipped(text=say("actions.revive_not_the_fault", job=job.title, state=job.state))
     if is_stuck(ctx, job):
-        return Skipped(text=f"Job {job.title} is ending and does not end: it cannot be revived yet")
+        return Skipped(text=say("actions.revive_ends_not", job=job.title))
     if "COMPLETING" in job.flags:
-        return Again(text=f"Job {job.title} is completing", after_s=1.0)
+        return Again(text=say("actions.revive_completing", job=job.title), after_s=1.0)
     if job.active or job.state == "PENDING":
-        return Skipped(text=f"Job {job.title} is {job.state}; there is nothing to revive")
+        return Skipped(text=say("actions.revive_nothing", job=job.title, state=job.state))
     return Skipped(
-        text=f"Job {job.title} ended {job.state}: only what ended FAILED or NODE_FAIL is revived",
+        text=say("actions.revive_ended", job=job.title, state=job.state),
         data={"state": job.state},
     )
 
@@ -284,7 +308,7 @@ def _by_the_fault(ctx: Context, job: SlurmJob) -> bool:
 
 
 def _do_revive(ctx: Context) -> Result | None:
-    return put_back(ctx, _WORD_REVIVE, _revive)
+    return put_back(ctx, "revived", _revive)
 
 
 def _revive(ctx: Context, job: SlurmJob) -> Result | None:
@@ -295,7 +319,7 @@ def _revive(ctx: Context, job: SlurmJob) -> Result | None:
 
 
 def _verify_revive(ctx: Context) -> Result:
-    return _probe_revive(ctx) or Again(text=f"Job {ctx.job} is being revived", after_s=0.25)
+    return _probe_revive(ctx) or Again(text=say("actions.revive_under_way", job=ctx.job), after_s=0.25)
 
 
 REVIVE = Action(probe=_probe_revive, do=_do_revive, verify=_verify_revive)

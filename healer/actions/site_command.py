@@ -13,6 +13,7 @@ import msgspec
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
 from healer.ports.node_exec import CommandFailed
+from healer.text import Said, joined, quoted, say
 
 _COUNTERS_AGAIN_S = 15.0
 STILL_S = 600
@@ -88,9 +89,9 @@ def _check(ctx: Context) -> Result:
     No: they still count when the step's time is over. Unknown then: a person is asked.
     """
     if ctx.incident is None or (link := link_of(ctx.incident)) is None:
-        return Failed(text="The run's incident names no link, so no counter can be looked at.", final=True)
+        return Failed(text=say("actions.link_not_named"), final=True)
     if ctx.tools.readings is None:
-        return Failed(text="healer reads no counters here.", final=True)
+        return Failed(text=say("actions.link_no_readings"), final=True)
     still = timedelta(seconds=min(int(ctx.step.input.get("still_s", STILL_S)), STILL_MOST_S))
     now = ctx.tools.now()
     counters = ctx.tools.readings.counters(link.subject, ctx.began_at)
@@ -100,29 +101,33 @@ def _check(ctx: Context) -> Result:
         if column.part in link.parts and counts_errors(column.signal)
     }
     answers = {column: is_unchanged(points, now, still) for column, points in of_link.items()}
-    where = f"{link.subject.removeprefix(DEVICE_MARK)} {_named(link.parts)}"
+    where = joined([link.subject.removeprefix(DEVICE_MARK), _named(link.parts)], "space")
     over = (now - ctx.began_at).total_seconds() >= ctx.step.timeout_s
     if answers and all(answers.values()):
-        text = f"{where}: {len(answers)} error counters stood still for {still.total_seconds():.0f} s"
+        text = say("actions.link_still", where=where, n=len(answers), seconds=still.total_seconds())
         return Done(text=text, data={"passed": True, "counters": sorted(column.signal for column in answers)})
     moving = sorted({column.signal for column, answer in answers.items() if answer is False})
     if moving:
-        text = f"{where}: errors go on ({', '.join(f'{name} {_last(of_link, name)}' for name in moving[:4])})"
+        figures = ", ".join(f"{name} {_last(of_link, name)}" for name in moving[:4])
+        text = say("actions.link_errors", where=where, figures=figures)
         return Done(text=text, data={"passed": False, "counters": moving}) if over else _again(text)
     if not answers:
-        text = f"Nobody tells error counters of {where} since {ctx.began_at:%H:%M:%S} UTC"
+        text = say("actions.link_no_counters", where=where, time=f"{ctx.began_at:%H:%M:%S}")
     else:
-        text = f"{where}: whether its {len(answers)} error counters stand still is not known yet"
-    return Failed(text=f"{text}. Look at the link yourself.", final=True) if over else _again(text)
+        text = say("actions.link_not_known_yet", where=where, n=len(answers))
+    if over:
+        return Failed(text=say("actions.link_look_yourself", text=text), final=True)
+    return _again(text)
 
 
-def _again(text: str) -> Again:
+def _again(text: Said) -> Again:
     return Again(text=text, after_s=_COUNTERS_AGAIN_S)
 
 
-def _named(parts: Sequence[Part]) -> str:
-    names = [part.port or f"GPU {part.gpu} link {part.link}" for part in parts]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _named(parts: Sequence[Part]) -> Said:
+    names = [part.port or say("actions.link_of_gpu", gpu=part.gpu, link=part.link) for part in parts]
+    shown = joined(names[:3], "comma")
+    return say("actions.link_and_more", shown=shown, n=len(names) - 3) if len(names) > 3 else shown
 
 
 def _last(counters: Mapping[Column, Points], signal: str) -> str:
@@ -154,9 +159,9 @@ def fill_words(argv: tuple[str, ...], values: Mapping[str, str]) -> tuple[str, .
     def value_for(found: re.Match[str]) -> str:
         name, value = found.group(1), values.get(found.group(1), "")
         if not value:
-            raise MissingValue(f"it needs {{{name}}}, and nobody told one")
+            raise MissingValue(say("actions.command_value_missing", name=name))
         if not _VALUE.fullmatch(value) or ".." in value:
-            raise MissingValue(f"it needs {{{name}}}, and {value!r} is no plain word")
+            raise MissingValue(say("actions.command_value_unusable", name=name, value=value))
         return value
 
     return tuple(_PLACE.sub(value_for, word) for word in argv)
@@ -188,28 +193,27 @@ def _probe(ctx: Context) -> Result | None:
     if command is None:
         return _by_hand(ctx, name)
     if ctx.tools.commands is None:
-        return Failed(text=f"healer starts no commands here: {name} was not run.", final=True)
+        return Failed(text=say("actions.command_none_here", name=name), final=True)
     seen = ctx.tools.commands.look(ctx.key)
     if seen.state != "never":
         return _result_of(ctx, seen)
     if ctx.asked:
         # A worker on another machine started it, or its record is lost: a restart might do it twice.
-        text = f"{name} was started, and this machine knows nothing of it. See what it did, then Try again."
-        return Failed(text=text, final=True)
+        return Failed(text=say("actions.command_elsewhere", name=name), final=True)
     return None
 
 
 def _by_hand(ctx: Context, name: str) -> Result:
     """Without a command of the site a person does what the step's `by_hand` says; their retry confirms it."""
     what = ctx.step.input.get("by_hand")
-    text = f"The site has no command {name} (rules/commands.yaml)"
     if not what:
-        return Failed(text=f"{text}: nothing was done.", final=True)
-    text = f"{text}. By hand: {what}. Then Try again: the run goes on from there."
+        return Failed(text=say("actions.command_missing", name=name), final=True)
+    text = say("actions.command_by_hand", name=name, what=quoted(str(what)))
     entries = [entry for entry in ctx.log if entry.step == ctx.part]
     for question, answer in pairwise(entries):
         if question.text == text and answer.event is StepEvent.retry:
-            return Done(text=f"{name} by hand: {answer.text}", data={"passed": True, "by_hand": True})
+            done = say("actions.command_done_by_hand", name=name, text=answer.text)
+            return Done(text=done, data={"passed": True, "by_hand": True})
     return Failed(text=text, final=True)
 
 
@@ -219,13 +223,17 @@ def _do(ctx: Context) -> Result | None:
     try:
         argv = fill_words(command.argv, placeholder_values(ctx))
     except MissingValue as error:
-        return Failed(text=f"{command.name} was not run: {error}.", final=True)
+        return _not_run(command.name, error)
     ctx.fence()
     try:
         ctx.tools.commands.start(ctx.key, argv, command.timeout_s)
     except CommandFailed as error:
-        return Failed(text=f"{command.name} was not run: {error}.", final=True)
+        return _not_run(command.name, error)
     return None
+
+
+def _not_run(name: str, error: MissingValue | CommandFailed) -> Failed:
+    return Failed(text=say("actions.command_not_run", name=name, error=quoted(error.args[0])), final=True)
 
 
 def _verify(ctx: Context) -> Result:
@@ -236,20 +244,20 @@ def _verify(ctx: Context) -> Result:
 def _result_of(ctx: Context, seen: CommandSeen) -> Result:
     name = _name(ctx)
     if seen.state == "running":
-        return Again(text=f"{name} is running", after_s=_RUNNING_AGAIN_S)
+        return Again(text=say("actions.command_running", name=name), after_s=_RUNNING_AGAIN_S)
     if seen.state == "never":  # its runner was too slow, and ended before it
-        return Failed(text=f"{name} did not begin.")
-    output = f": {' '.join(seen.output.split())[-300:]}" if seen.output.strip() else ""
+        return Failed(text=say("actions.command_not_begun", name=name))
     if seen.state == "ended" and seen.code in (0, 1):
         data = {"passed": seen.code == 0, "code": seen.code, "output": seen.output}
-        return Done(text=f"{name} {'did it' if seen.code == 0 else 'says no'}{output}", data=data)
-    how = {
-        "ended": f"ended with {seen.code}",
-        "timed_out": "did not end in time and was killed",
-        "lost": "was cut short",
-    }[seen.state]
-    text = f"{name} {how}{output}. Nobody knows what it did: look, then Try again runs it once more."
-    return Failed(text=text, final=True)
+        text = say("actions.command_did_it" if seen.code == 0 else "actions.command_says_no", name=name)
+        return Done(text=_with_output(text, seen), data=data)
+    how = _with_output(say(f"actions.command_how_{seen.state}", name=name, code=seen.code), seen)
+    return Failed(text=say("actions.command_unclear", how=how), final=True)
+
+
+def _with_output(text: Said, seen: CommandSeen) -> Said:
+    output = " ".join(seen.output.split())[-300:]
+    return say("actions.command_output", text=text, output=output) if output else text
 
 
 SITE_COMMAND = Action(probe=_probe, do=_do, verify=_verify)

@@ -10,6 +10,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result, fi
 from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import NotAvailable, SchedulerRefused
+from healer.text import Said, quoted, say
 
 
 def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
@@ -23,23 +24,24 @@ def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
     seen = _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture())
     lost, held = seen.nodes.get(node), seen.reservations.get(kept.reservation)
     if held is None or lost is None:
-        return _no_spare(f"No spare: Slurm shows no reservation {kept.reservation}")
+        return _no_spare(say("actions.spare_no_reservation", name=kept.reservation))
     if lost.name in held.nodes:
         return _read_back(ctx, held, node)
     chosen = _nearest(ctx, seen, lost, job)
     if chosen is None:
-        return _no_spare(f"No spare is left in {kept.reservation} that fits {lost.name}")
+        return _no_spare(say("actions.spare_none_left", name=kept.reservation, node=lost.name))
     if _chosen(ctx) != chosen.name:
         # Logged before the change: without Slurm's answer it is recognised as ours when it is read back.
-        text = f"{chosen.name} of the reservation {kept.reservation} is to take the place of {lost.name}"
+        text = say("actions.spare_chosen", spare=chosen.name, name=kept.reservation, node=lost.name)
         return Again(text=text, after_s=0, data={"handing": chosen.name})
     nodes = sorted({*held.nodes, lost.name} - {chosen.name})
     ctx.fence()
     try:
         ctx.tools.scheduler.change_reservation(kept.reservation, nodes)
     except (NotAvailable, SchedulerRefused) as error:
-        return _no_spare(f"No spare: {chosen.name} could not be taken out of {kept.reservation} ({error})")
-    text = f"{chosen.name} leaves the reservation {kept.reservation} for {lost.name}"
+        why = quoted(error.args[0])
+        return _no_spare(say("actions.spare_not_taken", spare=chosen.name, name=kept.reservation, error=why))
+    text = say("actions.spare_leaves", spare=chosen.name, name=kept.reservation, node=lost.name)
     return Again(text=text, after_s=0.25)
 
 
@@ -58,12 +60,12 @@ def _read_back(ctx: Context, held: Reservation, node: str) -> Again:
     """The lost node is in the reservation: our change is done, or it was a spare itself."""
     handed = _chosen(ctx)
     if not handed or handed in held.nodes:
-        return _no_spare(f"{node} was a spare of {held.name} itself: there is no node to make up for")
-    text = f"{handed} of the reservation {held.name} takes the place of {node}"
+        return _no_spare(say("actions.spare_was_one", node=node, name=held.name))
+    text = say("actions.spare_taken", spare=handed, name=held.name, node=node)
     return Again(text=text, after_s=0, data={"spare": handed, "reservation": held.name})
 
 
-def _no_spare(text: str) -> Again:
+def _no_spare(text: Said) -> Again:
     return Again(text=text, after_s=0, data={"spare": ""})
 
 
@@ -88,7 +90,7 @@ def spare_ready(ctx: Context) -> Result:
     """A spare is free that fits the node and the job on it. It is not taken yet: other runs may be first."""
     kept = ctx.tools.guards.spares
     if kept is None:
-        return Failed(text="No spares are named in rules/guards.yaml", final=True)
+        return Failed(text=say("actions.spare_ready_no_rule"), final=True)
     read = read_slurm(
         lambda: (
             _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture()),
@@ -99,19 +101,20 @@ def spare_ready(ctx: Context) -> Result:
         return read
     seen, jobs = read
     lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
-    if held is None or lost is None:
-        what = f"no reservation {kept.reservation}" if held is None else f"no node {ctx.node}"
-        return Failed(text=f"No spare: Slurm shows {what}", final=True)
+    if held is None:
+        return Failed(text=say("actions.spare_no_reservation", name=kept.reservation), final=True)
+    if lost is None:
+        return Failed(text=say("actions.spare_ready_no_node", node=ctx.node), final=True)
     if lost.name in held.nodes:
-        return Failed(text=f"{lost.name} is a spare of {held.name} itself", final=True)
+        return Failed(text=say("actions.spare_ready_is_one", node=lost.name, name=held.name), final=True)
     alive = [job for job in jobs if job.active and "COMPLETING" not in job.flags]
     if not alive:
-        text = f"No job runs on {lost.name}: there is nothing to move to a spare"
+        text = say("actions.spare_ready_no_job", node=lost.name)
         return Done(text=text, data={"ends_run": True})
     chosen = _nearest(ctx, seen, lost, alive[0])
     if chosen is None:
-        return Failed(text=f"No spare is free in {held.name} that fits {lost.name}", final=True)
-    text = f"{chosen.name} of the reservation {held.name} is free for {lost.name} (job {alive[0].title})"
+        return Failed(text=say("actions.spare_ready_none", name=held.name, node=lost.name), final=True)
+    text = say("actions.spare_ready", spare=chosen.name, name=held.name, node=lost.name, job=alive[0].title)
     return Done(text=text, data={"free": chosen.name})
 
 

@@ -13,6 +13,7 @@ from healer.actions.test_form import TestOutcome
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import SlurmJob
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import Said, joined, quoted, read_said, say, to_stored, unstopped
 
 LOOK_AGAIN_S = 1.0
 
@@ -42,9 +43,10 @@ def _by_name(ctx: Context) -> Iterator[SlurmJob]:
             yield job
 
 
-def _gives_way(ctx: Context) -> str | None:
+def _gives_way(ctx: Context) -> Said | None:
     """Why the job gives way, as logged before it was cancelled."""
-    return first_logged(ctx.lines, "gives_way")
+    why = first_logged(ctx.lines, "gives_way")
+    return read_said(Said, why) if why is not None else None
 
 
 def _probe(ctx: Context) -> Result | None:
@@ -53,40 +55,41 @@ def _probe(ctx: Context) -> Result | None:
         return job
     if job is None:
         number = _submitted(ctx)
-        return _no_verdict(ctx, f"Slurm no longer knows job {number}") if number is not None else None
+        return _no_verdict(ctx, say("actions.sweep_gone", job=number)) if number is not None else None
     if not job.active and job.state != "PENDING":
         return _verdict(ctx, job)
     if _gives_way(ctx) is not None:
         return _cancelled(ctx, job)
     if (why := ctx.claim.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
         # Logged first: from here on the tests may fail because they are ended.
-        return Again(text=f"Gives way: {why}", after_s=0, data={"gives_way": why, "submitted": job.id})
-    return Again(text=f"The test job {job.id} on {ctx.node} {test_job.state_text(job)}", after_s=LOOK_AGAIN_S)
+        noted = {"gives_way": to_stored(quoted(why)), "submitted": job.id}
+        return Again(text=say("actions.sweep_gives_way", why=quoted(why)), after_s=0, data=noted)
+    return test_job.under_way(ctx, job, LOOK_AGAIN_S)
 
 
 def _cancelled(ctx: Context, job: SlurmJob) -> Result:
     """Cancels this step's own job."""
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    return Again(text=f"Job {job.id} was cancelled and comes to its end", after_s=LOOK_AGAIN_S)
+    return Again(text=say("actions.sweep_cancelled", job=job.id), after_s=LOOK_AGAIN_S)
 
 
-def _no_verdict(ctx: Context, why: str) -> Done:
-    return Done(text=f"{why}: no verdict on {ctx.node}", data={"verdict": "none"})
+def _no_verdict(ctx: Context, why: Said) -> Done:
+    return Done(text=say("actions.sweep_no_verdict", why=why, node=ctx.node), data={"verdict": "none"})
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
     """The result of the tests; no verdict where the job was ended from outside."""
     why, answer = _gives_way(ctx), test_job.judge_job(ctx, job)
     if why is not None:
-        return _no_verdict(ctx, f"Gave way: {why.rstrip('.')}")
+        return _no_verdict(ctx, say("actions.sweep_gave_way", why=unstopped(why)))
     failed = [name for name, ended in answer.report.tests.items() if ended is TestOutcome.failed]
     has_answer = job.state == "COMPLETED" or (job.state == "FAILED" and bool(failed))
     if not has_answer:
         return _no_verdict(ctx, answer.head)
     if not answer.data["passed"]:
         test = failed[0] if failed else "compared"
-        says = answer.report.says.get(test, "") if failed else "; ".join(answer.data["worse"])
+        says = answer.report.says.get(test, "") if failed else joined(answer.worse, "semicolon")
         ctx.claim.tell_detector(test_job.failed_test_command(ctx, ctx.node, test, says or answer.head))
     return Done(text=answer.text, data=answer.data)
 
@@ -115,7 +118,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=f"The tests of {ctx.node} begin", after_s=LOOK_AGAIN_S)
+    return _probe(ctx) or Again(text=say("actions.test_job_begins", node=ctx.node), after_s=LOOK_AGAIN_S)
 
 
 def _undo(ctx: Context) -> Result:
@@ -123,7 +126,7 @@ def _undo(ctx: Context) -> Result:
     if isinstance(job, Failed | Again):
         return job
     if job is None or not (job.active or job.state == "PENDING"):
-        return Done(text="No job of ours is left")
+        return Done(text=say("actions.test_job_none_left"))
     return _cancelled(ctx, job)
 
 

@@ -7,6 +7,7 @@ from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with
 from healer.incidents.incident_verdict import verdict_sentence
 from healer.model import (
     About,
+    Evidence,
     Incident,
     LogEntry,
     Message,
@@ -18,16 +19,17 @@ from healer.model import (
 )
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.telling.news import about_incident
+from healer.text import NO_WORDS, Said, joined, quoted, say
 
 #: The most jobs whose restart a ticket or message names one by one.
 _JOBS_NAMED = 10
 _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 
 
-def outcome_of(log: tuple[LogEntry, ...], job: str, but: str = "") -> str:
+def outcome_of(log: tuple[LogEntry, ...], job: str, but: str = "") -> Said:
     """The last outcome of this run for the job; empty if it did nothing for it. `but`: a step left out."""
     ended = (entry for entry in reversed(log) if entry.event in _OVER and entry.step != but)
-    return next((entry.text for entry in ended if entry.step.partition(":")[2] == job), "")
+    return next((entry.text for entry in ended if entry.step.partition(":")[2] == job), NO_WORDS)
 
 
 def line_for(ctx: Context, job: SlurmJob) -> str:
@@ -45,15 +47,19 @@ def notify_owner(ctx: Context) -> Result:
     try:
         job = ctx.tools.scheduler.job(ctx.job)
         if job is None:
-            return Skipped(text=f"Slurm no longer knows job {ctx.job}: its owner could not be told there")
+            return Skipped(text=say("actions.notify_job_gone", job=ctx.job))
         text = line_for(ctx, job)
         if not job.batch and _notified(ctx, job, text):
-            return Done(text=f"Told {job.user or 'the owner'} on the job's terminal: {text}")
+            return Done(text=say("actions.notify_on_terminal", who=_owner(job), text=text))
         return _remarked(ctx, job, text)
     except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+        return Again(text=say("actions.notify_no_answer", error=quoted(error.args[0])), after_s=2.0)
     except (NotAvailable, SchedulerRefused) as error:
-        return Skipped(text=f"The owner of job {ctx.job} could not be told in Slurm: {error}")
+        return Skipped(text=say("actions.notify_refused", job=ctx.job, error=quoted(error.args[0])))
+
+
+def _owner(job: SlurmJob) -> str:
+    return job.user or say("actions.notify_owner")
 
 
 def _notified(ctx: Context, job: SlurmJob, text: str) -> bool:
@@ -73,49 +79,62 @@ def _remarked(ctx: Context, job: SlurmJob, text: str) -> Result:
         ctx.tools.scheduler.remark(job.id, wanted)
     read = ctx.tools.scheduler.job(job.id)
     if read is None or remark_in(read.admin_comment).text != text:
-        return Again(text=f"The remark does not show on job {job.id} yet", after_s=1.0)
-    return Done(text=f"Told {job.user or 'the owner'} in the job's admin comment: {text}")
+        return Again(text=say("actions.notify_not_shown", job=job.id), after_s=1.0)
+    return Done(text=say("actions.notify_in_comment", who=_owner(job), text=text))
 
 
-def _found(ctx: Context) -> list[str]:
+def _found(ctx: Context) -> list[Said]:
     """The evidence that steps of this run found, each once."""
     over = (entry for entry in ctx.log if entry.event is StepEvent.done and entry.data.get("evidence"))
-    return [f"Found: {text}" for text in dict.fromkeys(entry.text for entry in over)]
+    return [say("actions.ticket_found", text=text) for text in dict.fromkeys(entry.text for entry in over)]
 
 
-def _held(incident: Incident, now: datetime) -> list[str]:
+def _held(incident: Incident, now: datetime) -> list[Said]:
     """The owner of the drain that the incident is about, and its age."""
     if incident.owner is None:
         return []
     since = incident.owner_since or incident.opened
     hours = (now - since) / timedelta(hours=1)
-    age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} h"
-    return [f"Held by {incident.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
+    days = say("actions.ticket_days", n=hours / 24)
+    age = days if hours >= 48 else say("actions.ticket_hours", n=hours)
+    return [say("actions.ticket_held", owner=incident.owner, since=f"{since:%Y-%m-%d %H:%M}", age=age)]
 
 
-def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[str]:
+def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[Said]:
     """What this run did for each job hit: whose work was lost is to know whether it runs again."""
     did = ((job, outcome_of(ctx.log, job)) for job in jobs[:_JOBS_NAMED])
-    return [text or f"Job {job}: not restarted by this run" for job, text in did]
+    return [text or say("actions.ticket_not_restarted", job=job) for job, text in did]
 
 
-def _describe(ctx: Context) -> tuple[str, str]:
+def _describe(ctx: Context) -> tuple[Said, Said]:
     incident = ctx.incident
     if incident is None:
-        title = f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
-        return title, "\n".join([ctx.run.reason, *_found(ctx)])
-    jobs = ", ".join(incident.jobs_hit) or "none"
+        title = say(
+            "actions.ticket_title_of_run", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
+        )
+        return title, joined([ctx.run.reason, *_found(ctx)], "line")
+    none = say("actions.ticket_none")
     lines = [
         verdict_sentence(incident),
-        f"Where: {incident.root}",
+        say("actions.ticket_where", where=str(incident.root)),
         *_held(incident, ctx.tools.now()),
         *_found(ctx),
-        f"Jobs hit: {jobs}",
+        say("actions.ticket_jobs", jobs=joined(incident.jobs_hit, "comma") or none),
         *_restarts(ctx, incident.jobs_hit),
-        f"Remedy: {', '.join(incident.remedy) or 'none'}",
-        *(f"Evidence: {evidence.line or evidence.text}" for evidence in incident.evidence[:5]),
+        say("actions.ticket_remedy", remedy=joined(map(quoted, incident.remedy), "comma") or none),
+        *(_evidence(evidence) for evidence in incident.evidence[:5]),
     ]
-    return f"{incident.severity} {incident.root}: {incident.title}", "\n".join(lines)
+    title = say(
+        "actions.ticket_title",
+        severity=str(incident.severity),
+        where=str(incident.root),
+        title=incident.title,
+    )
+    return title, joined(lines, "line")
+
+
+def _evidence(evidence: Evidence) -> Said:
+    return say("actions.ticket_evidence", text=quoted(evidence.line) or evidence.text)
 
 
 def open_ticket(ctx: Context) -> Result:
@@ -139,7 +158,7 @@ def open_ticket(ctx: Context) -> Result:
             since=incident.opened if incident else ctx.run.created_at,
         )
     )
-    return Done(text=f"Ticket filed: {title}", data={"id": name})
+    return Done(text=say("actions.ticket_filed", title=title), data={"id": name})
 
 
 def notify(ctx: Context) -> Result:
@@ -160,7 +179,7 @@ def notify(ctx: Context) -> Result:
             about=about_incident(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
         )
     )
-    return Done(text=f"Message queued: {title}", data={"id": name})
+    return Done(text=say("actions.notify_queued", title=title), data={"id": name})
 
 
 TICKET = Action(verify=open_ticket)

@@ -16,6 +16,7 @@ from hashlib import sha256
 import msgspec
 
 from healer.model import FACTS, FIGURE_SHARE, NOT_COMPARED, Reference, figures_in
+from healer.text import NO_WORDS, Said, joined, say
 
 #: Exit code of a test that could not be run: its program is missing, or there is nothing to test.
 NOT_TESTED = 77
@@ -207,8 +208,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences: `worse` about figures below those of the good node, `other` about facts that differ.
     `alike`: names of results that are as good."""
 
-    worse: tuple[str, ...] = ()
-    other: tuple[str, ...] = ()
+    worse: tuple[Said, ...] = ()
+    other: tuple[Said, ...] = ()
     alike: tuple[str, ...] = ()
 
 
@@ -217,35 +218,46 @@ def compare(results: Mapping[str, str], reference: Reference | None) -> Comparis
     result that the reference lacks, or that is not a number, is not compared."""
     if reference is None:
         return Comparison()
-    worse, other, alike = [], [], []
+    worse, other, alike = list[Said](), list[Said](), list[str]()
     for name, value in results.items():
         if name in FACTS:
             found, text = other, _other(name, value, reference)
         else:
             found, text = worse, _worse(name, value, reference)
-        if text is not None:
-            (found if text else alike).append(text or name)
+        if text:
+            found.append(text)
+        elif text is not None:
+            alike.append(name)
     return Comparison(worse=tuple(worse), other=tuple(other), alike=tuple(alike))
 
 
-def _other(name: str, value: str, reference: Reference) -> str | None:
+def _other(name: str, value: str, reference: Reference) -> Said | None:
     """How the fact differs; empty: it is the same; None: not compared."""
     good = reference.facts.get(name)
     if good is None or name in NOT_COMPARED:
         return None
-    return "" if value == fact_as_written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
+    if value == fact_as_written(good):
+        return NO_WORDS
+    fact = say(f"words.fact_{name}")
+    return say("actions.test_fact_differs", fact=fact, value=value, node=reference.node, good=good)
 
 
-def _worse(name: str, value: str, reference: Reference) -> str | None:
+def _worse(name: str, value: str, reference: Reference) -> Said | None:
     """How the figure is worse; empty: it is not; None: not compared."""
     wanted, figure = reference.figures.get(name), figures_in({name: value}).get(name)
     if wanted is None or figure is None:
         return None
     share = FIGURE_SHARE if name.endswith("_per_s") else 1.0
     if figure >= share * wanted:
-        return ""
-    of = f"{100 * figure / wanted:.0f} % of " if wanted else ""
-    return f"{name} {value} is {of}{wanted:g} on {reference.node}"
+        return NO_WORDS
+    return say(
+        "actions.test_figure_worse",
+        name=name,
+        value=value,
+        share=100 * figure / wanted,
+        good=wanted,
+        node=reference.node,
+    )
 
 
 def fact_as_written(fact: str) -> str:
@@ -253,9 +265,9 @@ def fact_as_written(fact: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.,:+/-]+", "_", fact.replace(", ", ","))[:128]
 
 
-def report_text(report: TestReport, wanted: Sequence[str]) -> str:
-    """`gpus and links passed, dcgm untested (no dcgmi here), burn failed (…); not run: nccl`"""
-    parts = []
+def report_text(report: TestReport, wanted: Sequence[str]) -> list[Said]:
+    """`gpus, links passed`, `burn (…) failed`, `dcgm (no dcgmi here) untested`, `nccl not run`"""
+    parts = list[Said]()
     for outcome in TestOutcome:
         names = [
             name
@@ -264,6 +276,6 @@ def report_text(report: TestReport, wanted: Sequence[str]) -> str:
             if ended is outcome
         ]
         if names:
-            parts.append(f"{', '.join(names)} {outcome}")
+            parts.append(say(f"actions.tests_{outcome}", tests=joined(names, "comma")))
     left = [name for name in wanted if name not in report.tests]
-    return "; ".join([*parts, *([f"{', '.join(left)} not run"] if left else [])])
+    return [*parts, *([say("actions.tests_not_run", tests=joined(left, "comma"))] if left else [])]

@@ -30,6 +30,7 @@ from healer.model import (
 from healer.model.run import highest_remedy
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.text import Said, joined, quoted, say
 
 LOOK_AGAIN_S = 5.0
 #: The job's own limit where the step gives none (`input.limit_s`).
@@ -93,16 +94,14 @@ def look(ctx: Context) -> Result | None:
     if not isinstance(picture, SlurmSnapshot):
         return picture
     if our_reservation(picture, ctx.node) is None:
-        text = f"The reservation for the tests of {ctx.node} is gone: somebody ended it"
-        return Failed(text=text, final=True)
+        return Failed(text=say("actions.test_job_reservation_gone", node=ctx.node), final=True)
     submitted = first_logged(ctx.lines, "submitted")
     job = picture.jobs.get(submitted) if submitted is not None else _find(ctx, picture)
     if job is not None:
         return _verdict(ctx, job)
     if submitted is None:
         return None
-    text = f"Slurm no longer knows the test job {submitted} of {ctx.node}: how it ended is not known"
-    return Failed(text=text, final=True)
+    return Failed(text=say("actions.test_job_forgotten", job=submitted, node=ctx.node), final=True)
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -123,35 +122,44 @@ def job_name(ctx: Context) -> str:
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
     if job.active or job.state == "PENDING":
-        return Again(text=f"The test job {job.id} on {ctx.node} {state_text(job)}", after_s=LOOK_AGAIN_S)
+        return under_way(ctx, job)
     answer = judge_job(ctx, job)
     untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
     if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
-        return Failed(text=f"{answer.head}: the node is not tested", final=True)
+        return Failed(text=say("actions.test_job_not_tested", head=answer.head), final=True)
     return Done(text=answer.text, data=answer.data)
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an ended job: `head` is its summary, `text` adds the comparison with the good node."""
+    """The result of an ended job: `head` is its summary, `text` adds the comparison with the good node;
+    `worse`: what counts against the node."""
 
-    head: str
-    text: str
+    head: Said
+    text: Said
     data: dict[str, Any]
     report: TestReport
+    worse: tuple[Said, ...]
 
 
 def judge_job(ctx: Context, job: SlurmJob) -> JobVerdict:
     """`data["passed"]`: the job completed, and no result is worse than on the good node of its kind."""
     asked = _submitted(ctx)
     report = parse_report(job.admin_comment) or TestReport()
-    head = f"{asked.depth or asked.tests[0]} on {ctx.node}, job {job.id}: {job.state}"
-    tests_text = report_text(report, asked.tests) if report.tests else ""
-    head = f"{head}; {tests_text}" if tests_text else head
+    head = say(
+        "actions.test_job_head",
+        depth=asked.depth or asked.tests[0],
+        node=ctx.node,
+        job=job.id,
+        state=job.state,
+    )
+    if report.tests:
+        head = joined([head, *report_text(report, asked.tests)], "semicolon")
     reference = reference_for(ctx, ctx.node)
     held = compare(report.results, reference)
     text = head
     if job.state != "COMPLETED":
-        text = f"{text}, exit code {job.exit_code or 'unknown'}"
+        code = job.exit_code or say("actions.test_job_no_code")
+        text = say("actions.test_job_exit_code", head=head, code=code)
     worse = (*held.worse, *(held.other if asked.same_facts else ()))
     data: dict[str, Any] = {
         "passed": job.state == "COMPLETED" and not worse,
@@ -162,13 +170,14 @@ def judge_job(ctx: Context, job: SlurmJob) -> JobVerdict:
         "says": report.says,
         "results": report.results,
         "whole": report.whole,
-        "worse": list(worse),
-        "other": list(held.other),
+        "worse": [str(sentence) for sentence in worse],
+        "other": [str(sentence) for sentence in held.other],
         "compared": list(held.alike),
         "depth": asked.depth,
         "reference": reference.node if reference is not None else None,
     }
-    return JobVerdict(head=head, text="; ".join([text, *held.worse, *held.other]), data=data, report=report)
+    text = joined([text, *held.worse, *held.other], "semicolon")
+    return JobVerdict(head=head, text=text, data=data, report=report, worse=worse)
 
 
 def exit_status(job: SlurmJob) -> int | None:
@@ -198,10 +207,11 @@ def runnable_tests(ctx: Context) -> Wanted | Failed:
     """The tests that this step runs as a job; Failed where `rules/validation` lacks one."""
     asked = wanted_tests(ctx)
     if asked is None or not asked.tests:
-        return Failed(text=f"There is no depth {asked.depth if asked else ''} of tests in rules", final=True)
+        depth = asked.depth if asked else ""
+        return Failed(text=say("actions.test_job_no_depth", depth=depth), final=True)
     lacks = next((name for name in asked.tests if name not in ctx.tools.scripts), None)
     if lacks is not None:
-        return Failed(text=f"There is no script {lacks} in rules/validation", final=True)
+        return Failed(text=say("actions.test_job_no_script", name=lacks), final=True)
     return asked
 
 
@@ -215,7 +225,7 @@ def submit(ctx: Context) -> Result | None:
         node = ctx.tools.scheduler.node(ctx.node)
         kept = under_test.reservation(ctx)
         if kept is None:
-            return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
+            return Failed(text=say("actions.test_job_not_reserved", node=ctx.node), final=True)
     except SchedulerUnavailable:
         return None  # nothing was submitted
     script = script_of(ctx, asked.tests, asked.depth)
@@ -250,8 +260,9 @@ def submit_job(
         if not error.sent:
             return None
         # Unknown whether Slurm took it: the next attempt looks for the job's name first.
-        return Failed(text=f"Slurm did not say whether it took the test job of {ctx.node}: {error}")
-    text = f"The test job {number} on {ctx.node} was submitted"
+        why = quoted(error.args[0])
+        return Failed(text=say("actions.test_job_unanswered", nodes=ctx.node, error=why))
+    text = say("actions.test_job_submitted", job=number, node=ctx.node)
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
     return Again(text=text, after_s=look_again_s, data=data)
 
@@ -264,7 +275,7 @@ def failed_test_command(ctx: Context, node: str, test: str, says: str, **more: s
         cluster=ctx.run.cluster,
         at=ctx.tools.now(),
         by=ctx.run.by,
-        data={"run": ctx.run.id, "node": node, "test": test, "says": says, **more},
+        data={"run": ctx.run.id, "node": node, "test": test, "says": str(says), **more},
     )
 
 
@@ -274,13 +285,20 @@ def shared_partition(nodes: Sequence[SlurmNode]) -> str:
     return next((name for name in first if all(name in partitions for partitions in rest)), "")
 
 
-def state_text(job: SlurmJob) -> str:
+def under_way(ctx: Context, job: SlurmJob, look_again_s: float = LOOK_AGAIN_S) -> Again:
+    text = say("actions.test_job_under_way", job=job.id, node=ctx.node, state=state_text(job))
+    return Again(text=text, after_s=look_again_s)
+
+
+def state_text(job: SlurmJob) -> Said:
     if job.state != "PENDING":
-        return "runs"
-    return f"waits: {job.reason}" if job.reason else "waits"
+        return say("actions.test_job_runs")
+    return (
+        say("actions.test_job_waits_for", reason=job.reason) if job.reason else say("actions.test_job_waits")
+    )
 
 
-def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> str | None:
+def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> Said | None:
     """Why a job that gives way is cancelled before it began; None if it may wait. `since`: start of its
     wait."""
     if (
@@ -289,7 +307,8 @@ def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> str | No
         or (ctx.tools.now() - since).total_seconds() <= STARTS_WITHIN_S
     ):
         return None
-    return f"it did not start within {STARTS_WITHIN_S} s ({job.reason or 'no reason given'})"
+    reason = job.reason or say("actions.test_no_reason")
+    return say("actions.test_job_not_started", seconds=STARTS_WITHIN_S, reason=reason)
 
 
 def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
@@ -301,7 +320,8 @@ def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
         ctx.tools.scheduler.cancel(job.id)
     except SchedulerRefused as error:
         if error.code not in under_test.JOB_OVER:
-            return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)
+            text = say("actions.test_job_not_cancelled", job=job.id, error=quoted(error.args[0]))
+            return Failed(text=text, final=error.no_right)
     except SchedulerUnavailable:
         pass  # unknown whether it happened
     return None

@@ -6,6 +6,7 @@ from healer.actions.drain import our_notes
 from healer.actions.under_test import end_tests, reservation
 from healer.model import Reservation, SlurmNode
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
+from healer.text import quoted, say
 
 
 def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None] | Again:
@@ -16,7 +17,7 @@ def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None] | Again:
         except UnknownNode:
             return None, kept
     except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=1.0)
+        return Again(text=say("actions.tidy_no_answer", error=quoted(error.args[0])), after_s=1.0)
 
 
 def _probe(ctx: Context) -> Result | None:
@@ -25,11 +26,11 @@ def _probe(ctx: Context) -> Result | None:
         return read
     node, kept = read
     if node is not None and node.held and is_ours(node.reason):
-        return Skipped(text=f"healer holds {node.name}: its note stays")
+        return Skipped(text=say("actions.tidy_held", node=node.name))
     if node is not None and kept is not None:
-        return Skipped(text=f"The reservation {kept.name} ends with the tests of {node.name} (validate)")
+        return Skipped(text=say("actions.tidy_tested", reservation=kept.name, node=node.name))
     if kept is None and (node is None or not our_notes(node)):
-        return Done(text=f"Nothing of healer's is left on {ctx.node}")
+        return Done(text=say("actions.tidy_done", node=ctx.node))
     return None
 
 
@@ -45,7 +46,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Failed(text=f"What healer left on {ctx.node} stands in Slurm all the same")
+    return _probe(ctx) or Failed(text=say("actions.tidy_stays", node=ctx.node))
 
 
 TIDY = Action(probe=_probe, do=_do, verify=_verify)

@@ -23,6 +23,7 @@ from healer.actions.base import (
 from healer.model import Reservation, SlurmNode
 from healer.model.slurm import our_reservation_in, reservation_name
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.text import Said, quoted, say
 
 #: Prefix of the names of healer's test jobs: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"
@@ -52,7 +53,7 @@ def end_tests(ctx: Context) -> Result | None:
         ctx.fence()
         ctx.tools.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
-        return None if error.code == _NO_RESERVATION else Failed(text=str(error))
+        return None if error.code == _NO_RESERVATION else Failed(text=quoted(error.args[0]))
     except SchedulerUnavailable:
         return None
     return None
@@ -65,9 +66,14 @@ def hand_over(ctx: Context) -> Skipped | None:
     holder = holder_of(node, last_drain_reason(ctx.log))
     if holder is None or end_tests(ctx) is not None or reservation(ctx) is not None:
         return None
-    ctx.claim.release_slot(f"{holder} it")
-    text = f"{holder} {node.name}: {node.reason or 'no reason given'}. Its tests are ended"
+    ctx.claim.release_slot(say("actions.under_test_holds_it", holder=holder))
+    text = say("actions.under_test_ended", held=_held(holder, node))
     return Skipped(text=text, data={"ends_run": True})
+
+
+def _held(holder: str, node: SlurmNode) -> Said:
+    reason = quoted(node.reason) or say("actions.test_no_reason")
+    return say("actions.under_test_held", holder=holder, node=node.name, reason=reason)
 
 
 def _cancel(ctx: Context, job: str) -> None:
@@ -88,12 +94,11 @@ def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again
         return read
     node, found = read
     if holder := holder_of(node, last_drain_reason(ctx.log)):
-        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+        return Failed(text=_held(holder, node), final=True)
     if found is not None and not _as_made(ctx, found):
-        text = f"The reservation {found.name} is not as healer made it: look, and end it."
-        return Failed(text=text, final=True)
+        return Failed(text=say("actions.reserve_changed", name=found.name), final=True)
     if found is None and not node.held:
-        return Failed(text=f"Somebody gave {node.name} back: it is not tested", final=True)
+        return Failed(text=say("actions.reserve_given_back", node=node.name), final=True)
     return node, found
 
 
@@ -111,8 +116,9 @@ def _probe(ctx: Context) -> Result | None:
     if found is None or node.held:
         return None
     if not node.in_service:
-        return Again(text=f"{node.name} is {'+'.join(node.state)}", after_s=LOOK_AGAIN_S)
-    text = f"{node.name} takes tests alone: reservation {found.name}"
+        text = say("actions.reserve_state", node=node.name, state="+".join(node.state))
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    text = say("actions.reserve_done", node=node.name, name=found.name)
     return Done(text=text, data={"reservation": found.name, "state": list(node.state)})
 
 
@@ -135,7 +141,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=f"{ctx.node} is being reserved for tests", after_s=LOOK_AGAIN_S)
+    return _probe(ctx) or Again(text=say("actions.reserve_runs", node=ctx.node), after_s=LOOK_AGAIN_S)
 
 
 def _undo(ctx: Context) -> Result:
@@ -146,17 +152,19 @@ def _undo(ctx: Context) -> Result:
         return read
     node, found = read
     if found is None:
-        return Done(text="No reservation of ours stands")
+        return Done(text=say("actions.reserve_none"))
     if not node.drain:
         ctx.fence()
         try:
             ctx.tools.scheduler.drain(ctx.node, reason_of(ctx))
         except SchedulerRefused as error:
-            return Failed(text=f"{error}: it stays reserved, drain it first", final=error.no_right)
+            return Failed(
+                text=say("actions.reserve_stays", error=quoted(error.args[0])), final=error.no_right
+            )
         except SchedulerUnavailable:
             pass  # unknown whether it happened: read it back
-        return Again(text=f"{node.name} is drained before its reservation ends", after_s=LOOK_AGAIN_S)
-    return end_tests(ctx) or Done(text="Reservation ended")
+        return Again(text=say("actions.reserve_drains", node=node.name), after_s=LOOK_AGAIN_S)
+    return end_tests(ctx) or Done(text=say("actions.reserve_ended"))
 
 
 RESERVE = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)

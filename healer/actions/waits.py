@@ -11,11 +11,15 @@ from healer.actions.base import (
     Result,
     Skipped,
     first_logged,
+    held_by,
     holder_of,
+    holds,
     read_job,
     read_job_of_run,
     read_node,
     read_node_and_jobs,
+    reason_given,
+    slurm_silent,
 )
 from healer.actions.checks import cleared, reported_since
 from healer.decisions.comments import restart_consent, wish_of
@@ -23,6 +27,7 @@ from healer.decisions.consent import why_not_restartable
 from healer.model import SlurmJob, SlurmNode
 from healer.model.slurm import is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import Said, joined, quoted, say
 
 LOOK_AGAIN_S = 5.0
 #: How long a checkpoint counts as a good moment, in seconds: the job goes on computing after it.
@@ -44,19 +49,29 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return read
     node, jobs = read
     if holder := holder_of(node):
-        return Again(text=f"{holder} {node.name} ({node.reason or 'no reason given'})", after_s=LOOK_AGAIN_S)
+        return Again(text=_holder(holder, node), after_s=LOOK_AGAIN_S)
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
     if waits and _is_late(ctx):
-        text = f"No such moment within {int(ctx.step.input['limit_s']) // 3600} h: {'; '.join(waits[:5])}"
+        hours = int(ctx.step.input["limit_s"]) // 3600
+        text = say("actions.waits_no_moment", hours=hours, why=joined(waits[:5], "semicolon"))
         return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
     if waits:
-        return Again(text="; ".join(waits[:5]), after_s=LOOK_AGAIN_S)
+        return Again(text=joined(waits[:5], "semicolon"), after_s=LOOK_AGAIN_S)
     if not alive:
-        return Done(text=f"No job runs on {node.name}", data={"moment_s": MOMENT_S, "jobs_then": []})
+        return _no_job_on(node)
     names = [job.id for job in alive]
-    text = f"Checkpoints are saved: {', '.join(names)}"
+    text = say("actions.waits_saved", jobs=", ".join(names))
     return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
+
+
+def _holder(holder: Said, node: SlurmNode) -> Said:
+    return say("actions.waits_holder", holder=holder, node=node.name, reason=reason_given(node))
+
+
+def _no_job_on(node: SlurmNode) -> Done:
+    text = say("actions.no_job_on", node=node.name)
+    return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": []})
 
 
 def _is_late(ctx: Context) -> bool:
@@ -77,17 +92,18 @@ def job_end(ctx: Context) -> Result:
     node, jobs = read
     alive = [job.id for job in jobs if "COMPLETING" not in job.flags]
     if alive:
-        return Again(text=f"job {', '.join(alive[:5])}: its end", after_s=LOOK_AGAIN_S)
-    return Done(text=f"No job runs on {node.name}", data={"moment_s": MOMENT_S, "jobs_then": []})
+        text = say("actions.waits_job_end", jobs=", ".join(alive[:5]))
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    return _no_job_on(node)
 
 
-def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
+def _not_yet(ctx: Context, job: SlurmJob) -> Said | None:
     """What this job has to do first; None where its work is safe."""
     if not (job.batch and job.requeue and restart_consent(job, ctx.tools.guards.consent)):
-        return f"job {job.id} has not agreed to be requeued: its end"
+        return say("actions.waits_no_consent", job=job.id)
     if wish_of(job).signal:
         return None  # it saves its work on a signal
-    return None if is_saved(ctx, job) else f"job {job.id}: its next durable checkpoint, or its end"
+    return None if is_saved(ctx, job) else say("actions.next_checkpoint", job=job.id)
 
 
 def is_saved(ctx: Context, job: SlurmJob) -> bool:
@@ -113,7 +129,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     try:
         job = ctx.tools.scheduler.job(ctx.job)
     except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+        return slurm_silent(error, LOOK_AGAIN_S)
     if job is None or not job.active or "COMPLETING" in job.flags or job.restarts != ctx.restarts:
         return None
     if wish_of(job).signal:
@@ -121,7 +137,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     kept = (job.start_at, _saved_at(ctx, job))
     if any(at is not None and ctx.tools.now() - at <= lasts for at in kept):
         return None
-    return Again(text=f"job {job.id}: its next durable checkpoint, or its end", after_s=LOOK_AGAIN_S)
+    return Again(text=say("actions.next_checkpoint", job=job.id), after_s=LOOK_AGAIN_S)
 
 
 def empty(ctx: Context) -> Result:
@@ -130,12 +146,14 @@ def empty(ctx: Context) -> Result:
     if not isinstance(read, tuple):
         return read
     node, jobs = read
-    if jobs or node.busy:
-        named = f"Job {', '.join(job.id for job in jobs)} is" if jobs else "Slurm shows work"
-        return Again(text=f"{named} still on {node.name}", after_s=LOOK_AGAIN_S)
+    if jobs:
+        text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=node.name)
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    if node.busy:
+        return Again(text=say("actions.waits_work_on", node=node.name), after_s=LOOK_AGAIN_S)
     if not node.drain:
-        return Again(text=f"{node.name} is not drained any more", after_s=LOOK_AGAIN_S)
-    return Done(text=f"{node.name} is drained and empty")
+        return Again(text=say("actions.not_drained", node=node.name), after_s=LOOK_AGAIN_S)
+    return Done(text=say("actions.waits_empty", node=node.name))
 
 
 #: The longest wait for a broken GPU to stop logging.
@@ -148,18 +166,18 @@ def reports_ended(ctx: Context) -> Result:
     incident, now = ctx.incident, ctx.tools.now()
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
     if incident is None:
-        return Done(text="No incident tells of it")
+        return Done(text=say("actions.waits_no_incident"))
     lines = reported_since(incident, incident.opened)
     last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
     left_s = (last + still - now).total_seconds()
     if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:
-        return Done(text="Nothing new is told of it" if left_s <= 0 else "It is told all the time")
-    return Again(text=f"More may be told of {ctx.node}", after_s=max(1.0, left_s))
+        return Done(text=say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
+    return Again(text=say("actions.waits_reports_more", node=ctx.node), after_s=max(1.0, left_s))
 
 
 def repair(ctx: Context) -> Result:
     """Waits for a person's repair of the node: their `resume` takes this run over."""
-    return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
+    return Again(text=say("actions.waits_repair", node=ctx.node), after_s=None)
 
 
 def time(ctx: Context) -> Result:
@@ -167,19 +185,21 @@ def time(ctx: Context) -> Result:
     until = ctx.began_at + timedelta(seconds=int(ctx.step.input["lasts_s"]))
     left_s = (until - ctx.tools.now()).total_seconds()
     if left_s <= 0:
-        return Done(text="The time is over")
-    return Again(text=f"Until {until:%Y-%m-%d %H:%M:%S} UTC", after_s=left_s)
+        return Done(text=say("actions.waits_time_over"))
+    return Again(text=say("actions.waits_until", until=f"{until:%Y-%m-%d %H:%M:%S}"), after_s=left_s)
 
 
 def approval(ctx: Context) -> Result:
     """Waits for a person to approve what comes next. The question names the jobs that may lose their work."""
-    what = ctx.step.title or f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
+    what = quoted(ctx.step.title) or say(
+        "actions.waits_playbook_on", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
+    )
     read = read_node_and_jobs(ctx, LOOK_AGAIN_S) if ctx.run.node else None
     jobs = [job.id for job in read[1]] if isinstance(read, tuple) else []
-    text = f"Waits for an approval: {what}"
+    text = say("actions.waits_approval", what=what)
     if jobs:
         named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)
-        text = f"Waits for an approval: {what}. Jobs at work there: {named}"
+        text = say("actions.waits_approval_jobs", what=what, jobs=named)
     return Again(text=text, after_s=None, data={"approval": True})
 
 
@@ -203,16 +223,18 @@ def checkpoint(ctx: Context) -> Result:
         return job
     assert ctx.restarts is not None  # read_job_of_run checked it
     if job.restarts > ctx.restarts:
-        return Done(text=f"Job {job.title} was restarted meanwhile", data={"ends_run": True})
+        return Done(text=say("actions.waits_job_restarted", job=job.title), data={"ends_run": True})
     if not job.active or "COMPLETING" in job.flags:
-        return Done(text=f"Job {job.title} is {job.state}: nothing to requeue", data={"ends_run": True})
+        text = say("actions.waits_job_over", job=job.title, state=job.state)
+        return Done(text=text, data={"ends_run": True})
     if why := why_not_restartable(job):
         return Failed(text=why, final=True)
     if wish := wish_of(job).signal:
-        return Done(text=f"Job {job.title} saves its work on {wish}", data={"moment_s": MOMENT_S})
+        text = say("actions.waits_job_saves", job=job.title, signal=wish)
+        return Done(text=text, data={"moment_s": MOMENT_S})
     if is_saved(ctx, job):
-        return Done(text=f"Job {job.title} has saved a checkpoint", data={"moment_s": MOMENT_S})
-    return Again(text=f"job {job.title}: its next durable checkpoint, or its end", after_s=LOOK_AGAIN_S)
+        return Done(text=say("actions.waits_job_saved", job=job.title), data={"moment_s": MOMENT_S})
+    return Again(text=say("actions.next_checkpoint", job=job.title), after_s=LOOK_AGAIN_S)
 
 
 def job_runs(ctx: Context) -> Result:
@@ -221,24 +243,25 @@ def job_runs(ctx: Context) -> Result:
     if not isinstance(job, SlurmJob):
         return job
     if ctx.restarts is None or job.restarts <= ctx.restarts:
-        return Skipped(text=f"Job {job.title} was not put back")
+        return Skipped(text=say("actions.waits_not_put_back", job=job.title))
     if job.state == "RUNNING" and "COMPLETING" not in job.flags:
-        text = (
-            f"Job {job.title} runs again (restart {job.restarts}) on {len(job.nodes)} nodes{_spare(ctx, job)}"
-        )
-        return Done(text=text, data={"nodes": list(job.nodes), "restarts": job.restarts})
+        return Done(text=_runs_again(ctx, job), data={"nodes": list(job.nodes), "restarts": job.restarts})
     if job.state == "PENDING" or "COMPLETING" in job.flags:
-        why = job.reason or "its turn"
-        return Again(text=f"Job {job.title} waits: {why}", after_s=LOOK_AGAIN_S)
-    return Done(text=f"Job {job.title} was put back and is {job.state}", data={"state": job.state})
+        why = job.reason or say("actions.waits_its_turn")
+        return Again(text=say("actions.waits_job_pending", job=job.title, why=why), after_s=LOOK_AGAIN_S)
+    text = say("actions.waits_put_back", job=job.title, state=job.state)
+    return Done(text=text, data={"state": job.state})
 
 
-def _spare(ctx: Context, job: SlurmJob) -> str:
-    """Whether the job got the spare that this run handed over; empty without a spare."""
+def _runs_again(ctx: Context, job: SlurmJob) -> Said:
+    """Also whether the job got the spare that this run handed over, if it did."""
+    text = say("actions.waits_job_runs", job=job.title, restarts=job.restarts, nodes=len(job.nodes))
     spare = first_logged(reversed(ctx.log), "spare")
     if spare is None:
-        return ""
-    return f", {spare} in the place of {ctx.node}" if spare in job.nodes else f", without the spare {spare}"
+        return text
+    if spare in job.nodes:
+        return say("actions.waits_job_runs_spare", text=text, spare=spare, node=ctx.node)
+    return say("actions.waits_job_runs_no_spare", text=text, spare=spare)
 
 
 CHECKPOINT = Action(verify=checkpoint, effect=False)
@@ -252,12 +275,15 @@ def reached(ctx: Context) -> Result:
         return node
     state = "+".join(node.state)
     if not node.held:
-        return Done(text=f"{node.name} is {state}: there is nothing to take over", data={"ends_run": True})
+        text = say("actions.waits_nothing_to_take", node=node.name, state=state)
+        return Done(text=text, data={"ends_run": True})
     if slurm_kind(node.reason) is None and (holder := holder_of(node)):
-        return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
+        return held_by(holder, node)
     if "NOT_RESPONDING" in node.state:
-        return Again(text=f"Slurm does not reach {node.name} ({state})", after_s=5.0)
-    return Done(text=f"Slurm reaches {node.name} ({state})", data={"state": list(node.state)})
+        return Again(text=say("actions.not_reached", node=node.name, state=state), after_s=5.0)
+    return Done(
+        text=say("actions.waits_reached", node=node.name, state=state), data={"state": list(node.state)}
+    )
 
 
 REACHED = Action(verify=reached, effect=False)
@@ -279,26 +305,27 @@ def lifted(ctx: Context) -> Result:
     # From the stored picture: hundreds of drains that last for weeks must not query Slurm all the time.
     shown = ctx.tools.picture()
     if shown is None:
-        return Again(text="There is no picture of Slurm yet", after_s=OWNER_AGAIN_S)
+        return Again(text=say("actions.waits_no_picture"), after_s=OWNER_AGAIN_S)
     node = shown.nodes.get(ctx.node)
     if node is None:
-        return Done(text=f"Slurm no longer knows {ctx.node}", data={"ends_run": True})
+        return Done(text=say("actions.waits_node_forgotten", node=ctx.node), data={"ends_run": True})
     if not node.held:
-        return Done(text=f"{node.name} is not held any more", data={"ends_run": True})
+        return Done(text=say("actions.waits_not_held", node=node.name), data={"ends_run": True})
     if is_ours(node.reason) or slurm_kind(node.reason):
-        return Done(text=f"Nobody else holds {node.name} now: {node.reason}", data={"ends_run": True})
+        text = say("actions.waits_held_by_none", node=node.name, reason=node.reason)
+        return Done(text=text, data={"ends_run": True})
     taken = ctx.incident.acknowledged_by if ctx.incident is not None else None
     if taken is not None:
-        return Again(text=f"{taken} has it: nobody is asked again", after_s=OWNER_AGAIN_S)
+        return Again(text=say("actions.waits_taken", who=taken), after_s=OWNER_AGAIN_S)
     lasts_s = ctx.step.input.get("lasts_s")
-    text = f"{node.reason_user or 'Somebody'} holds {node.name} ({node.reason or 'no reason given'})"
+    text = _holder(holds(node), node)
     if lasts_s is None:
         return Again(text=text, after_s=OWNER_AGAIN_S)
     since = max(ctx.began_at, node.reason_at) if node.reason_at is not None else ctx.began_at
     until = since + timedelta(seconds=int(lasts_s))
     left_s = (until - ctx.tools.now()).total_seconds()
     if left_s <= 0:
-        return Done(text=f"{text}, with no answer since {since:%Y-%m-%d %H:%M} UTC")
+        return Done(text=say("actions.waits_no_answer", text=text, since=f"{since:%Y-%m-%d %H:%M}"))
     return Again(text=text, after_s=min(OWNER_AGAIN_S, left_s))
 
 

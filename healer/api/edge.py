@@ -31,6 +31,7 @@ from healer.api.problems import Errors, Problem, ending, problem_of
 from healer.api.quotas import SENDER, loss_of, route_of
 from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
 from healer.ports.callers import Caller
+from healer.text import language
 
 #: Where the API begins; all other addresses are the console's.
 PREFIX = "/api/v1"
@@ -218,6 +219,12 @@ _STRICT = (
 )
 
 
+def speak_to(request: Request) -> None:
+    """Answers it in the language of who asks."""
+    accepts = request.headers.get("accept-language", "")
+    language.current.set(language.chosen(request.cookies.get(language.COOKIE), accepts))
+
+
 class Edge:
     """ASGI middleware, outside of everything. `prefix` is where the API begins.
 
@@ -249,8 +256,11 @@ class Edge:
         try:
             if "\x00" in scope["path"]:
                 raise Problem(404, "no such address")
-            if not scope["path"].startswith(self.signals) and scope["method"] not in {"GET", "HEAD"}:
-                receive = await self._whole_body(scope, receive)
+            if not scope["path"].startswith(self.signals):
+                asked = Request(scope)
+                speak_to(asked)
+                if scope["method"] not in {"GET", "HEAD"}:
+                    receive = await self._whole_body(asked.headers, scope, receive)
             await self.app(scope, receive, answer)
         except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
             if started:
@@ -279,9 +289,8 @@ class Edge:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         return problem.response()
 
-    async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
+    async def _whole_body(self, headers: datastructures.Headers, scope: Scope, receive: Receive) -> Receive:
         """Reads the body before the routes see it, so that its size is bounded in one place."""
-        headers = datastructures.Headers(scope=scope)
         length = headers.get("content-length", "")
         packed = packing_of(headers)
         check_encoding(packed)

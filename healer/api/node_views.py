@@ -38,6 +38,7 @@ from healer.observations.fault_history import jobs_by_gpu
 from healer.ports.answers import FleetRows, NodeRows, Page
 from healer.ports.measurements import Devices
 from healer.ports.queries import decode_cursor, encode_cursor
+from healer.text import Said, quoted, say
 
 
 class GpuView(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     verdict: Verdict
     may_run_jobs: bool
-    why: str
+    why: Said
     status: NodeStatus = NodeStatus.unknown
     unknown_flags: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
@@ -207,21 +208,23 @@ def _out_by(node: SlurmNode) -> str | None:
     return node.owner.kind.value if node.owner else OwnerKind.slurm.value
 
 
-def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[Incident]) -> str:
-    state = "+".join(node.state) or "UNKNOWN"
+def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[Incident]) -> Said:
+    state, reason = "+".join(node.state) or "UNKNOWN", quoted(node.reason)
     match out_by:
         case None if not incidents:
-            return f"Slurm shows it {state}, and nothing is known against it."
+            return say("api.node_well", state=state)
         case None:
-            return f"Slurm shows it {state}; healer's verdict is {verdict.value}: {incidents[-1].title}"
+            judged = quoted(verdict.value)
+            return say("api.node_suspect", state=state, verdict=judged, title=incidents[-1].title)
         case "healer":
-            return f"healer took it out ({state}): {node.reason}"
-        case "planned":
-            return f"It is out by plan ({state})" + (f": {node.reason}" if node.reason else ".")
-        case "slurm":
-            return f"Slurm took it out ({state})" + (f": {node.reason}" if node.reason else ".")
+            return say("api.node_out_by_healer", state=state, reason=reason)
+        case "planned" | "slurm" if reason:
+            return say(f"api.node_out_{out_by}_because", state=state, reason=reason)
+        case "planned" | "slurm":
+            return say(f"api.node_is_out_{out_by}", state=state)
     who = str(node.owner)
-    return f"{who[:1].upper()}{who[1:]} took it out ({state}): {node.reason or 'no reason given'}"
+    by = f"{who[:1].upper()}{who[1:]}"
+    return say("api.node_taken_out", who=by, state=state, reason=reason or say("api.no_reason"))
 
 
 def gpu_views(

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from healer.api.problems import Problem
 from healer.console import words
 from healer.console.pages import MAY_LOOK, Pages, to_sign_in
-from healer.console.render import link, speak_to
+from healer.console.render import link
 from healer.text import say
 
 log = logging.getLogger("healer.api")
@@ -56,7 +56,6 @@ class ErrorPages:
         usual = bool(problem.heading) and not _FILES.search(request.url.path)
         if not prefers_page(request.headers.get("accept", ""), usual=usual):
             return None
-        speak_to(request)
         try:
             layout = self._layout(request, problem)
         except Exception:

@@ -19,7 +19,6 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from healer.console import language
 from healer.console.views.colours import Colour, Measurements, bins, cells, kinds
 from healer.console.views.fleet_view import NodeRow
 from healer.model import Column, Part, SlurmSnapshot, Verdict
@@ -28,7 +27,7 @@ from healer.model.telemetry import Report, StepBatch
 from healer.observations.step_grid import deviation, grid, lately
 from healer.ports.answers import NodeGauges, Standing
 from healer.ports.queries import Queries
-from healer.text import to_text
+from healer.text import language, to_text
 
 log = structlog.get_logger()
 

@@ -6,20 +6,21 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from healer import data_folder
-from healer.console import language, words
-from healer.console.language import Catalogue
+from healer.console import words
 from healer.model.shown import shown
-from healer.text import Said, in_language, quoted, to_text
+from healer.text import Said, in_language, language, to_text
+from healer.text.catalogues import ENGLISH, catalogue, scripts_of
 
 #: Nothing from elsewhere, nothing inline: a line of a kernel log can never become a script.
 CONTENT_SECURITY_POLICY = (
@@ -103,9 +104,6 @@ class Renderer:
         folder = web_dir()
         self.assets = Assets(folder / "static")
         loader = FileSystemLoader(folder / "templates")
-        self._catalogues = {"zh": language.load(folder / "words" / "zh")}
-        #: English sentences of the scripts to those of the language.
-        self._of_scripts = {"zh": language.entries_of(folder / "words" / "zh-scripts.yaml")}
         self._envs = {name: self._environment(loader, name) for name in language.LANGUAGES}
 
     def _environment(self, loader: FileSystemLoader, name: str) -> Environment:
@@ -117,9 +115,9 @@ class Renderer:
             lstrip_blocks=True,
             extensions=["jinja2.ext.i18n"],
         )
-        texts = _Texts(name, self._catalogues.get(name))
+        texts = _Texts(name)
         install: Callable[..., None] = env.install_gettext_callables  # pyright: ignore[reportAttributeAccessIssue]
-        install(texts.form, texts.forms, newstyle=True)
+        install(texts.forms.gettext, texts.forms.ngettext, newstyle=True)
         env.filters.update(
             utc=words.utc,
             iso=words.iso,
@@ -140,14 +138,13 @@ class Renderer:
             languages=language.LANGUAGES,
             language=name,
             html_language=_HTML_LANGUAGES[name],
-            of_scripts=self._of_scripts.get(name),
+            of_scripts=scripts_of(name),
         )
         return env
 
     def translate(self, text: str) -> str:
         """The sentence in the language of the request."""
-        name = language.current.get()
-        return translated(text, name, self._catalogues.get(name))
+        return in_language(text, language.current.get())
 
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
         name = language.current.get()
@@ -158,23 +155,16 @@ class Renderer:
         return Response(text, status, media_type="text/html; charset=utf-8", headers=headers)
 
 
-def translated(text: str, name: str, catalogue: Catalogue | None) -> str:
-    """A sentence by its key; any other text as the catalogue of the pages and rules has it."""
-    if catalogue is None:
-        return str(text)
-    return in_language(quoted(text), name, catalogue.translate)
-
-
 class _Texts:
-    """The texts of templates in one language. Without a catalogue, in English, they stay as they are."""
+    """The texts of templates in one language."""
 
-    def __init__(self, name: str, catalogue: Catalogue | None) -> None:
-        self._name, self._catalogue = name, catalogue
-        self.form = catalogue.form if catalogue else str
-        self.forms = catalogue.forms if catalogue else _english
+    def __init__(self, name: str) -> None:
+        self._name = name
+        #: Sentences of the templates by their English; in English they stay as they are.
+        self.forms = catalogue(name, "templates") or NullTranslations()
 
     def text(self, text: str) -> str:
-        return translated(text, self._name, self._catalogue)
+        return in_language(text, self._name)
 
     def spoken(self, value: object) -> str:
         """A hook of msgspec: a sentence in the language."""
@@ -184,7 +174,7 @@ class _Texts:
 
     def sentence(self, text: str) -> str:
         """With a capital at its start, where the language has capitals."""
-        return self.text(text) if self._catalogue else words.sentence(text)
+        return words.sentence(text) if self._name == ENGLISH else self.text(text)
 
     def when(self, moment: datetime | None, now: datetime) -> Markup:
         """`4 min ago`, with the exact time in its title; the page's script keeps it fresh."""
@@ -196,7 +186,7 @@ class _Texts:
 
     def within(self, value: Any, *keys: str) -> Any:
         """Data for a script, with the texts under these keys in the language."""
-        if self._catalogue is None:
+        if self._name == ENGLISH:
             return value
         return _within(msgspec.to_builtins(value, enc_hook=self.spoken), keys, self.text)
 
@@ -209,16 +199,6 @@ def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ou
     if isinstance(value, dict):
         return {key: _within(part, keys, text, ours=key in keys) for key, part in value.items()}
     return value
-
-
-def _english(singular: str, plural: str, count: int) -> str:
-    return singular if count == 1 else plural
-
-
-def speak_to(request: Request) -> None:
-    """Sets the language of the request."""
-    cookie, accepts = request.cookies.get(language.COOKIE), request.headers.get("accept-language", "")
-    language.current.set(language.chosen(cookie, accepts))
 
 
 def _body_attribute(value: object) -> str:

@@ -14,7 +14,7 @@ from healer.console import (
 )
 from healer.console.errors import ErrorPages
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
-from healer.console.render import next_link, speak_to
+from healer.console.render import next_link
 from healer.console.views import timeline_view
 from healer.ports.queries import AuditQuery
 from healer.text import say
@@ -27,9 +27,8 @@ class Console(APIRouter):
 
     def __init__(self, pages: Pages) -> None:
         async def enter(request: Request) -> None:
-            """Before every route: the pages and the language of the request."""
+            """Before every route."""
             request.state.pages = pages
-            speak_to(request)
 
         super().__init__(include_in_schema=False, dependencies=[Depends(enter)])
         self.error_page = ErrorPages(pages)

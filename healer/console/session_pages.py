@@ -2,21 +2,19 @@
 
 from urllib.parse import parse_qsl, quote
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from healer.api.problems import Problem
-from healer.console import language
 from healer.console.pages import Here, PageRoute, Pages
 from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS
-from healer.text import say
+from healer.text import language, say
 
 _FORM_BYTES = 8192
 _YEAR_S = 365 * 86400
-#: What words.js asks for at once. Each text may cost some 0.02 s of the process that takes signals in.
-_TEXTS, _CHARS = 50, 2000
+
+
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
 routes = APIRouter(route_class=PageRoute)
@@ -80,24 +78,6 @@ async def choose_language(request: Request, pages: Here) -> Response:
             language.COOKIE, to, max_age=_YEAR_S, samesite="lax", secure=pages.secure_cookie, path="/"
         )
     return response
-
-
-@routes.post("/words")
-async def translate_texts(request: Request, pages: Here) -> Response:
-    """Finished sentences, in the language of who asks, for what scripts get from the API."""
-    return await run_in_threadpool(_translated, request, pages, await request.body())
-
-
-def _translated(request: Request, pages: Pages, body: bytes) -> Response:
-    pages.session(request)
-    try:
-        texts = msgspec.json.decode(body, type=list[str])
-    except msgspec.DecodeError:
-        raise Problem(400, say("console.session_list_texts_wanted")) from None
-    if len(texts) > _TEXTS or any(len(text) > _CHARS for text in texts):
-        raise Problem(413, say("console.session_most_texts_characters_are_taken", texts=_TEXTS, chars=_CHARS))
-    translations = msgspec.json.encode([pages.render.translate(text) for text in texts])
-    return Response(translations, media_type="application/json", headers=_NOT_KEPT)
 
 
 # --- forms ---

@@ -18,6 +18,7 @@ from healer.detection.streams import WARM_UP
 from healer.model import Component, Detections, Finding, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import say
 
 SLOWER_ELSEWHERE = "slower-than-elsewhere"
 #: Steps whose median is a node's figure, and how often it is taken.
@@ -135,12 +136,8 @@ class Baseline(Detector):
             if not self._reports.is_due((SLOWER_ELSEWHERE, where), now):
                 continue
             share = percent(float(np.expm1(height)))
-            text = (
-                f"{where}: {share} more compute per unit of work in job {job.job} than {count} other nodes "
-                "of its GPU model needed in other jobs of the same name, user and partition; other nodes of "
-                "the job work as those do"
-            )
-            title = f"Node {share} slower than nodes of its model in other jobs"
+            text = say("detection.slower_elsewhere_text", where=str(where), share=share, job=job.job, n=count)
+            title = say("detection.slower_elsewhere", share=share)
             onset = Onset(job, where, watch.began - 1, now)
             yield finding_at(onset, SLOWER_ELSEWHERE, text=text, title=title)
 

@@ -12,6 +12,7 @@ from healer.model import Component, Evidence, FaultClass, Finding, OwnerKind, Se
 from healer.model.faults import REBOOTED
 from healer.observations import NodePicture, Picture
 from healer.signals.identity import digest_of
+from healer.text import say
 
 #: A boot is heard of within this time; used where neither Slurm nor the last signal of the old boot dates it.
 HEARD_WITHIN = timedelta(minutes=2)
@@ -65,8 +66,7 @@ def _began_before(job: SlurmJob, node: NodePicture, shown: SlurmNode) -> bool:
 
 def _finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) -> Finding:
     where = Component(cluster=cluster, node=node.name)
-    spoken = ", ".join(jobs[:5])
-    text = f"{node.name} has booted under job {spoken}, and nobody is known to have asked for it"
+    text = say("detection.booted_under_jobs", node=node.name, jobs=", ".join(jobs[:5]))
     evidence = Evidence(
         digest=digest_of(REBOOTED, cluster, node.name, node.boot_id or ""),
         at=node.booted_at or now,
@@ -80,7 +80,7 @@ def _finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) ->
         rule="",
         fault=REBOOTED,
         fault_class=FaultClass.degraded,
-        title="Node booted under a job",
+        title=say("detection.booted_under_job"),
         confidence=1.0,
         jobs=tuple(jobs),
     )

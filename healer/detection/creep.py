@@ -20,6 +20,7 @@ from healer.detection.protocol import Detector, Look, new_evidence, percent, wat
 from healer.detection.streams import WARM_UP, medians_of
 from healer.model import Component, Detections, FaultClass, Finding, Sense
 from healer.observations.steps import JobSteps, LifeKey, active_job
+from healer.text import say
 
 JOB_CREEP = "job-creep"
 #: The first stretch; it doubles as the life goes on. With fewer steps a stretch has no median.
@@ -186,17 +187,21 @@ def _reports_work(job: JobSteps) -> bool:
 
 def _finding(watch: _Watch, where: Component, slower: Slower, now: datetime) -> Finding:
     job, since = watch.job, watch.since or now
-    what = "of compute per unit of work" if watch.with_work else "a step"
-    text = (
-        f"job {job.job}: {slower.now:.3g} s {what} now, {slower.share:.0%} more than the {slower.first:.3g} "
-        f"s with which this life began, {slower.per_h:.1%} more each hour for {slower.hours:.1f} h; it "
-        "grew all the time, without a jump"
-    ).replace("%", " %")
+    text = say(
+        "detection.creep_text",
+        job=job.job,
+        now=slower.now,
+        what=say("detection.of_compute_per_work" if watch.with_work else "detection.a_step"),
+        share=percent(slower.share),
+        first=slower.first,
+        per_h=100 * slower.per_h,
+        hours=slower.hours,
+    )
     identity = f"{JOB_CREEP}|{where.cluster}|{job.job}|{job.restart}|{since.isoformat()}"
     return Finding.from_evidence(
         new_evidence(identity, where, since, text, now, Sense.step_times),
         fault=JOB_CREEP,
         fault_class=FaultClass.application,
-        title=f"Job {job.job} gets slower all the time: {percent(slower.share)} since it began",
+        title=say("detection.creep", job=job.job, share=percent(slower.share)),
         confidence=0.7,
     )

@@ -22,6 +22,7 @@ from healer.model import Scope
 from healer.model.trained import FeatureRow, Floats, Matrix
 from healer.observations.groups import LEAST_OF_RACK, Groups, peer_median, peer_spread
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, quoted, say
 
 #: Moments are sampled at this pace.
 SAMPLE_S = 30.0
@@ -108,6 +109,15 @@ OWN_MARK = "; own past"
 #: How a model scores them: one that was made for another scorer has a threshold of another unit.
 SCORED = "forest_over_residual"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
+
+
+def feature_words(name: str) -> Said:
+    """A feature in a sentence."""
+    feature, mark, _ = name.partition(OWN_MARK)
+    words = quoted(feature)
+    return say("detection.own_past", feature=words) if mark else words
+
+
 _PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
 

@@ -27,6 +27,7 @@ from healer.model import (
 )
 from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
+from healer.text import Said, joined, say
 
 SLOWER_THAN_FLEET = "slower-than-fleet"
 #: Nodes of one model with a figure that are needed to judge it, this one among them.
@@ -87,13 +88,18 @@ def _standing(name: str, figure: Figure, center: float, spread: float, nodes: in
     )
 
 
-def sentence(figure: FleetFigure) -> str:
+def sentence(figure: FleetFigure) -> Said:
     """`gemm_tflop_per_s 612, 12 % below the median 698 of 40 nodes of its model (6.1 spreads)`"""
     away = (figure.median - figure.value) / figure.spread
-    return (
-        f"{figure.name} {figure.value:g}, {percent(1 - figure.value / figure.median)} below the median "
-        f"{figure.median:.4g} of {figure.nodes} nodes of its model ({away:.1f} spreads), measured "
-        f"{figure.at:%Y-%m-%d %H:%M} UTC"
+    return say(
+        "detection.fleet_figure",
+        name=figure.name,
+        value=figure.value,
+        share=percent(1 - figure.value / figure.median),
+        median=figure.median,
+        n=figure.nodes,
+        away=away,
+        when=f"{figure.at:%Y-%m-%d %H:%M}",
     )
 
 
@@ -117,10 +123,14 @@ class FleetFigures(Detector):
         self._renewed: dict[str, datetime] = {}
 
     @property
-    def suspects(self) -> dict[str, tuple[str, ...]]:
+    def suspects(self) -> dict[str, tuple[Said, ...]]:
         """Why nodes are suspects of slow jobs, in words."""
         return {
-            node: tuple(f"its tests, {sentence(figure)}" for figure in standing.figures if figure.low)
+            node: tuple(
+                say("detection.its_tests", figure=sentence(figure))
+                for figure in standing.figures
+                if figure.low
+            )
             for node, standing in self._standings.items()
             if node in self._slow
         }
@@ -182,7 +192,8 @@ class FleetFigures(Detector):
     def _finding(self, node: str, now: datetime) -> Finding:
         since, where = self._slow[node], Component(cluster=self.cluster, node=node)
         low = [figure for figure in self._standings[node].figures if figure.low or not _is_back(figure)]
-        text = f"{where}: {'; '.join(sentence(figure) for figure in low)}"
+        figures = joined((sentence(figure) for figure in low), "semicolon")
+        text = say("detection.told", head=str(where), text=figures)
         # A test of last month is no second sense today.
         measured_at = max((figure.at for figure in low), default=since)
         identity = f"{SLOWER_THAN_FLEET}|{where}|{since.isoformat()}"
@@ -192,7 +203,7 @@ class FleetFigures(Detector):
             fault=SLOWER_THAN_FLEET,
             fault_class=FaultClass.informational,
             at=since,
-            title="Its own tests are slower than those of its model's other nodes",
+            title=say("detection.slower_than_fleet"),
             confidence=0.7,
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from healer.model.hostlist import name_some
+from healer.text import Said, joined, say
 
 #: A dump of 2,000 entries with their stack frames has about 600,000 opcodes.
 MOST_OPCODES = 2_000_000
@@ -53,14 +54,14 @@ def read(data: bytes) -> dict[str, Group]:
     """The rank's process groups by name. Raises RecorderError."""
     dump = _json(data) if data[:1] == b"{" else _pickle(data)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
-        raise RecorderError("it holds no entries")
+        raise RecorderError(say("detection.dump_no_entries"))
     config, status = _mapping(dump, "pg_config"), _mapping(dump, "pg_status")
     by_group: dict[str, list[Mapping[str, Any]]] = {}
     for entry in dump["entries"]:
         if isinstance(entry, dict) and not entry.get("is_p2p"):
             by_group.setdefault(_group(entry), []).append(entry)
     if len(by_group) > MOST_GROUPS:
-        raise RecorderError(f"it holds more than {MOST_GROUPS} process groups")
+        raise RecorderError(say("detection.dump_many_groups", n=MOST_GROUPS))
     return {name: _made(name, entries, config, status) for name, entries in by_group.items()}
 
 
@@ -144,7 +145,7 @@ def _json(data: bytes) -> object:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RecorderError(f"it is no JSON: {error}") from error
+        raise RecorderError(say("detection.dump_no_json", error=str(error))) from error
 
 
 _MARK = object()
@@ -171,15 +172,16 @@ def _pickle(data: bytes) -> object:
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
             if number > MOST_OPCODES:
-                raise RecorderError("it is too long")
+                raise RecorderError(say("detection.dump_too_long"))
             if opcode.name == "STOP":
                 return stack.pop()
             _step(opcode.name, argument, stack, memo)
     except RecorderError:
         raise
     except Exception as error:  # whatever bytes of a stranger lead to
-        raise RecorderError(f"it is no dump: {type(error).__name__}: {str(error)[:100]}") from error
-    raise RecorderError("it ends too early")
+        why = f"{type(error).__name__}: {str(error)[:100]}"
+        raise RecorderError(say("detection.dump_no_dump", error=why)) from error
+    raise RecorderError(say("detection.dump_ends_early"))
 
 
 def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, object]) -> None:
@@ -201,10 +203,10 @@ def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, object]) -
     elif name in ("SETITEM", "SETITEMS"):
         items = [stack.pop() for _ in "kv"][::-1] if name == "SETITEM" else _since_mark(stack)
         if not all(isinstance(key, str | int) for key in items[::2]):
-            raise RecorderError("a name in it is no word")
+            raise RecorderError(say("detection.dump_no_word"))
         _of(stack, dict).update(zip(items[::2], items[1::2], strict=True))
     elif name not in ("PROTO", "FRAME"):
-        raise RecorderError(f"it holds {name}, which makes more than a plain value: not read")
+        raise RecorderError(say("detection.dump_opcode", name=name))
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
@@ -218,7 +220,7 @@ def _since_mark(stack: list[Any]) -> list[Any]:
 
 def _of(stack: list[Any], kind: type[Any]) -> Any:
     if not isinstance(stack[-1], kind):
-        raise RecorderError("its opcodes do not fit each other")
+        raise RecorderError(say("detection.dump_opcodes"))
     return stack[-1]
 
 
@@ -293,19 +295,27 @@ def _differs(seq: int, first: Entry, by_rank: Mapping[int, Group]) -> dict[str, 
     return {op: tuple(ranks) for op, ranks in found.items()}
 
 
-def describe_stall(stall: Stall, nodes: Mapping[int, str]) -> str:
+def describe_stall(stall: Stall, nodes: Mapping[int, str]) -> Said:
     """One sentence: `nccl:all_reduce 812 of group 0 stands: rank 3 (gpu0001) never came, 7 wait`."""
-    what = f"{stall.op} {stall.seq} of group {stall.group} stands"
+    what = say("detection.stall", op=stall.op, seq=stall.seq, group=stall.group)
     if stall.differs:
-        others = "; ".join(f"{_named(ranks, nodes)} called {op}" for op, ranks in stall.differs.items())
-        return f"{what}: {others} instead, so the program itself is wrong"
-    unheard = f", of {len(stall.unheard)} nothing is known" if stall.unheard else ""
+        others = (
+            say("detection.stall_called", ranks=_named(ranks, nodes), op=op)
+            for op, ranks in stall.differs.items()
+        )
+        return say("detection.stall_differs", stall=what, others=joined(others, "semicolon"))
+    came = len(stall.arrived)
     if stall.missing:
-        return f"{what}: {_named(stall.missing, nodes)} never came, {len(stall.arrived)} wait{unheard}"
-    came = "all ranks came" if stall.whole else f"{len(stall.arrived)} ranks came"
-    return f"{what}: {came}, and it does not end{unheard}"
+        missing = _named(stall.missing, nodes)
+        text = say("detection.stall_missing", stall=what, ranks=missing, n=came)
+    elif stall.whole:
+        text = say("detection.stall_all_came", stall=what)
+    else:
+        text = say("detection.stall_some_came", stall=what, n=came)
+    unheard = len(stall.unheard)
+    return say("detection.stall_unheard", text=text, n=unheard) if unheard else text
 
 
-def _named(ranks: tuple[int, ...], nodes: Mapping[int, str]) -> str:
+def _named(ranks: tuple[int, ...], nodes: Mapping[int, str]) -> Said:
     names = [f"{rank} ({nodes[rank]})" if rank in nodes else str(rank) for rank in ranks]
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {name_some(names, 4)}"
+    return say("detection.ranks", count=len(ranks), names=name_some(names, 4))

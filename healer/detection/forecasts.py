@@ -29,6 +29,7 @@ from healer.model import (
 )
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S, Saved, Series
+from healer.text import Said, quoted, say
 
 #: Signals are read so often; the trend is judged when a point is complete, each 6 hours. A trend that lasts
 #: is reported again with each new point.
@@ -252,37 +253,38 @@ def _finding(
     if rule.scope in OF_DEVICES:
         behind = telemetry.nodes_behind(component)
         affected = tuple(Component(cluster=component.cluster, node=name) for name in behind)
-        text = f"{component}: {text}"
+        text = say("detection.told", head=str(component), text=text)
     return Finding.from_evidence(
         new_evidence(identity, component, forecast.since, text, now, Sense.metrics),
         fault=rule.rule,
         fault_class=FaultClass.degraded,
-        title=f"{rule.title}: likely to fail within {_within(forecast.now)}",
+        title=say("detection.forecast", count=_days_left(forecast.now), title=quoted(rule.title)),
         confidence=0.6,
         affected=affected,
         foreseen=forecast.now,
     )
 
 
-def sentence(rule: ForecastRule, seen: Trend) -> str:
+def sentence(rule: ForecastRule, seen: Trend) -> Said:
     """`likely to fail within 4 days (3 to 6): 112 errors a day now, 21 more each day, the limit is 200`"""
     now = _figure(rule, 10**seen.level if rule.decades else seen.level)
     limit = _figure(rule, rule.limit)
     if seen.days <= 0:
-        return f"at its limit now: {now}, the limit is {limit}"
-    span = (
-        f"{_days(seen.low)} to {_days(seen.high)}" if seen.high is not None else f"{_days(seen.low)} or more"
-    )
-    if rule.decades:
-        pace = f"{10 ** abs(seen.per_day):.2g} times as much each day"
+        return say("detection.forecast_now", now=now, limit=limit)
+    if seen.high is not None:
+        span = say("detection.days_range", low=_days(seen.low), high=_days(seen.high))
     else:
-        pace = f"{abs(seen.per_day):.3g} {'less' if rule.falls else 'more'} each day"
-    return f"likely to fail within {_within(seen)} ({span}): {now} now, {pace}, the limit is {limit}"
+        span = say("detection.days_or_more", low=_days(seen.low))
+    if rule.decades:
+        pace = say("detection.pace_times", n=10 ** abs(seen.per_day))
+    else:
+        pace = say("detection.pace_less" if rule.falls else "detection.pace_more", n=abs(seen.per_day))
+    days = _days_left(seen)
+    return say("detection.forecast_text", count=days, span=span, now=now, pace=pace, limit=limit)
 
 
-def _within(seen: Trend) -> str:
-    whole = max(1, math.ceil(seen.days))
-    return "a day" if whole == 1 else f"{whole} days"
+def _days_left(seen: Trend) -> int:
+    return max(1, math.ceil(seen.days))
 
 
 def _days(days: float) -> str:
@@ -290,4 +292,5 @@ def _days(days: float) -> str:
 
 
 def _figure(rule: ForecastRule, value: float) -> str:
-    return f"{value:.3g} {rule.unit}".rstrip()
+    figure = f"{value:.3g}"
+    return say("detection.forecast_figure", value=figure, unit=quoted(rule.unit)) if rule.unit else figure

@@ -20,6 +20,7 @@ from healer.detection.features import (
     OwnPast,
     against_own_past,
     classes,
+    feature_words,
 )
 from healer.detection.level_shift import DRIFTED, Shifts
 from healer.detection.protocol import AGAIN_AFTER, Detector, Look, Pair, new_evidence, unreadable
@@ -37,6 +38,7 @@ from healer.model import (
 )
 from healer.model.trained import FeatureRow, Floats, Matrix, Model
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import joined, quoted, say
 
 UNUSUAL = "unusual-node"
 #: A node is reported once it was above its threshold for this long.
@@ -196,20 +198,35 @@ class Forest:
         now, scores = self._history[-1]
         since = datetime.fromtimestamp(float(self._since[0, row]), now.tzinfo)
         parts = self._contributions(row, scorer, matrix)
-        named = "; ".join(f"{part.feature} {part.value:.4g}, peers {part.peers:.4g}" for part in parts[:3])
-        text = (
-            f"{where} is unusual among {len(rows)} {model.hardware or 'nodes'} that are {model.load}: score "
-            f"{scores[row]:.2f}, threshold {model.threshold:.2f}, since {since:%H:%M:%S} UTC; {named}"
+        named = (
+            say(
+                "detection.unusual_part",
+                feature=feature_words(part.feature),
+                value=part.value,
+                peers=part.peers,
+            )
+            for part in parts[:3]
+        )
+        text = say(
+            "detection.unusual_text",
+            where=str(where),
+            n=len(rows),
+            hardware=model.hardware or say("detection.nodes"),
+            load=say(f"detection.load_{model.load}"),
+            score=float(scores[row]),
+            threshold=model.threshold,
+            time=f"{since:%H:%M:%S}",
+            parts=joined(named, "semicolon"),
         )
         identity = f"{UNUSUAL}|{where.cluster}|{where.node}|{since.isoformat()}"
-        with_model = f"{text} (model {model.id[:12]})"
+        with_model = say("detection.by_model", text=text, model=model.id[:12])
         evidence = new_evidence(identity, where, since, with_model, now, Sense.forest)
         return Finding.from_evidence(
             evidence,
             fault=UNUSUAL,
             fault_class=FaultClass.informational,
             text=text,
-            title="Unusual among its peers, or for itself",
+            title=say("detection.unusual"),
             confidence=0.5,
             charts=(self._chart(where, row, model, rows),),
             contributions=parts,
@@ -234,13 +251,17 @@ class Forest:
             of_class = of_class[np.isfinite(of_class)]
             middle.append(_shown(np.median(of_class)) if len(of_class) else None)
         return Chart(
-            title="How unusual the node is, by the model of its class",
+            title=say("detection.chart_unusual"),
             unit="score",
             times=tuple(at.timestamp() for at, _ in self._history),
             lines=(
-                ChartLine(label=str(where), role="own", values=tuple(values)),
-                ChartLine(label="median of its class", role="peers", values=tuple(middle)),
-                ChartLine(label="threshold", role="threshold", values=(model.threshold,) * len(values)),
+                ChartLine(label=quoted(str(where)), role="own", values=tuple(values)),
+                ChartLine(label=say("detection.chart_median"), role="peers", values=tuple(middle)),
+                ChartLine(
+                    label=say("detection.chart_threshold"),
+                    role="threshold",
+                    values=(model.threshold,) * len(values),
+                ),
             ),
             node=where.node,
         )

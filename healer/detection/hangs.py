@@ -31,6 +31,7 @@ from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.observations.step_columns import BETWEEN, COLLECTIVE, COMPUTE, RESTS, UNREPORTED
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job, is_of_life
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, joined, quoted, say
 
 #: A stuck rank reports its state every 10 s; an older report is stale.
 FRESH_S = 45.0
@@ -172,9 +173,14 @@ def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dic
                 at_s = _went_down(window[:, row], times, up, down)
                 if at_s is not None and node not in found:
                     at, where = datetime.fromtimestamp(at_s, now.tzinfo), parts[row]
-                    port = f"port {where.nic}" if where.nic else str(where)
-                    found[node] = NodeReport(at=at, text=f"{port} went down")
+                    found[node] = NodeReport(at=at, text=_down_text(where))
     return found
+
+
+def _down_text(where: Component) -> Said:
+    if where.nic:
+        return say("detection.port_down", port=where.nic)
+    return say("detection.part_down", part=str(where))
 
 
 def _are_measured_since(telemetry: Telemetry, nodes: Iterable[str], since: datetime, now: datetime) -> bool:
@@ -203,39 +209,49 @@ def _went_down(
 
 
 _NAMED = 4
-_DOES = {UNREPORTED: "says nothing any more", COMPUTE: "still computes", BETWEEN: "has not begun it"}
+#: What a missing rank does, as in the keys of its words.
+_DOES = {UNREPORTED: "nothing", COMPUTE: "compute", BETWEEN: "between"}
 
 
-def _who(stand: Standstill, places: Places) -> str:
+def _who(stand: Standstill, places: Places) -> Said:
     """Which ranks wait and which are missing, as far as ranks report it."""
     count, missing = len(stand.ranks), int(stand.missing.sum())
     if not stand.speaks and not missing:
-        return "its ranks do not say where they stand"
+        return say("detection.ranks_do_not_say")
     waits = int(stand.waits.sum())
-    there = f"{waits} of {count} ranks wait in its collective" if waits else f"{count - missing} are there"
     if not missing:
         if not waits:
-            return f"all {count} ranks are in step {stand.step}, and none ends it"
+            return say("detection.all_ranks_in_step", n=count, step=stand.step)
         last = stand.ranks[int(np.nanargmax(np.where(stand.waits, stand.since_s, np.nan)))]
         at = _rank_at(int(last), places)
-        came = f"all {count} ranks came to the collective of step {stand.step}, {at} last"
-        return f"{came}, and it does not end: the network, or a GPU"
+        return say("detection.all_ranks_came", n=count, step=stand.step, last=at)
     if not len(stand.named):
-        return f"{missing} of {count} ranks never came to step {stand.step}: none of them is named"
+        return say("detection.ranks_never_came", n=missing, of=count, step=stand.step)
+    if waits:
+        there = say("detection.ranks_wait", n=waits, of=count)
+    else:
+        there = say("detection.ranks_are_there", n=count - missing)
+    absent = np.flatnonzero(stand.missing)
     shown = [
-        f"{_rank_at(int(rank), places)} {_DOES.get(int(stand.doing[index]), 'is not there')}"
-        for index, rank in enumerate(stand.ranks)
-        if stand.missing[index]
+        say(
+            f"detection.missing_rank_{_DOES.get(int(stand.doing[index]), 'elsewhere')}",
+            rank=_rank_at(int(stand.ranks[index]), places),
+        )
+        for index in absent[:_NAMED].tolist()
     ]
-    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-    return f"step {stand.step}: {there}; {', '.join(shown[:_NAMED])}{more}"
+    who = joined(shown, "comma")
+    if len(absent) > _NAMED:
+        who = say("words.and_more", names=who, n=len(absent) - _NAMED)
+    return say("detection.ranks_in_step", step=stand.step, there=there, missing=who)
 
 
-def _rank_at(rank: int, places: Places) -> str:
+def _rank_at(rank: int, places: Places) -> Said:
     if rank >= len(places.node) or places.node[rank] < 0:
-        return f"rank {rank}"
-    gpu = f", GPU {places.gpu[rank]}" if places.gpu[rank] >= 0 else ""
-    return f"rank {rank} ({places.nodes[places.node[rank]]}{gpu})"
+        return say("detection.rank", rank=rank)
+    node, gpu = places.nodes[places.node[rank]], int(places.gpu[rank])
+    if gpu < 0:
+        return say("detection.rank_on", rank=rank, node=node)
+    return say("detection.rank_on_gpu", rank=rank, node=node, gpu=gpu)
 
 
 def _suspects(
@@ -430,39 +446,40 @@ class _Hang:
         watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
         places = job.places(look.slurm)
         suspects = _suspects(job, stand, places, self.reports)
-        text = "; ".join(
-            (
-                self._since_text(now),
-                _who(stand, places),
-                *(_loss_text(node, report) for node, report in self.reports.items()),
-            )
-        )
+        losses = (_loss_text(node, report) for node, report in self.reports.items())
+        text = joined((self._since_text(now), _who(stand, places), *losses), "semicolon")
         named = ",".join(str(rank) for rank in stand.named[:64].tolist()) if stand.speaks else ""
         identity = (
             f"{HANG}|{job.cluster}|{job.job}|{job.restart}|{watch.newest}|{named}|{sorted(self.reports)}"
         )
         where = Component(cluster=job.cluster, job=job.job)
         evidence = new_evidence(identity, where, min(self.begun, now), text, now, Sense.step_times)
-        for_whom = f": it waits for {suspects[0]}" if len(suspects) == 1 else ""
+        title = say("detection.hang", job=job.job)
+        if len(suspects) == 1:
+            title = say("detection.hang_waits_for", job=job.job, where=str(suspects[0]))
         found = Finding.from_evidence(
             evidence,
             fault=HANG,
             fault_class=FaultClass.informational,
-            title=f"Job {job.job} makes no step any more{for_whom}",
+            title=title,
             confidence=self.confidence,
             affected=suspects,
         )
         if not quiet:
             return found
-        words = f"All GPUs of job {job.job} have been quiet for a minute"
+        words = say("detection.gpus_quiet", job=job.job)
         sign = new_evidence(f"{identity}|quiet|{now.isoformat()}", where, now, words, now, Sense.metrics)
         return msgspec.structs.replace(found, evidence=(*found.evidence, sign))
 
-    def _since_text(self, now: datetime) -> str:
-        stalled_s, watch = (now - self.begun).total_seconds(), self.watch
-        return (
-            f"job {watch.job.job}: no step since {self.begun:%H:%M:%S} UTC, for {stalled_s:.0f} s; the last "
-            f"was step {watch.newest}, and one takes {watch.usual_s:.3g} s"
+    def _since_text(self, now: datetime) -> Said:
+        watch = self.watch
+        return say(
+            "detection.no_step_since",
+            job=watch.job.job,
+            time=f"{self.begun:%H:%M:%S}",
+            stalled=(now - self.begun).total_seconds(),
+            step=watch.newest,
+            usual=watch.usual_s,
         )
 
     def blamed(self, look: Look) -> Finding | None:
@@ -493,7 +510,7 @@ class _Hang:
             if not _are_measured_since(look.telemetry, neighbours, port.at, look.now):
                 return None
             signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
-        text = f"{self._since_text(look.now)}; {_loss_text(node, report)}"
+        text = joined((self._since_text(look.now), _loss_text(node, report)), "semicolon")
         steps = new_evidence(f"{identity}|steps", where, self.begun, text, look.now, Sense.step_times)
         found = Finding.from_evidence(
             signs[0],
@@ -501,7 +518,7 @@ class _Hang:
             fault_class=FaultClass.fatal,
             component=where,
             arrived_at=look.now,
-            title=f"Its own fault has stopped job {job.job}: {report.text[:80]}",
+            title=say("detection.stopped_job", job=job.job, loss=_at_most(report.text, 80)),
             text=text,
             confidence=self.confidence,
             unusable=signs[0].sense is Sense.kernel,
@@ -511,8 +528,14 @@ class _Hang:
         return msgspec.structs.replace(found, evidence=(*signs, steps))
 
 
-def _loss_text(node: str, report: NodeReport) -> str:
-    return f"{node} reported at {report.at:%H:%M:%S} UTC: {report.text[:160]}"
+def _loss_text(node: str, report: NodeReport) -> Said:
+    text = _at_most(report.text, 160)
+    return say("detection.reported_loss", node=node, time=f"{report.at:%H:%M:%S}", text=text)
+
+
+def _at_most(text: Said, characters: int) -> Said:
+    """What is that long is a kernel's line, and no sentence of healer's."""
+    return text if len(text) <= characters else quoted(text[:characters])
 
 
 def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:

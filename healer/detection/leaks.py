@@ -21,7 +21,7 @@ from healer.model import Component, Detections, FaultClass, Finding, Scope, Sens
 from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
-from healer.text import Said
+from healer.text import Said, say
 
 JOB_LEAK = "job-memory-leak"
 LOOK_S = 60.0
@@ -37,7 +37,8 @@ GONE_LEAST = 0.03
 OVER_POINTS = 3
 _TOGETHER = 256
 _NODES_NAMED = 4
-HOST, GPU = "the node's memory", "GPU memory"
+#: What is used up, as in the keys of its words.
+HOST, GPU = "host", "gpu"
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class _Fall:
     """On one node: hours until nothing is left (with their range), and bytes lost an hour."""
 
     node: str
-    what: Said
+    what: str
     hours: float
     low: float
     high: float
@@ -199,20 +200,28 @@ def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[
             yield row, fall
 
 
-def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tuple[str, str]:
-    """`job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has 210 GiB left, …`"""
+def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tuple[Said, Said]:
+    """The title, and `job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has …`"""
     first = min(falls, key=lambda fall: (fall.hours, fall.node))
     alike = sorted({fall.node for fall in falls if fall.what == first.what})
-    whose = f"job {where.job}" + (f" ({user})" if user else "")
     if len(alike) == nodes:
-        place = f"all its {nodes} nodes" if nodes > 1 else f"its node {first.node}"
+        place = say("detection.on_all_nodes", count=nodes, node=first.node)
     else:
-        place = f"{name_some(alike, _NODES_NAMED)} of its {nodes} nodes"
-    span = (
-        f"{first.low:.1f} to {first.high:.1f} h" if np.isfinite(first.high) else f"{first.low:.1f} h or more"
+        place = say("detection.on_some_nodes", nodes=name_some(alike, _NODES_NAMED), of=nodes)
+    if np.isfinite(first.high):
+        span = say("detection.hours_range", low=first.low, high=first.high)
+    else:
+        span = say("detection.hours_or_more", low=first.low)
+    memory = say(f"detection.memory_of_{first.what}")
+    text = say(
+        "detection.leak_text",
+        job=f"{where.job} ({user})" if user else where.job,
+        memory=memory,
+        place=place,
+        node=first.node,
+        left=with_unit(first.left, "B"),
+        per_h=with_unit(first.per_h, "B"),
+        hours=first.hours,
+        span=span,
     )
-    text = (
-        f"{whose} uses up {first.what} on {place}: {first.node} has {with_unit(first.left, 'B')} left and "
-        f"loses {with_unit(first.per_h, 'B')} an hour, so nothing is left in {first.hours:.1f} h ({span})"
-    )
-    return f"Job {where.job} uses up {first.what}: nothing is left in {first.hours:.0f} h", text
+    return say("detection.leak", job=where.job, memory=memory, hours=first.hours), text

@@ -10,7 +10,7 @@ StepFun's trace: `docs/detection.md`."""
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
-from healer.detection.protocol import Detector, Look, new_evidence, percent, unreadable
+from healer.detection.protocol import Detector, Look, new_evidence, unreadable
 from healer.model import (
     Component,
     Detections,
@@ -25,6 +25,7 @@ from healer.model import (
 from healer.observations.job_marks import JobMarks, Marks, faded
 from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
+from healer.text import Said, joined, say
 
 LEMON_NODE = "lemon-node"
 #: The name under which the marks of jobs are kept.
@@ -79,30 +80,30 @@ def _parts(
 ) -> tuple[LemonPart, ...]:
     found = []
 
-    def add(signal: str, count: float, points: tuple[float, float], text: str) -> None:
+    def add(signal: str, count: float, points: tuple[float, float], n: float) -> None:
         each, most = points
         worth = round(min(most, each * count), 2)
         if worth > 0 or (count > 0 and not each):
+            text = say(f"detection.lemon_part_{signal}", n=n)
             found.append(LemonPart(signal=signal, count=round(count, 2), points=worth, text=text))
 
     faults = sum(faded(at, now, FADES_DAYS) for at, _ in past.faults)
     kinds = len({name for _, name in past.faults})
-    add("faults", faults, (1.0, float("inf")), f"{len(past.faults)} faults")
-    add("kinds", kinds - 1, _KINDS, f"of {kinds} kinds")
+    add("faults", faults, (1.0, float("inf")), len(past.faults))
+    add("kinds", kinds - 1, _KINDS, kinds)
     tickets = sum(faded(at, now, FADES_DAYS) for at in past.tickets)
-    add("tickets", tickets, _TICKETS, f"{len(past.tickets)} repair tickets")
-    add("out", past.out, _SHOWN, f"{percent(past.out)} of two weeks out of service")
+    add("tickets", tickets, _TICKETS, len(past.tickets))
+    add("out", past.out, _SHOWN, 100 * past.out)
     if marks is not None:
         people = sum(faded(at, now) for at in marks.excluded_by.values())
-        add("excluded", people, _EXCLUDED, f"{len(marks.excluded_by)} people keep their jobs off it")
+        add("excluded", people, _EXCLUDED, len(marks.excluded_by))
         w = faded(marks.at, now)
         blamed, alone, many = w * marks.node_failed, w * marks.failed, w * marks.failed_of_many
-        add("node_failed", blamed, _NODE_FAILED, f"{blamed:.1f} jobs ended by its failure")
+        add("node_failed", blamed, _NODE_FAILED, blamed)
         more = alone - w * marks.ended * usual[0]
-        add("failed", more, _FAILED, f"{more:.1f} more failures of jobs on it alone than usual")
+        add("failed", more, _FAILED, more)
         more = many - w * marks.ended_of_many * usual[1]
-        text = f"its share in {more:.1f} more failures of jobs on many nodes than usual"
-        add("failed_of_many", more, _FAILED_OF_MANY, text)
+        add("failed_of_many", more, _FAILED_OF_MANY, more)
     return tuple(found)
 
 
@@ -173,20 +174,20 @@ class Lemons(Detector):
         return lemon.score if lemon is not None else 0.0
 
 
-def sentence(lemon: LemonScore) -> str:
+def sentence(lemon: LemonScore) -> Said:
     """`score 3.4 (limit 3): 3 faults 2.6, of 2 kinds 0.25, 2 repair tickets 0.4`"""
-    parts = ", ".join(f"{part.text} {part.points:g}" for part in lemon.parts)
-    return f"score {lemon.score:g} (limit {LIMIT:g}): {parts}"
+    parts = (say("detection.lemon_points", text=part.text, points=part.points) for part in lemon.parts)
+    return say("detection.lemon_score", score=lemon.score, limit=LIMIT, parts=joined(parts, "comma"))
 
 
 def _finding(lemon: LemonScore, since: datetime, now: datetime) -> Finding:
     where = Component(cluster=lemon.cluster, node=lemon.node)
-    text = f"{where} fails again and again: {sentence(lemon)}"
+    text = say("detection.lemon_text", where=str(where), score=sentence(lemon))
     identity = f"{LEMON_NODE}|{where}|{since.isoformat()}"
     return Finding.from_evidence(
         new_evidence(identity, where, since, text, now, Sense.history),
         fault=LEMON_NODE,
         fault_class=FaultClass.informational,
-        title=f"Fails again and again: score {lemon.score:g}",
+        title=say("detection.lemon", score=lemon.score),
         confidence=0.7,
     )

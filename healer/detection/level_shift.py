@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes
+from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes, feature_words
 from healer.detection.protocol import Pair, cleared_since, new_evidence
 from healer.model import Component, Contribution, Detections, FaultClass, Finding, Scope, Sense
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import joined, say
 
 #: Seconds of a point.
 POINT_S = 900.0
@@ -366,18 +367,27 @@ class Shifts:
             for name in [OWN_NAMES[at]]
             for value, peers in [features.latest(name, row)]
         ]
-        moved = "; ".join(
-            f"{OWN_NAMES[at]} {levels.newest[at, row]:+.1f} from its peers in their spread, before "
-            f"{levels.level[at, row]:+.1f}"
+        moved = (
+            say(
+                "detection.moved",
+                feature=feature_words(OWN_NAMES[at]),
+                now=float(levels.newest[at, row]),
+                before=float(levels.level[at, row]),
+            )
             for at in order[:3]
         )
-        text = f"{where} is not what it was since {since:%Y-%m-%d %H:%M} UTC: {moved}"
+        text = say(
+            "detection.drifted_text",
+            where=str(where),
+            when=f"{since:%Y-%m-%d %H:%M}",
+            moved=joined(moved, "semicolon"),
+        )
         identity = f"{DRIFTED}|{where.cluster}|{where.node}|{since.isoformat()}"
         return Finding.from_evidence(
             new_evidence(identity, where, since, text, now, Sense.metrics),
             fault=DRIFTED,
             fault_class=FaultClass.informational,
-            title="Changed as against its peers",
+            title=say("detection.drifted"),
             confidence=0.5,
             contributions=tuple(parts),
         )

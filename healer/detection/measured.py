@@ -32,6 +32,7 @@ from healer.model import (
 )
 from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, quoted, say
 
 #: Findings of one rule in one tick; the others follow in the next ones. A storm must not stop the tick.
 MOST_AT_ONCE = 50
@@ -239,7 +240,7 @@ def _number_at(values: NDArray[np.float64] | float | None, row: int) -> float | 
 
 
 def _finding(
-    rule: DetectionRule, moment: Moment, row: int, text: str, began: datetime, chart: Chart | None
+    rule: DetectionRule, moment: Moment, row: int, text: Said, began: datetime, chart: Chart | None
 ) -> Finding:
     telemetry, now = moment.telemetry, moment.now
     component = telemetry.axis(rule.scope).components()[row]
@@ -254,8 +255,10 @@ def _finding(
     if rule.scope in OF_DEVICES:
         behind = telemetry.nodes_behind(component)
         affected = tuple(Component(cluster=component.cluster, node=name) for name in behind)
-        before = f" (before {name_some(behind, _NAMED)})" if behind else ""
-        text = f"{component}{before}: {text}"
+        head = quoted(str(component))
+        if behind:
+            head = say("detection.device_before", device=head, nodes=name_some(behind, _NAMED))
+        text = say("detection.told", head=head, text=text)
         # One incident of a rule for each device, however many of its ports are hit.
         root = Component(cluster=component.cluster, device=component.device)
         affected = (component, *affected) if component.part else affected
@@ -267,7 +270,7 @@ def _finding(
         fault=f"xid-{code:.0f}" if code > 0 else rule.name,
         fault_class=rule.fault_class,
         component=root,
-        title=rule.title,
+        title=quoted(rule.title),
         confidence=_CONFIDENCE.get(rule.fault_class, 0.5),
         unusable=rule.unusable,
         affected=affected,

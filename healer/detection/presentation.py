@@ -21,6 +21,7 @@ from healer.model import (
 )
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, capital, joined, quoted, say
 
 #: Counters are shown by their increase over this time.
 INCREASE_S = 300.0
@@ -34,16 +35,16 @@ def label(signal: Signal) -> str:
 
 
 def shown_value(signal: Signal, value: float | None) -> str:
-    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; `unknown` for None."""
+    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; Said: yes, no, none, and of None unknown."""
     if value is None or not math.isfinite(value):
-        return "unknown"
+        return say("detection.unknown")
     if signal.kind is SignalKind.bits:
         names = [name for name, bit in signal.bits.items() if int(value) & bit]
-        return ", ".join(names) or "none"
+        return ", ".join(names) or say("detection.none")
     if signal.kind is SignalKind.enum and signal.words:
         return next((word for word, code in signal.words.items() if code == value), f"{value:g}")
     if signal.unit == "bool":
-        return "yes" if value else "no"
+        return say("detection.yes" if value else "detection.no")
     return with_unit(value, signal.unit)
 
 
@@ -65,10 +66,12 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float) -> Said:
     if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        return say("words.seconds", n=f"{seconds:.0f}")
+    if seconds < 5400:
+        return say("words.minutes", n=f"{seconds / 60:.0f}")
+    return say("words.hours", n=f"{seconds / 3600:.1f}")
 
 
 class Sentences:
@@ -87,19 +90,21 @@ class Sentences:
         held_s: float,
         *,
         peers: bool,
-    ) -> str:
+    ) -> Said:
         """`GPU clock below its peers: clock of the SMs 1,290 MHz (peers 1,755 MHz, limit 1,492 MHz), …`"""
         notes = []
         if peers and (middle := self._peers(rule, signal, row)) is not None:
-            notes.append(f"peers {shown_value(signal, middle)}")
+            notes.append(say("detection.of_peers", value=shown_value(signal, middle)))
         if limit is not None and signal.kind is SignalKind.gauge and signal.unit != "bool":
-            notes.append(f"limit {shown_value(signal, limit)}")
-        figures = [self.figure(rule.scope, signal, row) + (f" ({', '.join(notes)})" if notes else "")]
-        figures += [self.figure(rule.scope, self.signals[name], row) for name in rule.evidence]
-        lasted = f"; for {duration(held_s)}" if held_s >= 5 else ""
-        return f"{rule.title}: {', '.join(figures)}{lasted}"
+            notes.append(say("detection.limit", value=shown_value(signal, limit)))
+        first = self.figure(rule.scope, signal, row)
+        if notes:
+            first = say("detection.noted", text=first, note=joined(notes, "comma"))
+        others = (self.figure(rule.scope, self.signals[name], row) for name in rule.evidence)
+        text = say("detection.told", head=quoted(rule.title), text=joined((first, *others), "comma"))
+        return say("detection.lasted", text=text, span=duration(held_s)) if held_s >= 5 else text
 
-    def figure(self, scope: Scope, signal: Signal, row: int) -> str:
+    def figure(self, scope: Scope, signal: Signal, row: int) -> Said:
         """One signal of a row: its own, its whole's, or the range over its parts."""
         counter = signal.kind is SignalKind.counter
         if counter:
@@ -108,13 +113,19 @@ class Sentences:
             values = self.telemetry.value(signal.name, self.now)
         values = values[rows_of(self.telemetry, scope, signal.scope, row)]
         values = values[~np.isnan(values)]
+        name = quoted(label(signal))
         if not len(values):
-            return f"{label(signal)} unknown"
+            return say("detection.figure_word", label=name, value=shown_value(signal, None))
         low, high = float(values.min()), float(values.max())
-        text = f"{label(signal)} {'+' if counter else ''}{shown_value(signal, high)}"
+        value = shown_value(signal, high)
         if low != high:
-            text = f"{label(signal)} {shown_value(signal, low)} to {shown_value(signal, high)}"
-        return f"{text} in {duration(INCREASE_S)}" if counter else text
+            text = say("detection.figure_range", label=name, low=shown_value(signal, low), high=value)
+        elif counter:
+            text = say("detection.figure_grown", label=name, value=value)
+        else:
+            is_word = isinstance(value, Said)
+            text = say("detection.figure_word" if is_word else "detection.figure", label=name, value=value)
+        return say("detection.figure_within", text=text, span=duration(INCREASE_S)) if counter else text
 
     def _peers(self, rule: DetectionRule, signal: Signal, row: int) -> float | None:
         if signal.scope is not rule.scope or signal.kind is not SignalKind.gauge:
@@ -142,6 +153,9 @@ SPAN_S = 900.0
 #: More peers than this are thinned out: the median of so many looks the same.
 MOST_PEERS = 256
 _FIGURES = 5
+
+#: Label, role and values of a chart's line.
+_Line = tuple[Said, str, NDArray[np.float64]]
 
 
 class Charts:
@@ -184,7 +198,7 @@ class Charts:
         if not len(slots):
             return None
         if limit is not None:
-            curves.append(("limit", "threshold", np.full(len(times), limit)))
+            curves.append((say("detection.chart_limit"), "threshold", np.full(len(times), limit)))
         where = self.telemetry.axis(signal.scope).components()[shown] if shown is not None else None
         return Chart(
             title=_title(signal, where, counter and not grown),
@@ -193,7 +207,7 @@ class Charts:
             lines=tuple(
                 ChartLine(label=name, role=role, values=_values(curve[slots])) for name, role, curve in curves
             ),
-            marks=(ChartMark(at=began, label="began"),),
+            marks=(ChartMark(at=began, label=say("detection.chart_began")),),
             signal=signal.name,
             node=where.node if where else None,
             gpu=where.gpu if where else None,
@@ -201,23 +215,20 @@ class Charts:
             port=where.nic if where else None,
         )
 
-    def _of_one(
-        self, signal: Signal, window: NDArray[np.float32], row: int
-    ) -> list[tuple[str, str, NDArray[np.float64]]]:
-        lines = [("this one", "own", window[:, row].astype(np.float64))]
+    def _of_one(self, signal: Signal, window: NDArray[np.float32], row: int) -> list[_Line]:
+        lines: list[_Line] = [(say("detection.chart_own"), "own", window[:, row].astype(np.float64))]
         groups = self.telemetry.groups(signal.scope)
         if groups.ids[row] >= 0:
             peers = np.flatnonzero(groups.ids == groups.ids[row])
             peers = peers[peers != row]
             if len(peers) >= LEAST_PEERS:
-                lines += _band(window[:, _thinned(peers)], f"peers ({groups.labels[groups.ids[row]]})")
+                who = quoted(groups.labels[int(groups.ids[row])])
+                lines += _band(window[:, _thinned(peers)], say("detection.chart_peers", who=who))
         return lines
 
-    def _of_whole(
-        self, signal: Signal, window: NDArray[np.float32], rows: NDArray[np.int64]
-    ) -> list[tuple[str, str, NDArray[np.float64]]]:
+    def _of_whole(self, signal: Signal, window: NDArray[np.float32], rows: NDArray[np.int64]) -> list[_Line]:
         """The parts of a job, switch or fabric: their median is drawn for it."""
-        middle, *band = _band(window[:, _thinned(rows)], f"{len(rows)} {signal.scope}s")
+        middle, *band = _band(window[:, _thinned(rows)], say(f"detection.many_{signal.scope}", n=len(rows)))
         return [(middle[0], "own", middle[2]), *band]
 
 
@@ -225,13 +236,14 @@ def _thinned(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows[:: max(1, -(-len(rows) // MOST_PEERS))]
 
 
-def _band(window: NDArray[np.float32], name: str) -> list[tuple[str, str, NDArray[np.float64]]]:
+def _band(window: NDArray[np.float32], name: Said) -> list[_Line]:
     """Median and 10-90 % band per slot, of the known values (nearest rank)."""
     ranked = np.sort(window, axis=0 if window.ndim == 1 else 1).astype(np.float64)
     count = (~np.isnan(ranked)).sum(axis=1)
     slots = np.arange(len(ranked))
     found = []
-    for label_, role, share in ((name, "peers", 0.5), ("10 %", "low", 0.1), ("90 %", "high", 0.9)):
+    low, high = say("words.percent", n=10), say("words.percent", n=90)
+    for label_, role, share in ((name, "peers", 0.5), (low, "low", 0.1), (high, "high", 0.9)):
         place = np.rint(share * np.maximum(count - 1, 0)).astype(np.int64)
         found.append((label_, role, np.where(count > 0, ranked[slots, place], np.nan)))
     return found
@@ -264,9 +276,12 @@ def _values(curve: NDArray[np.float64]) -> tuple[float | None, ...]:
     return tuple(None if np.isnan(value) else float(f"{value:.{_FIGURES}g}") for value in curve.tolist())
 
 
-def _title(signal: Signal, where: Component | None, rate: bool) -> str:
-    name = label(signal)
-    name = f"{name[:1].upper()}{name[1:]}{' per second' if rate else ''}"
+def _title(signal: Signal, where: Component | None, rate: bool) -> Said:
+    name = capital(quoted(label(signal)))
+    if rate:
+        name = say("detection.per_second", name=name)
     if where is None:
         return name
-    return f"{name}, {where}" + (f" port {where.nic}" if where.nic else "")
+    if where.nic:
+        return say("detection.chart_of_port", name=name, where=str(where), port=where.nic)
+    return say("detection.chart_of", name=name, where=str(where))

@@ -21,6 +21,7 @@ from healer.model import (
 from healer.observations import Picture
 from healer.observations.steps import JobSteps, LifeKey, StepTimes
 from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, say
 
 #: A fault and its place.
 Pair = tuple[str, Component]
@@ -118,7 +119,7 @@ def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], N
 
 
 def new_evidence(
-    identity: str, where: Component, at: datetime, text: str, now: datetime, sense: Sense
+    identity: str, where: Component, at: datetime, text: Said, now: datetime, sense: Sense
 ) -> Evidence:
     """Evidence of what healer itself worked out; the same `identity` always gives the same digest."""
     return Evidence(
@@ -132,9 +133,9 @@ def new_evidence(
     )
 
 
-def percent(share: float) -> str:
+def percent(share: float) -> Said:
     """`12 %` of 0.12."""
-    return f"{share:.0%}".replace("%", " %")
+    return say("words.percent", n=f"{100 * share:.0f}")
 
 
 def cleared_since(

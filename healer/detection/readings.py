@@ -21,7 +21,7 @@ from healer.model import (
     SlurmNode,
     Xid74Bits,
 )
-from healer.text import Said
+from healer.text import Said, joined, quoted, say
 
 _MAJOR = re.compile(r"(\d{3})\.")
 _OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
@@ -104,9 +104,8 @@ def read(rules: Ruleset, seen: Observation, shown: SlurmNode | None = None) -> R
     if seen.data.get("follow_up"):
         return None
     if seen.kind is ObservationKind.gpu_lost:
-        text = (
-            "GPU fell off the bus" if "fallen off the bus" in seen.text else "GPU missing: it did not start"
-        )
+        off_bus = "fallen off the bus" in seen.text  # the driver's words
+        text = say("detection.gpu_off_bus" if off_bus else "detection.gpu_missing")
         return Reading(fault="gpu-lost", fault_class=FaultClass.fatal, text=text, unusable=True)
     if seen.kind is ObservationKind.kernel_line:
         return _line(rules, seen)
@@ -128,10 +127,11 @@ def _line(rules: Ruleset, seen: Observation) -> Reading | None:
         return None  # it was stored when the rules named such a line
     parts = ", ".join(str(seen.data[name]) for name in ("nic", "device", "process") if name in seen.data)
     server = seen.data.get("server")
+    head, where = quoted(entry.text), server or parts
     return Reading(
         fault=entry.fault,
         fault_class=entry.fault_class,
-        text=f"{entry.text}: {server or parts}" if server or parts else entry.text,
+        text=say("detection.told", head=head, text=where) if where else head,
         remedy=entry.remedy,
         cause=entry.cause,
         evidence_only=not entry.opens,
@@ -145,7 +145,7 @@ def _line(rules: Ruleset, seen: Observation) -> Reading | None:
 def _xid(rules: Ruleset, seen: Observation, code: int, shown: SlurmNode | None) -> Reading:
     entry = rules.xids.get(code)
     if entry is None:
-        text = f"Xid {code}: in no catalogue. {seen.text}".rstrip()
+        text = _with_words(say("detection.xid", code=code, text=say("detection.in_no_catalogue")), seen)
         return Reading(fault=f"xid-{code}", fault_class=FaultClass.unknown, text=text, explained=False)
     if code == 154 and (asked := _driver_asks(rules, seen)):
         return asked
@@ -153,7 +153,7 @@ def _xid(rules: Ruleset, seen: Observation, code: int, shown: SlurmNode | None) 
     reading = Reading(
         fault=f"xid-{code}",
         fault_class=entry.fault_class,
-        text=f"Xid {code}: {entry.text}",
+        text=say("detection.xid", code=code, text=quoted(entry.text)),
         unusable=entry.unusable,
         teardown=entry.teardown,
         explained=entry.fault_class is not FaultClass.unknown,
@@ -165,18 +165,26 @@ def _xid(rules: Ruleset, seen: Observation, code: int, shown: SlurmNode | None) 
     if code == 74:
         return _xid74(rules, seen, reading)
     if code == 45 and (cause := seen.data.get("caused_by")):
-        return msgspec.structs.replace(reading, text=f"{reading.text} (Xid {cause})")
+        return msgspec.structs.replace(
+            reading, text=say("detection.caused_by", text=reading.text, code=cause)
+        )
     if seen.data.get("rst"):
-        return _now_fatal(reading, "reset", "the driver asks for a GPU reset")
+        text = say("detection.asks_reset", text=reading.text)
+        return _now_fatal(reading, "reset", text)
     if seen.data.get("d_rst"):
-        text = f"{reading.text}; the driver asks to drain and then reset the GPU"
+        text = say("detection.asks_drain", text=reading.text)
         return msgspec.structs.replace(reading, asked="drain_and_reset", text=text)
     return reading
 
 
-def _now_fatal(reading: Reading, asked: str, why: str) -> Reading:
+def _with_words(text: Said, seen: Observation) -> Said:
+    """Followed by what the line itself says."""
+    words = seen.text.rstrip()
+    return joined((text, quoted(words)), "space") if words else text
+
+
+def _now_fatal(reading: Reading, asked: str, text: Said) -> Reading:
     """The driver's own word is stronger than the catalogue's."""
-    text = f"{reading.text}; {why}"
     return msgspec.structs.replace(reading, fault_class=FaultClass.fatal, asked=asked, text=text)
 
 
@@ -193,7 +201,7 @@ def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
     return Reading(
         fault=ask.fault,
         fault_class=ask.fault_class,
-        text=f"Xid 154: {ask.text}",
+        text=say("detection.xid", code=154, text=quoted(ask.text)),
         asked=ask.asked,
         remedy=ask.remedy,
         cause=ask.cause,
@@ -202,30 +210,34 @@ def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
 
 def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, driver: int | None) -> Reading:
     unit, words = str(seen.data["unit"]), seen.data.get("words") or []
-    link = "" if seen.component.link is None else f", link {seen.component.link}"
-    text = f"{reading.text}: {unit}{link}"
+    text = _with_link(say("detection.told", head=reading.text, text=unit), seen)
     reason = link_down_reason(unit, words)
     if reason is not None:
-        text += f", reason {reason}"
+        text = say("detection.with_reason", text=text, reason=reason)
     row = nvlink_row(rules.nvlink5, code, unit, words, driver)
     if row is None:
         fatal = seen.data.get("fatal_word") == "Fatal"
         return msgspec.structs.replace(
             reading,
             fault_class=FaultClass.fatal if fatal else FaultClass.degraded,
-            text=f"{text} ({seen.data.get('fatal_word')} by its line; in no table)",
+            text=say("detection.in_no_table", text=text, word=str(seen.data.get("fatal_word"))),
             # The Xid's own remedy is that of its usual rows; the line's word overrides it here too.
             remedy=_of_nvlink5(FaultClass.fatal if fatal else FaultClass.degraded),
         )
     return msgspec.structs.replace(
         reading,
         fault_class=row.fault_class,
-        text=f"{text} ({row.note})" if row.note else text,
+        text=say("detection.noted", text=text, note=quoted(row.note)) if row.note else text,
         # The Xid's own remedy is that of its worst rows.
         remedy=row.remedy or _of_nvlink5(row.fault_class),
         cause=row.cause or reading.cause,
         follows=row.follows,
     )
+
+
+def _with_link(text: Said, seen: Observation) -> Said:
+    link = seen.component.link
+    return text if link is None else say("detection.with_link", text=text, link=link)
 
 
 def _of_nvlink5(fault_class: FaultClass) -> Remedy:
@@ -237,9 +249,10 @@ def _of_nvlink5(fault_class: FaultClass) -> Remedy:
 
 
 def _xid74(rules: Ruleset, seen: Observation, reading: Reading) -> Reading:
-    link = "" if seen.component.link is None else f", link {seen.component.link}"
     fault_class, notes = xid74_reading(rules.xid74, seen.data.get("registers") or [])
-    text = f"{reading.text}{link}" + (f" ({'; '.join(notes)})" if notes else "")
+    text = _with_link(reading.text, seen)
+    if notes:
+        text = say("detection.noted", text=text, note=joined(notes, "semicolon"))
     return msgspec.structs.replace(reading, fault_class=fault_class or reading.fault_class, text=text)
 
 
@@ -258,13 +271,13 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
         fault_class = FaultClass.informational
     else:  # Non-fatal: no worse than degraded, whatever the catalogue says
         fault_class = FaultClass.degraded if listed is FaultClass.fatal else listed
-    switch = f" on {seen.component.switch}" if seen.component.switch else ""
-    link = "" if seen.component.link is None else f", link {seen.component.link}"
-    text = entry.text if entry else f"in no catalogue. {seen.text}".rstrip()
+    switch = seen.component.switch
+    head = say("detection.sxid_on", code=code, switch=switch) if switch else say("detection.sxid", code=code)
+    text = quoted(entry.text) if entry else _with_words(say("detection.in_no_catalogue"), seen)
     return Reading(
         fault=f"sxid-{code}",
         fault_class=fault_class,
-        text=f"SXid {code}{switch}{link}: {text}",
+        text=say("detection.told", head=_with_link(head, seen), text=text),
         explained=entry is not None or word == "Fatal",
         # Where the word overrides the row: each fatal one asks for a new fabric, each milder for nothing.
         remedy=entry.remedy
@@ -318,20 +331,20 @@ def bit_pattern(pattern: str) -> tuple[int, int]:
 
 def xid74_reading(
     table: Sequence[Xid74Bits], registers: Sequence[int]
-) -> tuple[FaultClass | None, tuple[str, ...]]:
+) -> tuple[FaultClass | None, tuple[Said, ...]]:
     """(the class that the set bits make, what they mean). None: a bit that no row names, or none set."""
     classes: list[FaultClass] = []
-    notes: list[str] = []
+    notes: list[Said] = []
     complete = True
     for register, value in enumerate(registers):
         for bit in (bit for bit in range(32) if value >> bit & 1):
             row = next((row for row in table if row.register == register and bit in row.bits), None)
             if row is None:
                 complete = False
-                notes.append(f"register {register} bit {bit}: no published meaning")
+                notes.append(say("detection.unknown_bit", register=register, bit=bit))
             else:
                 classes.append(row.fault_class)
-                notes.append(row.text)
+                notes.append(quoted(row.text))
     if not complete or not classes:
         return None, tuple(dict.fromkeys(notes))
     return max(classes, key=_BADNESS.index), tuple(dict.fromkeys(notes))

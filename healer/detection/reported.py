@@ -39,6 +39,7 @@ from healer.model.slurm import is_only_ours, slurm_kind
 from healer.observations import Picture
 from healer.observations.alerts import Alerts, HeardAlert
 from healer.signals.identity import digest_of
+from healer.text import NO_WORDS, quoted, say
 
 #: A kernel line is a fact; uncertain is only the meaning of a code that no catalogue explains.
 CERTAIN = 1.0
@@ -105,7 +106,7 @@ def note_reports(walk: PictureLook) -> None:
         line = _line_finding("", reading, seen)
         picture.node_reports[node] = NodeReport(
             at=seen.arrived_at,
-            text=seen.line or reading.text,
+            text=quoted(seen.line) or reading.text,
             fault=reading.fault,
             evidence=line.evidence[0],
             remedy=reading.remedy,
@@ -181,7 +182,7 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
         digest=digest_of("hook-check", seen.digest, name),
         at=seen.event_at,
         component=where,
-        text=text,
+        text=quoted(text),
         arrived_at=seen.arrived_at,
         sense=Sense.hook,
         relayed_by=seen.relayed_by,
@@ -195,7 +196,7 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
 #: a figure is worse than on the reference node.
 TEST_FAULT = "node-test:"
 #: Results of no single test: a figure below the reference node's; found by halves of a job's nodes.
-_FAILED = {"compared": "is worse than the good node", "together": "is slower than its like"}
+_OF_NO_TEST = frozenset({"compared", "together"})
 
 
 def test_findings(walk: PictureLook) -> list[Finding]:
@@ -209,13 +210,14 @@ def test_findings(walk: PictureLook) -> list[Finding]:
 
 def _test_finding(cluster: str, command: Command) -> Finding:
     node, test, says = (str(command.data[name]) for name in ("node", "test", "says"))
-    failed = _FAILED.get(test, f"failed the test {test}")
+    how = test if test in _OF_NO_TEST else "failed"
+    title = say(f"detection.test_{how}", node=node, test=test)
     evidence = Evidence(
         # The same for one run, also when a second worker repeats the report of one that died.
         digest=digest_of("node-test", str(command.data["run"]), test),
         at=command.at,
         component=Component(cluster=cluster, node=node),
-        text=f"{node} {failed} while it was idle: {says}",
+        text=say("detection.while_idle", title=title, says=quoted(says)),
         arrived_at=command.at,
         sense=Sense.hook,
     )
@@ -224,7 +226,7 @@ def _test_finding(cluster: str, command: Command) -> Finding:
         rule="",
         fault=f"{TEST_FAULT}{test}",
         fault_class=FaultClass.degraded,
-        title=f"{node} {failed}",
+        title=title,
         confidence=1.0,
         jobs=(str(command.data["job"]),) if command.data.get("job") else (),
     )
@@ -268,9 +270,12 @@ def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
 def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> Finding:
     at = node.reason_at or now
     if fault_is(fault, Trait.slurm_drain):
-        text = f"Slurm itself took it out: {node.reason or 'not responding'}"
+        reason = quoted(node.reason) or say("detection.not_responding")
+        text = say("detection.drained_by_slurm", reason=reason)
     else:
-        text = f"Drained by {node.owner}: {node.reason or 'no reason given'}"
+        who = (node.owner.name if node.owner else "") or say("detection.somebody")
+        reason = quoted(node.reason) or say("detection.no_reason")
+        text = say("detection.drained_by", who=who, reason=reason)
     where = Component(cluster=cluster, node=node.name)
     # Without the time: Slurm moves it when it appends to a reason. A new reason is new evidence.
     identity = f"drain|{cluster}|{node.name}|{node.reason}|{node.reason_at}"
@@ -278,7 +283,7 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
         digest=sha256(identity.encode()).hexdigest(),
         at=at,
         component=where,
-        text=f"{'+'.join(node.state)}: {node.reason}",
+        text=say("detection.told", head="+".join(node.state), text=quoted(node.reason)),
         sense=Sense.slurm,
     )
     return Finding.from_evidence(
@@ -344,7 +349,9 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
     """What one alert means. Without an entry, or with one that opens nothing, it is only evidence."""
     opens = entry is not None and entry.opens
     summary = str(seen.data.get("summary") or "")
-    text = f"Alert {seen.text}" + (f": {summary}" if summary else "")
+    text = say("detection.alert", name=seen.text)
+    if summary:
+        text = say("detection.told", head=text, text=quoted(summary))
     fault_class = entry.fault_class if entry is not None and opens else FaultClass.informational
     evidence = Evidence(
         digest=digest,
@@ -360,7 +367,7 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
         fault=f"{ALERT_FAULT}{entry.name if entry is not None else seen.text}",
         fault_class=fault_class,
         arrived_at=now,
-        title=entry.title if entry is not None else "",
+        title=quoted(entry.title) if entry is not None else NO_WORDS,
         confidence=_CONFIDENCE.get(fault_class, 0.5),
         evidence_only=not opens,
     )

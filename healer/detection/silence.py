@@ -19,6 +19,7 @@ from healer.model.faults import Trait, fault_is
 from healer.observations.node_picture import SILENCE_AFTER, NodePicture
 from healer.observations.picture import Picture
 from healer.observations.silences import AllHeard, Alone, Outage, is_expected_away
+from healer.text import Said, say
 
 #: So many silent nodes of one place, and at least half of those expected there, mean the place.
 PLACE_NODES = 3
@@ -31,6 +32,11 @@ class Together(NamedTuple):
     place: str
     nodes: list[str]
     of: int
+
+    @property
+    def words(self) -> Said:
+        """`on PDU p7`."""
+        return say(f"detection.at_{self.kind}", place=self.place)
 
     def root(self, cluster: str) -> Component:
         """A rack, a PDU and a domain go by their names, as their own telemetry does."""
@@ -305,7 +311,7 @@ def _is_fleet(picture: Picture, senders: Collection[str], silent: Collection[str
 
 
 def _silence_evidence(
-    cluster: str, node: str, since: datetime, text: str, others_back_at: datetime | None = None
+    cluster: str, node: str, since: datetime, text: Said, others_back_at: datetime | None = None
 ) -> Evidence:
     identity = f"silence|{cluster}|{node}|{since.isoformat()}"
     if others_back_at is not None:
@@ -327,11 +333,8 @@ def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Fi
     shown = picture.slurm.nodes[name]
     agrees = not shown.responding
     state = "+".join(shown.state)
-    text = (
-        f"No signal since {since:%H:%M:%S} UTC, and Slurm does not reach it either ({state})"
-        if agrees
-        else f"Its sender went silent at {since:%H:%M:%S} UTC; Slurm still reaches the node ({state})"
-    )
+    time = f"{since:%H:%M:%S}"
+    text = say("detection.node_silent" if agrees else "detection.sender_silent", time=time, state=state)
     return Finding.from_evidence(
         _silence_evidence(picture.cluster, name, since, text, alone.others_back_at),
         rule="",
@@ -344,7 +347,6 @@ def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Fi
 
 
 def _silent_place(picture: Picture, what: Together, nodes: dict[str, datetime], now: datetime) -> Finding:
-    text = f"{len(nodes)} nodes {what.kind.words} {what.place} went silent together"
     return Finding(
         rule="",
         fault=f"{what.kind}-silent",
@@ -352,17 +354,18 @@ def _silent_place(picture: Picture, what: Together, nodes: dict[str, datetime], 
         component=what.root(picture.cluster),
         at=min(nodes.values()),
         arrived_at=now,
-        text=text,
+        text=say("detection.place_silent", n=len(nodes), place=what.words),
         confidence=0.8,
         evidence=tuple(
-            _silence_evidence(picture.cluster, n, at, f"{n} silent") for n, at in sorted(nodes.items())
+            _silence_evidence(picture.cluster, name, at, say("detection.silent", node=name))
+            for name, at in sorted(nodes.items())
         ),
         affected=tuple(Component(cluster=picture.cluster, node=name) for name in sorted(nodes)),
     )
 
 
 def _silent_fleet(picture: Picture, silent: dict[str, datetime], senders: int, now: datetime) -> Finding:
-    text = f"{len(silent)} of {senders} senders went silent at once while Slurm still reaches the nodes"
+    text = say("detection.fleet_silent", n=len(silent), of=senders)
     first = min(silent, key=lambda name: (silent[name], name))
     return Finding.from_evidence(
         _silence_evidence(picture.cluster, first, silent[first], text),

@@ -15,7 +15,7 @@ from healer.model import Chart, ChartLine, Component, FaultClass, Finding, Sense
 from healer.model.hostlist import name_some
 from healer.observations.step_columns import PARTS
 from healer.observations.steps import JobSteps, Places
-from healer.text import Said
+from healer.text import Said, joined, quoted, say
 
 STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
@@ -69,26 +69,32 @@ def straggler(
     since_then = ratio[numbers > since]
     share = float(np.exp(np.nanmedian(since_then if np.isfinite(since_then).any() else ratio)) - 1)
     steps = max(1, int((numbers > since).sum()))
-    more = "or more " if len(numbers) == steps and steps >= CHART_STEPS else ""
-    peers = "its stage" if (job.stage[ranks] >= 0).all() else "its peers"
-    work = " per unit of work" if job.with_work[ranks].all() else ""
-    named = name_some([str(rank) for rank in ranks.tolist()], _NAMED)
-    text = (
-        f"{'ranks' if len(ranks) > 1 else 'rank'} {named} on {where}: {percent(share)} more compute{work} "
-        f"than {peers} for {steps} {more}steps, since step {since + 1}; job {job.job} waits for it"
+    or_more = len(numbers) == steps and steps >= CHART_STEPS
+    by_stage, with_work = (job.stage[ranks] >= 0).all(), job.with_work[ranks].all()
+    text = say(
+        "detection.straggler",
+        count=len(ranks),
+        ranks=name_some([str(rank) for rank in ranks.tolist()], _NAMED),
+        where=str(where),
+        share=percent(share),
+        compute=say("detection.compute_per_work" if with_work else "detection.compute"),
+        peers=say("detection.its_stage" if by_stage else "detection.its_peers"),
+        steps=say("detection.steps_or_more" if or_more else "detection.steps", n=steps),
+        since=since + 1,
+        job=job.job,
     )
     chart = _chart(
-        "Compute per unit of work, ratio to the peers' median",
+        say("detection.chart_compute"),
         "ratio",
         numbers,
-        _line(str(where), "own", np.exp(ratio)),
-        _line("peers, 10 %", "low", np.exp(low)),
-        _line("peers, 90 %", "high", np.exp(high)),
-        _line("too slow", "threshold", np.full(len(numbers), np.exp(limit))),
+        _line(quoted(str(where)), "own", np.exp(ratio)),
+        _line(say("detection.chart_peers_share", share=percent(0.1)), "low", np.exp(low)),
+        _line(say("detection.chart_peers_share", share=percent(0.9)), "high", np.exp(high)),
+        _line(say("detection.chart_too_slow"), "threshold", np.full(len(numbers), np.exp(limit))),
     )
     chart = msgspec.structs.replace(chart, node=where.node, gpu=where.gpu)
-    kind = "GPU" if where.gpu is not None else "Node"
-    title = f"{kind} {percent(share)} slower than its peers in job {job.job}"
+    kind = "gpu" if where.gpu is not None else "node"
+    title = say(f"detection.straggling_{kind}", share=percent(share), job=job.job)
     return finding_at(Onset(job, where, since, now), STRAGGLER, text=text, title=title, chart=chart)
 
 
@@ -97,24 +103,28 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     with np.errstate(all="ignore"):
         step_s = np.array([_median(job.step_s[row]) for row in rows])
     more = percent(pace.now_s / pace.before_s - 1)
-    text = (
-        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {more} more than its own "
-        f"{pace.before_s:.3g} s before; step times alone do not tell which node"
+    text = say(
+        "detection.job_slow_text",
+        job=job.job,
+        now=pace.now_s,
+        since=pace.since,
+        more=more,
+        before=pace.before_s,
     )
     chart = _chart(
-        "Step time",
+        say("detection.chart_step_time"),
         "s",
         numbers,
-        _line(f"job {job.job}", "own", step_s),
-        _line("before", "peers", np.full(len(numbers), pace.before_s)),
-        _line("too slow", "threshold", np.full(len(numbers), pace.limit_s)),
+        _line(say("detection.chart_job", job=job.job), "own", step_s),
+        _line(say("detection.chart_before"), "peers", np.full(len(numbers), pace.before_s)),
+        _line(say("detection.chart_too_slow"), "threshold", np.full(len(numbers), pace.limit_s)),
     )
     where = Component(cluster=job.cluster, job=job.job)
-    title = f"Job {job.job} makes its steps {more} slower than before"
+    title = say("detection.job_slow", job=job.job, more=more)
     return finding_at(Onset(job, where, pace.since - 1, now), JOB_SLOW, text=text, title=title, chart=chart)
 
 
-def _chart(title: str, unit: str, steps: NDArray[np.int64], *lines: ChartLine) -> Chart:
+def _chart(title: Said, unit: str, steps: NDArray[np.int64], *lines: ChartLine) -> Chart:
     return Chart(title=title, unit=unit, x="step", times=tuple(float(step) for step in steps), lines=lines)
 
 
@@ -128,7 +138,7 @@ class Onset(NamedTuple):
     now: datetime
 
 
-def finding_at(onset: Onset, fault: str, *, title: str, text: str, chart: Chart | None = None) -> Finding:
+def finding_at(onset: Onset, fault: str, *, title: Said, text: Said, chart: Chart | None = None) -> Finding:
     """The same onset of the same life always has the same digest."""
     job, where, since, now = onset
     fault_class, confidence = _OF_RESULTS.get(fault, (FaultClass.informational, 0.9))
@@ -176,7 +186,7 @@ def _median(values: NDArray) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def _line(label: str, role: str, values: NDArray) -> ChartLine:
+def _line(label: Said, role: str, values: NDArray) -> ChartLine:
     shown = tuple(round(float(value), 5) if np.isfinite(value) else None for value in values)
     return ChartLine(label=label, role=role, values=shown)
 
@@ -186,11 +196,6 @@ SLOWNESS_SHARED = "slowness-shared"
 MOST = 0.6
 #: Steps before it, and since, that have to be kept to compare.
 LEAST = 3
-_MEANS = {
-    "compute_s": "all ranks compute longer: clocks, power, cooling, or another phase of the training",
-    "comm_s": "all wait longer for each other: the network",
-    "data_s": "all wait longer for data: storage, or what prepares it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,7 @@ class Together:
     text: Said
 
     def finding(self, job: JobSteps, now: datetime) -> Finding:
-        title = f"Job {job.job} is slow as a whole"
+        title = say("detection.job_slow_whole", job=job.job)
         where = Component(cluster=job.cluster, job=job.job)
         return finding_at(Onset(job, where, self.since, now), SLOWNESS_SHARED, text=self.text, title=title)
 
@@ -221,16 +226,19 @@ def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
         return None
     part = int(np.argmax(grown))
     share = grown[part] / grown.sum()
-    what = _MEANS[PARTS[part]] if share >= MOST else "several parts of the step grew together"
-    figures = ", ".join(
-        f"{name.removesuffix('_s')} {was[index]:.3g} to {now[index]:.3g} s"
+    figures = [
+        say(f"detection.part_of_step_{name}", was=float(was[index]), now=float(now[index]))
         for index, name in enumerate(PARTS)
         if np.isfinite(was[index]) and np.isfinite(now[index])
-    )
-    more = percent(pace.now_s / pace.before_s - 1)
-    text = (
-        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {more} more than before, and no "
-        f"rank is slower than the others; {what} ({figures}, mean over its ranks)"
+    ]
+    text = say(
+        "detection.job_slow_whole_text",
+        job=job.job,
+        now=pace.now_s,
+        since=pace.since,
+        more=percent(pace.now_s / pace.before_s - 1),
+        what=say(f"detection.grown_{PARTS[part] if share >= MOST else 'several'}"),
+        figures=joined(figures, "comma"),
     )
     return Together(pace.since - 1, text)
 
@@ -243,14 +251,13 @@ def slow_many(
     ranks = np.flatnonzero(slow)
     node = places.node[ranks[ranks < len(places.node)]]
     names = [places.nodes[index] for index in np.unique(node[node >= 0]).tolist()]
-    where = f" on {name_some(names, _NAMED)}" if names else ""
-    heights = height[ranks][np.isfinite(height[ranks])]
-    share = f" {percent(float(np.expm1(np.median(heights))))}" if len(heights) else ""
-    text = (
-        f"job {job.job}: {len(ranks)} of {int(job.seen.sum())} ranks{where} compute{share} longer than the "
-        f"others since step {int(since) + 1}; so many together share a cause (power, cooling, storage, their "
-        "work), and none of them is blamed"
-    )
+    who = say("detection.some_ranks", n=len(ranks), of=int(job.seen.sum()))
+    if names:
+        who = say("detection.ranks_on", ranks=who, nodes=name_some(names, _NAMED))
+    heights, longer = height[ranks][np.isfinite(height[ranks])], say("detection.longer")
+    if len(heights):
+        longer = say("detection.longer_by", share=percent(float(np.expm1(np.median(heights)))))
+    text = say("detection.slow_many", job=job.job, ranks=who, longer=longer, since=int(since) + 1)
     return Together(int(since), text)
 
 
@@ -263,7 +270,6 @@ _OF_RESULTS = {
     LOSS_NAN: (FaultClass.application, 0.8),
     LOSS_SPIKE: (FaultClass.application, 0.8),
 }
-_WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Wrong(NamedTuple):
@@ -283,36 +289,39 @@ class Wrong(NamedTuple):
 def differs(job: JobSteps, where: Component, wrong: Sequence[Wrong], now: datetime) -> Finding:
     first = min(wrong, key=lambda result: (result.since, result.rank))
     ranks = sorted({result.rank for result in wrong})
-    more = f" and {len(ranks) - 1} more of the node" if len(ranks) > 1 else ""
-    value, others = _exact(first.value), _exact(first.others)
-    how = f"all others have {others}" if first.exact else f"the median of all ranks is {others}"
-    before = "all had the same" if first.exact else "it was like the others"
-    text = (
-        f"rank {first.rank}{more} on {where}, job {job.job}: {_WORDS[first.name]} {value} where {how}, "
-        f"since step {first.since}; before, {before}"
+    who = say("detection.rank", rank=first.rank)
+    if len(ranks) > 1:
+        who = say("detection.rank_and_more", rank=who, n=len(ranks) - 1)
+    others = _exact(first.others)
+    text = say(
+        "detection.differs_text",
+        rank=who,
+        where=str(where),
+        job=job.job,
+        result=say(f"detection.result_{first.name}"),
+        value=_exact(first.value),
+        others=say(
+            "detection.all_others_have" if first.exact else "detection.median_of_all_is", value=others
+        ),
+        since=first.since,
+        before=say("detection.was_the_same" if first.exact else "detection.was_alike"),
     )
-    title = f"{'Ranks' if more else 'A rank'} of job {job.job} computed other results than all others"
+    title = say("detection.differs", count=len(ranks), job=job.job)
     return finding_at(Onset(job, where, first.since, now), RESULT_DIFFERS, title=title, text=text)
 
 
 def no_number(job: JobSteps, where: Component, since: int, now: datetime) -> Finding:
-    text = (
-        f"job {job.job}: its loss is no number since step {since}, on most ranks; "
-        f"no single rank stands out, so this names no node"
-    )
-    title = f"The loss of job {job.job} is no number"
+    text = say("detection.loss_no_number_text", job=job.job, since=since)
+    title = say("detection.loss_no_number", job=job.job)
     return finding_at(Onset(job, where, since, now), LOSS_NAN, title=title, text=text)
 
 
 def spike(job: JobSteps, where: Component, since: int, loss: float, usual: float, now: datetime) -> Finding:
-    text = (
-        f"job {job.job}: loss {loss:.4g} since step {since}, {usual:.4g} before; "
-        f"all ranks together, so this names no node"
-    )
-    title = f"The loss of job {job.job} jumped"
+    text = say("detection.loss_jumped_text", job=job.job, loss=loss, since=since, usual=usual)
+    title = say("detection.loss_jumped", job=job.job)
     return finding_at(Onset(job, where, since, now), LOSS_SPIKE, title=title, text=text)
 
 
 def _exact(value: float) -> str:
     """All digits: two results may differ in the last one alone."""
-    return repr(value) if np.isfinite(value) else "no number"
+    return repr(value) if np.isfinite(value) else say("detection.no_number")

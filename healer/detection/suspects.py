@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import new_evidence
+from healer.detection.protocol import new_evidence, percent
 from healer.detection.streams import Pace
 from healer.model import Component, Finding, Sense, SlurmSnapshot
 from healer.model.hostlist import name_some
 from healer.observations.steps import JobSteps, LifeKey, active_job
-from healer.text import Said
+from healer.text import Said, joined, quoted, say
 
 #: Before any job is known: how likely a node slows its jobs, and the odds of one with a fault open on it.
 PRIOR, FAULT_ODDS = 0.01, 30.0
@@ -107,11 +107,11 @@ def suspects(
     share = posterior([(outcome.nodes, outcome.slow_since is not None) for outcome in related], faults)
     found = []
     for node in slow_job.nodes:
-        why = [f"open there: {title}" for title in list(faults.get(node, ()))[:2]]
+        why = [say("detection.open_there", title=quoted(title)) for title in list(faults.get(node, ()))[:2]]
         slow = sorted(
             outcome.job for outcome in related[1:] if outcome.slow_since is not None and node in outcome.nodes
         )
-        why += [f"slow in job {', '.join(slow[:3])} too"] if slow else []
+        why += [say("detection.slow_there_too", jobs=joined(slow[:3], "comma"))] if slow else []
         found.append(Suspect(node, share[node], tuple(why)))
     return sorted(found, key=lambda suspect: (-suspect.share, suspect.node))
 
@@ -151,15 +151,15 @@ def posterior(
     return dict(zip(names, (1 / (1 + np.exp(-np.clip(total(), -30, 30)))).tolist(), strict=True))
 
 
-def _in_words(job: str, found: Sequence[Suspect], first: Sequence[Suspect]) -> str:
-    how = (
-        f"To find it: `healer run bisect --job {job}` tests halves of its nodes once it has ended; "
-        f"the likeliest are {name_some(first_half(found), _HALF_NAMED)}"
-    )
+def _in_words(job: str, found: Sequence[Suspect], first: Sequence[Suspect]) -> Said:
+    how = say("detection.find_it", job=job, nodes=name_some(first_half(found), _HALF_NAMED))
     if not first:
-        return f"Suspects of job {job}: nothing tells its {len(found)} nodes apart. {how}"
-    named = "; ".join(f"{suspect.node} ({suspect.share:.0%}: {', '.join(suspect.why)})" for suspect in first)
-    return f"Suspects of job {job}, none of them blamed: {named}. {how}".replace("%", " %")
+        return say("detection.no_suspects", job=job, n=len(found), how=how)
+    named = (
+        say("detection.suspect", node=node, share=percent(share), why=joined(why, "comma"))
+        for node, share, why in first
+    )
+    return say("detection.suspects", job=job, suspects=joined(named, "semicolon"), how=how)
 
 
 def first_half(found: Sequence[Suspect]) -> list[str]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import ALL_NAMES, columns, definition, whole
+from healer.detection.features import ALL_NAMES, columns, definition, feature_words, whole
 from healer.detection.scorers import KNOWN_LEAST, Fitted, known_enough, scored_of
 from healer.model.trained import (
     FeatureRow,
@@ -25,6 +25,7 @@ from healer.model.trained import (
     Trained,
     Version,
 )
+from healer.text import NO_WORDS, Said, say
 
 #: Samples (one node at one moment) that a model needs, and what it is made from at most.
 ROWS_LEAST = 200
@@ -149,10 +150,14 @@ def _enough_of(sampled: Sampled) -> tuple[FeatureRow, tuple[str, ...], Matrix, N
     """The first row, the features that are known often enough, the samples without gaps, and their nodes."""
     first = sampled.first
     if first is None or sampled.attested < ROWS_LEAST:
-        what = f"{first.hardware or 'all nodes'}, {first.load}" if first else "no class"
         raise TooLittle(
-            f"{what}: {sampled.attested} healthy samples of {sampled.seen}, and {ROWS_LEAST} are needed; "
-            f"a node gives one every 5 min, and every 30 s in the first 10 min"
+            say(
+                "detection.too_few_samples",
+                what=_class_words(first),
+                n=sampled.attested,
+                of=sampled.seen,
+                least=ROWS_LEAST,
+            )
         )
     matrix, owners = sampled.matrix, np.array(sampled.nodes)[:ROWS_MAX]
     is_known = np.isfinite(matrix)
@@ -160,10 +165,15 @@ def _enough_of(sampled: Sampled) -> tuple[FeatureRow, tuple[str, ...], Matrix, N
     features = tuple(name for name, use in zip(ALL_NAMES, used, strict=True) if use)
     enough = known_enough(features, is_known[:, used])
     if int(enough.sum()) < ROWS_LEAST:
-        raise TooLittle(
-            f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
-        )
+        raise TooLittle(say("detection.too_many_unknown", what=_class_words(first), n=sampled.seen))
     return first, features, np.nan_to_num(matrix[enough][:, used], nan=0.0), owners[enough]
+
+
+def _class_words(row: FeatureRow | None) -> Said:
+    if row is None:
+        return say("detection.no_class")
+    hardware = row.hardware or say("detection.all_nodes")
+    return say("detection.class_of", hardware=hardware, load=say(f"detection.load_{row.load}"))
 
 
 def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
@@ -197,20 +207,20 @@ def is_judged(at: datetime) -> bool:
 
 def due(
     version: Version | None, *, tried_at: datetime | None, drifted: Sequence[ShiftedFeature], now: datetime
-) -> str:
+) -> Said:
     """Why the class's model is trained again now; empty where it is not. `version`: the one in force."""
     if tried_at is not None and now - tried_at < AFTER_DRIFT:
-        return ""
+        return NO_WORDS
     in_force_at = version.in_force_at if version is not None else None
     if version is None or in_force_at is None:
-        return "there is none yet"
+        return say("detection.refit_none_yet")
     if version.by_person and now - in_force_at < PERSONS_CHOICE:
-        return ""
+        return NO_WORDS
     if drifted:
-        return f"{drifted[0].feature} is not what it was in training"
+        return say("detection.refit_drifted", feature=feature_words(drifted[0].feature))
     # By the last attempt too: a model whose successor was refused is not trained again every day.
     last = max(in_force_at, tried_at or in_force_at)
-    return f"{EVERY.days} days have passed" if now - last >= EVERY else ""
+    return say("detection.refit_days", n=EVERY.days) if now - last >= EVERY else NO_WORDS
 
 
 def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[ShiftedFeature]:
@@ -266,7 +276,7 @@ def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> ModelComparison:
     """Both models on healthy samples (all features) that the new one was not made from."""
     samples = len(scored_of(new.model, matrix)[0])
     if samples < JUDGED_LEAST:
-        why = f"{samples} healthy samples were kept aside to judge it, and {JUDGED_LEAST} are needed"
+        why = say("detection.model_few_samples", n=samples, least=JUDGED_LEAST)
         return ModelComparison(samples=samples, above=0.0, found=0.0, refused=why)
     above, found = _figures(new, matrix)
     above_before, found_before = _figures(old, matrix) if old is not None else (None, None)
@@ -276,22 +286,16 @@ def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> ModelComparison:
     return msgspec.structs.replace(result, refused=_refused(result))
 
 
-def _refused(result: ModelComparison) -> str:
+def _refused(result: ModelComparison) -> Said:
     if result.above_before is not None and result.above_before > CHANGED_MOST:
-        return (
-            f"the model in force calls {result.above_before:.0%} of healthy samples unusual: the nodes have "
-            "changed or many are broken, and a person has to say which"
-        )
+        return say("detection.model_class_changed", share=result.above_before)
     if result.found < FOUND_LEAST:
-        return f"it finds {result.found:.0%} of the deviations put in, at least {FOUND_LEAST:.0%} it must"
+        return say("detection.model_finds_little", share=result.found, least=FOUND_LEAST)
     if result.above > max(ALARMS_MOST, result.above_before or 0.0):
-        return f"it calls {result.above:.1%} of healthy samples unusual, at most {ALARMS_MOST:.0%} may be"
+        return say("detection.model_alarms", share=result.above, most=ALARMS_MOST)
     if result.found_before is not None and result.found < result.found_before - MISSES_MORE:
-        return (
-            f"it finds {result.found:.0%} of the deviations put in, "
-            f"the model in force {result.found_before:.0%}"
-        )
-    return ""
+        return say("detection.model_finds_less", share=result.found, before=result.found_before)
+    return NO_WORDS
 
 
 def _figures(fitted: Fitted, matrix: Matrix) -> tuple[float, float]:

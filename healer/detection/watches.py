@@ -6,16 +6,16 @@ is set in `rules/watches.yaml`.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from functools import reduce
 from hashlib import sha256
 from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook, new_evidence
 from healer.detection.silence import is_fleet, together
 from healer.model import (
-    FACTS,
     Component,
     FaultClass,
     Finding,
@@ -33,7 +33,7 @@ from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact, name_some
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
-from healer.text import Said
+from healer.text import Said, joined, quoted, say
 
 #: Names that a sentence holds.
 _NAMED = 5
@@ -90,24 +90,25 @@ def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
         return
     expected = [node for node in slurm.nodes.values() if not node.planned]
     if is_fleet(len(away), len(expected)):
-        text = f"{len(away)} of {len(expected)} nodes do not answer Slurm: its network, or a roll-out"
-        where, title = Component(cluster=slurm.cluster), "Most nodes do not answer Slurm"
+        text = say("detection.fleet_offline_text", n=len(away), of=len(expected))
+        where, title = Component(cluster=slurm.cluster), say("detection.fleet_offline")
         yield _many(FLEET_OFFLINE, where, title, text, away, settings)
         return
     for place in together(away, [node.name for node in expected], slurm.nodes):
-        text = f"{len(place.nodes)} of {place.of} nodes {place.kind.words} {place.place} do not answer Slurm"
+        text = say("detection.place_offline", n=len(place.nodes), of=place.of, place=place.words)
         theirs = {name: away.pop(name) for name in place.nodes}
         yield _many(f"{place.kind}-offline", place.root(slurm.cluster), text, text, theirs, settings)
     for name, node in sorted(away.items()):
         state = "+".join(node.state)
         yield Condition(
-            NODE_OFFLINE, Component(cluster=slurm.cluster, node=name), "Node does not answer Slurm",
-            f"Slurm does not reach {name} ({state})", _offline_s(node, settings), node.reason_at,
+            NODE_OFFLINE, Component(cluster=slurm.cluster, node=name), say("detection.node_offline"),
+            say("detection.node_offline_text", node=name, state=state), _offline_s(node, settings),
+            node.reason_at,
         )  # fmt: skip
 
 
 def _many(
-    fault: str, where: Component, title: str, text: str, away: dict[str, SlurmNode], settings: WatchSettings
+    fault: str, where: Component, title: Said, text: Said, away: dict[str, SlurmNode], settings: WatchSettings
 ) -> Condition:
     for_s = min(_offline_s(node, settings) for node in away.values())
     return Condition(fault, where, title, text, for_s, affected=tuple(sorted(away)))
@@ -124,11 +125,10 @@ def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
     for node in slurm.odd_nodes:
         if "INVALID_REG" not in node.state or (node.held and slurm_kind(node.reason) is not None):
             continue
-        why = f": {node.reason}" if slurm_kind(node.reason) is not None else ""
-        text = f"{node.name} registers with less than Slurm's configuration says{why}"
-        yield Condition(
-            BELOW, Component(cluster=slurm.cluster, node=node.name), "Node offers less than configured", text
-        )
+        text = say("detection.below_text", node=node.name)
+        if slurm_kind(node.reason) is not None:
+            text = say("detection.told", head=text, text=quoted(node.reason))
+        yield Condition(BELOW, Component(cluster=slurm.cluster, node=node.name), say("detection.below"), text)
 
 
 #: A boot so soon after planned work or a driver update is part of that change.
@@ -155,8 +155,7 @@ def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
     held = [node.name for node in slurm.odd_nodes if is_planned_reboot(picture, node)]
     if held:
         listed = compact(held)
-        text = f"Slurm holds {listed} for a reboot under planned work; whoever planned it returns them"
-        title = "Nodes are rebooted in planned work"
+        text, title = say("detection.rebooted_text", nodes=listed), say("detection.rebooted")
         yield Condition(
             REBOOTS, Component(cluster=slurm.cluster), title, text, affected=tuple(held), news=listed
         )
@@ -174,12 +173,17 @@ def _waiting(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
         if since is None or slurm.taken_at - since < longest:
             continue
         if not any(fnmatchcase(job.reason, pattern) for pattern in settings.not_waiting):
-            groups[job.partition, job.reason or "no reason given"].append((since, job.id))
+            groups[job.partition, job.reason or say("detection.no_reason")].append((since, job.id))
     for (partition, reason), waiting in sorted(groups.items()):
         waiting.sort()
         hours = (slurm.taken_at - waiting[0][0]) / timedelta(hours=1)
-        title = f"Jobs wait in {partition or 'no partition'} for over {settings.queued_h:g} h: {reason}"
-        text = f"{len(waiting)} of them, the longest is {waiting[0][1]} with {hours:.1f} h"
+        title = say(
+            "detection.jobs_wait",
+            partition=partition or say("detection.no_partition"),
+            hours=settings.queued_h,
+            reason=quoted(reason),
+        )
+        text = say("detection.jobs_wait_text", n=len(waiting), job=waiting[0][1], hours=hours)
         fault = f"{WAITING}{partition}:{reason}"
         yield Condition(fault, Component(cluster=slurm.cluster), title, text)
 
@@ -203,8 +207,12 @@ def _completing(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings)
         ids = [job for _, job in jobs]
         lone = Component(cluster=slurm.cluster, node=nodes[0])
         where = lone if len(nodes) == 1 else Component(cluster=slurm.cluster, job=ids[0])
-        title = f"Job does not complete on {nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}"
-        text = f"{_spoken('Job', ids)} cannot complete on {name_some(nodes, _NAMED)}"
+        if len(nodes) == 1:
+            title = say("detection.completing_on", node=nodes[0])
+        else:
+            title = say("detection.completing_on_many", n=len(nodes))
+        named = name_some(ids, _NAMED), name_some(nodes, _NAMED)
+        text = say("detection.completing_text", count=len(ids), jobs=named[0], nodes=named[1])
         yield Condition(COMPLETING, where, title, text, since=jobs[0][0], affected=nodes, jobs=tuple(ids))
 
 
@@ -230,15 +238,10 @@ def _held(slurm: SlurmSnapshot) -> Iterator[Condition]:
         ):
             held[job.partition].append(job.id)
     for partition, ids in sorted(held.items()):
-        text = f"Slurm holds {_spoken('job', ids)} after a failed launch until somebody releases it"
-        title = f"Jobs held after failed launches in {partition or 'no partition'}"
+        text = say("detection.held_text", count=len(ids), jobs=name_some(ids, _NAMED))
+        title = say("detection.held", partition=partition or say("detection.no_partition"))
         where = Component(cluster=slurm.cluster)
         yield Condition(f"{HELD}{partition}", where, title, text, jobs=tuple(ids))
-
-
-def _spoken(noun: str, ids: Sequence[str]) -> str:
-    """`Job 7`, `Jobs 7, 8 and 9`."""
-    return f"{noun}{'s' if len(ids) > 1 else ''} {name_some(ids, _NAMED)}"
 
 
 # --- slurmctld -------------------------------------------------------------------------------------------
@@ -250,11 +253,11 @@ def _controller(picture: Picture, settings: WatchSettings) -> Iterator[Condition
         return
     where = Component(cluster=picture.cluster)
     if since := seen.since.get(Trouble.backlog):
-        text = f"{seen.threads or 0} requests are in work, and {seen.agent_queue or 0} messages wait to leave"
-        yield Condition(BACKLOG, where, "slurmctld is behind with its work", text, settings.backlog_s, since)
+        text = say("detection.backlog_text", requests=seen.threads or 0, messages=seen.agent_queue or 0)
+        yield Condition(BACKLOG, where, say("detection.backlog"), text, settings.backlog_s, since)
     if since := seen.since.get(Trouble.accounting):
-        text = f"{seen.dbd_queue} records wait in slurmctld; they are lost once its queue is full"
-        yield Condition(ACCOUNTING, where, "slurmdbd does not answer", text, settings.accounting_s, since)
+        text = say("detection.accounting_text", records=seen.dbd_queue)
+        yield Condition(ACCOUNTING, where, say("detection.accounting"), text, settings.accounting_s, since)
 
 
 #: Followed by the fact and its value: all nodes with one old driver are one incident.
@@ -287,21 +290,31 @@ def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]
 
 def _config_drift(cluster: str, fact: str, value: str, nodes: Mapping[str, Reference]) -> Condition:
     names = sorted(nodes)
-    listed = compact(names)
-    wanted = sorted({f"{ref.facts[fact]} ({ref.kind}, from {ref.node})" for ref in nodes.values()})
-    text = (
-        f"{FACTS[fact]} {value} on {len(names)} node{'s' if len(names) > 1 else ''}: {listed}; "
-        f"it should be {' or '.join(wanted)}"
+    wanted = sorted({_wanted(fact, reference) for reference in nodes.values()})
+    name = say(f"detection.fact_{fact}")
+    text = say(
+        "detection.drift_text",
+        count=len(names),
+        fact=name,
+        value=value,
+        nodes=compact(names),
+        wanted=reduce(lambda one, other: joined((one, other), "or"), wanted),
     )
     return Condition(
         fault=f"{DRIFT}{fact}:{_PLAIN.sub('-', value)[:60]}",
         where=Component(cluster=cluster),
-        title=f"{FACTS[fact]} {value} instead of {wanted[0]}",
+        title=say("detection.drift", fact=name, value=value, wanted=wanted[0]),
         text=text,
         for_s=SETTLED_S,
         affected=tuple(names),
         news=sha256(text.encode()).hexdigest(),
         sense=Sense.metrics,
+    )
+
+
+def _wanted(fact: str, reference: Reference) -> Said:
+    return say(
+        "detection.drift_wanted", value=reference.facts[fact], kind=reference.kind, node=reference.node
     )
 
 
@@ -313,8 +326,8 @@ def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condit
     return Condition(
         fault=FABRIC_MANAGER,
         where=Component(cluster=cluster, node=node),
-        title="Fabric manager and driver are not of one version",
-        text=f"{node}: fabric manager {manager}, driver {driver}; they have to be the same",
+        title=say("detection.fabric_manager"),
+        text=say("detection.fabric_manager_text", node=node, manager=manager, driver=driver),
         for_s=SETTLED_S,
         news=f"{manager}|{driver}",
         sense=Sense.metrics,

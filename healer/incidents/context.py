@@ -31,7 +31,7 @@ from healer.model.faults import fits
 from healer.model.rules import HUMAN_WORK
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
-from healer.text import Said
+from healer.text import NO_WORDS, Said, quoted, say
 
 #: An older picture of Slurm says nothing about present activity.
 PICTURE_LASTS = timedelta(minutes=5)
@@ -91,25 +91,27 @@ def at_node(
     found = []
     state = "+".join(node.state)
     if _ASLEEP.intersection(node.state):
-        found.append(Activity(ContextKind.power_saving, f"Slurm saves power with it ({state})"))
+        found.append(Activity(ContextKind.power_saving, say("incidents.saves_power", state=state)))
     elif planned is not None:
-        found.append(Activity(ContextKind.maintenance, f"planned work: {planned.why}", until=planned.until))
+        text = say("incidents.planned_work", why=quoted(planned.why))
+        found.append(Activity(ContextKind.maintenance, text, until=planned.until))
     elif worked_until is not None:
-        text = f"planned work on it ended at {worked_until:%H:%M:%S} UTC"
+        text = say("incidents.work_ended", time=f"{worked_until:%H:%M:%S}")
         found.append(Activity(ContextKind.worked_on, text, worked_until))
     if node.starting:
-        found.append(Activity(ContextKind.rebooting, f"it is being started anew ({state})"))
+        found.append(Activity(ContextKind.rebooting, say("incidents.starting", state=state)))
     booted = [at for at in (node.boot_at, booted_at) if at is not None]
     if booted:
         at = max(booted)
-        found.append(Activity(ContextKind.booted, f"it booted at {at:%H:%M:%S} UTC", at))
+        found.append(Activity(ContextKind.booted, say("incidents.booted", time=f"{at:%H:%M:%S}"), at))
     if driver is not None:
         version, since = driver
-        text = f"its driver is {version} since {since:%H:%M:%S} UTC"
+        text = say("incidents.new_driver", version=version, time=f"{since:%H:%M:%S}")
         found.append(Activity(ContextKind.new_driver, text, since))
     if node.drain and not (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
-        who = node.reason_user or "somebody"
-        found.append(Activity(ContextKind.drained, f"{who} has drained it: {node.reason}"))
+        who = quoted(node.reason_user or "") or say("incidents.somebody")
+        text = say("incidents.drained_by", who=who, reason=quoted(node.reason))
+        found.append(Activity(ContextKind.drained, text))
     return found
 
 
@@ -119,7 +121,7 @@ def at_jobs(jobs: Sequence[SlurmJob | None]) -> Activity | None:
     if not jobs or len(began) != len(jobs):
         return None
     at = min(began)
-    return Activity(ContextKind.job_start, f"its job began at {at:%H:%M:%S} UTC", at)
+    return Activity(ContextKind.job_start, say("incidents.job_began", time=f"{at:%H:%M:%S}"), at)
 
 
 #: Whether work is planned on a node: by the site's list or by Slurm.
@@ -212,7 +214,7 @@ def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[lis
 
 def apply_context(
     context: Context, work: Book, passed: Sequence[PassedOver], rules: Ruleset
-) -> list[tuple[str, str, str]]:
+) -> list[tuple[str, str, Said]]:
     """Bounds the severity of incidents by the activity on their node, and restores it afterwards; adds
     explained findings to them as ruled out. Returns those explained for the first time: (node, fault,
     why)."""
@@ -245,7 +247,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
             incident,
             severity=max(incident.severity, bound.severity),
             cause=bound.cause or incident.cause,
-            plan=bound.name,
+            plan=quoted(bound.name),
             waits_since=context.now if late is not None else None,
             seen_again=None,
             node_was_out=incident.node_was_out or (fresh and bound.when is ContextKind.maintenance),
@@ -261,7 +263,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
         cause = incident.cause if incident.node_was_out else rule.cause
         return msgspec.structs.replace(incident, waits_since=over, cause=cause)
     return msgspec.structs.replace(
-        incident, severity=rule.severity, cause=rule.cause, plan="", waits_since=None
+        incident, severity=rule.severity, cause=rule.cause, plan=NO_WORDS, waits_since=None
     )
 
 
@@ -277,7 +279,7 @@ def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | 
     return next((rule for rule in rules if rule.when is ContextKind.maintenance and rule.is_reported), None)
 
 
-def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, str]]:
+def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, Said]]:
     """Notes each explained fault of a node once per activity; a lasting condition is found by every walk."""
     passed_over = context.picture.passed_over
     still = {(entry.finding.component, entry.finding.fault, entry.rule.name) for entry in passed}
@@ -288,7 +290,8 @@ def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> 
         if key in passed_over:
             continue
         node = finding.component.node or ""
-        fresh.append((node, finding.fault, f"{finding.headline}: {entry.going.text}"))
+        why = say("incidents.passed_over", what=finding.headline, why=entry.going.text)
+        fresh.append((node, finding.fault, why))
         incident = next(iter(work.at(node, (), finding.component)), None)
         if incident is not None:
             ruled_out = RuledOut(

@@ -72,6 +72,7 @@ from healer.model import (
 )
 from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
 from healer.observations.silences import Outage
+from healer.text import say
 
 #: The most evidence of one sense that an incident keeps from findings that only add evidence.
 BESIDE_KEPT = 10
@@ -403,7 +404,7 @@ def end_waves(book: Book) -> None:
         if rule is None or not book.policies.acts(rule) or incident.folded:
             continue
         if quiet and not book.index.of_rule(rule.name):
-            book.put(end_incident(incident, "nothing of it is open any more", book.now))
+            book.put(end_incident(incident, say("incidents.nothing_open"), book.now))
 
 
 def waves_that_act(book: Book) -> Iterator[Incident]:

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import msgspec
 
+from healer.incidents.incident_verdict import reworded
 from healer.model import (
     OF_DEVICES,
     Component,
@@ -19,11 +20,14 @@ from healer.model import (
 from healer.observations import Picture
 from healer.observations.fault_history import REPLACED
 from healer.ports.transactions import WalkTx
+from healer.text import Said, say
 
 #: How often open forecasts are checked for their end.
 LOOK = timedelta(minutes=10)
 #: The longest time that a rule may look ahead: older forecasts do not matter for new ones.
 LOOK_BACK = timedelta(days=30)
+#: Characters of what proved a forecast.
+_PROOF_MAX = 300
 
 
 def settle_forecasts(
@@ -110,7 +114,7 @@ def _hits(
         for forecast in of_part:
             if forecast.outcome is not ForecastOutcome.open or forecast.told_at >= finding.at:
                 continue
-            why = f"{finding.fault} at {finding.at:%Y-%m-%d %H:%M} UTC: {finding.text}"[:300]
+            why = _proof(finding)
             left[forecast.id] = msgspec.structs.replace(
                 forecast, outcome=ForecastOutcome.hit, ended_at=now, why=why
             )
@@ -128,6 +132,12 @@ def _hits(
                 yield missed
 
 
+def _proof(finding: Finding) -> Said:
+    when = f"{finding.at:%Y-%m-%d %H:%M}"
+    said = say("incidents.forecast_hit", fault=finding.fault, when=when, text=finding.text)
+    return reworded(said, said[:_PROOF_MAX])
+
+
 def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:
     """Forecasts whose time passed without the fault, or whose part is gone."""
     shown = picture.slurm.nodes if picture.slurm is not None else None
@@ -136,13 +146,13 @@ def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> 
             continue
         node = forecast.component.node
         if node is not None and shown is not None and node not in shown:
-            why = f"{node} left the cluster"
+            why = say("incidents.node_left", node=node)
             yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.void, ended_at=now, why=why)
         elif _is_replaced(forecast, picture):
-            why = "the part was replaced before anybody could see"
+            why = say("incidents.part_replaced")
             yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.void, ended_at=now, why=why)
         elif forecast.until <= now:
-            why = "its time passed, and no such fault came"
+            why = say("incidents.no_fault_came")
             yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.miss, ended_at=now, why=why)
 
 
@@ -157,7 +167,7 @@ def _is_replaced(forecast: Forecast, picture: Picture) -> bool:
 
 
 def _unforeseen(rule: ForecastRule, where: Component, finding: Finding, now: datetime) -> Forecast:
-    why = f"{finding.fault} came, and nothing had been foretold"
+    why = say("incidents.not_foretold", fault=finding.fault)
     return Forecast(
         id=_id(rule, where, finding.at),
         cluster=where.cluster,

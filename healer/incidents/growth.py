@@ -24,6 +24,7 @@ from healer.model import (
     SenseReport,
     Verdict,
 )
+from healer.text import Said, capital, joined, say
 
 #: Senses that conclude from others: only the first of them counts, where no other sense reports.
 CONCLUDED = (Sense.alert, Sense.history)
@@ -37,17 +38,6 @@ CHECK_LASTS = timedelta(days=1)
 LOOK_LASTS = timedelta(seconds=60)
 #: The most reports that an incident keeps: one per sense and GPU, or node as a whole.
 _HEARD_KEPT = 64
-_WORDS = {
-    Sense.kernel: "kernel lines",
-    Sense.metrics: "metrics",
-    Sense.step_times: "step times",
-    Sense.forest: "the model of its class",
-    Sense.silence: "silence",
-    Sense.slurm: "Slurm",
-    Sense.hook: "the node's own checks",
-    Sense.alert: "an alert",
-    Sense.history: "healer's own record",
-}
 
 
 def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
@@ -130,26 +120,22 @@ def last_heard(incident: Incident) -> datetime:
     return max((report.at for report in incident.heard), default=incident.opened)
 
 
-def senses_text(senses: tuple[Sense, ...]) -> str:
+def senses_text(senses: tuple[Sense, ...]) -> Said:
     """`metrics and step times`"""
-    words = [_WORDS[sense] for sense in senses]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    return joined((say(f"incidents.sense_{sense}") for sense in senses), "and")
 
 
-def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> str:
+def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> Said:
     """Why nothing is done yet."""
     fresh = {report.sense for report in _counted(_fresh(incident, now))}
     reporting = tuple(sense for sense in Sense if sense in fresh)
-    node = incident.root.node
-    agree = "a second sense" if needed == 2 else f"{needed} senses"
+    node, senses = incident.root.node, senses_text(reporting)
+    agree = say("incidents.second_sense") if needed == 2 else say("incidents.more_senses", n=needed)
     if not reporting:
-        who = f"Nothing speaks of {node} now"
-    elif len(reporting) < needed:
-        who = f"Only {senses_text(reporting)} speak of {node} so far"
-    else:
-        words = senses_text(reporting)
-        who = f"{words[0].upper()}{words[1:]} speak of different GPUs of {node}"
-    return f"{who}: {agree} must agree before anything is done."
+        return say("incidents.no_sense", node=node, agree=agree)
+    if len(reporting) < needed:
+        return say("incidents.few_senses", senses=senses, node=node, agree=agree)
+    return say("incidents.other_gpus", senses=capital(senses), node=node, agree=agree)
 
 
 def has_ended_work(incident: Incident) -> bool:
@@ -157,11 +143,11 @@ def has_ended_work(incident: Incident) -> bool:
     return any(evidence.fatal for evidence in incident.evidence)
 
 
-def why_not_looked(incident: Incident, now: datetime) -> str | None:
+def why_not_looked(incident: Incident, now: datetime) -> Said | None:
     """Why it is unknown whether the cause is still present; None for faults that are not measured."""
     if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
         return None
-    return f"The senses looked last at {incident.ticked_at:%H:%M:%S} UTC: waits until they look again"
+    return say("incidents.looked_last", time=f"{incident.ticked_at:%H:%M:%S}")
 
 
 _RANK = {
@@ -326,7 +312,7 @@ def move_root(incident: Incident, new: Incident) -> Incident:
         hit=incident.hit,
         set_aside=incident.set_aside,
     )
-    why = f"was told first, and follows from: {new.title}"
+    why = say("incidents.told_first", title=new.title)
     ruled_out = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
     return add_ruled_out(add_evidence_of(moved, [incident]), ruled_out)
 
@@ -362,14 +348,14 @@ def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: da
     )
 
 
-def end_incident(incident: Incident, why: str, now: datetime) -> Incident:
+def end_incident(incident: Incident, why: Said, now: datetime) -> Incident:
     return msgspec.structs.replace(
         incident, state=IncidentState.resolved, closed=now, updated=now, closed_why=why
     )
 
 
 def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
-    why = f"explained by {root.short_id}: {root.title}"
+    why = say("incidents.explained", incident=root.short_id, title=root.title)
     return msgspec.structs.replace(end_incident(incident, why, now), merged_into=root.id)
 
 

@@ -21,6 +21,7 @@ from healer.model import (
     Urgency,
 )
 from healer.observations import Picture
+from healer.text import NO_WORDS, Said, say
 
 #: A job that ended within this of a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)
@@ -354,35 +355,30 @@ def losses_by_restart(job: str, incidents: Iterable[Incident]) -> dict[int, JobH
     return found
 
 
-def loss_text(hit: JobHit) -> str:
+def loss_text(hit: JobHit) -> Said:
     """`64 GPU-hours lost since the checkpoint of 02:41 UTC`, `at most 64 GPU-hours lost, …`"""
-    match hit.basis:
-        case HitBasis.checkpoint:
-            return f"{_hours(hit.lost_gpu_hours)} lost since the checkpoint of {hit.since:%d %b %H:%M} UTC"
-        case HitBasis.start:
-            return f"at most {_hours(hit.lost_gpu_hours)} lost: it told no durable checkpoint"
-        case HitBasis.runs_on:
-            return "runs on, nothing lost so far"
-        case HitBasis.ended:
-            return "nothing lost by this: it ended otherwise"
-        case HitBasis.unknown:
-            return "loss unknown: Slurm does not tell its GPUs or its start"
+    hours = _figure(hit.lost_gpu_hours or 0.0)
+    if hit.basis is HitBasis.checkpoint and hit.since is not None:
+        day, month = f"{hit.since:%d}", say(f"words.month_{hit.since.month}")
+        moment = {"day": day, "month": month, "time": f"{hit.since:%H:%M}"}
+        return say("incidents.lost_since_checkpoint", hours=hours, **moment)
+    if hit.basis is HitBasis.start:
+        return say("incidents.lost_since_start", hours=hours)
+    return say(f"incidents.loss_{hit.basis}")
 
 
-def total_loss_text(hit: Iterable[JobHit]) -> str:
+def total_loss_text(hit: Iterable[JobHit]) -> Said:
     """`96 GPU-hours lost, 64 of them at most`; empty where nothing is known of any job."""
     settled = [job_hit for job_hit in hit if job_hit.lost_gpu_hours is not None]
     whole = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled)
     at_most = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled if job_hit.at_most)
     if not settled:
-        return ""
+        return NO_WORDS
     if at_most == whole and whole:
-        return f"at most {_hours(whole)} lost"
-    return f"{_hours(whole)} lost" + (f", {_figure(at_most)} of them at most" if at_most else "")
-
-
-def _hours(hours: float | None) -> str:
-    return f"{_figure(hours or 0.0)} GPU-hours"
+        return say("incidents.lost_at_most", hours=_figure(whole))
+    if at_most:
+        return say("incidents.lost_partly_at_most", hours=_figure(whole), most=_figure(at_most))
+    return say("incidents.lost", hours=_figure(whole))
 
 
 def _figure(hours: float) -> str:

@@ -33,6 +33,7 @@ from healer.model import (
     VerdictAt,
 )
 from healer.model.faults import Trait, code_of, fault_is, once
+from healer.text import NO_WORDS, Said, joined, quoted, say, unstopped
 
 #: Longest sentence: a pager cuts longer ones.
 LONGEST = 200
@@ -54,119 +55,168 @@ _BARE = re.compile(r"^GPU (?=[a-z\d])")
 #: What `healer.detection.reported` says of a code without a row.
 _NOT_LISTED = "in no catalogue"
 
-_UNTIL = {
-    Remedy.restart_service: "its service is restarted",
-    Remedy.reset_gpu_when_idle: "the GPU is reset",
-    Remedy.drain_then_reset: "the GPU is reset",
-    Remedy.reboot_node: "it is rebooted",
-    Remedy.power_cycle: "it is power-cycled",
-    Remedy.replace: "the part is replaced",
-}
-_MAY_WAIT = {
-    Remedy.requeue_job: "it may wait: the job can be requeued",
-    Remedy.restart_service: "it may wait for a restart of the service",
-    Remedy.reset_gpu_when_idle: "it may wait until the GPU is idle and reset",
-    Remedy.drain_then_reset: "it may wait until the node is empty and the GPU reset",
-    Remedy.reboot_node: "it may wait for a reboot",
-    Remedy.power_cycle: "it may wait for a power cycle",
-    Remedy.replace: "the part is to be replaced",
-}
+#: Remedies that a sentence about a node names: what ends its being out, and what it may wait for.
+_UNTIL = frozenset(
+    {
+        Remedy.restart_service,
+        Remedy.reset_gpu_when_idle,
+        Remedy.drain_then_reset,
+        Remedy.reboot_node,
+        Remedy.power_cycle,
+        Remedy.replace,
+    }
+)
+_MAY_WAIT = _UNTIL | {Remedy.requeue_job}
 
 
-def certainty_text(certainty: float) -> str:
+def certainty_text(certainty: float) -> Said:
     """`certain`, `very likely, 95 %`, `likely, 80 %`, `unsure, 50 %`."""
     if certainty >= 0.98:
-        return "certain"
-    word = "very likely" if certainty >= 0.9 else "likely" if certainty >= 0.7 else "unsure"
-    return f"{word}, {certainty:.0%}".replace("%", " %")
+        return say("incidents.sure_certain")
+    word = "very_likely" if certainty >= 0.9 else "likely" if certainty >= 0.7 else "unsure"
+    return say(f"incidents.sure_{word}", percent=100 * certainty)
 
 
-def place(root: Component) -> str:
-    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`."""
-    part = ""
+def place(root: Component, *, pci_of: str = "device") -> Said:
+    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`.
+    `pci_of`: device or gpu, of which only the address is known."""
+    part, whole = _part(root, pci_of), _whole(root)
+    return say("incidents.part_of", part=part, whole=whole) if part else whole
+
+
+def _part(root: Component, pci_of: str) -> Said:
     if root.gpu is not None:
-        part = f"GPU {root.gpu}"
-    elif root.link is not None:
-        part = f"{root.switch} link {root.link}" if root.switch else f"NVLink {root.link}"
-    elif root.nic:
-        part = root.nic
-    elif root.switch and root.node:
-        part = root.switch
-    elif root.pci:
-        part = f"the device at {root.pci}"
-    elif root.part and root.device:
-        part = root.part
-    whole = root.node or (f"switch {root.switch}" if root.switch else "") or root.device or ""
-    if not whole:
-        whole = f"job {root.job}" if root.job else f"cluster {root.cluster}"
-    return f"{part} of {whole}" if part else whole
+        return say("incidents.gpu", gpu=root.gpu)
+    if root.link is not None and root.switch:
+        return say("incidents.switch_link", switch=root.switch, link=root.link)
+    if root.link is not None:
+        return say("incidents.nvlink", link=root.link)
+    if root.nic:
+        return quoted(root.nic)
+    if root.switch and root.node:
+        return quoted(root.switch)
+    if root.pci:
+        return say(f"incidents.at_pci_{pci_of}", pci=root.pci)
+    return quoted(root.part) if root.part and root.device else NO_WORDS
 
 
-def sentence_of(incident: Incident, certainty: float) -> str:
+def _whole(root: Component) -> Said:
+    if root.node:
+        return quoted(root.node)
+    if root.switch:
+        return say("incidents.switch", switch=root.switch)
+    if root.device:
+        return quoted(root.device)
+    if root.job:
+        return say("incidents.job", job=root.job)
+    return say("incidents.cluster", cluster=root.cluster)
+
+
+def reworded(text: str, english: str) -> Said:
+    """The same sentence with its English cut short, or with other capitals: other languages need neither."""
+    said = quoted(text)
+    return Said(english, said.key, said.args)
+
+
+def sentence_of(incident: Incident, certainty: float) -> Said:
     """At most 200 characters: what is broken, how sure, what follows, whom it hit if there is room."""
     if incident.fault_class is FaultClass.unknown and incident.is_open and code_of(incident.fault):
-        return _first_that_fits([_unknown(incident)], ["healer watches it and asks you once"], [""])
-    sure = ", ".join(part for part in (code_of(incident.fault), certainty_text(certainty)) if part)
+        return _unknown(incident)
+    sure = joined(filter(None, (code_of(incident.fault), certainty_text(certainty))), "comma")
     whole = _subject(incident)
-    short = whole[: whole.find(": ", whole.find(": ") + 2)] if whole.count(": ") > 1 else whole
-    heads = [f"{head} ({sure})" for head in (whole, short)]
+    heads = [whole, reworded(whole, whole[: whole.find(": ", whole.find(": ") + 2)])]
+    if whole.count(": ") < 2:
+        heads = [whole]
     room = LONGEST - len(sure) - len("… ().")
     if len(whole) > room:
-        heads = [f"{whole[:room].rstrip()}… ({sure})"]
-    return _first_that_fits(heads, [_follows(incident), ""], _jobs(incident))
+        heads = [reworded(whole, f"{whole[:room].rstrip()}…")]
+    return _first_that_fits(heads, sure, [_follows(incident), NO_WORDS], _jobs(incident))
 
 
-def _first_that_fits(heads: list[str], follows: list[str], jobs: list[str]) -> str:
+def _first_that_fits(heads: list[Said], sure: Said, follows: list[Said], jobs: list[Said]) -> Said:
     """The first combination that fits: the jobs are dropped last, the whole head first."""
     for tail in follows:
         for hit in jobs:
             for head in heads:
-                text = "; ".join(part for part in (head, tail, hit) if part)
-                if len(text) < LONGEST:
-                    return f"{capitalised(text)}."
-    head = heads[-1]
-    return f"{capitalised(head if len(head) < LONGEST else f'{head[: LONGEST - 2]}…')}."
+                sentence = _sentence(capitalised(head), sure, [part for part in (tail, hit) if part])
+                if len(sentence) <= LONGEST:
+                    return sentence
+    return _sentence(capitalised(heads[-1]), sure, [])
 
 
-def capitalised(text: str) -> str:
+def _sentence(head: Said, sure: Said, follows: list[Said]) -> Said:
+    if not follows:
+        return say("incidents.verdict", what=head, sure=sure)
+    return say("incidents.verdict_follows", what=head, sure=sure, follows=joined(follows, "semicolon"))
+
+
+def capitalised(text: Said) -> Said:
     """The text with a capital, unless it begins with a name."""
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+    first = text.partition(" ")[0]
+    return reworded(text, text[:1].upper() + text[1:]) if first.isalpha() else text
 
 
-def _unknown(incident: Incident) -> str:
-    code, where = code_of(incident.fault), _where(incident)
-    if _NOT_LISTED in incident.title:
-        return f"No catalogue knows {code} on {where}"
-    return f"The catalogue leaves open what {code} on {where} means ({_TITLE_HEAD.sub('', incident.title)})"
+def _unknown(incident: Incident) -> Said:
+    code, where, title = code_of(incident.fault), _where(incident), incident.title
+    if _NOT_LISTED in title:
+        head = say("incidents.not_listed", code=code, where=where)
+    else:
+        head = say("incidents.left_open", code=code, where=where, title=_without_head(title))
+    watched = say("incidents.watched", what=head)
+    if len(watched) <= LONGEST:
+        return watched
+    short = head if len(head) < LONGEST else reworded(head, f"{head[: LONGEST - 2]}…")
+    return say("incidents.sentence", what=short)
 
 
-def _where(incident: Incident) -> str:
+def _without_head(title: Said) -> Said:
+    """The title without its code. What is left is the words of a catalogue, which are known as a whole."""
+    found = _TITLE_HEAD.match(title)
+    return quoted(title[found.end() :] if found else title)
+
+
+def _where(incident: Incident) -> Said:
     """The place in words. Xids are about GPUs, also where only the address is known."""
-    root, where = incident.root, place(incident.root)
-    of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
-    if of_gpu and root.node and place(root) == root.node and incident.root.pci is None:
-        gpus = len({part.pci for part in incident.affected if part.node == root.node and part.pci})
-        return f"{gpus} GPUs of {root.node}" if gpus > 1 else f"a GPU of {root.node}"
-    return where.replace("the device at ", "the GPU at ") if of_gpu else where
-
-
-def _subject(incident: Incident) -> str:
-    """Where, and what: `GPU 3 of gpu0017 fell off the bus`, `gpu0009: memory above its limit`."""
-    where = _where(incident)
-    what = " ".join(_TITLE_HEAD.sub("", incident.title).split()).rstrip(".")
     root = incident.root
+    of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
+    if of_gpu and _is_node(root):
+        gpus = len({part.pci for part in incident.affected if part.node == root.node and part.pci})
+        if gpus > 1:
+            return say("incidents.gpus_of", n=gpus, node=root.node)
+        return say("incidents.a_gpu_of", node=root.node)
+    return place(root, pci_of="gpu" if of_gpu else "device")
+
+
+def _is_node(root: Component) -> bool:
+    """Nothing but a node."""
+    return root.node is not None and not root.pci and not _part(root, "device")
+
+
+def _subject(incident: Incident) -> Said:
+    """Where, and what: `GPU 3 of gpu0017 fell off the bus`, `gpu0009: memory above its limit`.
+
+    English makes one clause of them, without the subject or the capital of the title; other languages take
+    the whole title.
+    """
+    where, title = _where(incident), _without_head(incident.title)
+    title = unstopped(title) if title.endswith(".") else title
+    what, root = " ".join(title.split()).rstrip("."), incident.root
     named = root.node or root.device or root.switch or root.job
     if named and re.search(rf"\b{re.escape(named)}\b", what):
-        return what
+        return reworded(title, what)
     found = _SUBJECT.match(what)
-    of_gpus = where.endswith(f"GPUs of {named}") or where == f"a GPU of {named}"
+    of_gpus = where.key in ("incidents.gpus_of", "incidents.a_gpu_of")
     if found and (found[1].lower() in _kinds(incident) or (of_gpus and found[1] == "GPU")):
-        return f"{where} {what[found.end() :]}"
-    return f"{where}: {uncapitalised(_BARE.sub('', what))}"
+        return say("incidents.place_does", where=where, does=what[found.end() :], title=title)
+    return say("incidents.place_has", where=where, what=_lower(_BARE.sub("", what)), title=title)
 
 
-def uncapitalised(text: str) -> str:
+def uncapitalised(text: str) -> Said:
     """The text without its capital, unless that is a name's."""
+    return reworded(text, _lower(text))
+
+
+def _lower(text: str) -> str:
     first = text.partition(" ")[0]
     name = first in _NAMES or (len(first) > 1 and not first[1:].islower())
     return text if name else text[:1].lower() + text[1:]
@@ -186,59 +236,74 @@ def _kinds(incident: Incident) -> set[str]:
     return kinds or ({"node"} if root.node and not root.nic else set())
 
 
-_NOT_THE_NODE = {
-    Cause.application: "the job's own doing: no hardware is blamed",
-    Cause.storage: "not the nodes, but the storage that they wait for",
-    Cause.fabric: "not the nodes, but what they share",
-    Cause.maintenance: "planned work: nothing is done",
-}
+_NOT_THE_NODE = frozenset({Cause.application, Cause.storage, Cause.fabric, Cause.maintenance})
 
 
-def _follows(incident: Incident) -> str:
+def _follows(incident: Incident) -> Said:
     if incident.merged_into is not None:
-        return f"explained by incident {incident.merged_into[:8]}"
+        return say("incidents.explained_by", incident=incident.merged_into[:8])
+    if not incident.is_open and incident.closed_why:
+        return say("incidents.over_because", why=uncapitalised(incident.closed_why))
     if not incident.is_open:
-        return f"over: {uncapitalised(incident.closed_why)}" if incident.closed_why else "it is over"
+        return say("incidents.over")
     blamed = max(incident.nodes.values(), key=list(Verdict).index, default=Verdict.healthy)
     remedy = next((rung for rung in incident.remedy if rung in REMEDY_LADDER), Remedy.none)
     if incident.cause is Cause.maintenance or blamed is Verdict.healthy:
-        no_node = "" if incident.root.node else "no node is blamed"
-        return _NOT_THE_NODE.get(incident.cause, no_node)
+        if incident.cause in _NOT_THE_NODE:
+            return say(f"incidents.not_the_node_{incident.cause}")
+        return NO_WORDS if incident.root.node else say("incidents.no_node_blamed")
     if blamed is Verdict.isolate:
-        node = "the node" if len(incident.nodes) == 1 else f"its {len(incident.nodes)} nodes"
-        may = "cannot be used" if incident.unusable else "should take no jobs"
-        return f"{node} {may} until {_UNTIL.get(remedy, 'a person has looked')}"
-    return _MAY_WAIT.get(remedy, "it may wait") if blamed is Verdict.suspect else "healer watches it"
+        return _out(incident, remedy)
+    if blamed is not Verdict.suspect:
+        return say("incidents.watches")
+    return say(f"incidents.may_wait_{remedy}" if remedy in _MAY_WAIT else "incidents.may_wait")
 
 
-def _jobs(incident: Incident) -> list[str]:
+def _out(incident: Incident, remedy: Remedy) -> Said:
+    number = len(incident.nodes)
+    node = say("incidents.its_nodes", n=number) if number != 1 else say("incidents.the_node")
+    until = say(f"incidents.until_{remedy}" if remedy in _UNTIL else "incidents.until_looked")
+    unusable = incident.unusable
+    return say("incidents.unusable_until" if unusable else "incidents.no_jobs_until", node=node, until=until)
+
+
+def _jobs(incident: Incident) -> list[Said]:
     """The jobs whose work ended with the fault and that it makes restart, and that other nodes of the job are
     well where only one is blamed; then shorter forms."""
     lost = [hit for hit in incident.hit if hit.ended_at is not None]
-    restart = " and must restart" if incident.is_open else ""
-    how = f"crashed with it{restart}" if has_ended_work(incident) else "lost work by it"
+    how = "lost"
+    if has_ended_work(incident):
+        how = "crashed_restart" if incident.is_open else "crashed"
     if len(lost) > 1:
-        named = [f"jobs {', '.join(hit.job for hit in lost)} {how}"] if len(lost) <= _JOBS_NAMED else []
-        return [*named, f"{len(lost)} jobs {how}", ""]
+        counted = say(f"incidents.fate_{how}", who=say("incidents.jobs_counted", n=len(lost)))
+        names = joined((hit.job for hit in lost), "comma")
+        named = say(f"incidents.fate_{how}", who=say("incidents.jobs_named", jobs=names))
+        return [*([named] if len(lost) <= _JOBS_NAMED else []), counted, NO_WORDS]
     if lost:
-        text = f"{_job(lost[0])} {how}"
-        return [text + _others(lost[0], incident), text, ""]
+        text = say(f"incidents.fate_{how}", who=_job(lost[0]))
+        others = _others(lost[0], incident)
+        return [joined((text, others), "semicolon") if others else text, text, NO_WORDS]
     running = [hit for hit in incident.hit if hit.basis is HitBasis.runs_on]
-    lone = len(running) == 1 and running[0].job != incident.root.job
-    if lone and incident.is_open and fault_is(incident.fault, Trait.contained):
-        return [f"job {running[0].job} lost data and must restart", ""]
-    return [f"job {running[0].job} runs on", ""] if lone else [""]
+    if len(running) != 1 or running[0].job == incident.root.job:
+        return [NO_WORDS]
+    lost_data = incident.is_open and fault_is(incident.fault, Trait.contained)
+    return [
+        say("incidents.job_lost_data" if lost_data else "incidents.job_runs_on", job=running[0].job),
+        NO_WORDS,
+    ]
 
 
-def _job(hit: JobHit) -> str:
-    return f"{hit.gpus} ranks of job {hit.job}" if hit.gpus > 1 else f"job {hit.job}"
+def _job(hit: JobHit) -> Said:
+    if hit.gpus > 1:
+        return say("incidents.ranks_of_job", n=hit.gpus, job=hit.job)
+    return say("incidents.one_job", job=hit.job)
 
 
-def _others(hit: JobHit, incident: Incident) -> str:
+def _others(hit: JobHit, incident: Incident) -> Said:
     blamed = sum(verdict is not Verdict.healthy for verdict in incident.nodes.values())
     if hit.nodes < 2 or blamed != 1:
-        return ""
-    return f"; its other {f'{hit.nodes - 1} nodes are' if hit.nodes > 2 else 'node is'} well"
+        return NO_WORDS
+    return say("incidents.others_well", n=hit.nodes - 1) if hit.nodes > 2 else say("incidents.other_well")
 
 
 #: Confidence of incidents that an earlier version opened without one.
@@ -281,7 +346,7 @@ def newest_verdict(kept: Sequence[VerdictAt], incident: Incident, rules: Ruleset
     return msgspec.structs.replace(kept[-1].verdict, set_aside=list_ruled_out(incident, rules))
 
 
-def verdict_sentence(incident: Incident) -> str:
+def verdict_sentence(incident: Incident) -> Said:
     """The verdict's sentence alone: what a page or a ticket begins with."""
     return sentence_of(incident, certainty_of(incident))
 
@@ -351,23 +416,23 @@ def _senses(incident: Incident) -> tuple[Sense, ...]:
 # --- why ---------------------------------------------------------------------------------------------------
 
 
-def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
+def _why(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     """Lines and figures, then the senses that agree, then the catalogue and the rule, each with its
     source."""
     senses = _senses(incident)
     yield from (_evidence_text(item) for item in _speaking(incident))
     if len(senses) > 1:
         agreed = senses_text(senses)
-        yield f"{agreed[:1].upper()}{agreed[1:]} agree"
+        yield say("incidents.agree", senses=reworded(agreed, f"{agreed[:1].upper()}{agreed[1:]}"))
     yield from _catalogue(incident, rules)
     yield from _rule(incident, rules)
     if senders := unproven_senders(incident):
-        yield f"Only the relay {senders[0]} says so: it is not the node's own word (law 2)"
+        yield say("incidents.only_relay", sender=senders[0])
     if is_denied(incident):
         denied = next(evidence.denied for evidence in incident.evidence if evidence.denied)
-        yield f"The node itself denies it: {denied}"
+        yield say("incidents.node_denies", why=denied)
     if is_proven_unusable(incident) and incident.is_open:
-        yield "Surely unusable: it is no capacity any more, so the caps on slots do not bind (law 2)"
+        yield say("incidents.surely_unusable")
 
 
 def _speaking(incident: Incident) -> list[Evidence]:
@@ -382,24 +447,14 @@ def _speaking(incident: Incident) -> list[Evidence]:
     return [*first[:_LINES], *more[:2]]
 
 
-def _evidence_text(evidence: Evidence) -> str:
-    text = evidence.line or evidence.text
-    cut = text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 1]}…"
-    where = "" if evidence.component.node and evidence.component.node in text else f" of {evidence.component}"
-    return f"{_SENSE_TITLES[evidence.sense]}{where}, {evidence.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
-
-
-_SENSE_TITLES = {
-    Sense.kernel: "Kernel line",
-    Sense.metrics: "Metrics",
-    Sense.step_times: "Step times",
-    Sense.forest: "Model of its class",
-    Sense.silence: "Silence",
-    Sense.slurm: "Slurm's view",
-    Sense.hook: "The node's own check",
-    Sense.alert: "Alert of another system",
-    Sense.history: "healer's own record",
-}
+def _evidence_text(evidence: Evidence) -> Said:
+    said = quoted(evidence.line) or evidence.text
+    cut = said if len(said) <= _LINE_LENGTH else f"{said[: _LINE_LENGTH - 1]}…"
+    text, time = reworded(said, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
+    if evidence.component.node and evidence.component.node in said:
+        return say(f"incidents.saw_{evidence.sense}", time=time, text=text)
+    where = str(evidence.component)
+    return say(f"incidents.seen_of_{evidence.sense}", where=where, time=time, text=text)
 
 
 def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
@@ -410,46 +465,64 @@ def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
     return (f"{word.lower()}.yaml", entry) if entry is not None else None
 
 
-def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[str]:
+def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     if fault_is(incident.fault, Trait.driver_ask):
         ask = next((rule for rule in rules.recovery_actions.values() if rule.fault == incident.fault), None)
         if ask is not None:
-            yield f"The driver's own word wins over every catalogue: {ask.text} (xid154.yaml, row {ask.code})"
+            yield say("incidents.driver_asks", text=quoted(ask.text), row=ask.code)
         return
     found = _entry(incident.fault, rules)
     if found is None:
         return
     file, entry = found
     other = next((row for row in entry.by_model if row.text and row.text in incident.title), None)
-    note = f" {entry.note.partition('. ')[0].rstrip('.')}." if entry.note else ""
-    yield (
-        f"{code_of(incident.fault)} ({entry.name}) is {entry.fault_class}: {entry.text}. "
-        f"{entry.source}; {file}, row {entry.code}.{note}"
-    )
+    yield _row(code_of(incident.fault), file, entry)
     if other is not None:
-        yield f"On this GPU model: {other.text} ({other.source}; {file}, row {entry.code})"
+        text, source = quoted(other.text or ""), quoted(other.source)
+        yield say("incidents.row_of_model", text=text, source=source, file=file, row=entry.code)
     elif entry.fault_class is not incident.fault_class:
-        yield f"What this line itself says makes it {incident.fault_class}"
+        yield say("incidents.line_makes_it", kind=_class(incident.fault_class))
 
 
-def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
+def _row(code: str, file: str, entry: CatalogueEntry) -> Said:
+    row = say(
+        "incidents.row",
+        code=code,
+        name=entry.name,
+        kind=_class(entry.fault_class),
+        text=quoted(entry.text),
+        source=quoted(entry.source),
+        file=file,
+        row=entry.code,
+    )
+    note = (entry.note or "").partition(". ")[0].rstrip(".")
+    return say("incidents.row_noted", row=row, note=quoted(note)) if entry.note else row
+
+
+def _class(fault_class: FaultClass) -> Said:
+    return say(f"incidents.class_{fault_class}")
+
+
+def _rule(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     rule = rules.by_name.get(incident.rule)
     if rule is None:
         return
     measured = next((entry for entry in rules.detection if entry.name == rule.name), None)
     alert = next((entry for entry in rules.alerts if entry.name == rule.name), None)
     source = measured.source if measured else alert.source if alert else "policies.yaml"
-    when = f": {' '.join(measured.when.split())}" if measured else ""
-    yield f"Rule {rule.name}, {rule.title}{when} ({source})"
+    named = {"rule": rule.name, "title": quoted(rule.title), "source": source}
+    when = " ".join(measured.when.split()) if measured else ""
+    yield say("incidents.rule_when", when=when, **named) if measured else say("incidents.rule", **named)
 
 
 # --- what was ruled out, and the re-test -------------------------------------------------------------------
 
 
-def ruled_out_text(entry: RuledOut) -> str:
+def ruled_out_text(entry: RuledOut) -> Said:
     """`1,203 × Xid 45: teardown of job 4711 after Xid 95`"""
-    times = f"{entry.count:,} × " if entry.count > 1 else ""
-    return capitalised(f"{times}{entry.what}: {entry.why}")
+    if entry.count > 1:
+        return say("incidents.ruled_out_times", n=entry.count, what=entry.what, why=entry.why)
+    return capitalised(say("incidents.ruled_out", what=entry.what, why=entry.why))
 
 
 def list_ruled_out(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
@@ -462,15 +535,17 @@ def list_ruled_out(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
 def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> RuledOut:
     found = _entry(fault, rules)
     teardown = found is not None and found[1].teardown
-    after = code_of(incident.fault) or incident.title.partition(": ")[0]
-    jobs = ", ".join(incident.jobs_hit[:3])
+    after = quoted(code_of(incident.fault)) or _first_part(incident.title)
+    jobs = joined(incident.jobs_hit[:3], "comma")
     if teardown and jobs:
-        why = f"teardown of job {jobs} after {after}"
-    elif teardown:
-        why = f"teardown after {after}"
+        why = say("incidents.teardown_of_job", jobs=jobs, after=after)
     else:
-        why = f"follows from {after}"
-    return RuledOut(at=incident.opened, what=code_of(fault) or fault, why=why, count=count)
+        why = say("incidents.teardown" if teardown else "incidents.follows_from", after=after)
+    return RuledOut(at=incident.opened, what=quoted(code_of(fault) or fault), why=why, count=count)
+
+
+def _first_part(title: str) -> Said:
+    return reworded(title, title.partition(": ")[0])
 
 
 def _retest(incident: Incident, rules: Ruleset, model: str) -> Retest | None:

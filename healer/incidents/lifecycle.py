@@ -50,6 +50,7 @@ from healer.model.faults import (
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
+from healer.text import Said, quoted, say
 
 #: Incidents without an action end by themselves after this long without new evidence.
 QUIET = {
@@ -64,7 +65,7 @@ CLEAR_FOR = timedelta(minutes=5)
 FORGOTTEN_AFTER = timedelta(hours=24)
 #: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
-_WELL, _NOT_REPORTED = "well again", "nobody tells of it any more"
+_WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -77,7 +78,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.resolve:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
-            change["closed_why"] = f"resolved by {command.by}: {command.reason}"
+            change["closed_why"] = _by_person("resolved", command)
         case CommandKind.reopen:
             change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
             change |= {"stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
@@ -86,7 +87,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.merge:
             change |= {"state": IncidentState.resolved, "closed": at, "merged_into": str(data["into"])}
             change |= {"run": None, "held_by": None, "p0_since": None}
-            change["closed_why"] = f"merged by {command.by}: {command.reason}"
+            change["closed_why"] = _by_person("merged", command)
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
@@ -101,7 +102,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
-            change["closed_why"] = f"returned to service by {command.by}: {command.reason}"
+            change["closed_why"] = _by_person("returned", command)
             change["probation_until"] = at + PROBATION
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
@@ -110,6 +111,10 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.split:
             pass  # the walk takes its parts out of it
     return msgspec.structs.replace(incident, **change)
+
+
+def _by_person(what: str, command: Command) -> Said:
+    return say(f"incidents.person_{what}", who=quoted(command.by), reason=quoted(command.reason))
 
 
 def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
@@ -145,7 +150,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
         if not (data.get("restarted") or data.get("early")):
             return {"state": IncidentState.open}  # nothing is given back: over once it is known to be gone
         # A job that was put back has another life: what befalls that is news.
-        why = f"its run of {data.get('playbook')} is done"
+        why = say("incidents.run_done", playbook=str(data.get("playbook")))
         over: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
         return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
     if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
@@ -178,13 +183,13 @@ def close_if_over(incident: Incident, picture: Picture, now: datetime, *, measur
     )
 
 
-def _why_not_seen_again(incident: Incident, now: datetime) -> str | None:
+def _why_not_seen_again(incident: Incident, now: datetime) -> Said | None:
     over = incident.waits_since
     if over is None or now - over < PROOF:
         return None
     minutes = int(PROOF.total_seconds() // 60)
-    what = "planned work on the node is over" if incident.plan else "the node has booted anew"
-    return f"{what}, and it was not seen again in the {minutes} min after it"
+    after = "work" if incident.plan else "boot"
+    return say(f"incidents.not_seen_after_{after}", minutes=minutes)
 
 
 def is_planned(incident: Incident) -> bool:
@@ -253,7 +258,7 @@ def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]
     return max(cleared) if cleared and len(cleared) == len(since) else None
 
 
-def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
+def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> Said | None:
     """Why a measured fault is over. A fatal one ends only by a person or its run: a counter at rest is no
     repaired GPU.
 
@@ -263,15 +268,15 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> s
         return None
     since = incident.clear_since
     if now - last_heard(incident) > FORGOTTEN_AFTER and not is_planned(incident):
-        return _NOT_REPORTED
+        return say("incidents.not_reported")
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
-    return f"{_WELL} since {since:%H:%M:%S} UTC"
+    return say("incidents.well_again", time=f"{since:%H:%M:%S}")
 
 
 def ended_by_itself(incident: Incident) -> bool:
     """The measured fault ended or was no longer reported, without a person or a run."""
-    return (incident.closed_why or "").startswith((_WELL, _NOT_REPORTED))
+    return quoted(incident.closed_why or "").key in (_WELL, _NOT_REPORTED)
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
@@ -285,52 +290,54 @@ def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> 
     return incident if since == incident.clear_since else msgspec.structs.replace(incident, clear_since=since)
 
 
-def _why_gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
+def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
     if fault_is(incident.fault, Trait.drain):
         if shown is None:
             return None
         if not shown.held:
-            return "the drain was lifted in Slurm"
+            return say("incidents.lifted_in_slurm")
         if is_ours(shown.reason):
             if fault_is(incident.fault, Trait.slurm_drain):
-                return "healer drained the node"
+                return say("incidents.we_drained")
             # Both may have drained at the same instant: only this incident knows of theirs.
-            return f"healer's drain stands where {incident.owner}'s stood: ask whether theirs still holds"
+            return say("incidents.drain_replaced", who=incident.owner)
         theirs = fault_of(shown, picture.slurm)
-        return f"held by {shown.owner} now" if theirs not in (None, incident.fault) else None
+        return None if theirs in (None, incident.fault) else say("incidents.held_by", who=str(shown.owner))
     if fault_is(incident.fault, Trait.alert):
         if (incident.fault, incident.root) in picture.alerts.standing:
             return None
         if all(evidence.sense is Sense.alert for evidence in incident.evidence):
-            return "the alert is resolved, or nobody repeats it"
+            return say("incidents.alert_resolved")
     if fault_is(incident.fault, Trait.watched):
         lasts = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
-        return None if lasts else "Slurm shows it no more"
+        return None if lasts else say("incidents.not_shown")
     if (check := check_of(incident.fault)) is not None and node:
         _, passed_at = picture.node(node).checks.get(check, (None, None))
-        return "the check passes again" if passed_at is not None and passed_at > incident.opened else None
+        return (
+            say("incidents.check_passes") if passed_at is not None and passed_at > incident.opened else None
+        )
     if incident.fault == HEALER_DRAIN:
         kept = any(shown_node.name == node for shown_node in healer_drains(picture))
-        return None if kept or shown is None else "the drain was lifted"
+        return None if kept or shown is None else say("incidents.drain_lifted")
     if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
         booted_at = picture.node(node).booted_at
         if booted_at is not None and now - booted_at < JUST_BACK:
             return None  # Slurm's word on the reboot may follow: it is the same event
         if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
-            return "the node speaks again"
+            return say("incidents.node_speaks")
         if incident.fault == NODE_SILENT and shown is not None and shown.responding:
-            return "Slurm reaches the node again"  # a silent sender has its own incident
+            return say("incidents.node_reached")  # a silent sender has its own incident
         return None
     if incident.fault in OUTAGES:
         over = all(_is_back(picture, part.node, incident, now) for part in incident.affected if part.node)
-        return "the nodes speak again" if over else None
+        return say("incidents.nodes_speak") if over else None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
-        return "the server answers all that told of it"
+        return say("incidents.server_answers")
     quiet = None if is_planned(incident) else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
-        return f"nothing new for {int(quiet.total_seconds() // 60)} min"
+        return say("incidents.nothing_new", minutes=int(quiet.total_seconds() // 60))
     return None
 
 
@@ -420,10 +427,7 @@ def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
     """Notes once why it is still open although the fault is over."""
     if any(entry.what == cleared.why for entry in incident.set_aside):
         return incident
-    if not cleared.proven:
-        why = "the fault may have outlived that: a test has to tell"
-    else:
-        why = "healer is at work on it: its tests decide"
+    why = say("incidents.tests_decide" if cleared.proven else "incidents.may_outlive")
     return add_ruled_out(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
 
 

@@ -8,19 +8,14 @@ from healer.incidents.lifecycle import ended_by_itself
 from healer.model import HARDWARE, Component, Incident, NodeHistory, NodeRecord, Review, Severity, Verb
 from healer.model.faults import Trait, fault_is
 from healer.model.incident import Similar, Similarity
+from healer.text import Said, joined, quoted, say, unstopped
 
 #: The most similar incidents shown.
 SIMILAR_SHOWN = 5
 
 
 #: Verbs that may have cured a fault; the last one before the end gets the credit.
-_CURES = {
-    Verb.restart_service: "a restart of the service",
-    Verb.reset_gpu: "a GPU reset",
-    Verb.reboot: "a reboot",
-    Verb.power_cycle: "a power cycle",
-    Verb.reroute: "a reroute",
-}
+_CURES = frozenset({Verb.restart_service, Verb.reset_gpu, Verb.reboot, Verb.power_cycle, Verb.reroute})
 
 
 def similar_to(
@@ -99,25 +94,27 @@ def _as_similar(same: Similarity, other: Incident, verbs: Sequence[Verb]) -> Sim
     )
 
 
-def _ended(other: Incident, helped: Verb | None, return_s: float | None) -> str:
+def _ended(other: Incident, helped: Verb | None, return_s: float | None) -> Said:
     if other.is_open:
-        return "still open"
-    parts = [(other.closed_why or "closed").rstrip(".")]
+        return say("incidents.still_open")
+    why = other.closed_why or say("incidents.closed")
+    parts = [unstopped(why) if why.endswith(".") else why]
     if return_s is not None:
-        parts.append(f"back {_span_words(return_s)} after the drain")
+        parts.append(say("incidents.back_after_drain", time=_span_words(return_s)))
     if helped is not None:
-        parts.append(f"after {_CURES[helped]}")
+        parts.append(say(f"incidents.after_{helped}"))
     if other.review is not None:
-        cause = f" ({other.review_cause})" if other.review_cause else ""
-        parts.append(f"reviewed: {other.review.value.replace('_', ' ')}{cause}")
-    return "; ".join(parts)
+        reviewed = say(f"incidents.reviewed_{other.review}")
+        cause = other.review_cause
+        parts.append(say("incidents.with_cause", what=reviewed, cause=quoted(cause)) if cause else reviewed)
+    return joined(parts, "semicolon")
 
 
-def _span_words(seconds: float) -> str:
+def _span_words(seconds: float) -> Said:
     minutes = round(seconds / 60)
     if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+        return say("words.seconds", n=f"{seconds:.0f}")
+    return say("words.minutes", n=minutes) if minutes < 120 else say("words.hours", n=f"{minutes / 60:.1f}")
 
 
 #: How far back the time out of service counts.
@@ -144,7 +141,7 @@ def _span(incident: Incident, since: datetime, now: datetime) -> tuple[datetime,
     return (max(began, since), incident.closed or now) if began is not None else None
 
 
-def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> str:
+def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> Said:
     """The node's history in a sentence. `but`: the incident that asks, which is left out."""
     faults = Counter(
         incident.fault
@@ -152,14 +149,16 @@ def summarize_node(history: NodeHistory, node: str, since: datetime, now: dateti
         if incident.id != but and not fault_is(incident.fault, Trait.drain)
     )
     drains = sum(fault_is(incident.fault, Trait.drain) for incident in history.incidents)
-    hours = out_of_service(history, since, now) / timedelta(hours=1)
-    days = (now - since) / timedelta(days=1)
-    named = ", ".join(f"{fault} {count}x" for fault, count in faults.most_common(10))
-    tickets = len(history.ticketed - {but})
-    what = f"{faults.total()} incidents ({named})" if faults else "no incident of a fault"
-    return (
-        f"{node} in {days:g} days: {what}, {tickets} repair tickets, taken out {drains} times by others, "
-        f"{hours:.1f} h out of service"
+    named = joined((f"{fault} {count}x" for fault, count in faults.most_common(10)), "comma")
+    incidents = say("incidents.with_faults", n=faults.total(), faults=named)
+    return say(
+        "incidents.node_history",
+        node=node,
+        days=(now - since) / timedelta(days=1),
+        what=incidents if faults else say("incidents.without_fault"),
+        tickets=len(history.ticketed - {but}),
+        drains=drains,
+        hours=out_of_service(history, since, now) / timedelta(hours=1),
     )
 
 

@@ -42,7 +42,7 @@ from healer.model.faults import (
 )
 from healer.observations import Picture
 from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
-from healer.text import Said
+from healer.text import NO_WORDS, Said, joined, quoted, say
 
 
 def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
@@ -78,24 +78,25 @@ def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
     return list(found.values())
 
 
-def describe_fault(rules: Ruleset, fault: str) -> str:
+def describe_fault(rules: Ruleset, fault: str) -> Said:
     """`Xid 43: …`: the code and its catalogue text; for other faults the title."""
     kind, _, code = fault.partition("-")
     entries = rules.xids if kind == "xid" else rules.sxids if kind == "sxid" else {}
     entry = entries.get(int(code)) if code.isdigit() else None
-    return f"{fault_label(rules, fault)}: {entry.text}" if entry is not None else fault_label(rules, fault)
+    label = fault_label(rules, fault)
+    return say("incidents.fault", label=label, text=quoted(entry.text)) if entry is not None else label
 
 
-def fault_label(rules: Ruleset, fault: str) -> str:
+def fault_label(rules: Ruleset, fault: str) -> Said:
     """A fault for people: `Xid 13`, or its rule's title."""
     kind, _, code = fault.partition("-")
     if code.isdigit() and kind in ("xid", "sxid"):
-        return f"{'Xid' if kind == 'xid' else 'SXid'} {code}"
+        return quoted(f"{'Xid' if kind == 'xid' else 'SXid'} {code}")
     ask = next((action for action in rules.recovery_actions.values() if action.fault == fault), None)
     if ask is not None:
-        return f"Xid 154 ({ask.words})"
+        return say("incidents.driver_ask", words=quoted(ask.words))
     rule = rules.by_name.get(fault)
-    return rule.title if rule is not None else fault
+    return quoted(rule.title if rule is not None else fault)
 
 
 #: Measurements and checks are reported repeatedly while a fault lasts: they are one event.
@@ -373,7 +374,7 @@ def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
     swaps = picture.history.of(burst.node, now, REPLACED)
     if not swaps or swaps[-1].last_at <= burst.last_at:
         return None
-    why = f"another GPU stands at {burst.pci} now ({now})"
+    why = say("incidents.other_gpu", pci=burst.pci, gpu=now)
     return Cleared(why=why, at=swaps[-1].last_at, replaced=True, done=Remedy.replace)
 
 
@@ -387,11 +388,11 @@ def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -
             if _keeps_returning(rules, picture, part, burst):
                 return None
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
-            return Cleared(why=cancel.text, at=at, done=done)
+            return Cleared(why=quoted(cancel.text), at=at, done=done)
     if burst.fault_class in HARDWARE and (at := later(ASKS_NOTHING)) is not None:
         ladder = _ladder(rules, picture, burst)
         proven = ladder is not None and ladder.gone_after is GoneAfter.reset
-        why = "the driver asks for nothing any more"
+        why = say("incidents.asks_nothing")
         return Cleared(why=why, at=at, proven=proven, done=Remedy.drain_then_reset)
     return None
 
@@ -403,12 +404,12 @@ def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | No
         return None
     ladder = _ladder(rules, picture, burst)
     gone_after = ladder.gone_after if ladder is not None else GoneAfter.test
-    cleared = Cleared(why="the node has booted anew", at=at, done=Remedy.reboot_node)
+    cleared = Cleared(why=say("incidents.booted_anew"), at=at, done=Remedy.reboot_node)
     if gone_after in _ENDED_BY_BOOT:
         return cleared
     wanted = gone_after is GoneAfter.seen
     if wanted and burst.pci and node.boot_id and node.gpus.is_seen(burst.pci, node.boot_id):
-        return msgspec.structs.replace(cleared, why="the node has booted anew, and the GPU is there again")
+        return msgspec.structs.replace(cleared, why=say("incidents.booted_gpu_seen"))
     return msgspec.structs.replace(cleared, proven=False, seen=wanted)
 
 
@@ -482,9 +483,14 @@ def _find_repeat(
         )
         enough = len(jobs) >= entry.jobs and len(users) >= entry.users
         if enough and len(bursts) >= rate.bursts and lines >= rate.lines:
-            figures = f", {lines:.0f} lines" if rate.lines else _figures(bursts, jobs, users)
-            where, within = _place(entry, burst), f"within {rate.within_h:g} h"
-            text = f"{fault_label(rules, burst.fault)} on {where}{figures} {within}"
+            told = say("incidents.lines", n=lines) if rate.lines else _figures(bursts, jobs, users)
+            text = say(
+                "incidents.repeat",
+                fault=fault_label(rules, burst.fault),
+                where=_place(entry, burst),
+                figures=told,
+                hours=rate.within_h,
+            )
             name = (key[0], burst.fault, str(burst.began_at))
             return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
     return None
@@ -536,27 +542,34 @@ def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bo
     return not picture.history.is_explained(burst)
 
 
-def _place(entry: Repeat, burst: FaultBurst) -> str:
+def _place(entry: Repeat, burst: FaultBurst) -> Said:
     if entry.same is Same.node:
-        return burst.node
-    return f"{_gpu(burst)} {burst.units[0]}" if entry.same is Same.unit else _gpu(burst)
+        return quoted(burst.node)
+    return (
+        joined((_gpu(burst), _unit_text(burst.units[0])), "space") if entry.same is Same.unit else _gpu(burst)
+    )
 
 
-def _gpu(burst: FaultBurst) -> str:
+def _unit_text(unit: str) -> Said:
+    """A unit as `_unit` names it."""
+    word, _, number = unit.partition(" ")
+    return say("incidents.link", link=number) if word == "link" else quoted(unit)
+
+
+def _gpu(burst: FaultBurst) -> Said:
     if burst.gpu is not None:
-        return f"GPU {burst.gpu}"
-    return f"GPU {burst.pci}" if burst.pci else burst.part or burst.node
+        return say("incidents.gpu", gpu=burst.gpu)
+    return say("incidents.gpu", gpu=burst.pci) if burst.pci else quoted(burst.part or burst.node)
 
 
-def _figures(bursts: Sequence[FaultBurst], jobs: set[str], users: set[str]) -> str:
+def _figures(bursts: Sequence[FaultBurst], jobs: set[str], users: set[str]) -> Said:
     """the number of times is added if it differs, or if the jobs are unknown."""
-    times = f", {len(bursts)} times" if len(bursts) != len(jobs) else ""
-    of_users = f" of {_many(len(users), 'user')}" if users else ""
-    return f"{times} in {_many(len(jobs), 'job')}{of_users}" if jobs else times
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")
+    times = say("incidents.times", n=len(bursts)) if len(bursts) != len(jobs) else NO_WORDS
+    if not jobs:
+        return times
+    in_jobs = say("incidents.in_jobs", count=len(jobs))
+    of_users = say("incidents.of_users", count=len(users)) if users else NO_WORDS
+    return joined(filter(None, (times, in_jobs, of_users)), "nothing")
 
 
 # --- combinations ----------------------------------------------------------------------------------------
@@ -580,7 +593,7 @@ def _find_combinations(
         all_of = [burst, *(part for part in parts if part is not None)]
         names = sorted(fault_label(rules, other.fault) for other in all_of)
         begun = sorted(str(other.began_at) for other in all_of)
-        text = f"{' and '.join(names)} on {_gpu(burst)}"
+        text = say("incidents.combination", faults=joined(names, "and"), where=_gpu(burst))
         found.append(_history_finding(entry, entry.name, burst, text, (key[0], *begun), now))
     return found
 
@@ -603,7 +616,7 @@ def _history_finding(
     entry: Repeat | Combination,
     fault: str,
     burst: FaultBurst,
-    text: str,
+    text: Said,
     name: Sequence[str],
     now: datetime,
 ) -> Finding:
@@ -613,7 +626,7 @@ def _history_finding(
         where = Component(cluster=burst.cluster, node=burst.node)
     named = ("history", entry.name, burst.cluster, burst.node, *name)
     digest = sha256("|".join(named).encode()).hexdigest()
-    whole = f"{text}: {entry.title}"
+    whole = say("incidents.history_finding", text=text, title=quoted(entry.title))
     evidence = Evidence(
         digest=digest, at=at, component=where, text=whole, sense=Sense.history, arrived_at=now
     )

@@ -37,6 +37,7 @@ from healer.model.faults import (
     once,
 )
 from healer.observations import Picture
+from healer.text import Said, joined, say
 
 #: Faults of any kind on one part that make it a lemon too.
 LEMON_OF_ANY = 3
@@ -108,7 +109,8 @@ def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incid
     if severity is None or incident.plan:
         return incident
     last = max(before, key=lambda incident: (incident.opened, incident.id))
-    text = f"A relapse, the node is on probation since {last.short_id}: {severity}, not {incident.severity}"
+    grade = {"severity": str(severity), "before": str(incident.severity)}
+    text = say("incidents.relapse", incident=last.short_id, **grade)
     changed = msgspec.structs.replace(incident, severity=severity)
     return _add_evidence(changed, _evidence(incident, "probation", text))
 
@@ -172,18 +174,20 @@ def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], la
     before = max(again, key=lambda incident: (REMEDY_LADDER.index(incident.tried), incident.opened))
     wanted, tried = rung_of(incident.remedy), before.tried
     later = _span((incident.opened - (before.closed or before.updated)).total_seconds())
-    what = f"{fault_label(rules, once(incident.fault))} again, {later} after {before.short_id} ended"
+    fault = fault_label(rules, once(incident.fault))
+    what = say("incidents.again", fault=fault, later=later, before=before.short_id)
     if tried is Remedy.none:
         asked = rung_of(before.remedy)
         if asked is Remedy.none:
             return incident
-        text = f"{what}: {asked} is not known to have been done then, so no higher rung"
+        text = say("incidents.again_no_higher", what=what, asked=say(f"incidents.remedy_{asked}"))
         return _add_evidence(incident, _evidence(incident, "again", text))
     above = (rung for rung in ladder.rungs if REMEDY_LADDER.index(rung) > REMEDY_LADDER.index(tried))
     rung = max(next(above, ladder.rungs[-1]), wanted, key=REMEDY_LADDER.index)
     others = tuple(remedy for remedy in incident.remedy if remedy is not wanted)
     cause = Cause.permanent if incident.cause in _OPEN else incident.cause
-    text = f"{what} ({tried}): the next rung is {rung}"
+    done, next_ = say(f"incidents.remedy_{tried}"), say(f"incidents.remedy_{rung}")
+    text = say("incidents.again_next", what=what, tried=done, rung=next_)
     changed = msgspec.structs.replace(incident, remedy=(rung, *others), cause=cause)
     return _add_evidence(changed, _evidence(incident, "again", text))
 
@@ -198,7 +202,8 @@ def _lemon(
 ) -> Finding:
     faults = [fault_label(rules, once(other.fault)) for other in (*before, incident)]
     number = len(faults)
-    text = f"A lemon: {number} faults of this part within {ladder.lemon_days:g} days ({', '.join(faults)})"
+    days, named = ladder.lemon_days, joined(faults, "comma")
+    text = say("incidents.lemon_faults", n=number, days=days, faults=named)
     return Finding(
         rule=LEMON,
         fault=LEMON,
@@ -207,13 +212,13 @@ def _lemon(
         at=incident.evidence[0].at,
         arrived_at=now,
         text=text,
-        title=f"A lemon: {number} faults within {ladder.lemon_days:g} days",
+        title=say("incidents.lemon", n=number, days=days),
         confidence=1.0,
         evidence=(_evidence(incident, LEMON, text),),
     )
 
 
-def _evidence(incident: Incident, what: str, text: str) -> Evidence:
+def _evidence(incident: Incident, what: str, text: Said) -> Evidence:
     first = incident.evidence[0]
     digest = sha256(f"{what}|{incident.id}".encode()).hexdigest()
     return Evidence(
@@ -226,7 +231,7 @@ def _evidence(incident: Incident, what: str, text: str) -> Evidence:
     )
 
 
-def _span(seconds: float) -> str:
+def _span(seconds: float) -> Said:
     if seconds < 3600:
-        return f"{max(seconds, 0) / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+        return say("words.minutes", n=f"{max(seconds, 0) / 60:.0f}")
+    return say("words.hours", n=f"{seconds / 3600:.1f}")

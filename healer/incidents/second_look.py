@@ -19,7 +19,7 @@ from healer.model import Evidence, GpuSeen, Incident, NodeLook, ObservationKind,
 from healer.model.faults import Trait, fault_is
 from healer.signals.identity import digest_of
 from healer.signals.kernel_log import parse_line, possible_prefixes
-from healer.text import Said
+from healer.text import Said, from_stored, quoted, say
 
 #: The playbook that asks a node about a relay's text.
 SECOND_LOOK = "second-look"
@@ -137,38 +137,35 @@ def says_gone(claim: Evidence) -> bool:
 def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
     """`now`: when the node answered, by healer's clock."""
     booted_at = now - timedelta(seconds=seen.up_s)
-    opening, where = opening_of(claim.line), claim.component.pci or "the GPU"
+    opening, where = opening_of(claim.line), quoted(claim.component.pci or "") or say("incidents.the_gpu")
     records = [record for record in seen.records if opening_of(record.text) == opening]
     for record in reversed(records):
         at = booted_at + timedelta(seconds=record.at_s)
         if min(abs(at - claim.at), abs(at - (claim.arrived_at or claim.at))) <= NEAR:
-            text = f"The node's own kernel log has it: {record.text}"
+            text = say("incidents.log_has_it", record=record.text)
             return LookAnswer(result=LookResult.agreed, text=text, line=record.text, at=at)
     if seen.gpu is GpuSeen.lost:
-        text = f"nvidia-smi on the node does not reach {where} any more"
+        text = say("incidents.gpu_not_reached", gpu=where)
         return LookAnswer(result=LookResult.agreed, text=text, sense=Sense.hook, at=now)
     if booted_at + CLOCKS > claim.at:
-        return unknown_answer(
-            f"it is of {claim.at:%H:%M:%S} UTC, and the node booted at {booted_at:%H:%M:%S} UTC"
-        )
+        times = {"time": f"{claim.at:%H:%M:%S}", "boot": f"{booted_at:%H:%M:%S}"}
+        return unknown_answer(say("incidents.before_boot", **times))
     if seen.gpu is GpuSeen.answers and says_gone(claim):
-        return _denied(
-            f"nvidia-smi on it reaches {where}, and its kernel log has no such record of that time"
-        )
+        return _denied(say("incidents.gpu_reached", gpu=where))
     if records:
-        return unknown_answer("its kernel log has such a record, but of another time")
+        return unknown_answer(say("incidents.log_of_other_time"))
     if seen.log_from_s is None:
-        return unknown_answer("its kernel log cannot be read")
+        return unknown_answer(say("incidents.log_unreadable"))
     if booted_at + timedelta(seconds=seen.log_from_s) + CLOCKS > claim.at:
-        return unknown_answer("its kernel log does not reach back so far")
-    return _denied("its kernel log of this boot has no such record")
+        return unknown_answer(say("incidents.log_too_young"))
+    return _denied(say("incidents.log_has_not"))
 
 
-def _denied(why: str) -> LookAnswer:
+def _denied(why: Said) -> LookAnswer:
     return LookAnswer(result=LookResult.denied, text=why)
 
 
-def unknown_answer(why: str) -> LookAnswer:
+def unknown_answer(why: Said) -> LookAnswer:
     return LookAnswer(result=LookResult.unknown, text=why)
 
 
@@ -177,7 +174,7 @@ def unknown_answer(why: str) -> LookAnswer:
 
 def after_look(incident: Incident, run: str, look: Mapping[str, Any], at: datetime) -> Incident:
     """The incident with a run's answer: the node's own evidence, or its denial. `at`: when it came."""
-    answer = msgspec.convert(look, LookAnswer)
+    answer = from_stored(look, LookAnswer)
     claims = [claim for claim in incident.evidence if claim.look == run]
     if not claims or answer.result is LookResult.unknown:
         return incident

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from healer.detection.readings import gpu_model
+from healer.incidents.incident_verdict import reworded
 from healer.model import (
-    FACTS,
     HARDWARE,
     WAVE_FAULT,
     WAVE_RULE,
@@ -46,6 +46,7 @@ from healer.model.faults import (
 )
 from healer.observations import Picture
 from healer.observations.silences import Outage
+from healer.text import NO_WORDS, Said, joined, quoted, say
 
 #: How long after its last news a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)
@@ -175,10 +176,12 @@ def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
 def place_finding(sharing: Sharing, root: Component, place: str, members: Sequence[Incident]) -> Finding:
     """The finding of the place's fault, from its members, the oldest first."""
     names = list(dict.fromkeys(unit(incident.root) for incident in members))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    place_words = f"{sharing.place.replace('domain', 'NVLink domain')} {place}"
-    some = f"{len(names)} nodes of it" if len(names) > 1 else names[0]
-    text = f"{sharing.title}: {place_words}, told by {some} ({', '.join(names[:_NAMED])}{more})"
+    where = say(f"incidents.spot_{sharing.place}", place=place)
+    one, many = quoted(names[0]), say("incidents.nodes_of_it", n=len(names))
+    title = quoted(sharing.title)
+    text = say(
+        "incidents.told_by", title=title, where=where, who=many if names[1:] else one, nodes=_named(names)
+    )
     return Finding(
         rule=sharing.name,
         fault=sharing.fault,
@@ -187,10 +190,15 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
         at=min(incident.evidence[0].at if incident.evidence else incident.opened for incident in members),
         arrived_at=max(incident.updated for incident in members),
         text=text,
-        title=f"{sharing.title} ({place_words})",
+        title=say("incidents.shared_title", title=title, where=where),
         confidence=0.9,
         evidence=tuple(incident.evidence[0] for incident in members if incident.evidence)[:1],
     )
+
+
+def _named(names: Sequence[str]) -> Said:
+    first, more = joined(names[:_NAMED], "comma"), len(names) - _NAMED
+    return say("incidents.and_more", names=first, n=more) if more > 0 else first
 
 
 def still_explains(incident: Incident, finding: Finding) -> bool:
@@ -213,8 +221,8 @@ class Wave(NamedTuple):
     members: tuple[Incident, ...]
     nodes: frozenset[str]
     root: Component
-    shared: str
-    span: str
+    shared: Said
+    span: Said
 
 
 def wave_limit(rules: Ruleset, picture: Picture) -> int | None:
@@ -247,14 +255,15 @@ def wave_among(
     """The wave that these incidents of one rule make, the oldest first; None: too few."""
     storm = [incident for incident in members if now - incident.opened < STORM_WINDOW]
     if _node_count(storm) >= limit:
-        return _wave(storm, places, picture, "in 5 min")
+        return _wave(storm, places, picture, say("incidents.in_5_min"))
     by_version: dict[tuple[str, str], list[Incident]] = {}
     for incident in members:
         for fact, (version, changed_at) in sorted(_new_versions(incident.root.node, picture).items()):
             if timedelta(0) <= incident.opened - changed_at <= ROLL_OUT:
                 by_version.setdefault((fact, version), []).append(incident)
     worst = max(by_version.values(), key=_node_count, default=[])
-    return _wave(worst, places, picture, "within a day") if _node_count(worst) >= limit else None
+    within = say("incidents.within_a_day")
+    return _wave(worst, places, picture, within) if _node_count(worst) >= limit else None
 
 
 def wave_continues(wave: Incident, node: str | None, picture: Picture, now: datetime) -> bool:
@@ -278,12 +287,16 @@ def wave_going_on(
     theirs = [incident for incident in members if incident.root in parts or incident.opened >= wave.opened]
     if all(incident.root in parts for incident in theirs):
         return None
-    return _wave(theirs, places, picture, f"since {wave.opened:%H:%M} UTC", wave.affected)
+    return _wave(theirs, places, picture, _since(wave), wave.affected)
 
 
 def grown_wave(wave: Incident, places: Places, picture: Picture) -> Wave:
     """The wave with all nodes that it covers now."""
-    return _wave((), places, picture, f"since {wave.opened:%H:%M} UTC", wave.affected)
+    return _wave((), places, picture, _since(wave), wave.affected)
+
+
+def _since(wave: Incident) -> Said:
+    return say("incidents.since", time=f"{wave.opened:%H:%M}")
 
 
 def _new_versions(node: str | None, picture: Picture) -> dict[str, tuple[str, datetime]]:
@@ -295,22 +308,29 @@ def _node_count(members: Iterable[Incident]) -> int:
 
 
 def _wave(
-    members: Sequence[Incident], places: Places, picture: Picture, span: str, before: Sequence[Component] = ()
+    members: Sequence[Incident],
+    places: Places,
+    picture: Picture,
+    span: Said,
+    before: Sequence[Component] = (),
 ) -> Wave:
     parts = [incident for incident in (*before, *(incident.root for incident in members)) if incident.node]
     root, words = _shared_by(parts, places, picture)
     return Wave(tuple(members), frozenset(part.node or "" for part in parts), root, words, span)
 
 
-def wave_title(wave: Wave, rule: Rule) -> str:
+def wave_title(wave: Wave, rule: Rule) -> Said:
     faults = {incident.fault for incident in wave.members}
-    what = code_of(next(iter(faults))) if len(faults) == 1 else ""
-    what = what or f"{rule.title[:1].lower()}{rule.title[1:]}"
-    shared = f", {wave.shared}" if wave.shared else ""
-    return f"{len(wave.nodes)} nodes with {what} {wave.span}{shared}: probably us, a roll-out or the fabric"
+    code = code_of(next(iter(faults))) if len(faults) == 1 else ""
+    title = quoted(rule.title)
+    what = quoted(code) or reworded(title, f"{title[:1].lower()}{title[1:]}")
+    named = {"n": len(wave.nodes), "what": what, "span": wave.span}
+    if wave.shared:
+        return say("incidents.wave_shared", shared=wave.shared, **named)
+    return say("incidents.wave", **named)
 
 
-def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> tuple[Component, str]:
+def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> tuple[Component, Said]:
     """What all parts share and the rest of the fleet does not."""
     names = {part.node or "" for part in parts}
     root = Component(cluster=picture.cluster)
@@ -326,13 +346,13 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
         # Roll-outs go rack by rack: a place that also has well nodes explains less than the version.
         if given and places.size(kind, place) > len(names):
             continue
-        return places.root(kind, place), f"all {kind.words} {place}"
+        return places.root(kind, place), say(f"incidents.all_in_{kind}", place=place)
     for fact, version in given:
-        return root, f"all since their {FACTS[fact]} became {version}"
+        return root, say("incidents.all_since", fact=say(f"words.fact_{fact}"), version=version)
     drivers = {places.nodes[name].driver for name in names if name in places.nodes}
     driver = drivers.pop() if len(drivers) == 1 else ""
     others = any(node.driver not in {"", driver} for node in places.nodes.values())
-    return root, f"all with driver {driver}" if driver and others else ""
+    return root, say("incidents.all_with_driver", driver=driver) if driver and others else NO_WORDS
 
 
 def is_urgent(wave: Wave) -> bool:
@@ -342,7 +362,7 @@ def is_urgent(wave: Wave) -> bool:
     )
 
 
-def wave_finding(wave: Wave, rule: Rule, title: str) -> Finding:
+def wave_finding(wave: Wave, rule: Rule, title: Said) -> Finding:
     first = wave.members[0]
     return Finding(
         rule=WAVE_RULE,

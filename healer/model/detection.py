@@ -287,7 +287,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     relayed_by: str = ""
     #: The run that asked the node about it; and what the node shows instead, where that denies it.
     look: str = ""
-    denied: str = ""
+    denied: Said = NO_WORDS
 
 
 # Wide: all that any detector may say; each says a few of the fields that have a default.
@@ -351,7 +351,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return about_gpu and bool(self.evidence[0].line)
 
     @property
-    def headline(self) -> str:
+    def headline(self) -> Said:
         return self.title or self.text
 
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from healer.text import Said, joined, say
+
 #: More than the largest Slurm cluster; a typing mistake must not eat the memory.
 MOST_NAMES = 100_000
 #: In one name; each multiplies.
@@ -91,7 +93,7 @@ def _bracketed(head: str, width: int, numbers: list[int]) -> str:
     return f"{head}[{','.join(pieces)}]"
 
 
-def name_some(names: Sequence[str], most: int) -> str:
+def name_some(names: Sequence[str], most: int) -> Said:
     """`a, b and 7 more`: at most `most` of the names."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    named = joined(names[:most], "comma")
+    return say("words.and_more", names=named, n=len(names) - most) if len(names) > most else named

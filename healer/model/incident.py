@@ -255,6 +255,6 @@ class Similar(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     review: Review | None
     review_cause: str | None
-    ended: str
+    ended: Said
     helped: Verb | None = None
     return_s: float | None = None

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from healer.text import NO_WORDS, Said
+
 #: The name of a model's scorer.
 FOREST = "forest"
 #: Who puts models in force by the schedule.
@@ -97,7 +99,7 @@ class ModelComparison(msgspec.Struct, frozen=True, kw_only=True):
     found: float
     above_before: float | None = None
     found_before: float | None = None
-    refused: str = ""
+    refused: Said = NO_WORDS
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,13 +1,15 @@
 """Peers: rows that should look alike, and robust figures over them. No loop over groups anywhere."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Scope
 from healer.observations.axes import Axes
+from healer.text import Said, quoted, say
 
 #: A job is compared within itself if it is at least so large: it does the same work on all its GPUs.
 JOB_NODES = 4
@@ -28,7 +30,26 @@ class Groups:
     """Who is whose peer: `ids` (n,) int32, -1 for none; `labels` by id, in words for people."""
 
     ids: NDArray[np.int32]
-    labels: list[str] = field(default_factory=list)
+    labels: Sequence[str] = ()
+
+
+class _Labels(Sequence[str]):
+    """Made when one is read: a fleet has thousands of groups, and a chart shows one."""
+
+    def __init__(self, numbers: list[int], words: Callable[[int], Said]) -> None:
+        self._numbers, self._words = numbers, words
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Said: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> Said | list[str]:
+        if isinstance(index, slice):
+            return [self._words(number) for number in self._numbers[index]]
+        return self._words(self._numbers[index])
 
 
 def peer_median(values: NDArray, groups: Groups, least: int = LEAST) -> NDArray[np.float64]:
@@ -159,8 +180,8 @@ def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
     in_large[in_large] = large[rack[in_large]]
     models = len(axes.models) + 1
 
-    def words(number: int) -> str:
-        return f"rack {racks.components()[number // models].device}"
+    def words(number: int) -> Said:
+        return say("observations.rack", rack=racks.components()[number // models].device)
 
     return _numbered(np.where(in_large, rack.astype(np.int64) * models + model, -1), words)
 
@@ -173,7 +194,7 @@ def node_groups_of(axes: Axes, scope: Scope) -> Groups:
     node = axes.gpu_node[:n]
     nodes = axes.axis(Scope.node)
     there = np.where((node >= 0) & axes.present[node], node, -1)
-    return _numbered(there.astype(np.int64), lambda number: f"{nodes.components()[number]}")
+    return _numbered(there.astype(np.int64), lambda number: quoted(str(nodes.components()[number])))
 
 
 def _large(job: NDArray, large: NDArray) -> NDArray:
@@ -194,11 +215,12 @@ def _grouped(axes: Axes, job: NDArray, model: NDArray, load: NDArray) -> Groups:
     has_load = (model >= 0) & (load >= 0)
     raw = np.where(job >= 0, job, np.where(has_load, jobs + 2 * model.astype(np.int64) + load, -1))
 
-    def words(number: int) -> str:
+    def words(number: int) -> Said:
         if number < jobs:
-            return f"job {axes.axis(Scope.job).components()[number].job}"
+            return say("observations.job", job=axes.axis(Scope.job).components()[number].job)
         model, load = divmod(number - jobs, 2)
-        return f"{_model_name(axes, model)}, {'allocated' if load else 'idle'}"
+        name = _model_name(axes, model)
+        return say("observations.allocated" if load else "observations.idle", model=name)
 
     return _numbered(raw, words)
 
@@ -213,22 +235,23 @@ def _of_links(axes: Axes, n: int) -> Groups:
     of_nvlink = np.where((model >= 0) & (load >= 0), 2 * model + load, -1)
     of_port = np.where(model >= 0, 2 * models + part.astype(np.int64) * models + model, -1)
 
-    def words(number: int) -> str:
+    def words(number: int) -> Said:
         if number < 2 * models:
             model, load = divmod(number, 2)
-            return f"NVLinks of {_model_name(axes, model)}, {'allocated' if load else 'idle'}"
+            name = _model_name(axes, model)
+            return say("observations.nvlinks_allocated" if load else "observations.nvlinks_idle", model=name)
         part, model = divmod(number - 2 * models, models)
-        return f"{axes.port_name(part)} of {_model_name(axes, model)}"
+        return say("observations.port", port=axes.port_name(part), model=_model_name(axes, model))
 
     return _numbered(np.where(gpu >= 0, of_nvlink, of_port), words)
 
 
-def _model_name(axes: Axes, number: int) -> str:
-    return axes.models[number - 1] if number > 0 else "all GPU nodes"
+def _model_name(axes: Axes, number: int) -> Said:
+    return quoted(axes.models[number - 1]) if number > 0 else say("observations.all_gpu_nodes")
 
 
-def _numbered(raw: NDArray, words: Callable[[int], str]) -> Groups:
+def _numbered(raw: NDArray, words: Callable[[int], Said]) -> Groups:
     found, ids = np.unique(raw, return_inverse=True)
     none = int(len(found) > 0 and found[0] < 0)
-    labels = [words(number) for number in found[none:].tolist()]
+    labels = _Labels(found[none:].tolist(), words)
     return Groups((ids - none).astype(np.int32), labels)

@@ -3,14 +3,14 @@
 The state is for people and for the pace of the poll. No action on a node follows from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
 from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
-from healer.text import Said
+from healer.text import Said, joined, quoted, say, unstopped
 
 #: Slurm is polled at most this often, and for no more than a tenth of the time, but with pauses of at most
 #: `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything.
@@ -84,25 +84,33 @@ def troubles(controller: Controller | None) -> list[Report]:
     ]
 
 
-def _text(trouble: Trouble, seen: Controller) -> str:
+def _text(trouble: Trouble, seen: Controller) -> Said:
     match trouble:
         case Trouble.away:
-            return f"Slurm cannot be read: {seen.problem.rstrip('.')}"
+            return say("observations.slurm_away", problem=unstopped(quoted(seen.problem)))
         case Trouble.other_cluster:
-            return seen.problem.rstrip(".")
+            return unstopped(quoted(seen.problem))
         case Trouble.backup:
-            return f"The backup controller{f' {seen.host}' if seen.host else ''} has taken over"
+            if seen.host:
+                return say("observations.backup_on", host=seen.host)
+            return say("observations.backup")
         case Trouble.slow:
-            return f"slurmctld takes {seen.answer_s or 0:.1f} s to answer"
+            return say("observations.slow", seconds=seen.answer_s or 0)
         case Trouble.backlog:
-            waits = f"{seen.agent_queue} messages wait to leave" if seen.agent_queue is not None else ""
-            works = f"{seen.threads} requests are in work" if seen.threads is not None else ""
-            return f"slurmctld is behind: {' and '.join(part for part in (works, waits) if part)}"
+            return say("observations.backlog", figures=joined(_backlog(seen), "and"))
         case Trouble.accounting:
-            return f"slurmdbd takes no records: {seen.dbd_queue} wait in slurmctld"
+            return say("observations.accounting", records=seen.dbd_queue)
         case Trouble.passed_over:
-            passed = "; ".join(reason.rstrip(".") for reason in seen.fallbacks)
-            return f"Slurm is asked by {seen.adapter or 'the next adapter'}: {passed}"
+            passed = joined((unstopped(quoted(reason)) for reason in seen.fallbacks), "semicolon")
+            adapter = seen.adapter or say("observations.next_adapter")
+            return say("observations.passed_over", adapter=adapter, passed=passed)
+
+
+def _backlog(seen: Controller) -> Iterator[Said]:
+    if seen.threads is not None:
+        yield say("observations.requests", n=seen.threads)
+    if seen.agent_queue is not None:
+        yield say("observations.messages", n=seen.agent_queue)
 
 
 def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent
-from healer.playbooks.conditions import parse, reads, truth
-from healer.text import Said
+from healer.playbooks.conditions import StepOutcome, parse, reads, text_of, truth
+from healer.text import Said, joined, quoted, say
 
 #: Keys of a run's log that are no steps: the facts of the run, and that it is being undone.
 BEGIN, UNDO = "begin", "undo"
@@ -102,7 +102,7 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
     for step in playbook.steps:
         if step.when is not None and not is_met(step.when, last, knows):
             if step.id not in last or last[step.id].event is StepEvent.retry:
-                return Skip(step=step, key=step.id, why=f"only when {step.when.replace('.', ' ')}")
+                return Skip(step=step, key=step.id, why=_only_when(step.when))
             continue
         wanted = fill_step(step, knows)
         intents = [_part(wanted, key, item, last.get(key), now) for key, item in _parts(wanted, log)]
@@ -116,7 +116,14 @@ def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Inten
         if sleeps:
             timed = [sleep for sleep in sleeps if sleep.until is not None]
             return min(timed, key=lambda sleep: sleep.until or now) if timed else sleeps[0]
-    return Finish(why="all steps are done")
+    return Finish(why=say("playbooks.all_done"))
+
+
+def _only_when(when: str) -> Said:
+    condition = parse(when)
+    if isinstance(condition, StepOutcome) and text_of(condition) == when:
+        return say(f"playbooks.only_when_{condition.word}", step=condition.step.replace(".", " "))
+    return say("playbooks.only_when", condition=when.replace(".", " "))
 
 
 @lru_cache(maxsize=256)
@@ -179,7 +186,7 @@ def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> li
     steps in the log. Raises ValueError for an unknown step."""
     ids = [each.id for each in playbook.steps]
     if step not in ids:
-        raise ValueError(f"{playbook.name} has no step {step}; it has {', '.join(ids)}")
+        raise ValueError(say("playbooks.no_step", playbook=playbook.name, step=step, steps=", ".join(ids)))
     later = ids[ids.index(step) :]
     keys = dict.fromkeys(entry.step for entry in log if entry.step.partition(":")[0] in later)
     return list(keys)
@@ -188,7 +195,7 @@ def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> li
 def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo | Sleep | Ask | Finish:
     """The next intent of an undo, from the last step to the first; a step that was only begun may be done."""
     last = {entry.step: entry for entry in log}
-    kept: list[str] = []
+    kept: list[Said] = []
     for step, key, item in reversed(parts_to_undo(playbook, log)):
         undo_key = f"{UNDO}:{key}"
         entry = last.get(undo_key)
@@ -203,15 +210,16 @@ def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> U
             if until > now:
                 return Sleep(until=until, key=undo_key, why=entry.text)
             return Undo(step=step, key=undo_key, item=item, attempt=entry.attempt)
-        titled = msgspec.structs.replace(step, title=f"To take back {step.title or step.id}")
+        title = say("playbooks.to_take_back", title=quoted(step.title or step.id))
+        titled = msgspec.structs.replace(step, title=title)
         paused = _failed(titled, undo_key, item, entry, now)
         if isinstance(paused, Do):
             return Undo(step=step, key=undo_key, item=item, attempt=paused.attempt)
         return paused
     why = last[UNDO].text
-    return Finish(
-        why=f"{why}. What stays: {'; '.join(kept)}" if kept else f"{why}. Nothing stays", undone=True
-    )
+    if kept:
+        return Finish(why=say("playbooks.undone_but", why=why, kept=joined(kept, "semicolon")), undone=True)
+    return Finish(why=say("playbooks.undone", why=why), undone=True)
 
 
 def parts_to_undo(playbook: Playbook, log: Sequence[LogEntry]) -> list[tuple[Step, str, str | None]]:
@@ -297,7 +305,8 @@ def _part(step: Step, key: str, item: str | None, last: LogEntry | None, now: da
         return _waiting(step, key, item, last, now)
     if last.event is StepEvent.failed:
         return _failed(step, key, item, last, now)
-    return Ask(key=key, question=f"Step {key} was {last.event}: {last.text}")
+    question = say("playbooks.step_was", step=key, event=quoted(str(last.event)), text=last.text)
+    return Ask(key=key, question=question)
 
 
 def _waiting(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Intent:
@@ -312,16 +321,14 @@ def _waiting(step: Step, key: str, item: str | None, last: LogEntry, now: dateti
 
 def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Do | Sleep | Ask:
     if last.attempt > step.retries or last.data.get("final"):
-        title = step.title or step.id
-        return Ask(
-            key=key,
-            question=f"{title} did not work after {last.attempt} attempt(s): {last.text} "
-            "Mend it and retry, or cancel.",
-        )
+        title = quoted(step.title or step.id)
+        question = say("playbooks.did_not_work", title=title, attempts=last.attempt, text=last.text)
+        return Ask(key=key, question=question)
     back_off_s = min(step.back_off_max_s, step.back_off_s * 2.0 ** min(last.attempt - 1, 30))
     until = last.at + timedelta(seconds=back_off_s)
     if until > now:
-        return Sleep(until=until, key=key, why=f"attempt {last.attempt} failed: {last.text}")
+        why = say("playbooks.attempt_failed", attempt=last.attempt, text=last.text)
+        return Sleep(until=until, key=key, why=why)
     return Do(step=step, key=key, item=item, attempt=last.attempt + 1, fresh=False)
 
 
@@ -334,7 +341,7 @@ _PLACE = re.compile(r"\{input\.(\w+)\}")
 class InputInvalid(ValueError):
     """`name`: the wrong input."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: Said) -> None:
         super().__init__(text)
         self.name = name
 
@@ -346,8 +353,9 @@ def read_inputs(playbook: Playbook, given: Mapping[str, Any]) -> dict[str, str |
     """
     for name in given:
         if name not in playbook.inputs:
-            takes = ", ".join(playbook.inputs) or "it takes none"
-            raise InputInvalid(name, f"{playbook.name} has no input {name} ({takes})")
+            takes = ", ".join(playbook.inputs) or say("playbooks.takes_none")
+            wrong = say("playbooks.no_input", playbook=playbook.name, name=name, takes=takes)
+            raise InputInvalid(name, wrong)
     found: dict[str, str | int | bool] = {}
     for name, spec in playbook.inputs.items():
         value = given.get(name)
@@ -355,7 +363,8 @@ def read_inputs(playbook: Playbook, given: Mapping[str, Any]) -> dict[str, str |
         if value is not None:
             found[name] = read_value(name, spec, value)
         elif spec.required:
-            raise InputInvalid(name, f"{playbook.name} needs {name}: {spec.help or spec.type}")
+            help_ = quoted(spec.help or spec.type)
+            raise InputInvalid(name, say("playbooks.needs", playbook=playbook.name, name=name, help=help_))
     return found
 
 
@@ -366,22 +375,23 @@ def read_value(name: str, spec: Input, value: Any) -> str | int | bool:
             return value
         if value in ("true", "false"):
             return value == "true"
-        raise InputInvalid(name, f"{name} has to be true or false")
+        raise InputInvalid(name, say("playbooks.not_bool", name=name))
     if spec.type is InputType.int:
         if isinstance(value, bool) or not re.fullmatch(r"-?\d{1,15}", str(value)):
-            raise InputInvalid(name, f"{name} has to be a whole number")
+            raise InputInvalid(name, say("playbooks.not_int", name=name))
         return int(value)
     if spec.type is InputType.duration:
         found = _DURATION.fullmatch(str(value)) if not isinstance(value, bool) else None
         if found is None:
-            raise InputInvalid(name, f"{name} has to be a duration such as 90s, 10m, 2h or 1d")
+            raise InputInvalid(name, say("playbooks.not_duration", name=name))
         return int(found[1]) * _SECONDS[found[2] or "s"]
     if spec.type is InputType.choice:
         if value not in spec.choices:
-            raise InputInvalid(name, f"{name} has to be one of {', '.join(spec.choices)}")
+            choices = ", ".join(spec.choices)
+            raise InputInvalid(name, say("playbooks.not_choice", name=name, choices=choices))
         return str(value)
     if not isinstance(value, str) or len(value) > LONGEST_TEXT or not value.isprintable():
-        raise InputInvalid(name, f"{name} has to be one line of at most {LONGEST_TEXT} characters")
+        raise InputInvalid(name, say("playbooks.not_line", name=name, most=LONGEST_TEXT))
     return value
 
 

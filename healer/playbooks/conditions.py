@@ -8,13 +8,14 @@ a missing fact is neither true nor false, and a step goes on only where its cond
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Never
 
 import msgspec
 
 from healer.model import Cause, FaultClass, Input, InputType, Remedy, Severity
+from healer.text import Said, say
 
 LONGEST_TEXT = 500
 _DEEPEST = 20
@@ -41,8 +42,8 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_][\w.-]*)|(?P<op>==|!=|<=|>=|<|>
 class ConditionError(ValueError):
     """`column` counts from 1."""
 
-    def __init__(self, column: int, text: str) -> None:
-        super().__init__(f"column {column}: {text}")
+    def __init__(self, column: int, text: Said) -> None:
+        super().__init__(say("playbooks.column", column=column, text=text))
         self.column = column
 
 
@@ -97,14 +98,14 @@ def parse(text: str) -> Condition:
 class _Reader:
     def __init__(self, text: str) -> None:
         if len(text) > LONGEST_TEXT:
-            raise ConditionError(1, f"a condition has at most {LONGEST_TEXT} characters")
+            raise ConditionError(1, say("playbooks.condition_long", most=LONGEST_TEXT))
         self.tokens: list[tuple[str, int]] = []
         at, end = 0, len(text.rstrip())
         while at < end:
             found = _TOKEN.match(text, at)
             if found is None:
                 column = at + len(text[at:]) - len(text[at:].lstrip()) + 1
-                raise ConditionError(column, f"{text[column - 1]!r} is no part of a condition")
+                raise ConditionError(column, say("playbooks.condition_sign", sign=text[column - 1]))
             self.tokens.append((found[found.lastgroup or ""], found.start(found.lastgroup or "") + 1))
             at = found.end()
         self.end, self.at, self.depth = end + 1, 0, 0
@@ -112,20 +113,20 @@ class _Reader:
     def whole(self) -> Condition:
         found = self.either()
         if self.next is not None:
-            self.wrong(f"did not expect {self.next}")
+            self.wrong(say("playbooks.condition_unexpected", word=self.next))
         return found
 
     @property
     def next(self) -> str | None:
         return self.tokens[self.at][0] if self.at < len(self.tokens) else None
 
-    def wrong(self, text: str, *, back: int = 0) -> Never:
+    def wrong(self, text: Said, *, back: int = 0) -> Never:
         at = self.at - back
         raise ConditionError(self.tokens[at][1] if at < len(self.tokens) else self.end, text)
 
     def take(self) -> str:
         if self.next is None:
-            self.wrong("something is missing at the end")
+            self.wrong(say("playbooks.condition_ends"))
         self.at += 1
         return self.tokens[self.at - 1][0]
 
@@ -142,7 +143,7 @@ class _Reader:
     def nested(self) -> Condition:
         self.depth += 1
         if self.depth > _DEEPEST:
-            self.wrong(f"nested deeper than {_DEEPEST}")
+            self.wrong(say("playbooks.condition_deep", most=_DEEPEST))
         try:
             return self.term()
         finally:
@@ -155,16 +156,16 @@ class _Reader:
         if word == "(":
             inner = self.either()
             if self.take() != ")":
-                self.wrong("a bracket is not closed", back=1)
+                self.wrong(say("playbooks.condition_bracket"), back=1)
             return inner
         if word in ("true", "false"):
             return Literal(word == "true")
         if word in COMPARES or word in (")", "and", "or"):
-            self.wrong(f"did not expect {word}", back=1)
+            self.wrong(say("playbooks.condition_unexpected", word=word), back=1)
         if self.next in COMPARES:
             op, value = self.take(), self.take()
             if value in COMPARES or value in ("(", ")", "and", "or", "not"):
-                self.wrong(f"expected a value after {op}", back=1)
+                self.wrong(say("playbooks.condition_no_value", op=op), back=1)
             return Comparison(word, op, value)
         return self.alone(word)
 
@@ -173,9 +174,10 @@ class _Reader:
         if head == "input":
             return GivenFlag(word)
         if word in FACTS:
-            self.wrong(f"{word} has to be compared, as in {word} == {FACTS[word][0]}", back=1)
+            example = f"{word} == {FACTS[word][0]}"
+            self.wrong(say("playbooks.condition_compare", word=word, example=example), back=1)
         if not head or tail not in OUTCOMES:
-            self.wrong(f"{word!r} has to be STEP.passed or STEP.failed (or STEP.skipped)", back=1)
+            self.wrong(say("playbooks.condition_outcome", word=word), back=1)
         return StepOutcome(head, tail)
 
 
@@ -244,32 +246,38 @@ def _not(value: bool | None) -> bool | None:
 # --- conditions in files: their errors, and those of a playbook used by another
 
 
-def leaf_error(leaf: Comparison | GivenFlag, inputs: Mapping[str, Input]) -> str | None:
+def leaf_error(leaf: Comparison | GivenFlag, inputs: Mapping[str, Input]) -> Said | None:
     """What is wrong with the comparison, in a sentence; None if nothing is."""
     name = leaf.name.removeprefix("input.")
     if name == leaf.name:
         if leaf.name not in FACTS:
-            return f"there is no {leaf.name}; there are {', '.join(FACTS)} and input.NAME"
+            return say("playbooks.condition_no_fact", name=leaf.name, facts=", ".join(FACTS))
         assert isinstance(leaf, Comparison)
         if leaf.value not in FACTS[leaf.name]:
-            return f"{leaf.name} is never {leaf.value}: it is one of {', '.join(FACTS[leaf.name])}"
+            return _never(leaf, FACTS[leaf.name])
         return _only_equal(leaf) if leaf.name != "severity" else None
     given = inputs.get(name)
     if given is None:
-        return f"the playbook has no input {name}"
+        return say("playbooks.condition_no_input", name=name)
     if isinstance(leaf, GivenFlag):
-        return None if given.type is InputType.bool else f"{leaf.name} is no bool: compare it"
+        return None if given.type is InputType.bool else say("playbooks.condition_no_bool", name=leaf.name)
     if given.type in (InputType.int, InputType.duration):
-        return None if re.fullmatch(r"\d+", leaf.value) else f"{leaf.name} is a number, {leaf.value} is none"
+        if re.fullmatch(r"\d+", leaf.value):
+            return None
+        return say("playbooks.condition_number", name=leaf.name, value=leaf.value)
     if given.type is InputType.bool and leaf.value not in ("true", "false"):
-        return f"{leaf.name} is true or false"
+        return say("playbooks.condition_bool", name=leaf.name)
     if given.type is InputType.choice and leaf.value not in given.choices:
-        return f"{leaf.name} is never {leaf.value}: it is one of {', '.join(given.choices)}"
+        return _never(leaf, given.choices)
     return _only_equal(leaf)
 
 
-def _only_equal(leaf: Comparison) -> str | None:
-    return None if leaf.op in ("==", "!=") else f"{leaf.name} has no order: only == and !="
+def _never(leaf: Comparison, values: Sequence[str]) -> Said:
+    return say("playbooks.condition_never", name=leaf.name, value=leaf.value, values=", ".join(values))
+
+
+def _only_equal(leaf: Comparison) -> Said | None:
+    return None if leaf.op in ("==", "!=") else say("playbooks.condition_no_order", name=leaf.name)
 
 
 def text_of(of: Condition) -> str:

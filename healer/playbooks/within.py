@@ -11,6 +11,7 @@ import msgspec
 from healer.model import Playbook, Step
 from healer.playbooks.advance import InputInvalid, fill_values, read_inputs, sole_placeholder
 from healer.playbooks.conditions import And, ConditionError, inline_condition, parse, text_of
+from healer.text import NO_WORDS, Said, quoted, say
 
 DEEPEST = 5
 MOST_STEPS = 200
@@ -19,7 +20,7 @@ MOST_STEPS = 200
 class InlineError(ValueError):
     """`index`: the step of the outermost playbook that leads to the error."""
 
-    def __init__(self, index: int, text: str, hint: str = "") -> None:
+    def __init__(self, index: int, text: Said, hint: Said = NO_WORDS) -> None:
         super().__init__(text)
         self.index, self.hint = index, hint
 
@@ -41,14 +42,12 @@ def inline_playbook(playbook: Playbook, books: Mapping[str, Playbook]) -> Flat:
         steps += found
         origin += [index] * len(found)
     if len(steps) > MOST_STEPS:
-        raise InlineError(
-            origin[MOST_STEPS], f"it has {len(steps)} steps with all that it uses, {MOST_STEPS} at most"
-        )
+        raise InlineError(origin[MOST_STEPS], say("playbooks.use_too_long", n=len(steps), most=MOST_STEPS))
     ids = [step.id for step in steps]
     for place, name in enumerate(ids):
         if name in ids[:place]:
             raise InlineError(
-                origin[place], f"the step {name} stands here twice, with what is used", "rename one"
+                origin[place], say("playbooks.use_twice", step=name), say("playbooks.use_rename")
             )
     return Flat(playbook=msgspec.structs.replace(playbook, steps=tuple(steps)), origin=tuple(origin))
 
@@ -56,20 +55,22 @@ def inline_playbook(playbook: Playbook, books: Mapping[str, Playbook]) -> Flat:
 def _steps(step: Step, books: Mapping[str, Playbook], path: tuple[str, ...], index: int) -> list[Step]:
     if step.use is None:
         return [step]
+    way = " -> ".join((*path, step.use))
     if step.use in path:
-        raise InlineError(index, f"use: {' -> '.join((*path, step.use))} goes round in a circle")
+        raise InlineError(index, say("playbooks.use_circle", path=way))
     if len(path) >= DEEPEST:
-        raise InlineError(index, f"use: {' -> '.join((*path, step.use))} is deeper than {DEEPEST}")
+        raise InlineError(index, say("playbooks.use_deep", path=way, most=DEEPEST))
     used = books.get(step.use)
     if used is None:
-        raise InlineError(index, f"use: there is no playbook {step.use}")
+        raise InlineError(index, say("playbooks.use_unknown", name=step.use))
     found: list[Step] = []
     for inner in used.steps:
         for nested in _steps(inner, books, (*path, used.name), index):
             try:
                 found.append(_placed(nested, step, used))
             except (ConditionError, InputInvalid) as error:
-                raise InlineError(index, f"use: {used.name} is wrong itself: {error}") from error
+                wrong = say("playbooks.use_wrong", name=used.name, error=quoted(error.args[0]))
+                raise InlineError(index, wrong) from error
     return found
 
 

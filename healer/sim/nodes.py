@@ -38,6 +38,7 @@ from healer.ports.clock import Clock
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.sim.sim_clock import WallClock
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
+from healer.text import Said, joined, quoted, say
 
 __all__ = ["NodesClient", "NodesServer", "SimNodes"]
 
@@ -51,8 +52,8 @@ _UP = timedelta(days=30)
 DIAGNOSES_KEPT = 50
 #: Bytes of a collected file per call: small, so that each file takes several.
 CHUNK_BYTES = 64
-#: What nvidia-smi reports of the memory of GPU 0, by fault.
-_MEMORY = {"remap-pending": "a row waits to be remapped", "remap-failed": "a row could not be remapped"}
+#: The field of nvidia-smi about the memory of GPU 0, by fault.
+_MEMORY = {"remap-pending": "pending", "remap-failed": "failed"}
 _NO_HARDWARE = frozenset(
     {"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails", "gpu-missing", *_MEMORY}
 )
@@ -110,15 +111,19 @@ class SimNodes:
         with self._lock:
             faults = self._reached(node).faults
         if "fabric-manager" in faults:
-            return _fabric("In Progress", "N/A", "the fabric manager does not run")
+            return _fabric("In Progress", "N/A", say("nodes.sim_no_fabric_manager"))
         if "fabric" in faults:
-            return _fabric("Completed", "NVLink failure", "NVLink failure")
-        return _fabric("Completed", "Success", "Success")
+            return _fabric("Completed", "NVLink failure", quoted("NVLink failure"))
+        return _fabric("Completed", "Success", quoted("Success"))
 
     def memory_state(self, node: str) -> MemoryState:
         with self._lock:
             faults = self._reached(node).faults
-            texts = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
+            texts = tuple(
+                say("nodes.memory_of_gpu", gpu="0", why=say(f"nodes.memory_is_{name}"))
+                for fault, name in _MEMORY.items()
+                if fault in faults
+            )
             return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
@@ -184,12 +189,12 @@ class SimNodes:
     def job_stacks(self, node: str, job: str) -> JobStacks:
         with self._lock:
             seen = self._reached(node).jobs.get(job)
-        return seen[1] if seen else JobStacks(processes=0, text=f"no Python process of job {job} is here")
+        return seen[1] if seen else JobStacks(processes=0, text=say("nodes.sim_no_python", job=job))
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:
         with self._lock:
             seen = self._reached(node).jobs.get(job)
-        return seen[0] if seen else JobOnNode(processes=0, text=f"no process of job {job} is here")
+        return seen[0] if seen else JobOnNode(processes=0, text=say("nodes.sim_no_process", job=job))
 
     # --- control ---
 
@@ -251,7 +256,7 @@ class SimNodes:
     def _reached(self, name: str) -> _Node:
         node = self._node(name)
         if "unreachable" in node.faults:
-            raise NodeUnavailable(f"{name} does not answer.")
+            raise NodeUnavailable(say("nodes.sim_silent", node=name))
         return node
 
 
@@ -259,30 +264,32 @@ def _plain(text: str) -> str:
     return "".join(letter for letter in text.lower() if letter.isascii() and letter.isalnum())
 
 
-def _fabric(state: str, status: str, text: str) -> FabricState:
-    text = f"fabric {state}: {text}"
+def _fabric(state: str, status: str, words: Said) -> FabricState:
+    text = say("nodes.sim_fabric", state=state, words=words)
     return FabricState(state=state, status=status, healthy=status == "Success", text=text)
 
 
 def _begun(node: str, begun: dict[str, tuple[datetime, T]], key: str) -> tuple[datetime, T]:
     if key not in begun:
-        raise NodeError(f"{node} was never asked for {key}.")
+        raise NodeError(say("nodes.never_asked", node=node, key=key))
     return begun[key]
 
 
 def _reset(node: _Node, gpu: str) -> Diagnosis:
     if "reset-fails" in node.faults:
-        return Diagnosis(passed=False, text="GPU could not be reset", failed=("gpu-reset",))
+        return Diagnosis(passed=False, text=say("nodes.sim_reset_failed"), failed=(quoted("gpu-reset"),))
     node.faults.difference_update(_ENDED_BY_RESET)
-    which = "all GPUs" if gpu == "all" else gpu
-    return Diagnosis(passed=True, text=f"the GPU reset is done ({which})", failed=())
+    what = say("nodes.reset_all_gpus") if gpu == "all" else gpu
+    return Diagnosis(passed=True, text=say("nodes.reset_done", what=what))
 
 
 def _outcome(hardware: set[str]) -> Diagnosis:
-    failed = tuple(sorted(hardware))
+    failed = tuple(map(quoted, sorted(hardware)))
     if failed:
-        return Diagnosis(passed=False, text=f"tests failed: {', '.join(failed)}", failed=failed)
-    return Diagnosis(passed=True, text="all tests passed")
+        return Diagnosis(
+            passed=False, text=say("nodes.tests_failed", tests=joined(failed, "comma")), failed=failed
+        )
+    return Diagnosis(passed=True, text=say("nodes.sim_tests_passed"))
 
 
 class NodesServer(CallServer):
@@ -313,7 +320,7 @@ class NodesClient(_Called):
 
 def _error_of(error: Gone | CallFailed) -> Exception:
     if isinstance(error, Gone):
-        return NodeUnavailable(f"The simulated nodes at {error}")
+        return NodeUnavailable(say("nodes.sim_gone", error=str(error)))
     errors = {"ValueError": ValueError, "NodeUnavailable": NodeUnavailable}
     return errors.get(error.kind, NodeError)(error.text)
 

@@ -38,13 +38,14 @@ def report(
         if incident.fault != HEALER_DRAIN or incident.root.node not in recorded_drains
     )
     by_opening = sorted(incidents, key=_by_opening)
-    return {
+    whole = {
         "incidents": [rows.incident(incident) for incident in by_opening if incident.merged_into is None],
         "merged": [_merged(incident) for incident in by_opening if incident.merged_into is not None],
         "actions": actions,
         "held": _held(tables),
         "differences": _differences(actions, recorded_drains),
     }
+    return to_plain(whole)
 
 
 def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:

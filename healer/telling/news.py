@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.incidents.incident_verdict import place, verdict_sentence
+from healer.incidents.incident_verdict import place, reworded, verdict_sentence
 from healer.model import (
     APPROVAL_LASTS,
     REMEDY_LADDER,
@@ -34,6 +34,7 @@ from healer.model import (
 from healer.model.shown import one_line, shown
 from healer.ports.answers import SEAL
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
+from healer.text import Said, joined, quoted, say
 
 #: Lines of a closing notice about what was done, and incidents in one digest.
 PROOF_MAX = 8
@@ -80,16 +81,16 @@ def opened_news(incident: Incident, again: datetime | None = None) -> Message:
     """`again`: when the incident was reopened, or its severity rose."""
     lines = [
         verdict_sentence(incident),
-        f"Where: {place(incident.root)}",
+        say("telling.where", where=place(incident.root)),
         _jobs(incident),
-        f"healer: {_what_healer_does(incident)}",
+        say("telling.healer", does=_what_healer_does(incident)),
     ]
     stamp = f":{again:%Y%m%dT%H%M%S}" if again else ""
     return _message(incident, f"{incident.id}:told:{incident.severity}{stamp}", Stage.opened, lines)
 
 
 def acknowledged_news(incident: Incident) -> Message:
-    lines = [f"{incident.acknowledged_by} looks after it.", verdict_sentence(incident)]
+    lines = [say("telling.looks_after", who=incident.acknowledged_by), verdict_sentence(incident)]
     return _message(incident, f"{incident.id}:ack", Stage.acknowledged, lines)
 
 
@@ -99,26 +100,30 @@ def resolved_news(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntr
     lines = [
         verdict_sentence(incident),
         *proof_lines(work),
-        f"Closed: {incident.closed_why or 'by a person'}",
+        say("telling.closed", why=incident.closed_why or say("telling.by_a_person")),
     ]
     return _message(incident, f"{incident.id}:over:{stamp}", Stage.resolved, lines)
 
 
-def proof_lines(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[str]:
+def proof_lines(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[Said]:
     """A line for each step that was done, with what was read back after it; for a repeated step its last
     entry. Shadow runs did nothing."""
-    lines = []
+    lines: list[Said] = []
     for run, log in work:
         done = {entry.step: entry.text for entry in log if entry.event is StepEvent.done}
         if not run.shadow:
-            lines += [
-                f"Done: {step}: {text}"[:_LINE_MAX] if text else f"Done: {step}"
-                for step, text in done.items()
-            ]
+            lines += [_done_line(step, text) for step, text in done.items()]
     if len(lines) > PROOF_MAX:
         more = len(lines) - PROOF_MAX + 1
-        lines = [*lines[: PROOF_MAX - 1], f"Done: {more} steps more, see the incident"]
-    return lines or ["Done: nothing by healer"]
+        lines = [*lines[: PROOF_MAX - 1], say("telling.done_more", n=more)]
+    return lines or [say("telling.done_nothing")]
+
+
+def _done_line(step: str, text: Said) -> Said:
+    if not text:
+        return say("telling.done_step", step=step)
+    line = say("telling.done", step=step, text=text)
+    return reworded(line, line[:_LINE_MAX])
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,13 +139,13 @@ def digest(name: str, cluster: str, items: Sequence[Item], console_url: str) -> 
     ordered = sorted(once.values(), key=lambda item: _severity(item).value)
     lines = [_in_digest(item, console_url) for item in ordered[:DIGEST_MAX]]
     if len(ordered) > DIGEST_MAX:
-        lines.append(f"and {len(ordered) - DIGEST_MAX} more")
+        lines.append(say("telling.more", n=len(ordered) - DIGEST_MAX))
     still = sum(item.incident is None or item.incident.is_open for item in ordered)
     return Message(
         id=name,
         cluster=cluster,
-        title=f"{cluster}: {len(ordered)} of lower urgency, {still} still open",
-        text="\n".join(lines),
+        title=say("telling.digest", cluster=cluster, n=len(ordered), open=still),
+        text=joined(lines, "line"),
         severity=min((_severity(item) for item in ordered), default=Severity.P3),
         about=About(stage=Stage.opened),
     )
@@ -150,34 +155,49 @@ def _severity(item: Item) -> Severity:
     return item.incident.severity if item.incident else item.message.severity
 
 
-def _in_digest(item: Item, console_url: str) -> str:
+def _in_digest(item: Item, console_url: str) -> Said:
     incident = item.incident
     if incident is None:
-        return f"{item.message.severity} {item.message.title}"[:_LINE_MAX]
-    how = "open" if incident.is_open else f"over: {incident.closed_why or 'by a person'}"
-    link = f" {console_url.rstrip('/')}/incidents/{incident.id}" if console_url else ""
-    return f"{incident.severity} {place(incident.root)}: {incident.title}; {how}"[:_LINE_MAX] + link
+        line = say("telling.of_severity", severity=item.message.severity, title=item.message.title)
+        return reworded(line, line[:_LINE_MAX])
+    how = say("telling.open")
+    if not incident.is_open:
+        how = say("telling.over", why=incident.closed_why or say("telling.by_a_person"))
+    line = say("telling.with_state", title=_title(incident, Stage.opened), how=how)
+    line = reworded(line, line[:_LINE_MAX])
+    link = f"{console_url.rstrip('/')}/incidents/{incident.id}" if console_url else ""
+    return joined((line, link), "space") if link else line
 
 
-def _message(incident: Incident, name: str, stage: Stage, lines: Sequence[str]) -> Message:
-    head = {Stage.opened: "", Stage.acknowledged: "acknowledged: ", Stage.resolved: "over: "}[stage]
+def _title(incident: Incident, stage: Stage) -> Said:
+    where = place(incident.root)
+    return say(f"telling.title_{stage}", severity=incident.severity, where=where, title=incident.title)
+
+
+def _title_at_root(incident: Incident) -> Said:
+    """The same with the component as it is written elsewhere."""
+    where = str(incident.root)
+    return say("telling.title_opened", severity=incident.severity, where=where, title=incident.title)
+
+
+def _message(incident: Incident, name: str, stage: Stage, lines: Sequence[Said]) -> Message:
     return Message(
         id=name,
         cluster=incident.cluster,
-        title=f"{incident.severity} {head}{place(incident.root)}: {incident.title}",
-        text="\n".join(lines),
+        title=_title(incident, stage),
+        text=joined(lines, "line"),
         severity=incident.severity,
         incident=incident.id,
         about=about_incident(incident, stage),
     )
 
 
-def _what_healer_does(incident: Incident) -> str:
+def _what_healer_does(incident: Incident) -> Said:
     if incident.held_by is not None:
-        return f"the guard {incident.held_by} holds it back"
+        return say("telling.held_back", guard=incident.held_by)
     if incident.known_bad_in_service:
-        return "the node is known bad and stays in service"
-    return "works on it" if incident.run else "does nothing yet"
+        return say("telling.known_bad")
+    return say("telling.works_on_it" if incident.run else "telling.does_nothing")
 
 
 def notice_of(
@@ -199,8 +219,8 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=one_line(message.title),
-        lines=tuple(shown(line) for line in message.text.split("\n") if line.strip()),
+        title=quoted(one_line(message.title)),
+        lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
         stage=about.stage,
@@ -221,23 +241,26 @@ def breaker_page(breaker: Breaker, now: datetime) -> Message:
     return Message(
         id=f"breaker:{breaker.cluster}:{now.isoformat()}",
         cluster=breaker.cluster,
-        title=f"The breaker of {breaker.cluster} is open: {breaker.why}",
-        text=f"{breaker.why}\nNodes: {', '.join(nodes[:50]) or 'none'}\nNothing more is taken out of "
-        "service until a named person resets the breaker. Detection, tickets and returns go on.",
+        title=say("telling.breaker_open", cluster=breaker.cluster, why=breaker.why),
+        text=joined((breaker.why, _nodes(nodes[:50]), say("telling.breaker_means")), "line"),
         severity=Severity.P0,
         page=True,
         about=About(alarm=f"breaker@{breaker.cluster}"),
     )
 
 
+def _nodes(names: Sequence[str]) -> Said:
+    return say("telling.nodes", nodes=joined(names, "comma") if names else say("telling.none"))
+
+
 def notify_message(incident: Incident) -> Message:
     """For rules whose remedy is `notify`. P0 and P1 page."""
-    nodes = ", ".join(sorted(incident.nodes)) or "none"
+    lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), say("telling.only_told")
     return Message(
         id=f"{incident.id}:opened",
         cluster=incident.cluster,
-        title=f"{incident.severity} {incident.root}: {incident.title}",
-        text=f"{verdict_sentence(incident)}\nNodes: {nodes}\nhealer does nothing by itself here.",
+        title=_title_at_root(incident),
+        text=joined(lines, "line"),
         severity=incident.severity,
         page=incident.severity in {Severity.P0, Severity.P1},
         incident=incident.id,
@@ -250,9 +273,8 @@ def sender_page(cluster: str, sender: str, why: str, now: datetime) -> Message:
     return Message(
         id=f"sender:{cluster}:{sender}:{now:%Y%m%d}",
         cluster=cluster,
-        title=f"A relay of {cluster} is suspect: {sender}",
-        text=f"{why}.\nWhat it says is held until a person approves, or a second sense agrees. "
-        "Look at the relay, and revoke its token where it lies: healer token revoke.",
+        title=say("telling.suspect_relay", cluster=cluster, sender=sender),
+        text=joined((say("telling.stopped", what=quoted(why)), say("telling.relay_means")), "line"),
         severity=Severity.P1,
         page=True,
         about=About(alarm=f"sender@{cluster}/{sender}"),
@@ -260,12 +282,18 @@ def sender_page(cluster: str, sender: str, why: str, now: datetime) -> Message:
 
 
 def p0_page(incident: Incident, why: str) -> Message:
+    lines = [
+        verdict_sentence(incident),
+        say("telling.where", where=str(incident.root)),
+        _jobs(incident),
+        say("telling.healer", does=quoted(why)),
+    ]
     return Message(
         # An incident that is P0 again gets another page, one an hour at most.
         id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
         cluster=incident.cluster,
-        title=f"P0 {incident.root}: {incident.title}",
-        text=f"{verdict_sentence(incident)}\nWhere: {incident.root}\n{_jobs(incident)}\nhealer: {why}",
+        title=say("telling.title_opened", severity="P0", where=str(incident.root), title=incident.title),
+        text=joined(lines, "line"),
         severity=Severity.P0,
         page=True,
         incident=incident.id,
@@ -275,12 +303,16 @@ def p0_page(incident: Incident, why: str) -> Message:
 
 def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
     """A rule was wrong too often to stay in mode auto. No page: the rule asks first now."""
+    lines = [
+        say("telling.stopped", what=quoted(why)),
+        say("telling.last_false_alarm", incident=incident[:8]),
+        say("telling.rule_asks"),
+    ]
     return Message(
         id=f"rule:{rule}:{request}",
         cluster=cluster,
-        title=f"Rule {rule} acts alone no longer",
-        text=f"{why}.\nThe last one: incident {incident[:8]}, which a person called a false alarm.\n"
-        "Each run of it waits for an approval now; auto has to be earned anew, or set in rules/.",
+        title=say("telling.rule_demoted", rule=rule),
+        text=joined(lines, "line"),
         severity=Severity.P2,
         page=False,
         about=About(alarm=f"rule:{rule}@{cluster}", rule=rule),
@@ -289,17 +321,16 @@ def demotion_message(cluster: str, rule: str, why: str, incident: str, request: 
 
 def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], at: datetime) -> Message:
     """`at`: the beginning of the minutes in which they enrolled."""
-    named = ", ".join(nodes[:DIGEST_MAX])
-    if len(nodes) > DIGEST_MAX:
-        named += f" and {len(nodes) - DIGEST_MAX} more"
-    askers = ", ".join(sorted(set(who))[:DIGEST_MAX])
+    named, more = joined(nodes[:DIGEST_MAX], "comma"), len(nodes) - DIGEST_MAX
+    if more > 0:
+        named = say("telling.and_more", names=named, n=more)
+    askers = joined(sorted(set(who))[:DIGEST_MAX], "comma")
+    first = say("telling.enrolled_by", nodes=named, who=askers)
     return Message(
         id=f"enrolled-again:{cluster}:{at:%Y%m%dT%H%M}",
         cluster=cluster,
-        title=f"Nodes of {cluster} enrolled again without their token: {len(nodes)}",
-        text=f"{named}, by {askers}.\nTheir earlier tokens ended. A node that was installed again does so, "
-        "and so does root on another node that speaks in its name: if nobody installed it, look who asked, "
-        "and revoke its token: healer token revoke.",
+        title=say("telling.enrolled_again", cluster=cluster, n=len(nodes)),
+        text=joined((first, say("telling.enrolled_means")), "line"),
         severity=Severity.P1,
         page=True,
         about=About(node=nodes[0] if len(nodes) == 1 else "", alarm=f"enrolled-again@{cluster}"),
@@ -311,9 +342,8 @@ def seal_page(cluster: str, problem: str, text: str, now: datetime) -> Message:
     return Message(
         id=f"seal:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
         cluster=cluster,
-        title=f"The audit of {cluster} is not {'sealed' if problem == SEAL else 'witnessed'}",
-        text=f"{text}\nWhat happens now can be changed unseen until this is repaired: see the worker's log, "
-        "and `healer audit verify --against`.",
+        title=say("telling.not_sealed" if problem == SEAL else "telling.not_witnessed", cluster=cluster),
+        text=joined((quoted(text), say("telling.seal_means")), "line"),
         severity=Severity.P1,
         page=True,
         about=About(alarm=f"seal:{digest}@{cluster}"),
@@ -326,9 +356,8 @@ def blind_page(cluster: str, problem: str, now: datetime) -> Message:
     return Message(
         id=f"senses:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
         cluster=cluster,
-        title=f"healer looks at no metrics and no step times of {cluster}",
-        text=f"{problem}\nKernel lines and silence are heard as ever. `healer rules test` says what is wrong "
-        "with rules; what else fails stands in the detector's log.",
+        title=say("telling.blind", cluster=cluster),
+        text=joined((quoted(problem), say("telling.blind_means")), "line"),
         severity=Severity.P1,
         page=True,
         about=About(alarm=f"senses:{digest}@{cluster}"),
@@ -340,12 +369,12 @@ def approval_page(run: Run) -> Message:
     begun = run.state is RunState.waiting and run.approve_until is not None
     asked_at = run.approve_until - APPROVAL_LASTS if begun and run.approve_until else run.created_at
     what = run.question if begun and run.question else run.reason
+    where = run.node or run.job
     return Message(
         id=f"{run.id}:approval:{asked_at:%Y%m%dT%H%M%S}" if begun else f"{run.id}:approval",
         cluster=run.cluster,
-        title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
-        text=f"{what}\nIt was asked at {asked_at:%H:%M} UTC and waits. Nothing is done before "
-        "somebody approves or rejects it.",
+        title=say("telling.not_approved", playbook=run.playbook, where=where),
+        text=joined((what, say("telling.waits_since", time=f"{asked_at:%H:%M}")), "line"),
         # A run that has begun has done what is urgent: the rest does not page.
         severity=Severity.P1 if begun else Severity.P0,
         page=not begun,
@@ -388,7 +417,7 @@ def _signature(path: str, until: int, secret: str) -> str:
 #: Steps in a ticket's closing text; of more, the first and last are kept.
 _STEPS_MAX = 40
 _STEP_LENGTH = 300
-_EVENTS = {StepEvent.done: "", StepEvent.failed: "failed: ", StepEvent.undone: "undone: "}
+_EVENTS = frozenset({StepEvent.done, StepEvent.failed, StepEvent.undone})
 
 
 def ticket_stage(before: Incident | None, after: Incident) -> TicketStage | None:
@@ -417,17 +446,18 @@ def ticket_update(incident: Incident, stage: TicketStage, steps: Sequence[LogEnt
     verdict = verdict_sentence(incident)
     if stage is TicketStage.updated:
         occasion = sha256(verdict.encode()).hexdigest()[:12]  # the same text is sent once
-        text = f"{verdict}\n{_jobs(incident)}"
+        text = joined((verdict, _jobs(incident)), "line")
     else:
         at = (incident.closed or now) if stage is TicketStage.closed else now
         occasion = f"{stage}:{at:%Y%m%dT%H%M%S}"
-        text = proof_text(incident, steps) if stage is TicketStage.closed else f"It is open again. {verdict}"
+        again = joined((say("telling.open_again"), verdict), "space")
+        text = proof_text(incident, steps) if stage is TicketStage.closed else again
     return Ticket(
         id=f"{ticket_id(incident)}:{occasion}",
         cluster=incident.cluster,
         node=incident.root.node,
         incident=incident.id,
-        title=f"{incident.severity} {incident.root}: {incident.title}",
+        title=_title_at_root(incident),
         text=text,
         stage=stage,
         severity=incident.severity,
@@ -440,36 +470,40 @@ def with_incident_link(ticket: Ticket, console_url: str) -> Ticket:
     if not console_url or ticket.incident is None or ticket.stage is not TicketStage.opened:
         return ticket
     link = f"{console_url.rstrip('/')}/incidents/{ticket.incident}"
-    return msgspec.structs.replace(ticket, text=f"{ticket.text}\n\n{link}")
+    return msgspec.structs.replace(ticket, text=joined((ticket.text, "", link), "line"))
 
 
-def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> str:
+def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> Said:
     """Why the incident is over and what was done; each step was read back before it was logged."""
     lines = [verdict_sentence(incident)]
     if incident.closed is not None:
-        lines.append(f"Over since {incident.closed:%Y-%m-%d %H:%M:%S} UTC: {incident.closed_why or 'closed'}")
+        why = incident.closed_why or say("telling.just_closed")
+        lines.append(say("telling.over_since", time=f"{incident.closed:%Y-%m-%d %H:%M:%S}", why=why))
     if incident.merged_into:
-        lines.append(f"It goes on as incident {incident.merged_into}")
+        lines.append(say("telling.goes_on_as", incident=incident.merged_into))
     if incident.tried is not Remedy.none and incident.tried in REMEDY_LADDER:
-        lines.append(f"Tried for it: {incident.tried}")
+        lines.append(say("telling.tried", remedy=say(f"incidents.remedy_{incident.tried}")))
     lines.append(_jobs(incident))
-    return "\n".join([*lines, *_work_done(steps)])
+    return joined([*lines, *_work_done(steps)], "line")
 
 
-def _jobs(incident: Incident) -> str:
-    return f"Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"
+def _jobs(incident: Incident) -> Said:
+    jobs = incident.jobs_hit
+    return say("telling.jobs", jobs=joined(jobs, "comma") if jobs else say("telling.none"))
 
 
-def _work_done(steps: Sequence[LogEntry]) -> list[str]:
-    def row(entry: LogEntry) -> str:
-        text = " ".join(entry.text.split())[:_STEP_LENGTH]
-        return f"{entry.at:%m-%d %H:%M:%S} {entry.step}: {_EVENTS[entry.event]}{text}"
-
-    rows = [row(entry) for entry in steps if entry.event in _EVENTS]
+def _work_done(steps: Sequence[LogEntry]) -> list[Said]:
+    rows = [_step_row(entry) for entry in steps if entry.event in _EVENTS]
     if not rows:
-        return ["healer did nothing itself"]
+        return [say("telling.did_nothing")]
     left_out = len(rows) - _STEPS_MAX
     if left_out > 0:
         half = _STEPS_MAX // 2
-        rows = [*rows[:half], f"… {left_out} more", *rows[-half:]]
-    return ["What was done and seen (UTC):", *rows]
+        rows = [*rows[:half], say("telling.left_out", n=left_out), *rows[-half:]]
+    return [say("telling.work_done"), *rows]
+
+
+def _step_row(entry: LogEntry) -> Said:
+    text = reworded(entry.text, " ".join(entry.text.split())[:_STEP_LENGTH])
+    time = f"{entry.at:%m-%d %H:%M:%S}"
+    return say(f"telling.step_{entry.event}", time=time, step=entry.step, text=text)

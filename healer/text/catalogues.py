@@ -1,4 +1,8 @@
-"""The catalogues of the sentences: `<language>/<room>.po` beside this file, read once when first needed."""
+"""The catalogues: `<language>/<file>.po` beside this module, each read once when first needed.
+
+`<room>.po` has sentences by key. `terms.po` (texts of rules, words for states), `templates.po` and
+`scripts.po` (of the console) have English for keys, so English needs none of them.
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,12 +15,12 @@ ENGLISH = "en"
 
 
 @lru_cache
-def sentences_of(language: str, room: str) -> GNUTranslations | None:
-    """The sentences of one room, by key. None: this language has no such file."""
+def catalogue(language: str, name: str) -> GNUTranslations | None:
+    """One file; None: this language has no such file."""
     from babel.messages.mofile import write_mo
     from babel.messages.pofile import read_po
 
-    path = FOLDER / language / f"{room}.po"
+    path = FOLDER / language / f"{name}.po"
     if not path.is_file():
         return None
     compiled = BytesIO()
@@ -26,9 +30,34 @@ def sentences_of(language: str, room: str) -> GNUTranslations | None:
     return GNUTranslations(compiled)
 
 
+@lru_cache
+def scripts_of(language: str) -> dict[str, str] | None:
+    """The sentences of the console's scripts, English to this language; None for English."""
+    from babel.messages.pofile import read_po
+
+    path = FOLDER / language / "scripts.po"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return {str(entry.id): str(entry.string) for entry in read_po(file, locale=language) if entry.id}
+
+
+def term(language: str, text: str) -> str:
+    """The text in this language where `terms.po` knows it as a whole, whatever the case of its first letter
+    and the space around it."""
+    found, body = catalogue(language, "terms"), text.strip()
+    if found is None or not body:
+        return text
+    for known in (body, body[0].swapcase() + body[1:]):
+        translated = found.gettext(known)
+        if translated != known:
+            return text.replace(body, translated, 1)
+    return text
+
+
 def wording(language: str, key: str, arguments: Mapping[str, object]) -> str | None:
     """The sentence with its arguments still in braces; its plural form by `count`. None: no such entry."""
-    found = sentences_of(language, key.partition(".")[0])
+    found = catalogue(language, key.partition(".")[0])
     if found is None:
         return None
     count = arguments.get("count")

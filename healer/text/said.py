@@ -12,7 +12,7 @@ Argument = str | int | float | bool | None
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 #: How parts are put together: the separators are in `words.po`.
-Separator = Literal["comma", "semicolon", "and", "or", "space", "nothing", "line", "dot"]
+Separator = Literal["comma", "semicolon", "and", "or", "space", "nothing", "line", "dot", "stop"]
 
 
 class Said(str):
@@ -82,8 +82,10 @@ def joined(parts: Iterable[str], by: Separator) -> Said:
 
 
 def join(items: list[str], by: str, language: str) -> str:
+    if by == "nothing":
+        return "".join(items)
     comma = wording(language, "words.comma", {}) or ", "
-    between = wording(language, f"words.{by}", {}) or comma
+    between = "" if by == "nothing" else wording(language, f"words.{by}", {}) or comma
     if by not in ("and", "or"):
         return between.join(items)
     return between.join(filter(None, (comma.join(items[:-1]), *items[-1:])))

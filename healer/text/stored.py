@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from healer.text import language
 from healer.text.said import Said
+from healer.text.translate import in_language
 
 T = TypeVar("T")
 
@@ -38,9 +40,9 @@ def read_said(kind: type, value: Any) -> Any:
 
 
 def to_text(value: object) -> object:
-    """A hook of msgspec for what leaves healer: the English text."""
+    """A hook of msgspec for what leaves healer: the text in the language of the request, else in English."""
     if isinstance(value, Said):
-        return str(value)
+        return in_language(value, language.current.get())
     raise NotImplementedError(f"{type(value).__name__} cannot be written")
 
 
@@ -50,7 +52,7 @@ def to_stored(value: Any, *, str_keys: bool = False) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """As builtins for what leaves healer, its sentences as English text."""
+    """As builtins for what leaves healer, its sentences as text."""
     return msgspec.to_builtins(value, enc_hook=to_text)
 
 

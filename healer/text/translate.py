@@ -1,23 +1,19 @@
 """A sentence in the language of its reader. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from healer.text.catalogues import ENGLISH, wording
-from healer.text.said import FORMS, Said, join, worded
-
-LANGUAGES = {"en": "English", "zh": "简体中文"}
+from healer.text.catalogues import ENGLISH, term, wording
+from healer.text.said import FORMS, Said, join, quoted, worded
 
 
-def in_language(said: Said, language: str, of_others: Callable[[str], str] = str) -> str:
-    """In English where the language lacks the sentence. `of_others` translates words that are no sentence of
-    healer's: titles of rules."""
-    if language == ENGLISH:
-        return str(said)
-    return _text(said, language, of_others) if said.key else of_others(str(said))
+def in_language(text: str, language: str) -> str:
+    """A sentence by its key; any other text as a whole, where the language knows it: titles of rules, words
+    for states. Else the English."""
+    return str(text) if language == ENGLISH else _text(quoted(text), language)
 
 
-def _text(part: Any, language: str, of_others: Callable[[str], str]) -> Any:
+def _text(part: Any, language: str) -> Any:
     """Said is what was made in this process, a mapping what was read from the store."""
     if isinstance(part, Said):
         key, args, english = part.key, part.args, str(part)
@@ -26,8 +22,8 @@ def _text(part: Any, language: str, of_others: Callable[[str], str]) -> Any:
     else:
         return part
     if not key:
-        return of_others(english)
-    parts = {name: _parts(value, language, of_others) for name, value in args.items()}
+        return term(language, english)
+    parts = {name: _parts(value, language) for name, value in args.items()}
     if form := FORMS.get(key):
         return form(parts["text"])
     if "items" in parts:
@@ -38,7 +34,7 @@ def _text(part: Any, language: str, of_others: Callable[[str], str]) -> Any:
     return worded(found or wording(ENGLISH, key, parts), key, parts)
 
 
-def _parts(value: Any, language: str, of_others: Callable[[str], str]) -> Any:
+def _parts(value: Any, language: str) -> Any:
     if isinstance(value, list | tuple):
-        return [_text(item, language, of_others) for item in value]
-    return _text(value, language, of_others)
+        return [_text(item, language) for item in value]
+    return _text(value, language)

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from healer.api import problems
+from healer.api.edge import speak_to
 from healer.console.pages import Pages, Sources
 from healer.console.router import Console
 from healer.console.views.runs_view import asks
@@ -428,6 +430,18 @@ class _HeadMode(dict[str, Mode]):
         return Mode.auto
 
 
+class _Speaking:
+    """Chooses the language, as the Edge of the API does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            speak_to(Request(scope))
+        await self._app(scope, receive, send)
+
+
 class Site:
     """The application and what was pressed in it. `say` sends an event to every open page."""
 
@@ -443,6 +457,7 @@ class Site:
         self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI(redirect_slashes=False)
+        self.app.add_middleware(_Speaking)
         self.queries = queries_of(sample)
         pages = Pages(
             Sources(

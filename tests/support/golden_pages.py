@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from healer.console.language import COOKIE
+from healer.text.language import COOKIE
 from tests.support.api import Api
 from tests.support.console_pages import BROWSER, NO_PAGES, pages
 from tests.support.console_site import Site, make_sample

@@ -21,6 +21,10 @@ PACKAGE = Path(healer.__file__).parent
 _PART = re.compile(r"\{\}")
 
 
+#: Files whose entries have English for keys.
+BY_ENGLISH = frozenset({"terms", "templates", "scripts"})
+
+
 class Call(NamedTuple):
     """A call of `say`. `key` may be a pattern with `{}`; `args` None: `**something`."""
 
@@ -82,6 +86,8 @@ def _keys(node: ast.expr) -> Iterator[str]:
 def entries(language: str) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for path in sorted((FOLDER / language).glob("*.po")):
+        if path.stem in BY_ENGLISH:
+            continue
         with path.open("rb") as file:
             for message in read_po(file, locale=language, abort_invalid=True):
                 if not message.id:

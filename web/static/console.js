@@ -131,7 +131,7 @@ async function send(method, url, body, key) {
   const text = await answer.text();
   let data = {};
   try { data = JSON.parse(text); } catch { /* not ours: the status says enough */ }
-  return { ok: answer.ok, status: answer.status, data: await inWords(data) };
+  return { ok: answer.ok, status: answer.status, data };
 }
 function open(button) {
   const data = button.dataset;
@@ -231,7 +231,7 @@ document.addEventListener("click", async (event) => {
   if ("help" in button.dataset) return $("help").showModal();
   $("verified").textContent = w("Verifying…");
   try {
-    const data = await inWords(await (await fetch(button.dataset.verify)).json());
+    const data = await (await fetch(button.dataset.verify)).json();
     $("verified").textContent = data.ok ? w("The chain holds.") : w("Broken: {what}", { what: (data.broken || []).slice(0, 3).map((one) => w("record {seq}: {what}", one)).join(w("; ")) || data.detail || w("no answer") });
   } catch { $("verified").textContent = w("No answer."); }
 });

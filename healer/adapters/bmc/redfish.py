@@ -20,6 +20,7 @@ from healer import __version__
 from healer.adapters.webhook import decode_json, system_words
 from healer.model import Power, ResetKind
 from healer.ports.node_exec import BmcError, BmcUnavailable
+from healer.text import Said, joined, quoted, say
 
 log = structlog.get_logger()
 
@@ -111,7 +112,7 @@ class Redfish:
         where = reply.headers.get("location", "")
         return _path_in(node, where) if reply.status == 202 and "/redfish/" in where else None
 
-    def task_failed(self, node: str, task: str) -> str | None:
+    def task_failed(self, node: str, task: str) -> Said | None:
         reply = self._ask(node, "GET", _path_in(node, task), time.monotonic() + self._look_s)
         return _task_words(reply.status, reply.body)
 
@@ -127,14 +128,11 @@ class Redfish:
         wanted = self._settings.system
         if wanted is not None and wanted in names:
             return names[wanted]
-        shown = ", ".join(names) or "none"
+        shown = ", ".join(names) or say("nodes.bmc_no_systems")
         if wanted is not None:
-            raise BmcError(f"The BMC of {node} has no system {wanted} (HEALER_BMC_SYSTEM), it has {shown}.")
+            raise BmcError(say("nodes.bmc_no_system", node=node, system=wanted, shown=shown))
         if len(names) != 1:
-            raise BmcError(
-                f"The BMC of {node} shows {len(names)} systems ({shown}): HEALER_BMC_SYSTEM has to say "
-                "which one is the node."
-            )
+            raise BmcError(say("nodes.bmc_many_systems", node=node, n=len(names), shown=shown))
         return next(iter(names.values()))
 
     def _get(self, node: str, path: str, until: float) -> dict[str, Any]:
@@ -143,15 +141,15 @@ class Redfish:
             raise BmcUnavailable(_answered(node, reply), sent=False)
         _check(node, reply)
         if not reply.body:
-            raise BmcError(f"The BMC of {node} answers {path} with what is no Redfish.")
+            raise BmcError(say("nodes.bmc_no_redfish", node=node, path=path))
         return reply.body
 
     def _ask(self, node: str, method: str, path: str, until: float, content: bytes | None = None) -> _Reply:
         if not _NODE.fullmatch(node):
-            raise BmcError(f"{node!r} is no name of a node.")
+            raise BmcError(say("nodes.no_name", node=node))
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise BmcUnavailable(f"The BMC of {node} did not answer everything in time.", sent=False)
+            raise BmcUnavailable(say("nodes.bmc_slow", node=node), sent=False)
         url = self._settings.url.replace("{node}", node).rstrip("/") + path
         headers = {"content-type": "application/json"} if content is not None else {}
         timeout = httpx.Timeout(left_s, connect=min(left_s, CONNECT_S))
@@ -169,7 +167,7 @@ def _read(node: str, response: httpx.Response, until: float) -> _Reply:
     for part in response.iter_bytes():
         content += part
         if len(content) > _MOST_BYTES or time.monotonic() > until:
-            raise BmcUnavailable(f"The BMC of {node} answers without an end.")
+            raise BmcUnavailable(say("nodes.bmc_endless", node=node))
     body = decode_json(content)
     return _Reply(response.status_code, dict(response.headers), body if isinstance(body, dict) else {})
 
@@ -182,22 +180,24 @@ def _check(node: str, reply: _Reply) -> None:
     if reply.status in _BUSY:
         raise BmcUnavailable(text, sent=False, after_s=_retry_after_s(reply.headers.get("retry-after")))
     if reply.status in (401, 403):
-        text = f"{text} HEALER_BMC_USER and its password have to be an account that may switch power."
+        text = joined([text, say("nodes.bmc_account")], "space")
     if 300 <= reply.status < 400:
-        text = f"{text} HEALER_BMC_URL has to name where it answers itself."
+        text = joined([text, say("nodes.bmc_moved")], "space")
     raise BmcError(text)
 
 
-def _answered(node: str, reply: _Reply) -> str:
-    words = _error_text(reply.body)
-    return f"The BMC of {node} answered {reply.status}{f': {words}' if words else ''}".rstrip(".") + "."
+def _answered(node: str, reply: _Reply) -> Said:
+    words = _error_text(reply.body).rstrip(".")
+    if not words:
+        return say("nodes.bmc_answered", node=node, status=reply.status)
+    return say("nodes.bmc_answered_words", node=node, status=reply.status, words=words)
 
 
 def _path_in(node: str, where: str) -> str:
     """The path in a link of the BMC, so that nothing is sent to another host. Raises BmcError."""
     start = where.find("/redfish/")
     if start < 0 or any(char.isspace() for char in where):
-        raise BmcError(f"The BMC of {node} names {where[:80]!r}, which is no address of Redfish.")
+        raise BmcError(say("nodes.bmc_no_address", node=node, where=where[:80]))
     return where[start:].rstrip("/")
 
 
@@ -209,9 +209,8 @@ def _trust(settings: RedfishSettings) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=settings.ca_file)
     except OSError as error:
-        raise ValueError(
-            f"HEALER_BMC_CA_FILE names {settings.ca_file}, which cannot be used: {error}"
-        ) from None
+        text = say("nodes.bmc_ca_file", file=str(settings.ca_file), error=str(error))
+        raise ValueError(text) from None
 
 
 def kinds_missing(kinds: Iterable[str]) -> list[str]:
@@ -253,17 +252,17 @@ def _reset_kinds(info: Mapping[str, Any]) -> list[str] | None:
     return None
 
 
-def _task_words(status: int, body: Mapping[str, Any]) -> str | None:
+def _task_words(status: int, body: Mapping[str, Any]) -> Said | None:
     """Why a task failed; None if it runs, succeeded, or its result is unknown. A task monitor answers 202
     while it runs and then with the result of the request; a Task has a state."""
     if status in _GONE or status >= 500 or status in (401, 403, 429):
         return None
     if status >= 400:
-        return _error_text(body) or f"its task ended with {status}"
+        return quoted(_error_text(body)) or say("nodes.bmc_task_ended", status=status)
     state, health = str(body.get("TaskState") or ""), str(body.get("TaskStatus") or "")
     if state in _FAILED or (state == "Completed" and health == "Critical"):
         messages = {"@Message.ExtendedInfo": body.get("Messages")}
-        return _error_text(messages) or f"its task is {state}"
+        return quoted(_error_text(messages)) or say("nodes.bmc_task_is", state=state)
     return None
 
 
@@ -275,17 +274,14 @@ def _retry_after_s(value: str | None) -> float | None:
 def _failed_before_answer(node: str, error: Exception, left_s: float) -> BmcError:
     """The error for a request without an answer, without the address. Not sent if there was no connection."""
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
-        return BmcError(f"HEALER_BMC_URL makes no address for {node}.")
+        return BmcError(say("nodes.bmc_bad_url", node=node))
     if (why := _certificate(error)) is not None:
-        return BmcError(
-            f"The certificate of the BMC of {node} is not trusted ({why}): nothing was sent. "
-            "HEALER_BMC_CA_FILE has to name the authority that signed it."
-        )
+        return BmcError(say("nodes.bmc_certificate", node=node, why=why))
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
-        return BmcUnavailable(f"The BMC of {node} cannot be reached: {_cause(error)}.", sent=False)
+        return BmcUnavailable(say("nodes.bmc_unreached", node=node, why=_cause(error)), sent=False)
     if isinstance(error, httpx.TimeoutException):
-        return BmcUnavailable(f"The BMC of {node} did not answer within {left_s:.3g} s.")
-    return BmcUnavailable(f"The BMC of {node} broke off: {_cause(error)}.")
+        return BmcUnavailable(say("nodes.bmc_late", node=node, seconds=left_s))
+    return BmcUnavailable(say("nodes.bmc_broke_off", node=node, why=_cause(error)))
 
 
 def _certificate(error: BaseException | None) -> str | None:

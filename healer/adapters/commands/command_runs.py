@@ -10,6 +10,7 @@ from pathlib import Path
 from healer.adapters.commands import runner
 from healer.model import CommandSeen
 from healer.ports.node_exec import CommandFailed
+from healer.text import say
 
 #: The time-out for starting the runner: less than an effect may take.
 START_S = 4.0
@@ -26,11 +27,12 @@ class Commands:
 
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
         if not os.access(argv[0], os.X_OK) or not Path(argv[0]).is_file():
-            raise CommandFailed(f"{argv[0]} is missing, or healer's user may not start it")
+            raise CommandFailed(say("nodes.command_missing", path=argv[0]))
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise CommandFailed(f"{self._folder} cannot be written: {error.strerror}") from error
+            text = say("nodes.command_unwritable", folder=str(self._folder), error=error.strerror)
+            raise CommandFailed(text) from error
         asked = {"folder": str(self._folder), "key": _checked(key), "argv": argv, "timeout_s": timeout_s}
         words = [sys.executable, "-I", "-S", runner.__file__]
         try:
@@ -45,10 +47,10 @@ class Commands:
         except subprocess.TimeoutExpired:
             return  # it may have started: `look` will show it
         except OSError as error:
-            raise CommandFailed(f"no process can be started: {error.strerror}") from error
+            raise CommandFailed(say("nodes.command_no_process", error=error.strerror)) from error
         if done.returncode and self.look(key).state == "never":
             message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CommandFailed(f"its runner failed: {message[:300]}")
+            raise CommandFailed(say("nodes.command_runner", error=message[:300]))
 
     def look(self, key: str) -> CommandSeen:
         record = self._record(key)

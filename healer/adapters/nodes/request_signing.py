@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from healer.ports.node_exec import NodeError
+from healer.text import say
 
 #: The first words of what is signed: a signature is good for nothing else.
 FORM = "healer-node 1"
@@ -54,15 +55,15 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
             status = os.fstat(file.fileno())
             key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
-        raise NodeError(f"The signing key {path} cannot be read: {error.strerror}.") from None
+        raise NodeError(say("nodes.signing_key_unread", path=str(path), error=error.strerror)) from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise NodeError(f"The signing key {path} is no key without a passphrase: {error}.") from None
+        raise NodeError(say("nodes.signing_key_no_key", path=str(path), error=str(error))) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise NodeError(f"The signing key {path} is none of P-256: `healer node-keys` makes one.")
+        raise NodeError(say("nodes.signing_key_no_p256", path=str(path)))
     # Of root's file the group may be the mask of an access list, as systemd gives a unit its credentials.
     others = stat.S_IRWXO if status.st_uid == 0 != os.geteuid() else stat.S_IRWXO | stat.S_IRWXG
     if status.st_mode & others:
-        raise NodeError(f"The signing key {path} can be read by others than its user: give it mode 600.")
+        raise NodeError(say("nodes.signing_key_open", path=str(path)))
     return key
 
 

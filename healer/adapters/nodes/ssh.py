@@ -19,6 +19,7 @@ from healer.adapters.nodes.request_signing import Request, Signer
 from healer.adapters.slurm import process
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import quoted, say
 
 log = structlog.get_logger()
 
@@ -90,9 +91,9 @@ class Ssh:
 
     def ask(self, node: str, words: tuple[str, ...], timeout_s: float, run: str = "") -> Mapping[str, Any]:
         if not _NODE.fullmatch(node):
-            raise NodeError(f"{node!r} is no name of a node.")
+            raise NodeError(say("nodes.no_name", node=node))
         if self._program is None:
-            raise NodeError("ssh is not installed on this machine: install OpenSSH's client.")
+            raise NodeError(say("nodes.ssh_missing"))
         self._check_files()
         signer = self._signer()
         call_id = secrets.token_hex(8)
@@ -113,10 +114,7 @@ class Ssh:
     def _signer(self) -> Signer:
         """Reads its key at each call: a new one takes effect at once."""
         if self.settings.signing_key_file is None:
-            raise NodeError(
-                "HEALER_SSH_SIGNING_KEY_FILE is not set, and nodes refuse what healer has not signed: make a "
-                "key by `healer node-keys FOLDER`, and put requests.pub on the nodes with the node package."
-            )
+            raise NodeError(say("nodes.signing_key_not_set"))
         return Signer(self.settings.signing_key_file)
 
     def _check_files(self) -> None:
@@ -127,7 +125,7 @@ class Ssh:
         }  # fmt: skip
         for setting, path in files.items():
             if path is not None and not os.access(path, os.R_OK):
-                raise NodeError(f"HEALER_SSH_{setting} names {path}, which cannot be read by healer's user.")
+                raise NodeError(say("nodes.ssh_file_unread", setting=setting, path=str(path)))
 
     def _log(self, node: str, words: tuple[str, ...], call_id: str, began: float, **result: object) -> None:
         """Logs the call on healer's side; the node's log has the same id."""
@@ -140,11 +138,11 @@ class Ssh:
         self._pauses.check(node)
         with self._free:
             if not self._free.wait_for(lambda: node not in self._busy, max(0.0, until - time.monotonic())):
-                raise NodeUnavailable(f"{node} is busy: another call to it has not ended.", sent=False)
+                raise NodeUnavailable(say("nodes.ssh_busy", node=node), sent=False)
             self._busy.add(node)
         try:
             if not self._places.acquire(timeout=max(0.0, until - time.monotonic())):
-                raise NodeUnavailable(f"{node} was not asked: {AT_ONCE} other nodes are.", sent=False)
+                raise NodeUnavailable(say("nodes.ssh_no_place", node=node, n=AT_ONCE), sent=False)
             try:
                 yield
             finally:
@@ -160,7 +158,8 @@ class Ssh:
             output = process.run(self.command(node, words, timeout_s), env, timeout_s, most_bytes=MOST_BYTES)
         except SchedulerUnavailable as error:
             self._pauses.hung(node)
-            raise NodeUnavailable(f"{node} did not answer: {error}", sent=error.sent) from error
+            text = say("nodes.ssh_no_answer", node=node, error=quoted(error.args[0]))
+            raise NodeUnavailable(text, sent=error.sent) from error
         if output.code == _SSH_FAILED:
             if "timed out" in output.words:
                 self._pauses.hung(node)
@@ -198,7 +197,7 @@ class Pauses:
             end, _ = self._until.get(node, (0.0, 0.0))
         left_s = end - time.monotonic()
         if left_s > 0:
-            text = f"{node} did not answer in time a moment ago: it is asked again in {left_s:.0f} s."
+            text = say("nodes.ssh_pause", node=node, seconds=left_s)
             raise NodeUnavailable(text, sent=False)
 
     def hung(self, node: str) -> None:
@@ -220,13 +219,9 @@ def document(node: str, output: process.Output) -> Mapping[str, Any]:
             return answer
     message = " ".join(output.words.split())[:200]
     if output.code == 127:
-        raise NodeError(
-            f"healer-node is missing on {node} ({message}): install it there and name it in authorized_keys."
-        )
-    raise NodeError(
-        f"{node} did not run healer-node (status {output.code}, {message or 'no words'}): "
-        "its authorized_keys must force that command for healer's key."
-    )
+        raise NodeError(say("nodes.ssh_no_program", node=node, said=message))
+    said = message or say("nodes.ssh_no_words")
+    raise NodeError(say("nodes.ssh_other_program", node=node, code=output.code, said=said))
 
 
 #: ssh's messages if it could not connect.
@@ -246,29 +241,17 @@ def failure(node: str, settings: SshSettings, words: str) -> NodeError:
     """The error for ssh's message, with a remedy."""
     message = " ".join(line.strip() for line in words.splitlines() if line.strip(" @\r"))
     if "IDENTIFICATION HAS CHANGED" in words:
-        return NodeError(
-            f"The host key of {node} is not the one in {settings.known_hosts}: nothing was sent. If the node "
-            f"was installed anew, replace its line there (ssh-keygen -R {node} -f {settings.known_hosts}); "
-            "else somebody answers in its name."
-        )
+        return NodeError(say("nodes.ssh_host_key_changed", node=node, file=str(settings.known_hosts)))
     if "Host key verification failed" in words or "host key is known for" in words:
-        return NodeError(
-            f"The host key of {node} is not known: nothing was sent. Add the node's own line to "
-            f"{settings.known_hosts}, taken from the node itself and not from the network."
-        )
+        return NodeError(say("nodes.ssh_host_key_unknown", node=node, file=str(settings.known_hosts)))
     if _BAD_KEY.search(words) and "Permission denied" in words:
-        return NodeError(
-            f"healer's key {settings.key_file} cannot be used ({message[:200]}): it must be there, readable "
-            "by healer's user alone, and without a passphrase."
-        )
+        return NodeError(say("nodes.ssh_key_unusable", file=str(settings.key_file), said=message[:200]))
     if "Permission denied" in words:
-        return NodeError(
-            f"{node} does not take healer's key for {settings.user}: its authorized_keys needs the line of "
-            f"docs/nodes.md, and sshd must allow that user (PermitRootLogin forced-commands-only)."
-        )
+        return NodeError(say("nodes.ssh_key_refused", node=node, user=settings.user))
     if _UNREACHED.search(words) or _BEFORE_LOGIN.search(words):
-        return NodeUnavailable(f"{node} cannot be reached by SSH: {message[:200]}", sent=False)
-    return NodeUnavailable(f"The connection to {node} broke: {message[:200] or 'ssh gave no reason'}")
+        return NodeUnavailable(say("nodes.ssh_unreached", node=node, said=message[:200]), sent=False)
+    said = message[:200] or say("nodes.ssh_no_reason")
+    return NodeUnavailable(say("nodes.ssh_broke", node=node, said=said))
 
 
 def _quoted(path: Path) -> str:

@@ -24,6 +24,7 @@ from healer.model import (
     Stack,
 )
 from healer.ports.node_exec import NodeError, NodeUnavailable
+from healer.text import NO_WORDS, Said, joined, quoted, say, unstopped
 
 #: The time-outs of reads and effects, above healer-node's own limits.
 READ_S, EFFECT_S = 7.5, 4.0
@@ -32,15 +33,8 @@ _OPENING = re.compile(r"[a-z0-9]{8,160}")
 _JOB = re.compile(r"[1-9][0-9]{0,9}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
-#: The remedy for each error code of healer-node, appended to the node's message.
-_REMEDIES = {
-    "not-signed": "docs/nodes.md says how requests are signed.",
-    "refused": "If it should be allowed, VERBS or SERVICES in /etc/healer-node.conf of the node decide.",
-    "missing": "Install it there, or name its folder as PROGRAMS in /etc/healer-node.conf.",
-    "bad-config": "Correct /etc/healer-node.conf of the node.",
-    "no-service": "Install it there, or take it out of the playbook.",
-    "no-audit": "Make room for the node's log: without it nothing is changed there.",
-}
+#: Error codes of healer-node with a remedy, which is appended to the node's message (`nodes.remedy_…`).
+_REMEDIES = frozenset({"not-signed", "refused", "missing", "bad-config", "no-service", "no-audit"})
 #: Codes after which the outcome is unknown, and a retry may succeed.
 _UNKNOWN = frozenset({"timed-out", "too-much"})
 
@@ -86,10 +80,10 @@ class NodeVerbs:
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         if not _OPENING.fullmatch(opening):
-            raise ValueError(f"{opening!r} is not how a record begins")
+            raise ValueError(say("nodes.no_opening", opening=opening))
         where = pci if pci is None or "." in pci else f"{pci}.0"
         if where is not None and not _PCI.fullmatch(where):
-            raise ValueError(f"{pci!r} is no GPU's PCI address")
+            raise ValueError(say("nodes.no_gpu", gpu=pci))
         limit_s = min(limit_s, self._read_s)
         return read_look(node, self._ask(node, limit_s, "second-look", opening, where or "-"))
 
@@ -101,7 +95,7 @@ class NodeVerbs:
 
     def start_reset(self, node: str, key: str, gpu: str) -> None:
         if gpu != "all" and not _PCI.fullmatch(gpu):
-            raise ValueError(f"{gpu!r} is no GPU's PCI address")
+            raise ValueError(say("nodes.no_gpu", gpu=gpu))
         self._ask(node, self._read_s, "gpu-reset", _checked(key), gpu)
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
@@ -118,7 +112,7 @@ class NodeVerbs:
         try:
             return base64.b64decode(str(answer.get("data", "")), validate=True)
         except binascii.Error as error:
-            raise NodeError(f"{node} sent something else than the bytes of {key}.") from error
+            raise NodeError(say("nodes.collect_no_bytes", node=node, key=key)) from error
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
         return read_job_stacks(node, self._ask(node, self._read_s, "job-stacks", _number(job)))
@@ -134,26 +128,29 @@ class NodeVerbs:
         answer = self.channel.ask(node, words, timeout_s, self._run)
         if answer.get("ok") is True:
             return answer
-        code, text = str(answer.get("code", "")), str(answer.get("text", "")) or "it gave no reason"
+        code = str(answer.get("code", ""))
+        text = quoted(str(answer.get("text", ""))) or say("nodes.gave_no_reason")
         if code == "unknown-key":
-            raise NodeError(f"{node} was never asked for {words[1]}.")
+            raise NodeError(say("nodes.never_asked", node=node, key=words[1]))
         if code == "busy":
-            raise NodeUnavailable(f"{node} is busy: {text}.", sent=False)
+            raise NodeUnavailable(say("nodes.busy", node=node, text=text), sent=False)
         if code in _UNKNOWN:
-            raise NodeUnavailable(f"{node}: {text}.")
-        remedy = _REMEDIES.get(code, "")
-        raise NodeError(f"{node}: {text.rstrip('.')}.{' ' if remedy else ''}{remedy}")
+            raise NodeUnavailable(say("nodes.refused", node=node, text=text))
+        refused = say("nodes.refused", node=node, text=unstopped(text))
+        if code not in _REMEDIES:
+            raise NodeError(refused)
+        raise NodeError(joined([refused, say(f"nodes.remedy_{code}")], "space"))
 
 
 def _number(job: str) -> str:
     if not _JOB.fullmatch(job):
-        raise ValueError(f"{job!r} is no number of a job")
+        raise ValueError(say("nodes.no_job", job=job))
     return job
 
 
 def _checked(key: str) -> str:
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{key!r} cannot name tests on a node")
+        raise ValueError(say("nodes.no_key", key=key))
     return key
 
 
@@ -176,66 +173,68 @@ def read_fabric(node: str, answer: Mapping[str, Any]) -> FabricState:
     """The state of the worst GPU; healthy if no GPU has a fabric. Raises NodeError."""
     gpus = [gpu for gpu in answer.get("gpus", ()) if isinstance(gpu, dict)]
     if not gpus:
-        raise NodeError(f"nvidia-smi on {node} shows no GPU, so nothing is known of its fabric.")
+        raise NodeError(say("nodes.fabric_no_gpu", node=node))
     if all(gpu.get("state", "") in _NO_FABRIC for gpu in gpus):
-        text = "no GPU of it tells of an NVLink fabric: nothing to check"
+        text = say("nodes.fabric_none")
         return FabricState(state="Not Supported", status="N/A", healthy=True, text=text)
     for gpu in gpus:
         if why := _not_up(gpu):
-            text = f"fabric of GPU {gpu.get('pci', '?')}: {why}"
+            text = say("nodes.fabric_of_gpu", pci=str(gpu.get("pci", "?")), why=why)
             return FabricState(
                 state=str(gpu.get("state", "")), status=str(gpu.get("status", "")), healthy=False, text=text
             )
-    text = f"fabric Completed: Success on {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    text = say("nodes.fabric_up", count=len(gpus))
     return FabricState(state="Completed", status="Success", healthy=True, text=text)
 
 
-def _not_up(gpu: Mapping[str, Any]) -> str:
+def _not_up(gpu: Mapping[str, Any]) -> Said:
     """Why this GPU is not in the fabric; empty if it is. All four conditions must hold (facts c.7)."""
     state, status = str(gpu.get("state", "")), str(gpu.get("status", ""))
     if (state, status) != ("Completed", "Success"):
-        return f"{state or 'no state'}: {status or 'no status'}"
+        return say(
+            "nodes.fabric_state",
+            state=state or say("nodes.fabric_no_state"),
+            status=status or say("nodes.fabric_no_status"),
+        )
     if not any(model in str(gpu.get("product", "")) for model in _RACK_SCALE):
-        return ""
+        return NO_WORDS
     if not str(gpu.get("cluster", "")).strip("0-"):
-        return "Completed, but in no cluster (its UUID is zero)"
+        return say("nodes.fabric_no_cluster")
     if str(gpu.get("clique", "")).strip() in {"", "0", "N/A"}:
-        return "Completed, but in no clique"
-    return ""
+        return say("nodes.fabric_no_clique")
+    return NO_WORDS
 
 
-#: Memory fields of a GPU (nvidia-smi -q, facts c.7) and the meaning of "Yes". Models have some of them.
-_MEMORY = {
-    "pending": "a row waits to be remapped",
-    "failed": "a row could not be remapped",
-    "retirement": "a page waits to be retired",
-    "channel": "a channel waits to be repaired",
-    "tpc": "a part of the chip waits to be repaired",
-    "sram": "too many errors in its on-chip memory",
-}
+#: Memory fields of a GPU (nvidia-smi -q, facts c.7), in which "Yes" is a fault (`nodes.memory_is_…`). Models
+#: have some of them.
+_MEMORY = ("pending", "failed", "retirement", "channel", "tpc", "sram")
 _NOT_REPORTED = frozenset({"", "n/a", "[n/a]", "not supported"})
 
 
 def read_memory(node: str, answer: Mapping[str, Any]) -> MemoryState:
     """Memory faults of the node's GPUs. Raises NodeError for an answer that is neither yes nor no."""
     gpus = [gpu for gpu in answer.get("gpus", ()) if isinstance(gpu, dict)]
-    faults = [f"GPU {gpu.get('pci', '?')}: {why}" for gpu in gpus for why in _memory_of(node, gpu)]
+    faults = [
+        say("nodes.memory_of_gpu", gpu=str(gpu.get("pci", "?")), why=why)
+        for gpu in gpus
+        for why in _memory_of(node, gpu)
+    ]
     return MemoryState(gpus=len(gpus), faults=tuple(faults))
 
 
-def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[str]:
-    pci = gpu.get("pci", "?")
+def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[Said]:
+    pci = str(gpu.get("pci", "?"))
     if all(str(gpu.get(name, "")).lower() in _NOT_REPORTED for name in ("pending", "failed", "retirement")):
-        raise NodeError(f"nvidia-smi on {node} tells nothing of the memory of GPU {pci}.")
-    for name, words in _MEMORY.items():
+        raise NodeError(say("nodes.no_memory", node=node, gpu=pci))
+    for name in _MEMORY:
         value = str(gpu.get(name, "")).lower()
         if value == "yes":
-            yield words
+            yield say(f"nodes.memory_is_{name}")
         elif value != "no" and value not in _NOT_REPORTED:
-            raise NodeError(f"nvidia-smi on {node} says {value[:40]!r} of the memory of GPU {pci}.")
+            raise NodeError(say("nodes.odd_memory", node=node, value=value[:40], gpu=pci))
     asked = str(gpu.get("recovery", ""))
     if asked.lower() not in _NOT_REPORTED | {"none"}:
-        yield f"the driver asks for {asked[:40]!r}"
+        yield say("nodes.memory_recovery", asked=asked[:40])
 
 
 def read_look(node: str, answer: Mapping[str, Any]) -> NodeLook:
@@ -251,7 +250,7 @@ def read_look(node: str, answer: Mapping[str, Any]) -> NodeLook:
             gpu=_gpu_seen(answer["gpu"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise NodeError(f"{node} answered a second look with what healer does not read: {error}") from error
+        raise NodeError(say("nodes.look_unread", node=node, error=str(error))) from error
 
 
 def _gpu_seen(gpu: Mapping[str, Any] | None) -> GpuSeen:
@@ -270,12 +269,14 @@ def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis 
     if state == "running":
         return None
     if state == "failed":
-        raise NodeError(f"The tests of {node} could not be carried out: {answer.get('text', '')}.")
+        raise NodeError(say("nodes.tests_not_run", node=node, text=quoted(str(answer.get("text", "")))))
     if state != "finished":
-        raise NodeError(f"The tests {key} of {node} gave no result: {answer.get('text', state)}.")
+        text = quoted(str(answer.get("text", state)))
+        raise NodeError(say("nodes.tests_no_result", key=key, node=node, text=text))
     output = answer.get("output")
     if not isinstance(output, dict):
-        raise NodeError(f"dcgmi on {node} printed no verdict: {str(answer.get('text', ''))[:_TEXT_MAX]}")
+        said = str(answer.get("text", ""))[:_TEXT_MAX]
+        raise NodeError(say("nodes.tests_no_verdict", node=node, said=said))
     return _verdict(node, output, answer.get("exit"))
 
 
@@ -285,15 +286,16 @@ def read_reset(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis | No
     if state == "running":
         return None
     if state != "finished":
-        raise NodeError(f"The reset {key} on {node} came to nothing: {text or state}.")
+        why = quoted(text or str(state))
+        raise NodeError(say("nodes.reset_no_result", key=key, node=node, text=why))
     idle = [str(name) for name in answer.get("not_started") or ()]
     if idle:
-        text = f"{', '.join(idle)} did not start again after it"
-        return Diagnosis(passed=False, text=text, failed=tuple(idle))
+        text = say("nodes.reset_not_started", services=", ".join(idle))
+        return Diagnosis(passed=False, text=text, failed=tuple(map(quoted, idle)))
     if answer.get("passed") is not True:
-        text = f"nvidia-smi --gpu-reset ended with {answer.get('exit')}: {text}"
-        return Diagnosis(passed=False, text=text, failed=("gpu-reset",))
-    return Diagnosis(passed=True, text=f"the GPU reset is done ({_what(answer)})")
+        text = say("nodes.reset_ended", code=str(answer.get("exit")), said=text)
+        return Diagnosis(passed=False, text=text, failed=(quoted("gpu-reset"),))
+    return Diagnosis(passed=True, text=say("nodes.reset_done", what=_what(answer)))
 
 
 def read_bundle(node: str, key: str, answer: Mapping[str, Any]) -> Bundle | None:
@@ -302,10 +304,11 @@ def read_bundle(node: str, key: str, answer: Mapping[str, Any]) -> Bundle | None
     if state == "running":
         return None
     if state != "finished":
-        raise NodeError(f"The logs {key} of {node} were not collected: {answer.get('text') or state}.")
+        text = quoted(str(answer.get("text") or state))
+        raise NodeError(say("nodes.collect_no_result", key=key, node=node, text=text))
     digest = str(answer.get("sha256", ""))
     if not isinstance(size, int) or not 0 < size <= BUNDLE_MOST_BYTES or not _SHA256.fullmatch(digest):
-        raise NodeError(f"{node} tells of a file {key} that healer does not take: {size} bytes.")
+        raise NodeError(say("nodes.collect_no_file", node=node, key=key, size=str(size)))
     parts = [part for part in answer.get("parts") or () if isinstance(part, dict)]
     return Bundle(size_bytes=size, sha256=digest, parts=tuple(map(_part_line, parts)))
 
@@ -327,10 +330,10 @@ def read_job_stacks(node: str, answer: Mapping[str, Any]) -> JobStacks:
             for stack in answer["stacks"]
         )
         return JobStacks(
-            processes=len(answer["processes"]), stacks=stacks, text=str(answer["text"])[:_TEXT_MAX]
+            processes=len(answer["processes"]), stacks=stacks, text=quoted(str(answer["text"])[:_TEXT_MAX])
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise NodeError(f"{node} told of stacks what healer does not read: {error}") from error
+        raise NodeError(say("nodes.stacks_unread", node=node, error=str(error))) from error
 
 
 def read_job_on_node(node: str, answer: Mapping[str, Any]) -> JobOnNode:
@@ -352,10 +355,10 @@ def read_job_on_node(node: str, answer: Mapping[str, Any]) -> JobOnNode:
             )
             for dump in answer["dumps"]
         )
-        text = str(answer["text"])[:_TEXT_MAX]
+        text = quoted(str(answer["text"])[:_TEXT_MAX])
         return JobOnNode(processes=int(answer["processes"]), gpus=gpus, dumps=dumps, text=text)
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
-        raise NodeError(f"{node} told of the job what healer does not read: {error}") from error
+        raise NodeError(say("nodes.job_unread", node=node, error=str(error))) from error
 
 
 def _amount(words: object, unit: str) -> float | None:
@@ -372,7 +375,7 @@ def _unpacked(packed: str) -> bytes:
 def _what(answer: Mapping[str, Any]) -> str:
     what = answer.get("what")
     gpu = what.get("gpu") if isinstance(what, dict) else None
-    return "all GPUs" if gpu == "all" else str(gpu or "?")
+    return say("nodes.reset_all_gpus") if gpu == "all" else str(gpu or "?")
 
 
 def _verdict(node: str, output: Mapping[str, Any], status: object) -> Diagnosis:
@@ -381,17 +384,19 @@ def _verdict(node: str, output: Mapping[str, Any], status: object) -> Diagnosis:
     results = list(_results(whole))
     failed = [(name, words) for name, state, words in results if state == "fail"]
     if failed:
-        names = tuple(dict.fromkeys(name for name, _ in failed))
+        names = tuple(quoted(name) for name in dict.fromkeys(name for name, _ in failed))
         text = "; ".join(f"{name}: {words}" if words else name for name, words in failed)
-        return Diagnosis(passed=False, text=f"tests failed: {text[:_TEXT_MAX]}", failed=names)
+        return Diagnosis(passed=False, text=say("nodes.tests_failed", tests=text[:_TEXT_MAX]), failed=names)
     if error := whole.get("runtime_error") or output.get("runtime_error"):
-        raise NodeError(f"dcgmi on {node} could not test it: {str(error)[:_TEXT_MAX]}")
+        raise NodeError(say("nodes.tests_error", node=node, error=str(error)[:_TEXT_MAX]))
     passed = sum(state == "pass" for _, state, _ in results)
     if not passed or status:
-        raise NodeError(f"dcgmi on {node} ended with {status}, {passed} tests passed and none failed.")
+        raise NodeError(say("nodes.tests_unclear", node=node, status=str(status), n=passed))
     warned = [f"{name}: {words}" for name, state, words in results if state == "warn"]
-    text = f"all {passed} tests passed" + (f"; warnings: {'; '.join(warned)}" if warned else "")
-    return Diagnosis(passed=True, text=text[:_TEXT_MAX])
+    text = say("nodes.tests_passed", n=passed)
+    if warned:
+        text = say("nodes.tests_warned", text=text, warnings="; ".join(warned)[:_TEXT_MAX])
+    return Diagnosis(passed=True, text=text)
 
 
 def _results(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

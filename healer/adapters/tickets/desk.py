@@ -16,6 +16,7 @@ from healer.adapters.tickets.calls import Calls
 from healer.model import Ticket, TicketStage
 from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
+from healer.text import quoted
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -113,6 +114,6 @@ def cut(text: str, most: int) -> str:
 def _fit(ticket: Ticket) -> Ticket:
     return msgspec.structs.replace(
         ticket,
-        title=one_line(ticket.title),
-        text=shown(ticket.text.replace("\r\n", "\n"), keep="\n\t"),
+        title=quoted(one_line(ticket.title)),
+        text=quoted(shown(ticket.text.replace("\r\n", "\n"), keep="\n\t")),
     )

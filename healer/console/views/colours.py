@@ -13,7 +13,7 @@ from healer.console.views.fleet_view import KINDS, VERDICT_RANK, NodeRow
 from healer.detection.lemons import LIMIT
 from healer.model import NodeStatus
 from healer.ports.answers import NodeGauges
-from healer.text import say
+from healer.text import joined, say
 
 #: The code of a cell, or of one GPU in it, whose value is unknown; else it is the number of its bin.
 UNKNOWN = "-"
@@ -180,11 +180,14 @@ def describe(colour: Colour, row: NodeRow, measured: Measurements) -> str:
         return say("console.colours_peers", paces=measured.paces[row.name])
     if colour is Colour.lemon:
         score = measured.lemons.get(row.name)
-        return words.number(score) + " points" if score else say("console.colours_none_kept")
+        return (
+            say("console.colours_lemon", n=words.number(score)) if score else say("console.colours_none_kept")
+        )
     text = BINS[colour][place].text
     if colour is Colour.throttle:
         held = [str(gpu) for gpu, digit in enumerate(code) if digit == str(place)]
-        return text + (say("console.colours_gpu_2", held=", ".join(held)) if place else "") + _silent(code)
+        gpus = say("console.colours_gpu_2", held=", ".join(held)) if place else ""
+        return joined([text, gpus, _silent(code)], "nothing")
     return text
 
 
@@ -208,7 +211,7 @@ def bins(colour: Colour, translate: Callable[[str], str]) -> list[list[str]]:
 def kinds(translate: Callable[[str], str]) -> dict[str, list[str]]:
     """The same of each kind of node, for cells without a code; then its English words, for the search."""
     return {
-        kind: [signs.paint, translate(signs.words), signs.letter, signs.words]
+        kind: [signs.paint, translate(signs.words), signs.letter, str(signs.words)]
         for kind, signs in KINDS.items()
     }
 

@@ -12,7 +12,7 @@ from healer.console import words
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
 from healer.model.slurm import is_empty_reason, is_only_ours, is_our_reservation, owner_of
 from healer.ports.answers import OpenIncident, Standing
-from healer.text import say
+from healer.text import Said, joined, say
 
 #: The mildest first.
 VERDICT_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
@@ -97,21 +97,20 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
             return say("console.fleet_out_by", name=owner.name)
         return KINDS[self.kind].words
 
-    def shown(self, now: datetime) -> str:
+    def shown(self, now: datetime) -> Said:
         """Slurm's state in words: `drained by ann 3 h ago, not responding`."""
         node, status = self.slurm, self.slurm.status
-        text = STATUS_WORDS.get(status, status.value)
+        parts: list[str] = [STATUS_WORDS.get(status, status.value)]
         if node.held and not node.planned and node.owner is not None:
-            text += say("console.fleet_by", owner=node.owner)
+            parts.append(say("console.fleet_by", owner=str(node.owner)))
             if node.reason_at is not None:
-                text += f" {words.ago(node.reason_at, now)}"
+                parts.append(joined(["", words.ago(node.reason_at, now)], "space"))
         if "NOT_RESPONDING" in node.state and status is not NodeStatus.silent:
-            text += say("console.fleet_not_responding")
+            parts.append(say("console.fleet_not_responding"))
         if node.unknown_flags:
-            text += say(
-                "console.fleet_with_which_healer_does_not", unknown_flags=", ".join(node.unknown_flags)
-            )
-        return text
+            flags = ", ".join(node.unknown_flags)
+            parts.append(say("console.fleet_with_which_healer_does_not", unknown_flags=flags))
+        return joined(parts, "nothing")
 
     @property
     def state(self) -> str:

@@ -11,7 +11,7 @@ from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
-from healer.text import say
+from healer.text import joined, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -239,11 +239,13 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             ago=words.ago(picture.taken_at, now),
             counted=words.counted(len(picture.nodes), "node"),
         )
-        error = f". {words.sentence(standing.snapshot_error)}" if standing.snapshot_error else ""
+        if standing.snapshot_error:
+            error = words.sentence(standing.snapshot_error)
+            text = say("console.health_taken_but", text=text, error=error)
         yield _row(
             say("console.health_picture"),
             fresh,
-            text + error,
+            text,
             say("console.health_healer_holds_every_action_until"),
         )
     if seen is not None:
@@ -256,9 +258,14 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             if seen.answer_s is not None
             else ""
         ]
-        text = ", ".join(filter(None, parts)) or "asked"
-        yield _row(say("console.health_adapter"), not seen.fallbacks, "; ".join((text, *seen.fallbacks)),
-                   say("console.health_ways_before_healer_slurm_did"), bad=False)  # fmt: skip
+        text = joined(filter(None, parts), "comma") or say("console.health_asked")
+        yield _row(
+            say("console.health_adapter"),
+            not seen.fallbacks,
+            joined((text, *seen.fallbacks), "semicolon"),
+            say("console.health_ways_before_healer_slurm_did"),
+            bad=False,
+        )
     for trouble in troubles(seen):
         yield _row(
             say("console.health_controller", trouble_words=TROUBLE_WORDS[trouble.trouble]),
@@ -323,8 +330,13 @@ def _stores(state: SelfHealth) -> Iterator[Row]:
         )
     for name, check in state.checks.items():
         if name.split()[0] in ("prometheus", "spool", "disk"):
-            yield _row(words.sentence(name), bool(check["ok"]), str(check["text"]),
-                       say("console.health_healer_doctor_says_how_repair"), bad=False)  # fmt: skip
+            yield _row(
+                words.sentence(name),
+                bool(check["ok"]),
+                str(check["text"]),
+                say("console.health_healer_doctor_says_how_repair"),
+                bad=False,
+            )
 
 
 def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
@@ -334,9 +346,14 @@ def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iter
         unit = row.queue.unit
         waiting = words.size(row.queue.waiting) if unit == "bytes" else f"{row.queue.waiting:,} {unit}"
         text = say("console.health_room", waiting=waiting, share=row.share)
-        yield _row(say("console.health_be_written", name=row.queue.name), row.tone == "good", text,
-                   say("console.health_database_or_disk_slow_senders"),
-                   bad=row.tone == "bad", href="/signals")  # fmt: skip
+        yield _row(
+            say("console.health_be_written", name=row.queue.name),
+            row.tone == "good",
+            text,
+            say("console.health_database_or_disk_slow_senders"),
+            bad=row.tone == "bad",
+            href="/signals",
+        )
 
 
 def _backlog(backlog: Backlog, now: datetime) -> Row:
@@ -364,12 +381,26 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
             href="/signals",
         )
     else:
-        yield _row(say("console.health_senders"), not quiet, say("console.health_not_heard_from", names=names) if quiet else say("console.health_none_quiet", sends=sends),
-                   say("console.health_sender_down_or_was_taken"), bad=False, href="/signals")  # fmt: skip
+        yield _row(
+            say("console.health_senders"),
+            not quiet,
+            say("console.health_not_heard_from", names=names)
+            if quiet
+            else say("console.health_none_quiet", sends=sends),
+            say("console.health_sender_down_or_was_taken"),
+            bad=False,
+            href="/signals",
+        )
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
     lost = ", ".join(f"{row.entries:,} {row.reason}" for row in fresh)
-    yield _row(say("console.health_not_stored"), not fresh, lost or say("console.health_nothing_last_day"),
-               say("console.health_signals_says_what_do_about"), bad=False, href="/signals")  # fmt: skip
+    yield _row(
+        say("console.health_not_stored"),
+        not fresh,
+        lost or say("console.health_nothing_last_day"),
+        say("console.health_signals_says_what_do_about"),
+        bad=False,
+        href="/signals",
+    )
     if arrives.unknown:
         lately = [series for series in arrives.unknown if now - series.last_seen < FRESH]
         text = say("console.health_last_day_no_rule_can", counted=words.counted(len(lately), "name"))
@@ -386,8 +417,13 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
         text = words.names(down, SENDERS_NAMED) or say(
             "console.health_up", up=up, counted=words.counted(len(scrape.targets), "target")
         )
-        yield _row(say("console.health_scraped"), not down, say("console.health_down", down=len(down), text=text) if down else text,
-                   say("console.health_target_does_not_answer_says"), bad=False)  # fmt: skip
+        yield _row(
+            say("console.health_scraped"),
+            not down,
+            say("console.health_down", down=len(down), text=text) if down else text,
+            say("console.health_target_does_not_answer_says"),
+            bad=False,
+        )
         for trouble in scrape.troubles:
             yield _row(
                 say("console.health_scraped"),
@@ -406,8 +442,13 @@ def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
         parts += [say("console.health_failed", failed=sink.failed)] if sink.failed else []
         text = ", ".join(parts) + (f". {sink.error}" if sink.error and (sink.failed or sink.due) else "")
         tries = sink.due and sink.error
-        yield _row(sink.name, not (sink.failed or tries), text,
-                   say("console.health_healer_doctor_asks_sink_healer"), bad=False)  # fmt: skip
+        yield _row(
+            sink.name,
+            not (sink.failed or tries),
+            text,
+            say("console.health_healer_doctor_asks_sink_healer"),
+            bad=False,
+        )
 
 
 def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
@@ -425,8 +466,14 @@ def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, no
             splitlines=standing.rules_error.splitlines()[0],
             text=text,
         )
-    yield _row(say("console.health_rules"), not standing.rules_error, text, say("console.health_healer_rules_check_names_every"),
-               bad=False, href="/rules")  # fmt: skip
+    yield _row(
+        say("console.health_rules"),
+        not standing.rules_error,
+        text,
+        say("console.health_healer_rules_check_names_every"),
+        bad=False,
+        href="/rules",
+    )
     for model in state.stored.models:
         yield Row(
             name=say("console.health_model", hardware=model.hardware, load=model.load),

@@ -18,7 +18,7 @@ from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 from healer.ports.answers import OpenIncident
-from healer.text import say
+from healer.text import joined, quoted, say
 
 #: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
@@ -221,7 +221,7 @@ def _federation(shown: SlurmJob) -> str:
     """`from pod1, copies in pod1, pod2`."""
     parts = [say("console.job_from", origin=shown.origin) if shown.origin else ""]
     parts.append(say("console.job_copies", siblings=", ".join(shown.siblings)) if shown.siblings else "")
-    return ", ".join(part for part in parts if part)
+    return joined(filter(None, parts), "comma")
 
 
 def view_job(
@@ -275,7 +275,7 @@ def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> Cha
         for checkpoint in history.checkpoints[-_MARKS_SHOWN:]
     ]
     marks += [
-        ChartMark(at=incident.opened, label=incident.rule)
+        ChartMark(at=incident.opened, label=quoted(incident.rule))
         for incident in history.incidents
         if incident.is_open
     ]

@@ -17,7 +17,7 @@ from healer.model.telemetry import Catalogue, Unusual
 from healer.model.trained import FOREST
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
-from healer.text import say
+from healer.text import Said, capital, joined, quoted, say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -225,11 +225,10 @@ def _ecc(corrected: float | None, uncorrected: float | None) -> Cell:
     if corrected is None and uncorrected is None:
         return Cell("–", is_known=False)
     parts = [
-        f"{words.number(count)} {word}"
-        for count, word in ((uncorrected, "uncorrected"), (corrected, "corrected"))
-        if count
+        say("console.node_ecc_uncorrected", n=words.number(uncorrected)) if uncorrected else "",
+        say("console.node_ecc_corrected", n=words.number(corrected)) if corrected else "",
     ]
-    return Cell(", ".join(parts) or "none")
+    return Cell(joined(filter(None, parts), "comma") or say("console.none"))
 
 
 def _remap(fresh: Callable[[str], float | None]) -> Cell:
@@ -240,7 +239,7 @@ def _remap(fresh: Callable[[str], float | None]) -> Cell:
     parts = [word for word, value in states.items() if value]
     if rows:
         parts.append(words.counted(int(rows), "row"))
-    return Cell(", ".join(parts) or "none")
+    return Cell(joined(parts, "comma") or say("console.none"))
 
 
 def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
@@ -250,7 +249,7 @@ def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
     whole = int(mask)
     names = [name for name, bit in signal.bits.items() if bit and whole & bit == bit]
     if not names:
-        return ("none" if not whole else say("console.node_bits", whole=whole)), not whole
+        return (say("console.none") if not whole else say("console.node_bits", whole=whole)), not whole
     calm = all(any(word in name.lower() for word in _CALM) for name in names)
     return ", ".join(name.replace("_", " ") for name in names), calm
 
@@ -283,12 +282,12 @@ def _order(column: Column) -> tuple[str, int, int, str]:
     return (part.port or "", -1 if part.gpu is None else part.gpu, part.link or 0, column.signal)
 
 
-def part_words(part: Part) -> str:
+def part_words(part: Part) -> Said:
     """`GPU 3`, `GPU 3 NVLink 4`, `mlx5_0/1`, or `node`."""
     parts = [say("console.node_gpu", gpu=part.gpu)] if part.gpu is not None else []
     parts += [say("console.node_nvlink", link=part.link)] if part.link is not None else []
     parts += [part.port] if part.port else []
-    return " ".join(parts) or "node"
+    return joined(parts, "space") or say("console.node")
 
 
 def _increases(values: Sequence[_Newest]) -> Iterator[tuple[datetime, float]]:
@@ -325,13 +324,14 @@ def _chart(
         middle = tuple(statistics.median(values) if values else None for values in by_time)
         lines.append(ChartLine(label=say("console.node_median_here"), role="peers", values=middle))
     since = node.now - span
+    title = capital(quoted(signal.text or signal.name))
     chart = Chart(
-        title=f"{words.sentence(signal.text or signal.name)}{', per minute' if counter else ''}",
+        title=say("console.node_per_minute", signal=title) if counter else title,
         unit=signal.unit,
         times=tuple(at.timestamp() for at in times),
         lines=tuple(lines),
         marks=tuple(
-            ChartMark(at=incident.opened, label=incident.rule)
+            ChartMark(at=incident.opened, label=quoted(incident.rule))
             for incident in node.incidents
             if incident.opened > since
         ),

@@ -22,7 +22,7 @@ from healer.model import (
     Step,
     Verb,
 )
-from healer.text import say
+from healer.text import joined, quoted, say
 
 
 class VerbWords(NamedTuple):
@@ -227,7 +227,7 @@ def takes(playbook: Playbook) -> str:
     verbs = {step.do for step in playbook.steps if step.do is not None}
     parts = [say("console.playbooks_node")] if verbs & NODE_REMOVING else []
     parts += [say("console.playbooks_job_work")] if verbs & (REMOVING_VERBS - NODE_REMOVING) else []
-    return " and ".join(parts)
+    return joined(parts, "and")
 
 
 def _person(playbook: Playbook) -> str:
@@ -235,7 +235,7 @@ def _person(playbook: Playbook) -> str:
     at work on the node, it needs none."""
     asks = IRREVERSIBLE_VERBS - {Verb.down}
     waits = [_title(step) for step in playbook.steps if step.wait in _PEOPLE or step.do in asks]
-    return "; ".join(waits)
+    return joined(map(quoted, waits), "semicolon")
 
 
 def _title(step: Step) -> str:
@@ -245,9 +245,14 @@ def _title(step: Step) -> str:
 def _ended(runs: Sequence[Run]) -> str:
     """`12 done, 1 stuck`; shadow runs are counted separately."""
     real = Counter(run.state for run in runs if not run.shadow)
-    parts = [f"{real[state]} {RUN_WORDS[state]}" for state in RunState if real[state]]
+    parts = [
+        say("console.playbooks_runs_in_state", count=real[state], state=quoted(RUN_WORDS[state]))
+        for state in RunState
+        if real[state]
+    ]
     shadow = sum(run.shadow for run in runs)
-    return ", ".join([*parts, say("console.playbooks_shadow", shadow=shadow)] if shadow else parts)
+    parts += [say("console.playbooks_shadow", shadow=shadow)] if shadow else []
+    return joined(parts, "comma")
 
 
 def step_lines(playbook: Playbook) -> list[StepLine]:
@@ -290,20 +295,20 @@ def _only(step: Step) -> str:
     parts = [say("console.playbooks_only_when", when=step.when)] if step.when else []
     parts += [say("console.playbooks_not_where_passes", probe=step.probe)] if step.probe else []
     parts += [say("console.playbooks_once_for_each", for_each=step.for_each)] if step.for_each else []
-    return " ".join(parts)
+    return joined(parts, "space")
 
 
 def _limits(step: Step) -> str:
     """`10 min, 3 attempts`, `asks a person after 1 d`; a repair waits for ever."""
     if step.wait == "repair":
-        return "none"
+        return say("console.none")
     parts: list[str] = []
     if not step.wait:
         parts.append(words.span(step.timeout_s))
         parts += [words.counted(step.retries + 1, "attempt")] if step.do else []
     if step.wait_s is not None:
         parts.append(say("console.playbooks_asks_person_after", span=words.span(step.wait_s)))
-    return ", ".join(parts) or "none"
+    return joined(parts, "comma") or say("console.none")
 
 
 def input_lines(inputs: Mapping[str, Input]) -> list[InputLine]:

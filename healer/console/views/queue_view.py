@@ -13,7 +13,7 @@ from healer.console.views.runs_view import GuardRow, RunRow, asks, guard_rows, l
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
-from healer.text import say
+from healer.text import joined, quoted, say
 
 #: Jobs that a row names.
 _JOBS = 2
@@ -137,7 +137,8 @@ def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str
             if incident.held_by and not row.why
             else ""
         )
-        return f"{run.playbook}: {row.word}", row.tone, " ".join(filter(None, (bad, row.why, held)))
+        doing = say("console.queue_playbook_is", playbook=run.playbook, word=quoted(row.word))
+        return doing, row.tone, joined(filter(None, (bad, row.why, held)), "space")
     if incident.owner:
         return (
             say("console.queue_leaves_node_owner"),
@@ -148,7 +149,7 @@ def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str
         return (
             say("console.queue_held_back"),
             "bad" if bad else "warn",
-            " ".join(filter(None, (bad, say("console.queue_guard", held_by=incident.held_by)))),
+            joined(filter(None, (bad, say("console.queue_guard", held_by=incident.held_by))), "space"),
         )
     if bad:
         return say("console.queue_cannot_drain"), "bad", bad
@@ -236,4 +237,5 @@ def approval(
 
 def room(caps: Sequence[Cap]) -> str:
     """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
-    return "; ".join(say("console.queue_left", name=cap.name, left=cap.left) for cap in caps[:3])
+    left = (say("console.queue_left", name=quoted(cap.name), left=cap.left) for cap in caps[:3])
+    return joined(left, "semicolon")

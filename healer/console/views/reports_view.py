@@ -15,7 +15,7 @@ from healer.console.words import listed, plain
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Incident, Run
 from healer.ports.answers import Group, OpenIncident, Period, RuleFigures, Saved, Spread, Standing
-from healer.text import say
+from healer.text import joined, quoted, say
 
 #: Value of the query parameter -> length.
 PERIODS = {
@@ -102,7 +102,7 @@ def reports(period: Period) -> Reports:
 def _facts(period: Period) -> list[tuple[str, str, str]]:
     """(name, figure, its basis)."""
     stats = period.stats
-    rows = [
+    rows: list[tuple[str, str, str]] = [
         (
             say("console.reports_incidents"),
             words.number(stats.incidents),
@@ -115,9 +115,12 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
         lost, rests = _hours(stats.gpu_hours_lost), say("console.reports_by_jobs_hit_each_life")
         if stats.gpu_hours_at_most:
             at_most = _hours(stats.gpu_hours_at_most)
-            rests += say("console.reports_them_most_for_want_durable", at_most=at_most)
+            rests = joined(
+                [rests, say("console.reports_them_most_for_want_durable", at_most=at_most)], "nothing"
+            )
     if stats.jobs_unknown:
-        rests += say("console.reports_nobody_knows", counted=words.counted(stats.jobs_unknown, "more_job"))
+        unknown = words.counted(stats.jobs_unknown, "more_job")
+        rests = joined([rests, say("console.reports_nobody_knows", counted=unknown)], "nothing")
     rows.append((say("console.reports_gpu_hours_lost"), lost, rests))
     rows.append(_saved(stats.saved))
     drained = sum(figures.drained for figures in period.by_rule)
@@ -141,7 +144,11 @@ def _saved(saved: Saved) -> tuple[str, str, str]:
     alone = say("console.reports_restarted_by_healer_alone", counted=words.counted(saved.jobs, "job"))
     if saved.gpu_hours is None or saved.people_s is None:
         few = say("console.reports_people_took_up_incidents_with", people=saved.people)
-        return say("console.reports_gpu_hours_saved"), say("console.incident_not_known"), f"{alone}; {few}"
+        return (
+            say("console.reports_gpu_hours_saved"),
+            say("console.incident_not_known"),
+            joined([alone, few], "semicolon"),
+        )
     took = say(
         "console.reports_which_people_took_up_incidents", span=words.span(saved.people_s), people=saved.people
     )
@@ -253,7 +260,7 @@ def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: S
         known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
         resolved=tuple(lists[say("console.reports_incidents_ended")][:SHOWN]),
         runs=tuple(lists["runs"][:SHOWN]),
-        people=tuple(lists[say("console.reports_words_people")][:SHOWN]),
+        people=tuple(lists["words of people"][:SHOWN]),
         cut=tuple(name for name, found in lists.items() if len(found) > SHOWN),
     )
 
@@ -263,12 +270,20 @@ def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
     strip = shift.strip
     open_now = ", ".join(f"{count} {severity}" for severity, count in strip.open_by_severity if count)
     parts = {
-        "Stands above all": [f"{banner.title} {banner.text}" for banner in strip.banners],
-        "Waits for a person": [f"{row.title}: {row.word}. {row.why}" for row in shift.waits],
-        "Known bad and in service": [f"{row.name}: {_why_bad(row)}" for row in shift.known_bad],
+        "Stands above all": [joined([banner.title, banner.text], "space") for banner in strip.banners],
+        "Waits for a person": [
+            say("console.reports_waits", title=quoted(row.title), word=quoted(row.word), why=quoted(row.why))
+            for row in shift.waits
+        ],
+        "Known bad and in service": [
+            say("console.reports_heading_of", title=row.name, node=_why_bad(row)) for row in shift.known_bad
+        ],
         "Open": [_open(incident) for incident in shift.open],
         "Ended in this shift": [_ended(incident) for incident in shift.resolved],
-        "Runs of this shift": [f"{_at(row.run.created_at)} {row.title}: {row.word}" for row in shift.runs],
+        "Runs of this shift": [
+            say("console.reports_run", at=_at(row.run.created_at), title=row.title, word=quoted(row.word))
+            for row in shift.runs
+        ],
         "What people did": [_person(row) for row in shift.people],
     }
     lines = [
@@ -313,7 +328,7 @@ def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
 
 
 def _why_bad(row: NodeRow) -> str:
-    return ", ".join(incident.title for incident in row.incidents[:3])
+    return joined((incident.title for incident in row.incidents[:3]), "comma")
 
 
 def _open(incident: OpenIncident) -> str:
@@ -322,12 +337,15 @@ def _open(incident: OpenIncident) -> str:
         if incident.acknowledged_by
         else ""
     )
-    return f"{_heading(incident)} ({incident.id[:8]}, {_at(incident.opened)}){seen}"
+    heading, name = _heading(incident), incident.id[:8]
+    return say("console.reports_open", heading=heading, name=name, at=_at(incident.opened), seen=seen)
 
 
 def _ended(incident: Incident) -> str:
-    why = f": {incident.closed_why}" if incident.closed_why else ""
-    return f"{_heading(incident)} ({incident.short_id}){why}"
+    heading, name = _heading(incident), incident.short_id
+    if not incident.closed_why:
+        return say("console.reports_ended", heading=heading, name=name)
+    return say("console.reports_ended_because", heading=heading, name=name, why=quoted(incident.closed_why))
 
 
 def _heading(incident: Incident | OpenIncident) -> str:

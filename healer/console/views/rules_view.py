@@ -13,7 +13,7 @@ from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
 from healer.model.run import ACTIVE_REHEARSALS, Outcomes, Rehearsal, RehearsalState
 from healer.ports.answers import RuleBook, RuleRecord
-from healer.text import say
+from healer.text import joined, say
 
 
 class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +268,7 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
     judged = [outcome for outcome in outcomes if outcome.right + outcome.wrong and not outcome.counted_by]
     if role is not Role.admin or not judged:
         return ()
-    words = "; ".join(
+    found = (
         say(
             "console.rules_true_faults_false_alarms",
             rule=outcome.rule,
@@ -277,6 +277,7 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
         )
         for outcome in judged
     )
+    words = joined(found, "semicolon")
     return (
         Button(
             label=say("console.rules_count_as_proof"),

@@ -8,7 +8,7 @@ from healer.console import words
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
-from healer.text import say
+from healer.text import joined, say
 
 RUN_WORDS = {state: state.value for state in RunState} | {
     RunState.waiting_approval: say("console.runs_waits_for_approval"),
@@ -173,7 +173,8 @@ def guards_summary(decision: Decision) -> str:
     asked = say("console.runs_asked", counted=words.counted(len(decision.answers), "guard"))
     if not against:
         return say("console.runs_all_allow", asked=asked)
-    return f"{asked}: {', '.join(f'{answer.guard.value} {answer.kind.value}s' for answer in against)}"
+    answers = [say(f"console.guard_{answer.kind}s", guard=answer.guard.value) for answer in against]
+    return say("console.runs_asked_against", asked=asked, answers=joined(answers, "comma"))
 
 
 def mode_note(mode: Mode) -> str:

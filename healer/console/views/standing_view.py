@@ -13,7 +13,7 @@ from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
 from healer.ports.callers import Caller
-from healer.text import say
+from healer.text import joined, quoted, say, unstopped
 
 TROUBLE_WORDS = {
     Trouble.away: say("console.standing_not_be_read"),
@@ -122,7 +122,7 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
             Banner(
                 tone="warn",
                 title=say("console.standing_changed_rules_were_not_taken"),
-                text=f"{standing.rules_error}",
+                text=quoted(standing.rules_error),
             )
         )
     return found
@@ -152,10 +152,14 @@ def _pause_banner(pause: Pause, now: datetime) -> Banner:
 def _breaker_banner(breaker: Breaker) -> Banner:
     half = breaker.state is BreakerState.half_open
     since = say("console.standing_since", at=words.utc(breaker.since)) if breaker.since else ""
-    text = breaker.why.rstrip(".") or words.counted(len(breaker.roots), "root")
+    text = unstopped(breaker.why) if breaker.why else words.counted(len(breaker.roots), "root")
     return Banner(
         tone="bad",
-        title=say("console.standing_breaker", word="half-open" if half else "open", since=since),
+        title=say(
+            "console.standing_breaker",
+            word=say("console.standing_half_open") if half else say("console.standing_open"),
+            since=since,
+        ),
         text=say("console.standing_healer_takes_no_node_out", text=text)
         if not half
         else say("console.standing_one_canary_may_run_all", text=text),
@@ -165,7 +169,7 @@ def _breaker_banner(breaker: Breaker) -> Banner:
 
 def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
     found: list[Banner] = []
-    error = f" {standing.snapshot_error}" if standing.snapshot_error else ""
+    error = joined(["", standing.snapshot_error], "space") if standing.snapshot_error else ""
     if standing.snapshot is None:
         text = say("console.standing_healer_holds_every_action", error=error)
         found.append(Banner(tone="bad", title=say("console.standing_no_picture_slurm_yet"), text=text))

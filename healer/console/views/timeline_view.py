@@ -11,16 +11,10 @@ from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, gu
 from healer.engine.records import IncidentRecord
 from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
-from healer.text import say
+from healer.text import joined, say
 
 #: The keys that say in words what happened, best first.
-_WORDS = (
-    say("console.timeline_text"),
-    say("console.timeline_why"),
-    say("console.timeline_reason"),
-    say("console.timeline_title"),
-    say("console.timeline_note"),
-)
+_WORDS = ("text", "why", "reason", "title", "note")
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,13 +231,14 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
         if sent.channels:
             parts = [] if sent.state == "listed" else parts
             parts += [_delivery_words(delivery) for delivery in sent.channels]
+        kind = "page" if sent.message.page else sent.kind
         failed = sent.error or any(delivery.error and delivery.state != "sent" for delivery in sent.channels)
         yield TimelineRow(
             at=sent.at,
             kind="message",
             tone="bad" if failed else "plain",
-            text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
-            detail=". ".join(part for part in parts if part),
+            text=say(f"console.timeline_{kind}_of", title=sent.message.title),
+            detail=joined(filter(None, parts), "stop"),
         )
 
 

@@ -36,6 +36,7 @@ from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.replay_slurm import ReplaySlurm, Shown
 from healer.sim.sim_clock import SimClock
+from healer.text import quoted
 
 #: Case files of faults over time.
 HISTORY_CASES = "history-*.yaml"
@@ -280,7 +281,9 @@ class _Play:
         else:
             where = Component(cluster=_CLUSTER, node=step.node, gpu=found.gpu, link=found.link, nic=found.nic)
         digest = digest_of("found", rule.name, str(where), now.isoformat())
-        evidence = Evidence(digest=digest, at=now, component=where, text=rule.title, sense=Sense.metrics)
+        evidence = Evidence(
+            digest=digest, at=now, component=where, text=quoted(rule.title), sense=Sense.metrics
+        )
         return Finding(
             rule=rule.name,
             fault=rule.name,
@@ -288,7 +291,7 @@ class _Play:
             component=where,
             at=now,
             arrived_at=now,
-            text=rule.title,
+            text=quoted(rule.title),
             confidence=1.0,
             evidence=(evidence,),
         )

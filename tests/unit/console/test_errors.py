@@ -6,9 +6,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.console.errors import prefers_page
-from healer.console.language import COOKIE as LANGUAGE
 from healer.model import Role
 from healer.ports.callers import SESSION_COOKIE
+from healer.text.language import COOKIE as LANGUAGE
 from tests.support.console_pages import BROWSER, NO_PAGES
 from tests.support.console_site import Site, make_sample
 
@@ -113,9 +113,6 @@ def test_what_scripts_read_fails_as_a_problem(site: Site) -> None:
         answer = scripts.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM), path
     assert scripts.get("/static/none.js").headers["content-type"] == PROBLEM
-    for body, status in ((b"{}", 400), (b"[" + b'"x",' * 60 + b'"x"]', 413)):
-        answer = scripts.post("/words", content=body)
-        assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nope", "/api/v1"])
@@ -125,7 +122,7 @@ def test_the_api_is_for_programs_whoever_asks(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/words"), ("GET", "/sign-out"), ("POST", "/incidents")]
+    ("method", "path"), [("GET", "/language"), ("GET", "/sign-out"), ("POST", "/incidents")]
 )
 def test_a_wrong_method_is_a_page_with_the_way_back(site: Site, method: str, path: str) -> None:
     answer = visitor(site).request(method, path)

@@ -1,12 +1,11 @@
-"""Choosing the language, and sentences for what scripts get from the API."""
+"""Choosing the language."""
 
 import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.language import COOKIE, Catalogue
 from healer.console.render import _Texts
-from healer.model import Role
+from healer.text.language import COOKIE
 from tests.support.console_site import Site, make_sample
 
 SIGNED_IN = {"healer_session": "cookie-good"}
@@ -78,33 +77,6 @@ def test_a_map_is_told_in_the_language_of_who_looks(site: Site) -> None:
     assert english["kinds"]["idle"][1] == chinese["kinds"]["idle"][3]
 
 
-def test_finished_sentences_are_given_to_who_is_signed_in(site: Site) -> None:
-    texts = ["Sign out", "a line that nobody knows"]
-    assert visitor(site).post("/words", json=texts).status_code == 303
-    assert visitor(site, **SIGNED_IN).post("/words", json=texts).json() == texts
-    chinese = visitor(site, **{**SIGNED_IN, COOKIE: "zh"})
-    assert chinese.post("/words", json=texts).json() == ["退出登录", "a line that nobody knows"]
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ("[1]", 400),
-        ("{}", 400),
-        ("", 400),
-        ("[" + '"a",' * 50 + '"a"]', 413),
-        ('["' + "a" * 2001 + '"]', 413),
-    ],
-)
-def test_what_is_no_list_of_texts_or_too_long_is_refused(site: Site, body: str, status: int) -> None:
-    assert visitor(site, **SIGNED_IN).post("/words", content=body).status_code == status
-
-
-def test_a_token_for_signals_gets_no_words() -> None:
-    client = visitor(Site(make_sample(4), role=Role.signals), **SIGNED_IN)
-    assert client.post("/words", json=["Sign out"]).status_code == 403
-
-
 def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
     one = next(iter(site.sample.details))
     for path in (f"/incidents/{one}/report.md", "/reports/handover.md"):
@@ -114,8 +86,8 @@ def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
 
 
 def test_what_a_script_draws_from_data_has_its_words_and_keeps_its_names() -> None:
-    said = _Texts("zh", Catalogue({"reason": "原因", "open": "未处理"}))
-    data = ({"name": "open", "help": "reason", "labels": ("open", "gpu1"), "values": [1, None]},)
-    told = ({"name": "open", "help": "原因", "labels": ["未处理", "gpu1"], "values": [1, None]},)
-    assert msgspec.json.encode(said.within(data, "help", "labels")) == msgspec.json.encode(told)
-    assert _Texts("zh", None).within(data, "help") is data
+    texts = _Texts("zh")
+    data = ({"name": "open", "help": "rejected", "labels": ("open", "gpu1"), "values": [1, None]},)
+    wanted = ({"name": "open", "help": "已拒绝", "labels": ["未处理", "gpu1"], "values": [1, None]},)
+    assert msgspec.json.encode(texts.within(data, "help", "labels")) == msgspec.json.encode(wanted)
+    assert _Texts("en").within(data, "help") is data

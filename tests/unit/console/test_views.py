@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from healer.console import words
-from healer.console.language import load
-from healer.console.render import web_dir
 from healer.console.views import colours, fleet_view, incident_view, runs_view, standing_view, timeline_view
 from healer.console.views.buttons import quiet_buttons, run_buttons
 from healer.console.views.colours import Colour, Measurements
@@ -15,6 +13,7 @@ from healer.engine.records import IncidentRecord
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
 from healer.ports.answers import NodeGauges, Note, Standing
+from healer.text import in_language
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
 from tests.support.console_site import make_sample, standing_of
@@ -380,6 +379,6 @@ def test_what_a_person_typed_is_in_no_language_of_ours(sample: Sample) -> None:
     )
     note = Note(at=NOW, by="ann", text="known bad, in service")
     detail = msgspec.structs.replace(detail, records=(said,), notes=(note,))
-    text = report(detail, NOW, load(web_dir() / "words" / "zh").translate)
+    text = report(detail, NOW, lambda text: in_language(text, "zh"))
     assert "no runs yet" in text and "known bad, in service" in text
     assert "ann 写道" in text

@@ -1,0 +1,20 @@
+"""In which language somebody reads: what a browser's cookie chose, else what it accepts, else English."""
+
+from contextvars import ContextVar
+
+LANGUAGES = {"en": "English", "zh": "简体中文"}
+COOKIE = "healer_language"
+
+#: The language of the request that is being answered.
+current: ContextVar[str] = ContextVar("language", default="en")
+
+
+def chosen(cookie: str | None, accepts: str) -> str:
+    """The language a person chose; else the first supported one of `Accept-Language`; else English."""
+    if cookie in LANGUAGES:
+        return cookie
+    for part in accepts.split(","):
+        word = part.split(";")[0].strip().lower().split("-")[0]
+        if word in LANGUAGES:
+            return word
+    return "en"

@@ -16,7 +16,7 @@ from healer.engine.records import IncidentRecord
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
 from healer.model.detection import Chart, ChartLine, ChartMark, Finding
 from healer.model.telemetry import Catalogue
-from healer.text import joined, say
+from healer.text import joined, quoted, say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -159,9 +159,8 @@ def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
     if decided:
         acts = next((decision for decision in decided if decision.outcome is Outcome.act), None)
         first = acts or decided[0]
-        found.append(
-            ChartMark(at=first.at, label=say("console.charts_decided") if acts else first.outcome.value)
-        )
+        label = say("console.charts_decided") if acts else quoted(first.outcome.value)
+        found.append(ChartMark(at=first.at, label=label))
     for run in detail.runs:
         if run.run.shadow:
             continue

@@ -18,7 +18,7 @@ from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 from healer.ports.answers import OpenIncident
-from healer.text import joined, say
+from healer.text import joined, quoted, say
 
 #: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
@@ -275,7 +275,7 @@ def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> Cha
         for checkpoint in history.checkpoints[-_MARKS_SHOWN:]
     ]
     marks += [
-        ChartMark(at=incident.opened, label=incident.rule)
+        ChartMark(at=incident.opened, label=quoted(incident.rule))
         for incident in history.incidents
         if incident.is_open
     ]

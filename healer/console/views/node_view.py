@@ -17,7 +17,7 @@ from healer.model.telemetry import Catalogue, Unusual
 from healer.model.trained import FOREST
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
-from healer.text import joined, say
+from healer.text import Said, capital, joined, quoted, say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -282,7 +282,7 @@ def _order(column: Column) -> tuple[str, int, int, str]:
     return (part.port or "", -1 if part.gpu is None else part.gpu, part.link or 0, column.signal)
 
 
-def part_words(part: Part) -> str:
+def part_words(part: Part) -> Said:
     """`GPU 3`, `GPU 3 NVLink 4`, `mlx5_0/1`, or `node`."""
     parts = [say("console.node_gpu", gpu=part.gpu)] if part.gpu is not None else []
     parts += [say("console.node_nvlink", link=part.link)] if part.link is not None else []
@@ -324,13 +324,14 @@ def _chart(
         middle = tuple(statistics.median(values) if values else None for values in by_time)
         lines.append(ChartLine(label=say("console.node_median_here"), role="peers", values=middle))
     since = node.now - span
+    title = capital(quoted(signal.text or signal.name))
     chart = Chart(
-        title=f"{words.sentence(signal.text or signal.name)}{', per minute' if counter else ''}",
+        title=say("console.node_per_minute", signal=title) if counter else title,
         unit=signal.unit,
         times=tuple(at.timestamp() for at in times),
         lines=tuple(lines),
         marks=tuple(
-            ChartMark(at=incident.opened, label=incident.rule)
+            ChartMark(at=incident.opened, label=quoted(incident.rule))
             for incident in node.incidents
             if incident.opened > since
         ),

@@ -102,7 +102,7 @@ def reports(period: Period) -> Reports:
 def _facts(period: Period) -> list[tuple[str, str, str]]:
     """(name, figure, its basis)."""
     stats = period.stats
-    rows = [
+    rows: list[tuple[str, str, str]] = [
         (
             say("console.reports_incidents"),
             words.number(stats.incidents),

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from healer.text import Said, joined, say
-from healer.text import capital, quoted
+from healer.text import Said, capital, joined, quoted, say
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
+from healer.text import say
 
 
 class SchedulerError(Exception):
@@ -50,7 +51,7 @@ class NotAvailable(SchedulerError):
     """
 
     def __init__(self, call: SlurmCall, why: str) -> None:
-        super().__init__(f"not available here: {why}")
+        super().__init__(say("slurm.not_available", why=why))
         self.call, self.why = call, why
 
 

@@ -48,6 +48,7 @@ from healer.sim.slurm_nouns import (
 )
 from healer.sim.slurm_world import World
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
+from healer.text import say
 
 __all__ = ["SimClient", "SimReads", "SimScheduler", "SimServer", "SlurmTimes", "sim_nodes"]
 
@@ -234,7 +235,7 @@ class SimScheduler:
         with self._write() as now:
             found = self._world.job(job)
             if found.state == "PENDING":
-                raise SchedulerRefused(f"Job {job}: Job is pending execution", 2024)
+                raise SchedulerRefused(say("slurm.job_pending", job=job), 2024)
             if found.state not in {"FAILED", "NODE_FAIL"}:
                 raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail")
             self._put_back(found, now)

@@ -10,6 +10,7 @@ import msgspec
 
 from healer.model import Reservation, SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerRefused
+from healer.text import say
 
 
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,7 +245,7 @@ def find_job(jobs: Mapping[str, Job], text: str) -> Job | None:
     text that is no id."""
     match = _JOB_ID.fullmatch(text)
     if match is None:
-        raise SchedulerRefused(f"{text[:80]!r} is not the id of a Slurm job.", 2017)
+        raise SchedulerRefused(say("slurm.not_a_job", name=text[:80]), 2017)
     number, task, offset = match.groups()
     if task is None and offset is None:
         return jobs.get(text)
@@ -318,7 +319,7 @@ def require_requeueable(job: Job) -> Job:
 
 def check_reservation(wanted: Reservation) -> Reservation:
     if not _RESERVATION.fullmatch(wanted.name):
-        raise SchedulerRefused(f"{wanted.name[:80]!r} is not the name of a reservation.", 2053)
+        raise SchedulerRefused(say("slurm.not_a_reservation", name=wanted.name[:80]), 2053)
     who = [*wanted.users, *wanted.accounts]
     if not who or not all(_WHO.fullmatch(name) for name in who):
         raise ValueError("a reservation needs users or accounts by their names")

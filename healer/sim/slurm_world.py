@@ -20,6 +20,7 @@ from healer.sim.slurm_nouns import (
     traits_of,
     waits_for,
 )
+from healer.text import say
 
 
 # Wide: nodes, jobs and reservations of a cluster affect each other: a node that goes DOWN ends jobs.
@@ -72,7 +73,7 @@ class World:
     def job(self, job: str) -> Job:
         found = find_job(self.jobs, job)
         if found is None:
-            raise SchedulerRefused(f"Slurm no longer knows job {job}.", 2017)
+            raise SchedulerRefused(say("slurm.no_job", job=job), 2017)
         return found
 
     def parts(self, job: Job) -> list[Job]:

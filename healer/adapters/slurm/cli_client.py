@@ -13,6 +13,7 @@ from healer.adapters.slurm.commands import Commands, only_reading
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import Nodes, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.text import quoted, say
 
 _SUBMITTED = re.compile(r"(\d+)(?:;\S+)?\s*")
 
@@ -30,15 +31,13 @@ class CliScheduler(CliReads, SlurmAdapter):
         names = words.checked_nodes(nodes)
         because = words.checked_line("a reason", reason)
         self._commands.ask(
-            f"reboot {', '.join(names)}", "scontrol", "reboot", "ASAP", "nextstate=DOWN",
+            say("slurm.to_reboot", nodes=", ".join(names)), "scontrol", "reboot", "ASAP", "nextstate=DOWN",
             f"reason={because}", ",".join(names),
         )  # fmt: skip
         now = self._nodes_of(names)
         gone = [name for name in names if name not in now]
         if gone:
-            raise SchedulerUnavailable(
-                f"Whether {', '.join(gone)} will boot is not known: Slurm shows no such node."
-            )
+            raise SchedulerUnavailable(say("slurm.reboot_unknown", nodes=", ".join(gone)))
         skipped = [
             name
             for name, node in now.items()
@@ -46,15 +45,12 @@ class CliScheduler(CliReads, SlurmAdapter):
             or not node.reason.startswith(because)
         ]
         if skipped:
-            raise SchedulerRefused(
-                f"Slurm passed over {', '.join(skipped)}: the state of now allows no reboot for this reason."
-            )
+            raise SchedulerRefused(say("slurm.reboot_passed_over", nodes=", ".join(skipped)))
 
     def cancel_reboot(self, nodes: Nodes) -> None:
         names = words.checked_nodes(nodes)
-        self._commands.ask(
-            f"cancel the reboot of {', '.join(names)}", "scontrol", "cancel_reboot", ",".join(names)
-        )
+        action = say("slurm.to_cancel_reboot", nodes=", ".join(names))
+        self._commands.ask(action, "scontrol", "cancel_reboot", ",".join(names))
 
     # --- reservations
 
@@ -74,7 +70,8 @@ class CliScheduler(CliReads, SlurmAdapter):
             options.append(f"Accounts={words.checked_names('an account', reservation.accounts)}")
         if flags := words.reservation_flags(reservation):
             options.append(f"Flags={','.join(flags)}")
-        self._commands.ask(f"make the reservation {name}", "scontrol", "create", "reservation", *options)
+        action = say("slurm.to_make_reservation", name=name)
+        self._commands.ask(action, "scontrol", "create", "reservation", *options)
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
         """Checks the nodes first: Slurm 24.11 drops unknown nodes and reports success."""
@@ -84,33 +81,34 @@ class CliScheduler(CliReads, SlurmAdapter):
             shown = self._nodes_of(names)
         unknown = [node for node in names if node not in shown]
         if unknown:
-            raise UnknownNode(f"Slurm has no node {', '.join(unknown)}.", words.NODE_UNKNOWN)
+            raise UnknownNode(say("slurm.no_node", node=", ".join(unknown)), words.NODE_UNKNOWN)
         self._commands.ask(
-            f"change the reservation {name}", "scontrol", "update", f"ReservationName={name}",
+            say("slurm.to_change_reservation", name=name), "scontrol", "update", f"ReservationName={name}",
             f"Nodes={','.join(names)}",
         )  # fmt: skip
 
     def unreserve(self, name: str) -> None:
         words.checked_reservation(name)
-        self._commands.ask(f"end the reservation {name}", "scontrol", "delete", f"ReservationName={name}")
+        action = say("slurm.to_end_reservation", name=name)
+        self._commands.ask(action, "scontrol", "delete", f"ReservationName={name}")
 
     # --- jobs
 
     def requeue(self, job: str) -> None:
         found = self._existing_job(job)
         if not self._is_untouchable(found):
-            self._commands.ask(
-                f"requeue job {job}", "scontrol", "requeue", "Incomplete", words.command_id(found)
-            )
+            action = say("slurm.job_requeue", job=job)
+            self._commands.ask(action, "scontrol", "requeue", "Incomplete", words.command_id(found))
 
     def revive(self, job: str) -> None:
         """Only for a failed job: Slurm's plain requeue accepts any job that is not pending."""
         found = self._existing_job(job)
         if found.state == "PENDING":
-            raise SchedulerRefused(f"Job {job}: Job is pending execution", 2024)
+            raise SchedulerRefused(say("slurm.job_pending", job=job), 2024)
         if found.state not in {"FAILED", "NODE_FAIL"}:
-            raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail.")
-        self._commands.ask(f"revive job {job}", "scontrol", "requeue", self._target(job, found))
+            raise SchedulerRefused(say("slurm.did_not_fail", job=job, state=found.state))
+        action = say("slurm.job_revive", job=job)
+        self._commands.ask(action, "scontrol", "requeue", self._target(job, found))
 
     def start_now(self, job: str) -> None:
         """Sets the begin time to two seconds from now: a node kills a batch job that returns in the same
@@ -120,10 +118,12 @@ class CliScheduler(CliReads, SlurmAdapter):
             self._update_job(job, words.command_id(found), "StartTime=now+2")
 
     def hold(self, job: str) -> None:
-        self._commands.ask(f"hold job {job}", "scontrol", "hold", words.command_id(self._single(job)))
+        action = say("slurm.job_hold", job=job)
+        self._commands.ask(action, "scontrol", "hold", words.command_id(self._single(job)))
 
     def release(self, job: str) -> None:
-        self._commands.ask(f"release job {job}", "scontrol", "release", words.command_id(self._single(job)))
+        action = say("slurm.job_release", job=job)
+        self._commands.ask(action, "scontrol", "release", words.command_id(self._single(job)))
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         names = [words.checked_node(name) for name in nodes]
@@ -135,14 +135,14 @@ class CliScheduler(CliReads, SlurmAdapter):
         option = f"--signal={words.checked_signal(name)}"
         found = self._existing_job(job)
         if found.state not in {"RUNNING", "SUSPENDED"}:
-            raise SchedulerRefused(f"Job {job} is {found.state}: there is nothing to signal.")
-        self._commands.ask(f"signal job {job}", "scancel", option, "--full", self._target(job, found))
+            raise SchedulerRefused(say("slurm.nothing_to_signal", job=job, state=found.state))
+        action = say("slurm.job_signal", job=job)
+        self._commands.ask(action, "scancel", option, "--full", self._target(job, found))
 
     def notify(self, job: str, text: str) -> None:
         line = words.checked_line("a notice", text)
-        self._commands.ask(
-            f"notify job {job}", "scontrol", "notify", words.command_id(self._single(job)), line
-        )
+        action = say("slurm.job_notify", job=job)
+        self._commands.ask(action, "scontrol", "notify", words.command_id(self._single(job)), line)
 
     def remark(self, job: str, text: str) -> None:
         line = words.checked_line("a remark", text, empty=True)
@@ -164,16 +164,17 @@ class CliScheduler(CliReads, SlurmAdapter):
             *(f"{option}={value}" for option, value in given.items() if value),
             *(["--exclusive"] if submission.exclusive else []),
         ]  # fmt: skip
-        action, script = f"take the job {submission.name}", submission.script.encode()
+        action, script = say("slurm.to_take_job", name=submission.name), submission.script.encode()
         printed = self._commands.ask(action, "sbatch", *options, stdin=script).text
         match = _SUBMITTED.fullmatch(printed)
         if match is None:
-            raise SchedulerUnavailable(f"sbatch said {printed[:80]!r}.")
+            raise SchedulerUnavailable(say("slurm.printed", program="sbatch", words=printed[:80]))
         return match[1]
 
     def cancel(self, job: str) -> None:
         self._must_have(SlurmCall.cancel)
-        self._commands.ask(f"cancel job {job}", "scancel", words.command_id(self._single(job)))
+        action = say("slurm.job_cancel", job=job)
+        self._commands.ask(action, "scancel", words.command_id(self._single(job)))
 
     # --- helpers
 
@@ -181,26 +182,27 @@ class CliScheduler(CliReads, SlurmAdapter):
         texts = [f"{field.capitalize()}={text}" for field, text in changes.items()]
         command = ("scontrol", "update", f"NodeName={','.join(names)}", *texts)
         try:
-            self._commands.ask(f"set {texts[0]} on {', '.join(names)}", *command)
+            self._commands.ask(say("slurm.to_set_on", what=texts[0], nodes=", ".join(names)), *command)
         except SchedulerRefused as error:
             if error.no_right:
-                text = f"{error}: the account that healer runs as lacks the right. {words.NODE_RIGHT}"
+                right = say(f"slurm.right_{words.NODE_RIGHT}")
+                text = say("slurm.no_right_here", error=quoted(error.args[0]), right=right)
                 raise SchedulerRefused(text, error.code) from error
             raise self._partial_refusal(names, error) if len(names) > 1 else error from error
 
     def _partial_refusal(self, names: Sequence[str], error: SchedulerRefused) -> SchedulerRefused:
         """Slurm changes the nodes of a list one by one without naming the refused ones. It stops at an
         unknown node, but not at a refused one (seen on 22.05 and 24.11)."""
+        whole = quoted(error.args[0])
         if isinstance(error, UnknownNode):
             shown = self._nodes_of(names)
-            unknown = [name for name in names if name not in shown]
-            return UnknownNode(f"{error} Unknown: {', '.join(unknown)}; read the others back.", error.code)
-        return SchedulerRefused(f"{error} It may have been done to some of them: read each back.", error.code)
+            unknown = ", ".join(name for name in names if name not in shown)
+            return UnknownNode(say("slurm.some_unknown", error=whole, nodes=unknown), error.code)
+        return SchedulerRefused(say("slurm.some_done", error=whole), error.code)
 
     def _update_job(self, job: str, target: str, change: str) -> None:
-        self._commands.ask(
-            f"set {change.partition('=')[0]} of job {job}", "scontrol", "update", f"JobId={target}", change
-        )
+        action = say("slurm.to_set_of_job", what=change.partition("=")[0], job=job)
+        self._commands.ask(action, "scontrol", "update", f"JobId={target}", change)
 
     def _target(self, job: str, found: SlurmJob) -> str:
         """The id for a command on a job that has started, also if its record could not be read."""

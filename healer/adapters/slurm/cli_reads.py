@@ -16,6 +16,7 @@ from healer.adapters.slurm.commands import ReadCommands, parse_errors
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.text import Said, quoted, say
 
 #: Calls that need a program other than scontrol, which may not be installed.
 _PROGRAMS = {SlurmCall.submit: "sbatch", SlurmCall.cancel: "scancel", SlurmCall.signal: "scancel"}
@@ -51,7 +52,7 @@ class CliReads(SlurmReader):
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
         return {
-            call: f"{program} is not installed on this machine"
+            call: say("slurm.lacks_program", program=program)
             for call, program in _PROGRAMS.items()
             if self._commands.where(program) is None
         }
@@ -60,10 +61,10 @@ class CliReads(SlurmReader):
         """ClusterName, read once."""
         cluster = self._cluster
         if cluster is None:
-            text = self._commands.ask("read the configuration", "scontrol", "show", "config").text
+            text = self._commands.ask(say("slurm.to_read_configuration"), "scontrol", "show", "config").text
             match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
             if match is None:
-                raise SchedulerUnavailable("Slurm's configuration names no ClusterName.")
+                raise SchedulerUnavailable(say("slurm.no_cluster_name"))
             cluster = self._cluster = match[1]
         return cluster
 
@@ -72,10 +73,10 @@ class CliReads(SlurmReader):
     def snapshot(self) -> SlurmSnapshot:
         cluster, taken_at, pin = self.cluster_name(), datetime.now(UTC), self._commands.pin()
         nodes = self._read_nodes(
-            self._commands.ask("read all nodes", *_SHOW, "node", *pin, patience=_PATIENCE)
+            self._commands.ask(say("slurm.to_read_nodes"), *_SHOW, "node", *pin, patience=_PATIENCE)
         )
         if not nodes:
-            raise SchedulerUnavailable("Slurm answered with no nodes at all.")
+            raise SchedulerUnavailable(say("slurm.no_nodes"))
         reserved = self.reserved()
         return SlurmSnapshot(
             cluster=cluster, taken_at=taken_at, nodes=nodes, jobs=self._all_jobs(), reservations=reserved
@@ -83,7 +84,8 @@ class CliReads(SlurmReader):
 
     def reserved(self) -> dict[str, Reservation]:
         pin = self._commands.pin()
-        output = self._commands.ask("read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE)
+        action = say("slurm.to_read_reservations")
+        output = self._commands.ask(action, *_SHOW, "reservation", *pin, patience=_PATIENCE)
         with parse_errors():
             return parse_json.reservations(output.out) if pin else parse_text.reservations(output.text)
 
@@ -91,19 +93,19 @@ class CliReads(SlurmReader):
         words.checked_node(name)
         output = self._commands.run(*_SHOW, "node", name, *self._commands.pin())
         if f"Node {name} not found" in output.words:
-            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
         if output.code:
-            raise words.error(f"Slurm did not show node {name}", output.words)
+            raise words.error(words.not_done(say("slurm.to_show_node", node=name)), output.words)
         found = self._read_nodes(output)
         # Slurm also finds a node by its host name.
         if name not in found:
-            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
         return found[name]
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         words.checked_node(node)
         listed = self._commands.ask(
-            f"list the jobs on {node}", "squeue", "--all", "--noheader",
+            say("slurm.to_list_jobs_on", node=node), "squeue", "--all", "--noheader",
             "--states=RUNNING,SUSPENDED,COMPLETING", "--format=%A", f"--nodelist={node}",
         )  # fmt: skip
         ids = list(dict.fromkeys(listed.text.split()))
@@ -122,15 +124,15 @@ class CliReads(SlurmReader):
         with parse_errors():
             answering = parse_json.answering(parse_text.servers(ping.text))
             if answering is None:
-                raise SchedulerUnavailable(
-                    f"No slurmctld answers: {' '.join(ping.text.split())[:200]}", sent=False
-                )
+                said = " ".join(ping.text.split())[:200]
+                raise SchedulerUnavailable(say("slurm.no_slurmctld", words=said), sent=False)
             queues = self._queues()
         at, version = datetime.now(UTC), self._commands.version()[0]
         return self._controller(at, version, answer_s, answering, queues)
 
     def topology(self) -> Mapping[str, tuple[str, ...]]:
-        output = self._commands.ask("show its topology", "scontrol", "show", "topology", patience=_PATIENCE)
+        action = say("slurm.to_show_topology")
+        output = self._commands.ask(action, "scontrol", "show", "topology", patience=_PATIENCE)
         with parse_errors():
             return parse_text.switches(output.text) or parse_text.blocks(output.text)
 
@@ -141,7 +143,7 @@ class CliReads(SlurmReader):
         # `7+1` if the job has only one component left.
         output = self._commands.run("scontrol", "--all", "-d", "show", "job", job.partition("+")[0], *pin)
         if output.code:
-            error = words.error(f"Slurm did not show job {job}", output.words)
+            error = words.error(words.not_done(say("slurm.to_show_job", job=job)), output.words)
             if isinstance(error, SchedulerRefused) and error.code == words.JOB_UNKNOWN:
                 return None
             raise error
@@ -168,14 +170,14 @@ class CliReads(SlurmReader):
                 name for name in names if name not in shown and f"Node {name} not found" not in output.words
             ]
             if missing:
-                raise _no_answer(f"Slurm did not show {', '.join(missing)}", output)
+                raise _no_answer(say("slurm.to_show_named", nodes=", ".join(missing)), output)
         return {name: shown[name] for name in names if name in shown}
 
     def _all_jobs(self) -> dict[str, SlurmJob]:
         pin = self._commands.pin()
         # On 22.05 only squeue prints JSON, also of jobs that have ended.
         command = ("scontrol", "--all", "-d", "show", "job", *pin) if pin else ("squeue", "--all", "--json")
-        return self._jobs(self._commands.ask("read all jobs", *command, patience=_PATIENCE))
+        return self._jobs(self._commands.ask(say("slurm.to_read_jobs"), *command, patience=_PATIENCE))
 
     def _jobs(self, output: process.Output) -> dict[str, SlurmJob]:
         with parse_errors():
@@ -192,11 +194,11 @@ class CliReads(SlurmReader):
         if self._commands.where("sdiag") is None:
             return parse_json.Queues()
         pin = self._commands.pin()
-        output = self._commands.ask("tell its queues", "sdiag", *pin)
+        output = self._commands.ask(say("slurm.to_tell_queues"), "sdiag", *pin)
         return parse_json.queues(output.out) if pin else parse_text.queues(output.text)
 
 
-def _no_answer(action: str, output: process.Output) -> SchedulerUnavailable:
+def _no_answer(action: Said, output: process.Output) -> SchedulerUnavailable:
     """The error for a list without the requested nodes: whether they exist is unknown."""
-    error = words.error(action, output.err.decode("utf-8", "replace"))
-    return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(str(error))
+    error = words.error(words.not_done(action), output.err.decode("utf-8", "replace"))
+    return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(quoted(error.args[0]))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from healer.adapters.slurm import parse_json, process
 from healer.adapters.slurm import slurm_words as words
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import Said, quoted, say
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
@@ -63,10 +64,11 @@ class ReadCommands:
         """Slurm's version and, from 23.02, the newest data_parser that both sides know. Determined once."""
         with self._lock:
             if self._version is None:
-                text = self.ask("tell its version", "scontrol", "--version").text
+                text = self.ask(say("slurm.to_tell_version"), "scontrol", "--version").text
                 match = _VERSION.search(text)
                 if match is None:
-                    raise SchedulerUnavailable(f"scontrol --version said {text[:80]!r}.", sent=False)
+                    said = say("slurm.printed", program="scontrol --version", words=text[:80])
+                    raise SchedulerUnavailable(said, sent=False)
                 version = f"{match[1]}.{match[2]}{match[3]}"
                 new = (int(match[1]), int(match[2])) >= (23, 2)
                 self._version = (version, self._newest_shape(version) if new else None)
@@ -77,11 +79,11 @@ class ReadCommands:
         shape = self.version()[1]
         return (f"--json={shape}",) if shape else ()
 
-    def ask(self, action: str, *command: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
+    def ask(self, action: Said, *command: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
         """Like `run`, but a failure is raised as the error in its message."""
         output = self.run(*command, patience=patience, stdin=stdin)
         if output.code:
-            raise words.error(f"Slurm did not {action}", output.words)
+            raise words.error(words.not_done(action), output.words)
         return output
 
     def run(self, program: str, *arguments: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
@@ -89,7 +91,7 @@ class ReadCommands:
         self._check(program, arguments)
         path = self.where(program)
         if path is None:
-            raise SchedulerUnavailable(f"{program} is not installed on this machine.", sent=False)
+            raise SchedulerUnavailable(say("slurm.not_installed", program=program), sent=False)
         return process.run((path, *arguments), self._env, self._timeout_s * patience, stdin=stdin)
 
     def _check(self, program: str, arguments: Sequence[str]) -> None:
@@ -107,9 +109,8 @@ class ReadCommands:
         for shape in parse_json.DATA_PARSERS:
             if shape in offered:
                 return shape
-        raise SchedulerUnavailable(
-            f"Slurm {version} offers no JSON that healer reads ({', '.join(sorted(offered))}).", sent=False
-        )
+        why = say("slurm.no_json", version=version, offered=", ".join(sorted(offered)))
+        raise SchedulerUnavailable(why, sent=False)
 
 
 class Commands(ReadCommands):
@@ -125,7 +126,7 @@ def parse_errors() -> Iterator[None]:
     try:
         yield
     except parse_json.NotUnderstood as error:
-        raise SchedulerUnavailable(str(error)) from error
+        raise SchedulerUnavailable(quoted(error.args[0])) from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import structlog
 
 from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, SlurmJob, SlurmNode
+from healer.text import say
 
 log = structlog.get_logger()
 
@@ -232,7 +233,7 @@ def jobs(raw: bytes) -> dict[str, SlurmJob]:
 
 def reservations(raw: bytes) -> dict[str, Reservation]:
     """By name, from `scontrol show reservation --json` or `/reservations`. Raises NotUnderstood."""
-    with _not_understood("Slurm's reservations"):
+    with _not_understood("reservations"):
         answer = msgspec.json.decode(raw, type=_Reservations)
         check_errors(answer.errors)
         return {record.name: reservation(record) for record in answer.reservations}
@@ -240,7 +241,7 @@ def reservations(raw: bytes) -> dict[str, Reservation]:
 
 def servers(raw: bytes) -> list[Server]:
     """From `scontrol ping --json` or `/ping`. Raises NotUnderstood."""
-    with _not_understood("Slurm's ping"):
+    with _not_understood("ping"):
         pings = msgspec.json.decode(raw, type=_Pings).pings
     return [Server(ping.hostname, role_of(ping.mode), _is_up(ping)) for ping in pings]
 
@@ -262,7 +263,7 @@ def _is_up(ping: _Ping) -> bool:
 
 def queues(raw: bytes) -> Queues:
     """From `sdiag --json` or `/diag`. Raises NotUnderstood."""
-    with _not_understood("Slurm's diagnostics"):
+    with _not_understood("diagnostics"):
         figures = msgspec.json.decode(raw, type=_Diag).statistics
     return Queues(figures.server_thread_count, figures.agent_queue_size, figures.dbd_agent_queue_size)
 
@@ -271,7 +272,7 @@ def check_errors(errors: Sequence[Problem]) -> None:
     """Raises NotUnderstood for an answer with errors: its data may be incomplete."""
     if errors:
         texts = "; ".join(problem.description or problem.error or "an error" for problem in errors)
-        raise NotUnderstood(f"Slurm answered with errors: {texts[:300]}")
+        raise NotUnderstood(say("slurm.answered_errors", errors=texts[:300]))
 
 
 class _UnreadJob(msgspec.Struct, frozen=True):
@@ -331,11 +332,11 @@ def _text(raw: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _not_understood(what: str = "Slurm's JSON") -> Iterator[None]:
+def _not_understood(what: str = "json") -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # also msgspec.DecodeError
-        raise NotUnderstood(f"{what} could not be read: {error}.") from error
+        raise NotUnderstood(say(f"slurm.garbled_{what}", error=str(error))) from error
 
 
 def node(record: NodeRecord) -> SlurmNode:

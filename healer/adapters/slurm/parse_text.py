@@ -14,6 +14,7 @@ from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.model import BLOCK, Reservation, SlurmJob, SlurmNode
+from healer.text import Said, say
 
 
 class Ambiguous(Exception):
@@ -241,14 +242,14 @@ def reservations(text: str) -> dict[str, Reservation]:
     starts = [match.start() for match in _RESERVATION.finditer(text)]
     records = [text[start:end] for start, end in pairwise([*starts, len(text)])]
     if not records and text.strip() and "No reservations" not in text:
-        raise NotUnderstood(f"scontrol show reservation said {text.strip()[:200]!r}.")
+        raise NotUnderstood(_printed("scontrol show reservation", text))
     return {found.name: found for found in map(_reservation, records)}
 
 
 def _reservation(text: str) -> Reservation:
     name, found = _RESERVATION_NAME.match(text), dict(_RESERVATION_PAIR.findall(text))
     if name is None or not {"StartTime", "EndTime", "Nodes", "Flags"} <= set(found):
-        raise NotUnderstood(f"scontrol show reservation said {text.strip()[:200]!r}.")
+        raise NotUnderstood(_printed("scontrol show reservation", text))
     try:
         return parse_json.reservation(
             parse_json.ReservationRecord(
@@ -262,7 +263,11 @@ def _reservation(text: str) -> Reservation:
             )
         )
     except ValueError as error:
-        raise NotUnderstood(f"The reservation {name[1]} could not be read: {error}.") from error
+        raise NotUnderstood(say("slurm.unread_reservation", name=name[1], error=str(error))) from error
+
+
+def _printed(program: str, text: str) -> Said:
+    return say("slurm.printed", program=program, words=text.strip()[:200])
 
 
 # --- slurmctld itself ------------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ def servers(text: str) -> list[parse_json.Server]:
     """From `scontrol ping`, also if one of them is down. Raises NotUnderstood."""
     found = _SERVER.findall(text)
     if not found:
-        raise NotUnderstood(f"scontrol ping said {text.strip()[:200]!r}.")
+        raise NotUnderstood(_printed("scontrol ping", text))
     return [parse_json.Server(host, parse_json.role_of(mode), state == "UP") for mode, host, state in found]
 
 
@@ -320,4 +325,4 @@ def _nodes_under(what: str, name: str, rest: str) -> tuple[str, ...]:
     try:
         return words.expand_hosts(nodes[1] if nodes else "")
     except ValueError as error:
-        raise NotUnderstood(f"The {what} {name} could not be read: {error}.") from error
+        raise NotUnderstood(say(f"slurm.unread_{what}", name=name, error=str(error))) from error

@@ -19,6 +19,7 @@ from healer.ports.scheduling import (
     SchedulerUnavailable,
     SlurmReads,
 )
+from healer.text import Said, joined, quoted, say, unstopped
 
 #: An adapter that did not answer is tried last for this long; then one caller tries it again.
 REST_S = 15.0
@@ -36,7 +37,7 @@ class _Rest(NamedTuple):
     """An adapter that is tried last until `until` (stopwatch), and its error."""
 
     until: float
-    why: str
+    why: Said
 
 
 def _read(
@@ -88,9 +89,9 @@ class PreferredReads(Generic[S]):
                 lines.append(adapter.describe())
                 answered = True
             except SchedulerError as error:
-                lines.append(f"{adapter.name} ({error})")
+                lines.append(say("slurm.adapter_failed", adapter=adapter.name, error=quoted(error.args[0])))
         if not answered:
-            raise SchedulerUnavailable("; ".join(lines))
+            raise SchedulerUnavailable(joined(lines, "semicolon"))
         return ", then ".join(lines)
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
@@ -100,7 +101,9 @@ class PreferredReads(Generic[S]):
         except SchedulerUnavailable:
             return {}
         return {
-            call: "; ".join(self._named(number, lacks[call]) for number, lacks in enumerate(found))
+            call: joined(
+                [self._named(number, lacks[call]) for number, lacks in enumerate(found)], "semicolon"
+            )
             for call in SlurmCall
             if all(call in lacks for lacks in found)
         }
@@ -112,10 +115,10 @@ class PreferredReads(Generic[S]):
             try:
                 self._reach(number)
             except SchedulerUnavailable as error:
-                self._rest(number, str(error))
-                problems.append(self._named(number, str(error)))
+                why = self._rest(number, error)
+                problems.append(self._named(number, why))
         if self._cluster is None:
-            raise SchedulerUnavailable("; ".join(problems))
+            raise SchedulerUnavailable(joined(problems, "semicolon"))
         return self._cluster
 
     # --- calls of the adapters
@@ -133,8 +136,8 @@ class PreferredReads(Generic[S]):
         number, found, errors = self.first(SlurmCall.controller, lambda slurm: slurm.controller())
         with self._lock:
             why = {earlier: rest.why for earlier, rest in self._rests.items()}
-        why |= {earlier: str(error) for earlier, error in errors.items()}
-        before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
+        why |= {earlier: quoted(error.args[0]) for earlier, error in errors.items()}
+        before = tuple(str(self._named(earlier, why[earlier])) for earlier in range(number) if earlier in why)
         return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
 
     # --- helpers
@@ -147,7 +150,7 @@ class PreferredReads(Generic[S]):
         errors: dict[int, SchedulerError] = {}
         for number in self._order():
             if write and self._stopwatch() - begun > self._hand_on_s:
-                errors[number] = SchedulerUnavailable("no time was left to ask", sent=False)
+                errors[number] = SchedulerUnavailable(say("slurm.no_time"), sent=False)
                 break
             try:
                 self._reach(number)
@@ -155,7 +158,7 @@ class PreferredReads(Generic[S]):
             except NotAvailable as error:
                 errors[number] = error
             except SchedulerUnavailable as error:
-                self._rest(number, str(error))
+                self._rest(number, error)
                 if write and error.sent:
                     raise
                 errors[number] = error
@@ -173,7 +176,8 @@ class PreferredReads(Generic[S]):
         """One error for all adapters; SchedulerUnavailable if one of them did not answer."""
         if len(self.adapters) == 1:
             return errors[0]
-        text = "; ".join(self._named(number, str(error)) for number, error in sorted(errors.items()))
+        each = [self._named(number, quoted(error.args[0])) for number, error in sorted(errors.items())]
+        text = joined(each, "semicolon")
         silent = [error for error in errors.values() if isinstance(error, SchedulerUnavailable)]
         if silent:
             return SchedulerUnavailable(text, sent=any(error.sent for error in silent))
@@ -181,7 +185,9 @@ class PreferredReads(Generic[S]):
             if isinstance(error, SchedulerRefused):
                 return SchedulerRefused(text, error.code)
         lacks = sorted((number, error) for number, error in errors.items() if isinstance(error, NotAvailable))
-        return NotAvailable(call, "; ".join(self._named(number, error.why) for number, error in lacks))
+        return NotAvailable(
+            call, joined([self._named(number, error.why) for number, error in lacks], "semicolon")
+        )
 
     def _order(self) -> list[int]:
         """The site's order, with resting adapters last. After its rest an adapter is tried by this caller
@@ -193,9 +199,12 @@ class PreferredReads(Generic[S]):
                 self._rests[number] = self._rests[number]._replace(until=now + REST_S)
         return sorted(range(len(self.adapters)), key=resting.__contains__)
 
-    def _rest(self, number: int, why: str) -> None:
+    def _rest(self, number: int, error: SchedulerError) -> Said:
+        """Lets the adapter rest; returns why."""
+        why = quoted(error.args[0])
         with self._lock:
             self._rests[number] = _Rest(self._stopwatch() + REST_S, why)
+        return why
 
     def _wake(self, number: int) -> None:
         with self._lock:
@@ -209,21 +218,17 @@ class PreferredReads(Generic[S]):
         try:
             cluster = adapter.cluster_name()
         except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(str(error), sent=False) from error
+            raise SchedulerUnavailable(quoted(error.args[0]), sent=False) from error
         if self._meant not in (None, cluster):
-            raise OtherCluster(
-                f"Slurm on this machine is the cluster {cluster}, not {self._meant}: mend SLURM_CONF or "
-                f"HEALER_CLUSTER, or the table [clusters.{self._meant}]."
-            )
+            raise OtherCluster(say("slurm.slurm_other_cluster", cluster=cluster, meant=self._meant))
         with self._lock:
             if self._cluster is None:
                 self._cluster = cluster
             if cluster != self._cluster:
                 raise OtherCluster(
-                    f"{adapter.name} reaches the cluster {cluster}, the other adapters {self._cluster}: "
-                    "HEALER_SLURM_ADAPTERS may only list ways to one cluster."
+                    say("slurm.two_clusters", adapter=adapter.name, cluster=cluster, other=self._cluster)
                 )
             self._reached.add(number)
 
-    def _named(self, number: int, why: str) -> str:
-        return f"{self.adapters[number].name}: {why.rstrip('.')}"
+    def _named(self, number: int, why: str) -> Said:
+        return say("slurm.adapter_says", adapter=self.adapters[number].name, why=unstopped(why))

@@ -16,6 +16,7 @@ from typing import IO
 import msgspec
 
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import say
 
 #: 10,000 nodes are 12 MB of text; a job in JSON takes 5 kB, and more with many nodes.
 MOST_BYTES = 512 * 1024 * 1024
@@ -67,19 +68,20 @@ def run(
     name = os.path.basename(command[0])  # noqa: PTH119 - a string is all that is needed on the hot path
     timeout_s = left_s(timeout_s)
     if not timeout_s:
-        raise SchedulerUnavailable(f"no time was left to run {name}.", sent=False)
+        raise SchedulerUnavailable(say("slurm.no_time_to_run", program=name), sent=False)
     try:
         with _source(stdin) as source:
             child = subprocess.Popen(
                 command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
             )
     except OSError as error:
-        raise SchedulerUnavailable(f"{name} could not be started: {error}.", sent=False) from error
+        why = say("slurm.not_started", program=name, error=str(error))
+        raise SchedulerUnavailable(why, sent=False) from error
     try:
         out, err = _read(child, name, time.monotonic() + timeout_s, timeout_s, most_bytes)
         return Output(child.wait(timeout=1), out, err)
     except subprocess.TimeoutExpired as error:
-        raise SchedulerUnavailable(f"{name} closed its output and did not end.") from error
+        raise SchedulerUnavailable(say("slurm.did_not_end", program=name)) from error
     finally:
         with contextlib.suppress(OSError):
             if child.poll() is None:
@@ -112,7 +114,7 @@ def _read(
         while selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise SchedulerUnavailable(f"{name} did not answer within {timeout_s:.3g} s.")
+                raise SchedulerUnavailable(say("slurm.no_answer", program=name, timeout_s=timeout_s))
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 20)
                 if not chunk:
@@ -120,6 +122,6 @@ def _read(
                 chunks[key.fd].append(chunk)
                 size += len(chunk)
             if size > most_bytes:
-                raise SchedulerUnavailable(f"{name} printed more than {most_bytes} bytes.")
+                raise SchedulerUnavailable(say("slurm.printed_too_much", program=name, most=most_bytes))
     out, err = (b"".join(parts) for parts in chunks.values())
     return out, err

@@ -11,8 +11,8 @@ from healer.adapters.slurm.pyslurm_reads import PyslurmReads
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import SlurmCall, Submission
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.text import quoted, say
 
-_CLEAR = "pyslurm sends no empty text or list, so nothing can be cleared by it"
 _NOT_RUNNING = 2021
 #: Errors that a signal causes; any other number may be left over from an earlier call.
 _OF_A_SIGNAL = frozenset({2002, 2010, 2017})
@@ -30,51 +30,51 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
         found = self._existing_job(job)
         self._must_have(SlurmCall.requeue)
         if not self._is_untouchable(found):
-            self._ask(f"requeue job {job}", "requeue_incomplete", job=int(found.id))
+            self._ask(say("slurm.job_requeue", job=job), "requeue_incomplete", job=int(found.id))
 
     def revive(self, job: str) -> None:
         """Only for a failed job: Slurm's plain requeue accepts any job that is not pending."""
         found = self._existing_job(job)
         if found.state not in {"FAILED", "NODE_FAIL", "PENDING"}:
-            raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail.")
-        self._ask(f"revive job {job}", "requeue", job=int(found.id))
+            raise SchedulerRefused(say("slurm.did_not_fail", job=job, state=found.state))
+        self._ask(say("slurm.job_revive", job=job), "requeue", job=int(found.id))
 
     def start_now(self, job: str) -> None:
         """Two seconds from now: see docs/slurm.md, "Requeue and start"."""
         found = self._existing_job(job)
         if not self._is_untouchable(found):
             for part in self._components(found):
-                self._ask(f"set the start of job {job}", "begin_in", job=int(part.id), seconds=2)
+                self._ask(say("slurm.job_start", job=job), "begin_in", job=int(part.id), seconds=2)
 
     def hold(self, job: str) -> None:
         for part in self._components(self._single(job)):
-            self._ask(f"hold job {job}", "hold", job=int(part.id))
+            self._ask(say("slurm.job_hold", job=job), "hold", job=int(part.id))
 
     def release(self, job: str) -> None:
         for part in self._components(self._single(job)):
-            self._ask(f"release job {job}", "release", job=int(part.id))
+            self._ask(say("slurm.job_release", job=job), "release", job=int(part.id))
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         names = [words.checked_node(name) for name in nodes]
         target = self._raw_id(job)
         if not names:
-            raise NotAvailable(SlurmCall.exclude, _CLEAR)
+            raise _clears_nothing(SlurmCall.exclude)
         changes = {"excluded_nodes": names}
-        self._ask(f"exclude nodes from job {job}", "change_job", job=target, changes=changes)
+        self._ask(say("slurm.job_exclude", job=job), "change_job", job=target, changes=changes)
 
     def signal(self, job: str, name: str) -> None:
         self._to_processes(SlurmCall.signal, job, "signal", name=f"SIG{words.checked_signal(name)}")
 
     def notify(self, job: str, text: str) -> None:
         line = words.checked_line("a notice", text)
-        self._ask(f"notify job {job}", "notify", job=self._raw_id(job), text=line)
+        self._ask(say("slurm.job_notify", job=job), "notify", job=self._raw_id(job), text=line)
 
     def remark(self, job: str, text: str) -> None:
         line = words.checked_line("a remark", text, empty=True)
         target = self._raw_id(job)
         if not line:
-            raise NotAvailable(SlurmCall.remark, _CLEAR)
-        self._ask(f"remark on job {job}", "change_job", job=target, changes={"admin_comment": line})
+            raise _clears_nothing(SlurmCall.remark)
+        self._ask(say("slurm.job_remark", job=job), "change_job", job=target, changes={"admin_comment": line})
 
     def _submit(self, submission: Submission, nodes: list[str]) -> str:
         minutes, seconds = divmod(submission.time_limit_s, 60)
@@ -98,7 +98,7 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
             "comment": submission.comment,
         }
         fields |= {field: value for field, value in given.items() if value}
-        return str(self._ask("take the job", "submit", script=submission.script, fields=fields))
+        return str(self._ask(say("slurm.to_take_a_job"), "submit", script=submission.script, fields=fields))
 
     def cancel(self, job: str) -> None:
         self._to_processes(SlurmCall.cancel, job, "cancel")
@@ -107,14 +107,14 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
 
     def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
         if "" in changes.values():
-            raise NotAvailable(SlurmCall.annotate, _CLEAR)
+            raise _clears_nothing(SlurmCall.annotate)
         try:
-            self._ask(
-                f"change {', '.join(names)[:80]}", "change_nodes", names=",".join(names), changes=changes
-            )
+            action = say("slurm.to_change", nodes=", ".join(names)[:80])
+            self._ask(action, "change_nodes", names=",".join(names), changes=changes)
         except SchedulerRefused as error:
             if len(names) > 1:
-                raise type(error)(f"{error} (some of them may have been changed)", error.code) from error
+                whole = say("slurm.some_changed", error=quoted(error.args[0]))
+                raise type(error)(whole, error.code) from error
             raise
 
     def _raw_id(self, job: str) -> int:
@@ -125,14 +125,16 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
         """Signals take an id as scontrol does: an array's id means all of its tasks."""
         found = self._existing_job(job)
         if found.id == found.array_job:
-            raise NotAvailable(
-                call, f"job {job} is also the id of its whole array, and pyslurm would reach all"
-            )
+            raise NotAvailable(call, say("slurm.id_of_array", job=job))
         if call is SlurmCall.signal and not found.active:
-            raise SchedulerRefused(f"Job {job} does not run.", _NOT_RUNNING)
+            raise SchedulerRefused(say("slurm.does_not_run", job=job), _NOT_RUNNING)
         try:
-            self._ask(f"{verb} job {job}", verb, job=int(found.id), **arguments)
+            self._ask(say(f"slurm.job_{verb}", job=job), verb, job=int(found.id), **arguments)
         except SchedulerRefused as error:
             if error.code is None or error.code in _OF_A_SIGNAL:
                 raise
-            raise SchedulerUnavailable(f"{error} (or it did: pyslurm cannot tell)") from error
+            raise SchedulerUnavailable(say("slurm.or_it_did", error=quoted(error.args[0]))) from error
+
+
+def _clears_nothing(call: SlurmCall) -> NotAvailable:
+    return NotAvailable(call, say("slurm.pyslurm_clears_nothing"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from healer.adapters.slurm import process
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import say
 
 #: Loading pyslurm may take this long on a busy machine; calls meanwhile fail without being sent.
 _START_S = 30.0
@@ -45,14 +46,15 @@ class PyslurmLink:
             try:
                 os.write(self._child.stdin.fileno(), line)
             except OSError as error:
-                raise SchedulerUnavailable(f"pyslurm's process ended: {self._end()}", sent=False) from error
+                why = say("slurm.pyslurm_ended", words=self._end())
+                raise SchedulerUnavailable(why, sent=False) from error
             try:
                 return self._line(deadline)
             except TimeoutError:
                 self._end()
-                raise SchedulerUnavailable(f"pyslurm did not answer within {timeout_s:g} s.") from None
+                raise SchedulerUnavailable(say("slurm.pyslurm_silent", timeout_s=timeout_s)) from None
             except EOFError as error:
-                raise SchedulerUnavailable(f"pyslurm's process ended: {self._end()}") from error
+                raise SchedulerUnavailable(say("slurm.pyslurm_ended", words=self._end())) from error
 
     def close(self) -> None:
         with self._lock:
@@ -63,7 +65,7 @@ class PyslurmLink:
         timeout_s = process.left_s(timeout_s)
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
-            raise SchedulerUnavailable(f"pyslurm was busy for {timeout_s:g} s.", sent=False)
+            raise SchedulerUnavailable(say("slurm.pyslurm_busy", timeout_s=timeout_s), sent=False)
         try:
             yield deadline
         finally:
@@ -80,11 +82,11 @@ class PyslurmLink:
             except TimeoutError:
                 is_stuck = time.monotonic() - self._begun > _START_S
                 message = self._end() if is_stuck else self._last_message()
-                raise SchedulerUnavailable(f"pyslurm is still being loaded: {message}", sent=False) from None
+                why = say("slurm.pyslurm_loading", words=message)
+                raise SchedulerUnavailable(why, sent=False) from None
             except EOFError as error:
-                raise SchedulerUnavailable(
-                    f"libslurm ended the process that loaded pyslurm: {self._end()}", sent=False
-                ) from error
+                why = say("slurm.pyslurm_died", words=self._end())
+                raise SchedulerUnavailable(why, sent=False) from error
         return self._first
 
     def _start(self) -> None:
@@ -97,9 +99,8 @@ class PyslurmLink:
                 env=self._env,
             )
         except OSError as error:
-            raise SchedulerUnavailable(
-                f"{self._command[0]} could not be started: {error}.", sent=False
-            ) from error
+            why = say("slurm.not_started", program=self._command[0], error=str(error))
+            raise SchedulerUnavailable(why, sent=False) from error
         self._begun, self._stderr_tail = time.monotonic(), b""
 
     def _line(self, deadline: float) -> dict[str, Any]:
@@ -146,4 +147,4 @@ class PyslurmLink:
 
     def _last_message(self) -> str:
         lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), say("slurm.said_nothing"))

@@ -22,18 +22,19 @@ from healer.ports.scheduling import (
     SchedulerUnavailable,
     UnknownNode,
 )
+from healer.text import Said, say
 
 _CHILD = Path(__file__).with_name("pyslurm_child.py")
 #: The environment variables that the child gets; healer's settings and secrets are not among them.
 _ENV = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "SLURM_CONF")
-_NEVER = {
-    SlurmCall.topology: "pyslurm shows no topology",
-    SlurmCall.reboot: "pyslurm cannot reboot a node",
-    SlurmCall.cancel_reboot: "pyslurm's CANCEL_REBOOT raises an error before it asks Slurm",
-    SlurmCall.reserve: "pyslurm cannot tell for sure whether a reservation was made",
-    SlurmCall.change_reservation: "healer makes reservations by rest or cli, and changes them there",
-    SlurmCall.unreserve: "healer makes reservations by rest or cli, and ends them there",
-}
+_NEVER = (
+    SlurmCall.topology,
+    SlurmCall.reboot,
+    SlurmCall.cancel_reboot,
+    SlurmCall.reserve,
+    SlurmCall.change_reservation,
+    SlurmCall.unreserve,
+)
 #: The time-out of a complete list, in time-outs of one call.
 _PATIENCE = 6
 #: The supported releases.
@@ -80,24 +81,24 @@ class PyslurmReads(SlurmReader):
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
         first = self._loaded()
-        if "slurm_requeue" in first["has"]:
-            return _NEVER
-        why = f"pyslurm {first['pyslurm']} cannot say Incomplete: a job that has ended well would run again"
-        return _NEVER | {SlurmCall.requeue: why}
+        lacks = {call: say(f"slurm.never_{call}") for call in _NEVER}
+        if "slurm_requeue" not in first["has"]:
+            lacks[SlurmCall.requeue] = say("slurm.pyslurm_no_requeue", version=first["pyslurm"])
+        return lacks
 
     def cluster_name(self) -> str:
         if self._cluster is None:
-            self._cluster = str(self._ask("tell its cluster", "cluster"))
+            self._cluster = str(self._ask(say("slurm.to_tell_cluster"), "cluster"))
         return self._cluster
 
     # --- reading
 
     def snapshot(self) -> SlurmSnapshot:
         cluster, taken_at = self.cluster_name(), datetime.now(UTC)
-        records = self._ask("show nodes", "nodes", timeout_s=self._timeout_s * _PATIENCE)
+        records = self._ask(say("slurm.to_show_nodes"), "nodes", timeout_s=self._timeout_s * _PATIENCE)
         nodes = [_parsed(pyslurm_nouns.node, record) for record in records]
         if not nodes:
-            raise SchedulerUnavailable("Slurm answered with no nodes at all.")
+            raise SchedulerUnavailable(say("slurm.no_nodes"))
         return SlurmSnapshot(
             cluster=cluster,
             taken_at=taken_at,
@@ -107,14 +108,14 @@ class PyslurmReads(SlurmReader):
         )
 
     def reserved(self) -> dict[str, Reservation]:
-        records = self._ask("show reservations", "reservations")
+        records = self._ask(say("slurm.to_show_reservations"), "reservations")
         found = [_parsed(pyslurm_nouns.reservation, record) for record in records]
         return {reservation.name: reservation for reservation in found}
 
     def node(self, name: str) -> SlurmNode:
-        record = self._ask(f"show node {name}", "node", name=words.checked_node(name))
+        record = self._ask(say("slurm.to_show_node", node=name), "node", name=words.checked_node(name))
         if record is None:
-            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
         return _parsed(pyslurm_nouns.node, record)
 
     def job(self, job: str) -> SlurmJob | None:
@@ -122,7 +123,7 @@ class PyslurmReads(SlurmReader):
         words.checked_job(job)
         if job.isdigit():
             try:
-                record = self._ask(f"show job {job}", "job", job=int(job))
+                record = self._ask(say("slurm.to_show_job", job=job), "job", job=int(job))
             except SchedulerRefused as error:
                 if error.code == words.JOB_UNKNOWN:
                     return None
@@ -139,7 +140,7 @@ class PyslurmReads(SlurmReader):
     def controller(self) -> Controller:
         self.cluster_name()
         begun = time.monotonic()
-        figures = self._ask("tell how its controller does", "controller")
+        figures = self._ask(say("slurm.to_tell_controller"), "controller")
         server = parse_json.Server(figures["host"], figures["role"], up=True)
         queues = parse_json.Queues(figures["threads"], figures["agent_queue"], figures["dbd_queue"])
         answer_s = time.monotonic() - begun
@@ -151,15 +152,15 @@ class PyslurmReads(SlurmReader):
         """The child's first line. Raises SchedulerUnavailable if pyslurm cannot be used."""
         return usable(self._link.first(self._timeout_s))
 
-    def _ask(self, action: str, call: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+    def _ask(self, action: Said, call: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         self._loaded()
         reply = self._link.call(call, arguments, timeout_s or self._timeout_s)
         if "error" in reply:
-            raise error(f"Slurm did not {action}", reply["error"])
+            raise error(words.not_done(action), reply["error"])
         return reply["answer"]
 
     def _all_jobs(self) -> dict[str, SlurmJob]:
-        records = self._ask("show jobs", "jobs", timeout_s=self._timeout_s * _PATIENCE)
+        records = self._ask(say("slurm.to_show_jobs"), "jobs", timeout_s=self._timeout_s * _PATIENCE)
         jobs: list[SlurmJob] = [_parsed(pyslurm_nouns.job, record) for record in records]
         return {job.id: job for job in jobs}
 
@@ -168,7 +169,7 @@ def _parsed(make: Any, record: Mapping[str, Any]) -> Any:
     try:
         return make(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SchedulerUnavailable(f"pyslurm's answer could not be read: {error!r}.") from error
+        raise SchedulerUnavailable(say("slurm.unread_pyslurm", error=repr(error))) from error
 
 
 def usable(first: dict[str, Any]) -> dict[str, Any]:
@@ -177,28 +178,22 @@ def usable(first: dict[str, Any]) -> dict[str, Any]:
         raise SchedulerUnavailable(_not_loaded(first["error"]), sent=False)
     built, found = (_release(first[name]) for name in ("pyslurm", "libslurm"))
     if not _OLDEST <= built <= _NEWEST:
-        raise SchedulerUnavailable(
-            f"pyslurm {first['pyslurm']} is none of the releases that healer speaks (23.11 to 25.11).",
-            sent=False,
-        )
+        raise SchedulerUnavailable(say("slurm.pyslurm_release", version=first["pyslurm"]), sent=False)
     if built != found:
-        raise SchedulerUnavailable(
-            f"pyslurm {first['pyslurm']} is for another release of Slurm than this machine's libslurm "
-            f"{first['libslurm']}: install the pyslurm of that release.",
-            sent=False,
-        )
+        why = say("slurm.pyslurm_mismatch", version=first["pyslurm"], libslurm=first["libslurm"])
+        raise SchedulerUnavailable(why, sent=False)
     return first
 
 
-def _not_loaded(error: Mapping[str, Any]) -> str:
+def _not_loaded(error: Mapping[str, Any]) -> Said:
     if error["kind"] == "absent":
-        return "pyslurm is not installed: add it as `healer[pyslurm]`, in the release of this site's Slurm."
-    return f"pyslurm cannot load the libslurm it was built for: {error['text']}."
+        return say("slurm.pyslurm_absent")
+    return say("slurm.pyslurm_not_loaded", error=error["text"])
 
 
-def error(action: str, problem: Mapping[str, Any]) -> SchedulerError:
+def error(what: str, problem: Mapping[str, Any]) -> SchedulerError:
     """The error for a problem that the child reports. Without a number from Slurm the effect is unknown."""
-    code, text = problem["code"], f"{action}: {problem['text']}"
+    code, text = problem["code"], say("slurm.because", what=what, words=problem["text"])
     if code == words.NODE_UNKNOWN:
         return UnknownNode(text, words.NODE_UNKNOWN)
     if problem["kind"] != "slurm":

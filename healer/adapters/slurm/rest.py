@@ -17,9 +17,9 @@ from healer.adapters.slurm.rest_reads import RestReads
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import SchedulerRefused, UnknownNode
+from healer.text import Said, quoted, say
 
-_JOB = "It takes the job's owner, a coordinator of its account, or AdminLevel=Operator in accounting."
-_RESERVATION = "Reservations take AdminLevel=Operator in accounting, SlurmUser or root."
+_JOB, _RESERVATION = words.JOB_RIGHT, words.RESERVATION_RIGHT
 #: The job has ended or is about to end.
 _ENDED = 2021
 #: States of jobs that may be restarted; healer never restarts a completed job.
@@ -45,16 +45,19 @@ class RestScheduler(RestReads, SlurmAdapter):
         body = {field: [text] if field == "state" else text for field, text in changes.items()}
         if len(names) == 1 or self._link.found().number < MANY_NODES:
             for name in names:
-                self._write(f"/node/{in_path(name)}", f"{verb} {name}", body, words.NODE_RIGHT)
+                action = say(f"slurm.nodes_{verb}", nodes=name)
+                self._write(f"/node/{in_path(name)}", action, body, words.NODE_RIGHT)
             return
         try:
-            self._write("/nodes", f"{verb} {', '.join(names)}", {"name": names, **body}, words.NODE_RIGHT)
+            action = say(f"slurm.nodes_{verb}", nodes=", ".join(names))
+            self._write("/nodes", action, {"name": names, **body}, words.NODE_RIGHT)
         except UnknownNode as error:
             listed = self._nodes.read(time.monotonic())
             unknown = ", ".join(name for name in names if name not in listed)
-            raise UnknownNode(f"{error} Unknown: {unknown}; read the others back.", error.code) from error
+            text = say("slurm.some_unknown", error=quoted(error.args[0]), nodes=unknown)
+            raise UnknownNode(text, error.code) from error
         except SchedulerRefused as error:
-            text = f"{error} It may have been done to some of them: read each back."
+            text = say("slurm.some_done", error=quoted(error.args[0]))
             raise SchedulerRefused(text, error.code) from error
 
     # --- reservations
@@ -64,20 +67,21 @@ class RestScheduler(RestReads, SlurmAdapter):
         body = _reservation_body(reservation)
         # The same address would change an existing reservation of this name.
         if self._has_reservation(reservation.name):
-            raise SchedulerRefused(f"Slurm has a reservation {reservation.name} already.")
-        self._write("/reservation", f"make the reservation {reservation.name}", body, _RESERVATION)
+            raise SchedulerRefused(say("slurm.has_reservation", name=reservation.name))
+        action = say("slurm.to_make_reservation", name=reservation.name)
+        self._write("/reservation", action, body, _RESERVATION)
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
         self._must_have(SlurmCall.change_reservation)
         body = {"name": words.checked_reservation(name), "node_list": words.checked_nodes(nodes)}
         if not self._has_reservation(name):
-            raise SchedulerRefused(f"Slurm has no reservation {name}.", words.RESERVATION_UNKNOWN)
-        self._write("/reservation", f"change the reservation {name}", body, _RESERVATION)
+            raise SchedulerRefused(say("slurm.no_reservation", name=name), words.RESERVATION_UNKNOWN)
+        self._write("/reservation", say("slurm.to_change_reservation", name=name), body, _RESERVATION)
 
     def unreserve(self, name: str) -> None:
         self._must_have(SlurmCall.unreserve)
         path = f"/reservation/{in_path(words.checked_reservation(name))}"
-        self._link.call(Request("DELETE", path), f"end the reservation {name}", _RESERVATION)
+        self._link.call(Request("DELETE", path), say("slurm.to_end_reservation", name=name), _RESERVATION)
 
     # --- jobs
 
@@ -92,7 +96,7 @@ class RestScheduler(RestReads, SlurmAdapter):
         self._must_have(SlurmCall.revive)
         found = self._single(job)
         if found.state not in _REVIVABLE:
-            raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail.")
+            raise SchedulerRefused(say("slurm.did_not_fail", job=job, state=found.state))
         self._requeue(found, [])
 
     def start_now(self, job: str) -> None:
@@ -100,7 +104,7 @@ class RestScheduler(RestReads, SlurmAdapter):
         found = self._existing_job(job)
         if not self._is_untouchable(found):
             for part in self._components(found):
-                self._change_job(part, "set the start of", {"begin_time": _number(time.time() + 2)})
+                self._change_job(part, "start", {"begin_time": _number(time.time() + 2)})
 
     def hold(self, job: str) -> None:
         self._change_job(self._single(job), "hold", {"hold": True})
@@ -111,24 +115,24 @@ class RestScheduler(RestReads, SlurmAdapter):
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         # An empty list changes nothing; one empty name removes the exclusions (seen on 24.11).
         names = [words.checked_node(node) for node in nodes] or [""]
-        self._change_job(self._single(job), "set the excluded nodes of", {"excluded_nodes": names})
+        self._change_job(self._single(job), "excluded", {"excluded_nodes": names})
 
     def signal(self, job: str, name: str) -> None:
         body = {"signal": words.checked_signal(name), "flags": ["FULL_JOB"]}
-        self._end(SlurmCall.signal, job, f"send {name} to", body)
+        self._end(SlurmCall.signal, job, say("slurm.to_send_signal", signal=name, job=job), body)
 
     def remark(self, job: str, text: str) -> None:
         body = {"admin_comment": words.checked_line("a remark", text, empty=True)}
-        self._change_job(self._single(job), "remark on", body)
+        self._change_job(self._single(job), "remark", body)
 
     def _submit(self, submission: Submission, nodes: list[str]) -> str:
         body = _submission_body(submission, nodes, self._link.found().number)
-        answer = self._write("/job/submit", f"take the job {submission.name}", body, _JOB)
+        answer = self._write("/job/submit", say("slurm.to_take_job", name=submission.name), body, _JOB)
         return rest_answers.submitted(answer)
 
     def cancel(self, job: str) -> None:
         try:
-            self._end(SlurmCall.cancel, job, "cancel", {})
+            self._end(SlurmCall.cancel, job, say("slurm.job_cancel", job=job), {})
         except SchedulerRefused as error:
             if error.code != _ENDED:
                 raise
@@ -137,24 +141,25 @@ class RestScheduler(RestReads, SlurmAdapter):
 
     def _change_job(self, job: SlurmJob, verb: str, body: Mapping[str, Any]) -> None:
         """By the raw id: slurmrestd refuses `5_1` in this address, and takes 5 for a single record."""
-        self._write(f"/job/{job.id}", f"{verb} job {job.id}", body, _JOB)
+        self._write(f"/job/{job.id}", say(f"slurm.job_{verb}", job=job.id), body, _JOB)
 
     def _requeue(self, job: SlurmJob, flags: list[str]) -> None:
         name = words.command_id(job)
-        answer = self._write("/jobs/requeue", f"requeue job {name}", {"jobs": [name], "flags": flags}, _JOB)
-        rest_answers.check_jobs(answer, f"Slurm did not requeue job {name}", _JOB)
+        action = say("slurm.job_requeue", job=name)
+        answer = self._write("/jobs/requeue", action, {"jobs": [name], "flags": flags}, _JOB)
+        rest_answers.check_jobs(answer, words.not_done(action), _JOB)
 
-    def _end(self, call: SlurmCall, job: str, verb: str, body: Mapping[str, Any]) -> None:
+    def _end(self, call: SlurmCall, job: str, action: Said, body: Mapping[str, Any]) -> None:
         self._must_have(call)
-        action, jobs = f"{verb} job {job}", [words.command_id(self._single(job))]
+        jobs = [words.command_id(self._single(job))]
         answer = self._link.call(Request("DELETE", "/jobs", {"jobs": jobs, **body}), action, _JOB)
-        rest_answers.check_jobs(answer, f"Slurm did not {action}", _JOB)
+        rest_answers.check_jobs(answer, words.not_done(action), _JOB)
 
     def _has_reservation(self, name: str) -> bool:
         with only_reading():
             return name in self._reservations.read(time.monotonic())
 
-    def _write(self, path: str, action: str, body: Mapping[str, Any], right: str) -> Answer:
+    def _write(self, path: str, action: Said, body: Mapping[str, Any], right: str) -> Answer:
         return self._link.call(Request("POST", path, body), action, right)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import Problem
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.text import Said, say
 
 #: Error numbers of slurm_errno.h. The token was refused, by slurmctld and by slurmrestd:
 _TOKEN_REFUSED = frozenset({1007, 9008})
@@ -107,24 +108,29 @@ def answer(status: int, body: bytes) -> Answer:
     return Answer(status, body, envelope if is_slurms else None)
 
 
-def error_of(problem: Problem, action: str, right: str) -> SchedulerError:
-    """The error for an entry of `errors[]`, by its number."""
+def error_of(problem: Problem, what: Said, right: str) -> SchedulerError:
+    """The error for an entry of `errors[]`, by its number. `what`: what was not done; `right`: see
+    `slurm_words`."""
     number = problem.error_number or 0
     number = _SAME.get(number, number)
-    message = (problem.error if number else problem.description) or problem.description or "no reason"
-    whole = f"{action}: {message}" + (f" ({number})" if number > 0 else "")
+    message = (problem.error if number else problem.description) or problem.description
+    message = message or say("slurm.no_reason")
+    whole = say("slurm.because", what=what, words=message)
+    if number > 0:
+        whole = say("slurm.because_code", what=what, words=message, code=number)
     if number == words.NODE_UNKNOWN:
         return UnknownNode(whole, number)
     # Communication errors, and "unspecified": slurmrestd got no usable answer.
     if number < 0 or 1000 <= number < 2000:
         return SchedulerUnavailable(whole, sent=number not in _NO_CONTACT)
     if number == 0 or "standby" in message:
-        return words.error(action, message)
+        return words.error(what, message)
     refused = SchedulerRefused(whole, number)
     if refused.no_right:
-        return SchedulerRefused(
-            f"{whole}: the account behind the token lacks the right. {right}".strip(), number
-        )
+        if not right:
+            return SchedulerRefused(say("slurm.no_right_token", error=whole), number)
+        text = say("slurm.no_right_token_for", error=whole, right=say(f"slurm.right_{right}"))
+        return SchedulerRefused(text, number)
     return refused
 
 
@@ -152,7 +158,7 @@ class _Written(msgspec.Struct, frozen=True):
     status: list[_JobStatus | list[_JobStatus]] | None = None
 
 
-def check_jobs(answer: Answer, action: str, right: str) -> None:
+def check_jobs(answer: Answer, what: Said, right: str) -> None:
     """Raises the error of the first job that DELETE /jobs or POST /jobs/requeue refused. The answer is 200
     nevertheless; the entries are in one list, or in one list for each job."""
     for entry in read(answer, _Written).status or []:
@@ -161,7 +167,7 @@ def check_jobs(answer: Answer, action: str, right: str) -> None:
             if isinstance(text, _JobError):
                 text, number = text.string, text.code
             if number:
-                raise error_of(Problem(text, None, number), action, right)
+                raise error_of(Problem(text, None, number), what, right)
 
 
 def submitted(answer: Answer) -> str:
@@ -169,7 +175,7 @@ def submitted(answer: Answer) -> str:
     written = read(answer, _Written)
     job = written.job_id or (written.result.job_id if written.result else None)
     if not job:
-        raise SchedulerUnavailable("slurmrestd took the job and did not tell its id.")
+        raise SchedulerUnavailable(say("slurm.rest_no_job_id"))
     return str(job)
 
 
@@ -178,4 +184,4 @@ def read(answer: Answer, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=shape)
     except msgspec.DecodeError as error:
-        raise SchedulerUnavailable(f"slurmrestd's answer could not be read: {error}.") from error
+        raise SchedulerUnavailable(say("slurm.unread_rest", error=str(error))) from error

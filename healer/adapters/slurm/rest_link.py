@@ -24,6 +24,7 @@ from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.adapters.webhook import system_words
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.text import Said, quoted, say
 
 #: The time-out of version detection, which takes milliseconds: a hanging slurmrestd must leave time for the
 #: next adapter.
@@ -111,7 +112,7 @@ class ReadLink:
         try:
             return finding.result()
         except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(str(error), sent=False) from error
+            raise SchedulerUnavailable(quoted(error.args[0]), sent=False) from error
 
     def _find(self, finding: Future[Found]) -> None:
         try:
@@ -126,11 +127,11 @@ class ReadLink:
                 self._meant = self._meant or found.slurm.cluster or None
             finding.set_result(found)
 
-    def call(self, request: Request, action: str, right: str = "") -> Answer:
+    def call(self, request: Request, action: Said, right: str = "") -> Answer:
         """The answer, without errors. `action` ("read all nodes") and `right`, the right that it needs, are
         for error messages."""
         answer = self.ask(request)
-        self._judge(answer, f"Slurm did not {action}", right, wrote=request.body is not None)
+        self._judge(answer, words.not_done(action), right, wrote=request.body is not None)
         return answer
 
     def ask(self, request: Request) -> Answer:
@@ -157,11 +158,8 @@ class ReadLink:
 
     def _check_cluster(self, cluster: str, *, sent: bool) -> None:
         if cluster and self._meant not in (None, cluster):
-            raise SchedulerUnavailable(
-                f"slurmrestd at {self.where} answers as the cluster {cluster}, not {self._meant}: "
-                "mend HEALER_SLURM_REST_URL or what it leads to.",
-                sent=sent,
-            )
+            why = say("slurm.rest_other_cluster", where=self.where, cluster=cluster, meant=self._meant)
+            raise SchedulerUnavailable(why, sent=sent)
 
     def _discover(self) -> Found:
         """The newest version that both sides know, found by trying: slurmrestd's list of versions is slow,
@@ -177,15 +175,14 @@ class ReadLink:
             if answer.envelope is not None and answer.slurm.release:
                 return Found(number, answer.slurm)
             if not answer.unknown_address:
-                self._judge(answer, "slurmrestd did not tell its release", "", wrote=False)
+                self._judge(answer, say("slurm.rest_no_release"), "", wrote=False)
         listed = self._with_token(Request("GET", "/openapi/v3"))
         offered = {int(number) for number in _DIGITS.findall(listed.body.decode("utf-8", "replace"))}
         spoken = f"v0.0.{readable[-1]} to v0.0.{readable[0]}"
-        other = ", ".join(f"v0.0.{number}" for number in sorted(offered)) or f"none at {self.where}"
-        raise SchedulerUnavailable(
-            f"healer speaks to slurmrestd in {spoken} (Slurm 23.02 and newer); this one offers {other}.",
-            sent=False,
+        other = ", ".join(f"v0.0.{number}" for number in sorted(offered)) or say(
+            "slurm.none_at", where=self.where
         )
+        raise SchedulerUnavailable(say("slurm.rest_versions", spoken=spoken, offered=other), sent=False)
 
     def _forget(self, found: Found) -> None:
         with self._lock:
@@ -212,8 +209,10 @@ class ReadLink:
         text = next((problem.error for problem in answer.problems if problem.error), "authentication failure")
         end = ends_at(token)
         at = words.to_datetime(end) if end is not None and end < self._now().timestamp() else None
-        why = f" (it ended {at:%Y-%m-%d %H:%M:%SZ})" if at else ""
-        raise SchedulerUnavailable(f"Slurm did not take the token for slurmrestd{why}: {text}.", sent=False)
+        why = say("slurm.token_refused", words=text)
+        if at:
+            why = say("slurm.token_ended", when=f"{at:%Y-%m-%d %H:%M:%SZ}", words=text)
+        raise SchedulerUnavailable(why, sent=False)
 
     def _send(self, request: Request, token: str) -> Answer:
         headers = {"X-SLURM-USER-TOKEN": token, "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -227,22 +226,21 @@ class ReadLink:
         # A proxy's error page may show the request with all its headers.
         return rest_answers.answer(status, raw.replace(token.encode(), "…".encode()))
 
-    def _judge(self, answer: Answer, action: str, right: str, *, wrote: bool) -> None:
+    def _judge(self, answer: Answer, what: Said, right: str, *, wrote: bool) -> None:
         """Raises the error in the answer, if there is one (HTTP 200 may contain one: d.8, 24)."""
         if answer.problems:
             # Of several errors, one with a number is more precise.
             problem = max(answer.problems, key=lambda problem: bool(problem.error_number))
-            raise rest_answers.error_of(problem, action, right)
+            raise rest_answers.error_of(problem, what, right)
         if answer.status != 304 and (answer.envelope is None or answer.status >= 400):
-            text = " ".join(answer.body[:200].decode("utf-8", "replace").split()) or "nothing"
-            raise SchedulerUnavailable(
-                f"{action}: {self.where} answered {answer.status}, but not as slurmrestd does: {text}",
-                sent=answer.status not in _REFUSED_EARLY,
-            )
+            text = " ".join(answer.body[:200].decode("utf-8", "replace").split()) or say("slurm.nothing")
+            where, status = self.where, answer.status
+            why = say("slurm.rest_not_slurm", what=what, where=where, status=status, words=text)
+            raise SchedulerUnavailable(why, sent=status not in _REFUSED_EARLY)
         warnings = [warning.description or "" for warning in answer.warnings]
         ignored = [text for text in warnings if "unknown field" in text]
         if wrote and ignored:
-            raise SchedulerRefused(f"{action}: slurmrestd ignored a part of it: {ignored[0]}")
+            raise SchedulerRefused(say("slurm.rest_ignored", what=what, warning=ignored[0]))
 
 
 class RestLink(ReadLink):
@@ -260,7 +258,7 @@ class RestLink(ReadLink):
                 self._forget(found)
                 found = self.found()
             elif answer.envelope is None:
-                self._judge(answer, "slurmrestd did not tell its cluster", "", wrote=False)
+                self._judge(answer, say("slurm.rest_no_cluster_told"), "", wrote=False)
             return self._expected(found)
 
 
@@ -319,7 +317,7 @@ class RestHttp:
         with process.within(timeout_s):
             left_s = process.left_s(timeout_s)
             if not left_s:
-                raise SchedulerUnavailable("no time was left to ask slurmrestd.", sent=False)
+                raise SchedulerUnavailable(say("slurm.no_time_for_rest"), sent=False)
             first_s = min(connect_s, left_s)
             limits = {"connect": first_s, "pool": first_s, "read": left_s, "write": left_s}
             try:
@@ -329,12 +327,13 @@ class RestHttp:
                 ) as response:  # fmt: skip
                     return response.status, _read_body(response)
             except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
-                text = f"slurmrestd at {self._where} cannot be reached: {_cause(error)}."
+                text = say("slurm.rest_unreachable", where=self._where, error=_cause(error))
                 raise SchedulerUnavailable(text, sent=False) from None
             except httpcore.TimeoutException:
-                raise SchedulerUnavailable(f"slurmrestd did not answer within {left_s:.3g} s.") from None
+                why = say("slurm.no_answer", program="slurmrestd", timeout_s=left_s)
+                raise SchedulerUnavailable(why) from None
             except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-                raise SchedulerUnavailable(f"slurmrestd broke off: {_cause(error)}.") from None
+                raise SchedulerUnavailable(say("slurm.rest_broke_off", error=_cause(error))) from None
 
 
 def _read_body(response: httpcore.Response) -> bytes:
@@ -344,7 +343,7 @@ def _read_body(response: httpcore.Response) -> bytes:
         parts.append(part)
         size += len(part)
         if size > process.MOST_BYTES:
-            raise SchedulerUnavailable(f"slurmrestd answered with more than {process.MOST_BYTES} bytes.")
+            raise SchedulerUnavailable(say("slurm.rest_too_much", most=process.MOST_BYTES))
     return b"".join(parts)
 
 

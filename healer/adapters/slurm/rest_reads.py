@@ -18,6 +18,7 @@ from healer.adapters.slurm.rest_link import Found, ReadLink, Request, Token, in_
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.text import Said, quoted, say
 
 #: An `update_time` in the future (2096), for which the answer is always short.
 _NEVER = "4000000000"
@@ -28,14 +29,14 @@ RELEASES = {39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44:
 
 _RESERVATIONS, _REQUEUE, _KILL = 43, 45, 40
 _SINCE = {
-    SlurmCall.reserve: ("reservations", _RESERVATIONS),
-    SlurmCall.change_reservation: ("reservations", _RESERVATIONS),
-    SlurmCall.unreserve: ("reservations", _RESERVATIONS),
+    SlurmCall.reserve: ("reserve", _RESERVATIONS),
+    SlurmCall.change_reservation: ("reserve", _RESERVATIONS),
+    SlurmCall.unreserve: ("reserve", _RESERVATIONS),
     SlurmCall.requeue: ("requeue", _REQUEUE),
     SlurmCall.revive: ("requeue", _REQUEUE),
     # Older versions would signal the whole array for one of its tasks.
-    SlurmCall.signal: ("signals to one task of an array", _KILL),
-    SlurmCall.cancel: ("ending one task of an array", _KILL),
+    SlurmCall.signal: ("signal", _KILL),
+    SlurmCall.cancel: ("cancel", _KILL),
 }
 _NEVER_OFFERED = {
     SlurmCall.reboot: "reboot",
@@ -92,11 +93,7 @@ class RestReads(SlurmReader):
         """As reported by slurmrestd; before Slurm 23.11 (v0.0.40), which reports none, the setting."""
         cluster = self._link.found().slurm.cluster or self._cluster
         if not cluster:
-            raise SchedulerUnavailable(
-                "slurmrestd does not tell its cluster's name before Slurm 23.11 (v0.0.40): "
-                "set HEALER_CLUSTER.",
-                sent=False,
-            )
+            raise SchedulerUnavailable(say("slurm.rest_no_cluster"), sent=False)
         return cluster
 
     # --- reading
@@ -105,7 +102,7 @@ class RestReads(SlurmReader):
         cluster, taken_at, now = self.cluster_name(), datetime.now(UTC), time.monotonic()
         nodes = self._nodes.read(now)
         if not nodes:
-            raise SchedulerUnavailable("Slurm answered with no nodes at all.")
+            raise SchedulerUnavailable(say("slurm.no_nodes"))
         return SlurmSnapshot(
             cluster=cluster,
             taken_at=taken_at,
@@ -126,7 +123,8 @@ class RestReads(SlurmReader):
 
     def _node(self, name: str) -> SlurmNode:
         try:
-            answer = self._link.call(Request("GET", f"/node/{in_path(name)}"), f"show node {name}")
+            action = say("slurm.to_show_node", node=name)
+            answer = self._link.call(Request("GET", f"/node/{in_path(name)}"), action)
         except SchedulerRefused as error:
             # slurmrestd reports an unknown node as an error without a number, which may also mean something
             # else (d.8, 24): the list of all nodes decides.
@@ -134,13 +132,13 @@ class RestReads(SlurmReader):
                 raise
             listed = self._nodes.read(time.monotonic())
             if name in listed or not listed:
-                raise SchedulerUnavailable(str(error)) from error
-            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN) from error
+                raise SchedulerUnavailable(quoted(error.args[0])) from error
+            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN) from error
         with parse_errors():
             found = parse_json.nodes(answer.body)
         # Slurm also finds a node by its host name.
         if name not in found:
-            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+            raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN)
         return found[name]
 
     def job(self, job: str) -> SlurmJob | None:
@@ -148,7 +146,7 @@ class RestReads(SlurmReader):
         # slurmrestd only knows the whole of an array or heterogeneous job.
         whole = re.split(r"[_+]", job)[0]
         try:
-            answer = self._link.call(Request("GET", f"/job/{whole}"), f"show job {job}")
+            answer = self._link.call(Request("GET", f"/job/{whole}"), say("slurm.to_show_job", job=job))
         except SchedulerRefused as error:
             if error.code == words.JOB_UNKNOWN:
                 return None
@@ -164,9 +162,9 @@ class RestReads(SlurmReader):
         """`answer_s` is the duration of one read of slurmctld's statistics."""
         at, start = datetime.now(UTC), time.monotonic()
         # First: /ping reports slurmctld as down even if it only refused the token.
-        figures = self._link.call(Request("GET", "/diag"), "tell its figures")
+        figures = self._link.call(Request("GET", "/diag"), say("slurm.to_tell_figures"))
         answer_s = time.monotonic() - start
-        pings = self._link.call(Request("GET", "/ping"), "tell who answers")
+        pings = self._link.call(Request("GET", "/ping"), say("slurm.to_tell_who_answers"))
         with parse_errors():
             queues = parse_json.queues(figures.body)
             server = parse_json.answering(parse_json.servers(pings.body))
@@ -180,17 +178,13 @@ class RestReads(SlurmReader):
 
 def lacking(number: int) -> Mapping[SlurmCall, str]:
     """The calls that v0.0.`number` does not offer, and why."""
-    speaks = f"this slurmrestd speaks v0.0.{number}"
+    spoken = f"v0.0.{number}"
     found = {
-        call: f"{what} by REST begin{'s' if not what.endswith('s') else ''} with Slurm {RELEASES[since]} "
-        f"(v0.0.{since}); {speaks}"
+        call: say(f"slurm.since_{what}", release=RELEASES[since], version=f"v0.0.{since}", spoken=spoken)
         for call, (what, since) in _SINCE.items()
         if number < since
     }
-    found |= {
-        call: f"slurmrestd has no {what} in any release; the command line (cli) has"
-        for call, what in _NEVER_OFFERED.items()
-    }
+    found |= {call: say("slurm.rest_never", call=what) for call, what in _NEVER_OFFERED.items()}
     return MappingProxyType(found)
 
 
@@ -225,16 +219,19 @@ class CachedList(Generic[T]):
             if _unchanged(answer):
                 return kept.rows
             if answer.no_contact:
-                raise rest_answers.error_of(answer.problems[0], f"Slurm did not list {self._path[1:]}", "")
+                raise rest_answers.error_of(answer.problems[0], words.not_done(self._to_list()), "")
         # Also after an error: 24.11 answers 500 if nodes have changed and partitions have not.
         if answer is None or not answer.good:
-            answer = self._link.call(Request("GET", self._path, patience=_PATIENCE), f"list {self._path[1:]}")
+            answer = self._link.call(Request("GET", self._path, patience=_PATIENCE), self._to_list())
         with parse_errors():
             rows = self._parse(answer.body)
         if kept and kept.rows == rows:
             rows = kept.rows
         self._kept = _Cached(found, answer.updated, now, rows)
         return rows
+
+    def _to_list(self) -> Said:
+        return say("slurm.to_list", what=self._path[1:])
 
 
 def _unchanged(answer: Answer) -> bool:

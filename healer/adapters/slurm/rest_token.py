@@ -19,6 +19,7 @@ import msgspec
 
 from healer.adapters.slurm import process
 from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import NO_WORDS, Said, quoted, say
 
 #: `scontrol token` prints SLURM_JWT=…; three parts of base64url with dots between them (RFC 7519).
 _TOKEN = re.compile(r"(?:SLURM_JWT=)?([A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]*)")
@@ -72,15 +73,14 @@ class FileToken:
                 with self._path.open("rb") as file:
                     status = os.fstat(file.fileno())
                     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                        raise _away(
-                            f"{self._path} holds a token and others may read it: chmod 600 {self._path}"
-                        )
+                        raise _away(say("slurm.token_readable", path=str(self._path)))
                     seen = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
                     if seen != self._seen:
                         self._token = _read(file.read(_MOST_BYTES), str(self._path)).text
                         self._seen = seen
             except OSError as error:
-                raise _away(f"the token file {self._path} cannot be read: {error.strerror}") from None
+                why = say("slurm.token_file_unread", path=str(self._path), error=error.strerror)
+                raise _away(why) from None
             return self._token
 
     def refused(self, token: str) -> None:
@@ -107,7 +107,7 @@ class CommandToken:
         self._more = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
         self._lock = threading.Lock()
         self._token = ""
-        self._failure = ""
+        self._failure = NO_WORDS
         self._renew_at = -math.inf
 
     def current(self, now: datetime) -> str:
@@ -120,7 +120,7 @@ class CommandToken:
                 except SchedulerUnavailable as error:
                     # Slurm may still accept the old token. Without one, all callers fail at once until the
                     # next attempt.
-                    self._failure, self._renew_at = str(error), at + _TRY_AGAIN_S
+                    self._failure, self._renew_at = quoted(error.args[0]), at + _TRY_AGAIN_S
                 else:
                     self._token, self._renew_at = token.text, token.renew_at(at)
             if not self._token:
@@ -135,15 +135,15 @@ class CommandToken:
 
     def _made(self) -> _Token:
         # Not shown: its arguments and its output, which may contain a secret.
-        name = f"the token command {self._argv[0]}"
+        name = say("slurm.token_command", program=self._argv[0])
         try:
             output = process.run(
                 self._argv, {**os.environ, **self._more}, self._timeout_s, most_bytes=_MOST_BYTES
             )
         except SchedulerUnavailable as error:
-            raise _away(f"{name} failed: {error}") from None
+            raise _away(say("slurm.token_failed", name=name, error=quoted(error.args[0]))) from None
         if output.code:
-            raise _away(f"{name} ended with {output.code}: run it by hand as healer's user to see why")
+            raise _away(say("slurm.token_code", name=name, code=output.code))
         return _read(output.out, name)
 
 
@@ -160,14 +160,14 @@ def user_of(token: str) -> str:
 def _read(raw: bytes, where: str) -> _Token:
     found = _TOKEN.fullmatch(raw.decode("ascii", "replace").strip())
     if found is None:
-        raise _away(f"{where} holds no token (a JWT, alone or after SLURM_JWT=)")
+        raise _away(say("slurm.no_token", name=where))
     try:
         padded = found[2] + "=" * (-len(found[2]) % 4)
         claims = msgspec.json.decode(urlsafe_b64decode(padded), type=_Claims)
     except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
-        raise _away(f"{where} holds no token that can be read (its claims are no JSON)") from None
+        raise _away(say("slurm.token_unread", name=where)) from None
     return _Token(found[1], claims)
 
 
-def _away(text: str) -> SchedulerUnavailable:
-    return SchedulerUnavailable(f"slurmrestd was not asked: {text}.", sent=False)
+def _away(text: Said) -> SchedulerUnavailable:
+    return SchedulerUnavailable(say("slurm.rest_not_asked", why=text), sent=False)

@@ -9,6 +9,7 @@ from healer.adapters.slurm.parse_json import UNREAD
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import Nodes, SchedulerRefused
+from healer.text import say
 
 
 # Wide: implements half of `ports.Scheduler`.
@@ -28,7 +29,7 @@ class SlurmAdapter(SlurmReader):
         self._set_nodes("resume", nodes, state="RESUME")
 
     def down(self, nodes: Nodes, reason: str) -> None:
-        self._set_nodes("set down", nodes, state="DOWN", reason=words.checked_line("a reason", reason))
+        self._set_nodes("down", nodes, state="DOWN", reason=words.checked_line("a reason", reason))
 
     def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
         texts = {"comment": comment, "extra": extra}
@@ -91,14 +92,14 @@ class SlurmAdapter(SlurmReader):
         with only_reading():
             found = self.job(job)
         if found is None:
-            raise SchedulerRefused(f"Slurm no longer knows job {job}.", words.JOB_UNKNOWN)
+            raise SchedulerRefused(say("slurm.no_job", job=job), words.JOB_UNKNOWN)
         return found
 
     def _single(self, job: str) -> SlurmJob:
         """A job that is no pending array: a change would affect all of its tasks."""
         found = self._existing_job(job)
         if self._is_untouchable(found):
-            raise SchedulerRefused(f"{job} stands for array tasks that wait together: name one of them.")
+            raise SchedulerRefused(say("slurm.pending_array", job=job))
         return found
 
     def _is_untouchable(self, job: SlurmJob) -> bool:

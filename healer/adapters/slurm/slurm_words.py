@@ -7,11 +7,10 @@ from datetime import UTC, datetime
 from healer.model import Reservation, SlurmJob, hostlist
 from healer.model.slurm import state_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.text import Said, say
 
-#: The right that a refused change of a node needs (d.4).
-NODE_RIGHT = (
-    "Changing a node takes AdminLevel=Administrator in accounting, SlurmUser or root; an Operator may not."
-)
+#: The rights that a refused change needs (d.4): `slurm.right_…` of the catalogue.
+NODE_RIGHT, JOB_RIGHT, RESERVATION_RIGHT = "node", "job", "reservation"
 
 #: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base state of each flag;
 #: COMPLETING may have any, so it counts as a base state.
@@ -161,7 +160,7 @@ def names_gpus(*texts: str | None) -> bool:
 def checked_node(name: str) -> str:
     """The name, if scontrol takes it for exactly one node. Raises UnknownNode."""
     if not _NODE_NAME.fullmatch(name) or name.lower() in _NOT_NODES:
-        raise UnknownNode(f"{name[:80]!r} is not the name of a Slurm node.", NODE_UNKNOWN)
+        raise UnknownNode(say("slurm.not_a_node", name=name[:80]), NODE_UNKNOWN)
     return name
 
 
@@ -176,7 +175,7 @@ def checked_nodes(nodes: str | Sequence[str]) -> list[str]:
 def checked_reservation(name: str) -> str:
     """The name of a reservation. Raises SchedulerRefused."""
     if not _RESERVATION_NAME.fullmatch(name):
-        raise SchedulerRefused(f"{name[:80]!r} is not the name of a reservation.", RESERVATION_UNKNOWN)
+        raise SchedulerRefused(say("slurm.not_a_reservation", name=name[:80]), RESERVATION_UNKNOWN)
     return name
 
 
@@ -212,14 +211,20 @@ def checked_line(what: str, text: str, *, empty: bool = False) -> str:
 def checked_job(job: str) -> str:
     """The id (`123`, `123_4` or `123+1`). Raises SchedulerRefused."""
     if not _JOB_ID.fullmatch(job):
-        raise SchedulerRefused(f"{job[:80]!r} is not the id of a Slurm job.", JOB_UNKNOWN)
+        raise SchedulerRefused(say("slurm.not_a_job", name=job[:80]), JOB_UNKNOWN)
     return job
 
 
-def error(action: str, text: str) -> SchedulerError:
-    """The error for Slurm's message on a failed call; an unknown message is a refusal without a number."""
-    message = " ".join(text.split())[:300] or "it said nothing"
-    whole = f"{action}: {message}"
+def not_done(action: Said) -> Said:
+    """`Slurm did not drain gpu0001`"""
+    return say("slurm.did_not", what=action)
+
+
+def error(what: str, text: str) -> SchedulerError:
+    """The error for Slurm's message on a failed call; an unknown message is a refusal without a number.
+    `what`: what was not done."""
+    message = " ".join(text.split())[:300] or say("slurm.said_nothing")
+    whole = say("slurm.because", what=what, words=message)
     for words, code in _REFUSALS:
         if words in message:
             return UnknownNode(whole, code) if code == NODE_UNKNOWN else SchedulerRefused(whole, code)

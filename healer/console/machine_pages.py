@@ -110,8 +110,9 @@ def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
     kind = node_kind(rows.node.gpu_model)
     reference = next((reference for reference in references if reference.kind == kind), None)
     differs = differences(facts, reference) if reference is not None else {}
+    good = reference.facts if reference is not None else {}
     lines = [
-        (FACTS[fact], facts[fact], reference.facts[fact] if reference is not None and fact in differs else "")
+        (say(f"words.fact_{fact}"), facts[fact], good[fact] if fact in differs else "")
         for fact in FACTS
         if fact in facts
     ]

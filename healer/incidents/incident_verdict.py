@@ -520,7 +520,7 @@ def _row(code: str, file: str, entry: CatalogueEntry) -> Said:
 
 
 def _class(fault_class: FaultClass) -> Said:
-    return say(f"incidents.class_{fault_class}")
+    return say(f"words.class_{fault_class}")
 
 
 def _rule(incident: Incident, rules: Ruleset) -> Iterator[Said]:

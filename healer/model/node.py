@@ -124,28 +124,28 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
     text: Said = NO_WORDS
 
 
-#: What is compared, with its words for people. Each value is a text; of several GPUs or cards all different
+#: What is compared; `words.fact_*` names it. Each value is a text; of several GPUs or cards all different
 #: ones, sorted and joined by a comma.
-FACTS = {
-    "driver": "NVIDIA driver",
-    "cuda": "CUDA of the driver",
-    "vbios": "VBIOS of the GPUs",
-    "gsp_firmware": "GSP firmware of the GPUs",
-    "inforom": "InfoROM image of the GPUs",
-    "fabric_manager": "fabric manager",
-    "nic_firmware": "firmware of the network cards",
-    "nic_driver": "driver of the network cards",
-    "bios": "BIOS",
-    "bmc": "firmware of the BMC",
-    "kernel": "Linux kernel",
-    "os": "operating system",
-    "mtu": "MTU of the network cards",
-    "nccl": "NCCL",
-    "container": "container settings",
-    "slurm": "Slurm",
-    "nvlink_domain": "NVLink domain",
-    "gpu": "GPU model",
-}
+FACTS = (
+    "driver",
+    "cuda",
+    "vbios",
+    "gsp_firmware",
+    "inforom",
+    "fabric_manager",
+    "nic_firmware",
+    "nic_driver",
+    "bios",
+    "bmc",
+    "kernel",
+    "os",
+    "mtu",
+    "nccl",
+    "container",
+    "slurm",
+    "nvlink_domain",
+    "gpu",
+)
 #: Where a node is, which is another place on each rack; and what its kind says already.
 NOT_COMPARED = frozenset({"nvlink_domain", "gpu"})
 #: Of one value, in characters.

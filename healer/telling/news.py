@@ -323,7 +323,7 @@ def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], 
     """`at`: the beginning of the minutes in which they enrolled."""
     named, more = joined(nodes[:DIGEST_MAX], "comma"), len(nodes) - DIGEST_MAX
     if more > 0:
-        named = say("telling.and_more", names=named, n=more)
+        named = say("incidents.and_more", names=named, n=more)
     askers = joined(sorted(set(who))[:DIGEST_MAX], "comma")
     first = say("telling.enrolled_by", nodes=named, who=askers)
     return Message(

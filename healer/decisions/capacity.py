@@ -215,7 +215,8 @@ def _place_of_node(
         return None
     there = nodes_at(facts.snapshot, rules, kind).get(name, frozenset())
     limit = place_limit(settings_of(rules, facts.cluster).rack_share, len(there))
-    return _place(guard, kind, proposal, facts, name=name, there=there, limit=limit)
+    cap = _Cap(guard, kind, _used_in(there, proposal, facts), limit, there, name)
+    return _ask(cap, proposal, facts)
 
 
 def _nearest(answers: list[Answer]) -> Answer:
@@ -224,19 +225,10 @@ def _nearest(answers: list[Answer]) -> Answer:
     return min(held or answers, key=lambda answer: (answer.limit or 0) - (answer.used or 0))
 
 
-def _place(
-    guard: Guard,
-    kind: str,
-    proposal: Proposal,
-    facts: GateFacts,
-    *,
-    name: str,
-    there: frozenset[str],
-    limit: int,
-) -> Answer:
+def _used_in(there: frozenset[str], proposal: Proposal, facts: GateFacts) -> int:
+    """Slots in use at these nodes, without the proposal's own."""
     counted = facts.counted & there
-    used = len(counted) - (proposal.node in counted)
-    return _ask(_Cap(guard, kind, used, limit, there, name), proposal, facts)
+    return len(counted) - (proposal.node in counted)
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -255,7 +247,8 @@ def _partition(
     settings = rules.guards_in(facts.cluster, name)
     there = fleet_of(snapshot).in_partition(name)
     limit = partition_limit(settings, len(there))
-    return _place(Guard.partition, "partition", proposal, facts, name=name, there=there, limit=limit)
+    cap = _Cap(Guard.partition, "partition", _used_in(there, proposal, facts), limit, there, name)
+    return _ask(cap, proposal, facts)
 
 
 class _Cap(NamedTuple):
@@ -273,11 +266,11 @@ class _Cap(NamedTuple):
 
 def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
     guard, kind, used, limit, where, name, frees_at = cap
-    told: dict[str, Any] = {"used": used, "limit": limit, "name": name, "nodes": len(where or ())}
+    figures: dict[str, Any] = {"used": used, "limit": limit, "name": name, "nodes": len(where or ())}
     if rides(proposal, facts):
-        why = say(f"decisions.own_{kind}", node=proposal.node, **told)
+        why = say(f"decisions.own_{kind}", node=proposal.node, **figures)
         return allow(guard, why, limit=limit, used=used)
-    why = say(f"decisions.used_{kind}", **told)
+    why = say(f"decisions.used_{kind}", **figures)
     if used >= limit:
         if frees_at:
             why = say("decisions.cap_frees_at", cap=unstopped(why), when=at(frees_at))

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from healer.model.component import OUTAGE_PLACES, PlaceKind
+from healer.text import NO_WORDS, Said
 
 #: What every reason of ours starts with: `healer:<rule> inc:<short id> <text>`.
 OUR_PREFIX = "healer:"
@@ -465,12 +466,12 @@ class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     role: str = ""
     version: str = ""
     answer_s: float | None = None
-    problem: str = ""
+    problem: Said = NO_WORDS
     #: Requests in work, messages that wait to leave, records that wait for slurmdbd (sdiag).
     threads: int | None = None
     agent_queue: int | None = None
     dbd_queue: int | None = None
-    fallbacks: tuple[str, ...] = ()
+    fallbacks: tuple[Said, ...] = ()
     #: What is not as it should be, and since when; the poller fills it in (healer.observations.slurm_poll).
     since: dict[Trouble, datetime] = {}
 

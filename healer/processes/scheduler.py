@@ -25,6 +25,7 @@ from healer.ports.lease import SENT
 from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Snapshots
 from healer.ports.transactions import Ledger, Poke
 from healer.telling.news import enrolled_again_page, seal_page
+from healer.text import NO_WORDS, Said, quoted, say
 
 log = structlog.get_logger()
 
@@ -84,29 +85,29 @@ class Poll:
 
     def __call__(self) -> float:
         begun = self._stopwatch()
-        problem, other = "", False
+        problem, other = NO_WORDS, False
         try:
             snapshot = self._scheduler.snapshot()
         except SchedulerError as error:
             log.warning("slurm does not answer", error=str(error))
-            problem = str(error)
+            problem = quoted(error.args[0])
         else:
             other = snapshot.cluster != self._cluster
             if other:
-                problem = f"Slurm is the cluster {snapshot.cluster}, not {self._cluster}: mend HEALER_CLUSTER"
+                problem = say("slurm.is_other_cluster", cluster=snapshot.cluster, meant=self._cluster)
             else:
                 switches = self._tree.of(snapshot.nodes)
                 self._snapshots.put(self._placing.placed(snapshot, self._rules().topology, switches))
         spent_s = self._stopwatch() - begun
         if problem:
-            self._snapshots.failed(self._cluster, problem)
+            self._snapshots.failed(self._cluster, str(problem))
         state = noted(self._asked(problem), self._controller, self._rules().watches, other_cluster=other)
         self._snapshots.put_controller(state)
         self._controller = state
         self._rest_s = rest_s(spent_s, state, self._rest_s)
         return self._rest_s
 
-    def _asked(self, problem: str) -> Controller:
+    def _asked(self, problem: Said) -> Controller:
         """slurmctld's figures. That it gives none is a problem, unless no adapter here can ask for them."""
         now = self._clock.now()
         try:
@@ -114,7 +115,7 @@ class Poll:
         except NotAvailable:
             seen = Controller(cluster=self._cluster, at=now, adapter=self._scheduler.name)
         except SchedulerError as error:
-            seen = Controller(cluster=self._cluster, at=now, problem=str(error))
+            seen = Controller(cluster=self._cluster, at=now, problem=quoted(error.args[0]))
         # By our clock, and under the name that we store it by, also where another cluster answered.
         return msgspec.structs.replace(seen, cluster=self._cluster, at=now, problem=problem or seen.problem)
 

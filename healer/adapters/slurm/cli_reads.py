@@ -124,8 +124,8 @@ class CliReads(SlurmReader):
         with parse_errors():
             answering = parse_json.answering(parse_text.servers(ping.text))
             if answering is None:
-                said = " ".join(ping.text.split())[:200]
-                raise SchedulerUnavailable(say("slurm.no_slurmctld", words=said), sent=False)
+                answer = " ".join(ping.text.split())[:200]
+                raise SchedulerUnavailable(say("slurm.no_slurmctld", words=answer), sent=False)
             queues = self._queues()
         at, version = datetime.now(UTC), self._commands.version()[0]
         return self._controller(at, version, answer_s, answering, queues)

@@ -67,8 +67,8 @@ class ReadCommands:
                 text = self.ask(say("slurm.to_tell_version"), "scontrol", "--version").text
                 match = _VERSION.search(text)
                 if match is None:
-                    said = say("slurm.printed", program="scontrol --version", words=text[:80])
-                    raise SchedulerUnavailable(said, sent=False)
+                    why = say("slurm.printed", program="scontrol --version", words=text[:80])
+                    raise SchedulerUnavailable(why, sent=False)
                 version = f"{match[1]}.{match[2]}{match[3]}"
                 new = (int(match[1]), int(match[2])) >= (23, 2)
                 self._version = (version, self._newest_shape(version) if new else None)

@@ -137,7 +137,7 @@ class PreferredReads(Generic[S]):
         with self._lock:
             why = {earlier: rest.why for earlier, rest in self._rests.items()}
         why |= {earlier: quoted(error.args[0]) for earlier, error in errors.items()}
-        before = tuple(str(self._named(earlier, why[earlier])) for earlier in range(number) if earlier in why)
+        before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
         return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
 
     # --- helpers

@@ -1,5 +1,5 @@
-"""Tidy: takes away what healer left in Slurm on a node that it does not hold: its note, and its reservation
-of a node that Slurm does not know."""
+"""Tidy: takes away what healer left on a node that it does not hold: its note, its reservation of a node that
+Slurm does not know, and its slot."""
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, cause, is_ours
 from healer.actions.drain import our_notes
@@ -29,6 +29,7 @@ def _probe(ctx: Context) -> Result | None:
     if node is not None and kept is not None:
         return Skipped(text=f"The reservation {kept.name} ends with the tests of {node.name} (validate)")
     if kept is None and (node is None or not our_notes(node)):
+        ctx.claim.free_left_slot()
         return Done(text=f"Nothing of healer's is left on {ctx.node}")
     return None
 

@@ -33,6 +33,7 @@ from healer.engine.upkeep import (
     begin_releases,
     begin_requeues,
     begin_sweeps,
+    count_begun,
     settle_vetoes_and_breaker,
     sweeps_due,
     without_run,
@@ -89,6 +90,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
+    count_begun(walk)
     settle_vetoes_and_breaker(walk)
     hold_suspects(walk)
     unfold_released(walk)

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
-from healer.adapters.postgres.engine import Lane, ledger_errors, pick, read_docs
+from healer.adapters.postgres.engine import Lane, ledger_errors, read_docs
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
 from healer.adapters.postgres.run_rows import ENDED, Lines, logs_of, store
@@ -87,8 +87,7 @@ WITH due AS (
     AND (runs.lease_until IS NULL OR runs.epoch = wanted.epoch)
   FOR NO KEY UPDATE OF runs SKIP LOCKED)
 UPDATE runs SET epoch = runs.epoch + 1, lease_until = :until, wake_at = NULL
-FROM due WHERE runs.id = due.id
-RETURNING runs.id, runs.cluster, runs.playbook, runs.node, runs.epoch, runs.doc
+FROM due WHERE runs.id = due.id RETURNING runs.id, runs.epoch, runs.doc
 """)
 _LEFT = sa.text(
     "SELECT id, epoch FROM runs WHERE id = ANY(:ids) AND state = 'running' AND lease_until IS NOT NULL"
@@ -178,10 +177,7 @@ def claim_due(
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
     logs = logs_of(conn, ids)
-    # By its columns: what is counted by them must be what the run does.
-    by_id = {
-        row.id: msgspec.convert(row.doc | pick(row, "id", "cluster", "playbook", "node"), Run) for row in rows
-    }
+    by_id = {row.id: msgspec.convert(row.doc, Run) for row in rows}
     incidents_by_id = read_incidents(
         conn, [run.incident for run in by_id.values() if run.incident is not None]
     )

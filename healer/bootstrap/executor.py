@@ -49,7 +49,7 @@ from healer.bootstrap import (
     slurm_token,
 )
 from healer.engine.drive import Driver
-from healer.engine.slots import free_slots_of
+from healer.engine.slot_release import free_slots_of
 from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler
 from healer.ports.transactions import LedgerAway
@@ -164,12 +164,8 @@ def run_worker(settings: ExecutorSettings) -> None:
     snapshots = PostgresSnapshots(db)
     book = ledger(settings, db, cluster, snapshots=snapshots)
     threading.Thread(target=_look_ahead, args=(db, snapshots, book), daemon=True).start()
-    left = leftover_jobs(
-        scheduler(settings, cluster=cluster),
-        book,
-        snapshots,
-        lambda: slurm_users(settings),
-    )
+    own_slurm = scheduler(settings, cluster=cluster)
+    left = leftover_jobs(own_slurm, book, snapshots, lambda: slurm_users(settings))
     sealer, seals, deliveries = _sealing(settings, db, cluster)
     duties = [Duty("left jobs", LEFT_JOBS_S, left), *seals, *deliveries]
     stopped = threading.Event()

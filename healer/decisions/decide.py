@@ -439,7 +439,7 @@ def proposal_of(
     own."""
     agreed_restarts = run.input.get("restart", {}).get(job)
     agreed = agreed_restarts is not None and restarts in (None, agreed_restarts)
-    # Whoever names the run's incident must not have the caps passed for a healthy node.
+    # A run that names the incident of another node passes no cap for its own.
     about = incident is not None and run.node in (None, incident.root.node)
     return Proposal(
         cluster=run.cluster,

@@ -43,7 +43,7 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
-from healer.engine.slots import free_slots
+from healer.engine.slot_release import free_slots
 from healer.incidents.certainty import is_proven_fatal, is_proven_unusable
 from healer.incidents.growth import why_not_looked
 from healer.incidents.impact import urgency_of

@@ -23,7 +23,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import GRACE, find_vetoes, is_vetoed
 from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
-from healer.engine.slots import without_slots
+from healer.engine.slot_release import without_slots
 from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
 from healer.incidents.impact import hit_at_the_time, hit_since_listed

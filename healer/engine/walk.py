@@ -234,12 +234,12 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
 
 
 def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings without drains that Slurm made for a permitted hook, while a run holds the node: the run's
-    drain step adopts them."""
+    """The findings without drains that Slurm made for a permitted hook, while a run holds the node or is at
+    work there: its drain step adopts them."""
     permits = walk.facts.permits if walk.facts is not None else ()
     if walk.facts is None or not permits or walk.picture.slurm is None:
         return findings
-    held = {slot.node for slot in walk.facts.slots}
+    held = {*walk.facts.held, *walk.facts.running}
     shown = walk.picture.slurm.nodes
     ours = {name for name in held if name in shown and permit_for(shown[name], permits) is not None}
     return [

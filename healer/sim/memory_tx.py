@@ -62,8 +62,8 @@ def _is_settled(entry: LogEntry) -> bool:
     )
 
 
-def _same_grant(one: Slot, other: Slot) -> bool:
-    return (one.node, one.granted_at) == (other.node, other.granted_at)
+def _same_grant(slot: Slot, other: Slot) -> bool:
+    return (slot.node, slot.granted_at) == (other.node, other.granted_at)
 
 
 # Wide: implements `ports.WalkTx`, `ports.GateTx` and `ports.CommandTx`.
@@ -238,8 +238,8 @@ class MemoryTx:
             at = slot.granted_at if held.drained_at is None else held.granted_at
             taken_over = msgspec.structs.replace(held, run=slot.run, incident=incident, granted_at=at)
             self.undo.put(self._tables.slots, slot.node, taken_over)
-            granted = [taken_over if _same_grant(one, held) else one for one in self._tables.granted]
-            self.undo.replace(self._tables.granted, granted)
+            granted = self._tables.granted
+            self.undo.replace(granted, [taken_over if _same_grant(each, held) else each for each in granted])
 
     def _has_ended(self, run: str) -> bool:
         found = self._tables.runs.get(run)

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 from healer.actions import Toolbox
 from healer.adapters.postgres.roles import login_url
 from healer.engine.drive import Driver
-from healer.engine.slots import free_slots_of
+from healer.engine.slot_release import free_slots_of
 from healer.model import Evidence, Incident, RunState, Sense, StepEvent
 from healer.model.rules import GuardSettings
 from tests.support.command_desk import Desk

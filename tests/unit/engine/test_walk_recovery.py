@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.engine.slots import free_slots_of
+from healer.engine.slot_release import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
     Breaker,

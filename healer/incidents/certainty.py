@@ -1,8 +1,8 @@
 """Law 2: what a claim of a dead node rests on. Pure.
 
 Text that a relay sends may be anybody's. A claim is proven by the node's own word, by what healer or Slurm
-saw of it, or by two independent senses. What is not proven may take a node within the caps, and restarts no
-job that may still make steps.
+saw of it, or by two independent senses: of two senders, as one token may send text, figures and step times
+alike. What is not proven may take a node within the caps, and restarts no job that may still make steps.
 """
 
 from collections.abc import Iterator
@@ -67,5 +67,29 @@ def _of_root(incident: Incident) -> Iterator[Evidence]:
 
 
 def _is_proven(claims: list[Evidence]) -> bool:
-    senses = {evidence.sense for evidence in claims if not evidence.relayed_by} - _CONCLUDED
+    relayed = [evidence for evidence in claims if evidence.relayed_by]
+    own = (evidence for evidence in claims if not evidence.relayed_by and not _is_word_of(relayed, evidence))
+    senses = {evidence.sense for evidence in own} - _CONCLUDED
     return bool(senses & _FIRST_HAND) or len(senses) > 1
+
+
+def _is_word_of(relayed: list[Evidence], evidence: Evidence) -> bool:
+    """One of those who sent it relayed the rest, or may have: somebody who is not named may be any of them."""
+    senders = _senders(evidence.sent_by)
+    return any(
+        senders & others or _UNNAMED in senders | others for others in map(_relays, relayed) if senders
+    )
+
+
+def _relays(evidence: Evidence) -> frozenset[str]:
+    return _senders(evidence.relayed_by)
+
+
+#: In the place of a sender without the id of its token.
+_UNNAMED = ""
+
+
+def _senders(names: str) -> frozenset[str]:
+    """Each by the name of its token, without the id: tokens of one name are one sender's."""
+    each = (name.rpartition(" (")[0] for name in names.split(" or ") if name)
+    return frozenset(each)

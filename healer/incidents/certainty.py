@@ -67,29 +67,22 @@ def _of_root(incident: Incident) -> Iterator[Evidence]:
 
 
 def _is_proven(claims: list[Evidence]) -> bool:
-    relayed = [evidence for evidence in claims if evidence.relayed_by]
-    own = (evidence for evidence in claims if not evidence.relayed_by and not _is_word_of(relayed, evidence))
-    senses = {evidence.sense for evidence in own} - _CONCLUDED
+    relays = _senders(*(evidence.relayed_by for evidence in claims))
+    apart = [item for item in claims if not item.relayed_by and not _is_one(_senders(item.sent_by), relays)]
+    senses = {evidence.sense for evidence in apart} - _CONCLUDED
     return bool(senses & _FIRST_HAND) or len(senses) > 1
 
 
-def _is_word_of(relayed: list[Evidence], evidence: Evidence) -> bool:
-    """One of those who sent it relayed the rest, or may have: somebody who is not named may be any of them."""
-    senders = _senders(evidence.sent_by)
-    return any(
-        senders & others or _UNNAMED in senders | others for others in map(_relays, relayed) if senders
-    )
-
-
-def _relays(evidence: Evidence) -> frozenset[str]:
-    return _senders(evidence.relayed_by)
-
-
-#: In the place of a sender without the id of its token.
+#: In the place of a sender without a token's name.
 _UNNAMED = ""
 
 
-def _senders(names: str) -> frozenset[str]:
+def _senders(*names: str) -> frozenset[str]:
     """Each by the name of its token, without the id: tokens of one name are one sender's."""
-    each = (name.rpartition(" (")[0] for name in names.split(" or ") if name)
-    return frozenset(each)
+    named = (name for several in names for name in several.split(" or ") if name)
+    return frozenset(name.rpartition(" (")[0] for name in named)
+
+
+def _is_one(senders: frozenset[str], others: frozenset[str]) -> bool:
+    """One of these is one of the others, or may be: who is not named may be any of them."""
+    return bool(senders and others) and bool(senders & others or _UNNAMED in senders | others)

@@ -107,6 +107,8 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
+    #: Frees the node's slot where the gate sees that nothing holds the node.
+    free_left_slot: Callable[[], None] = lambda: None
     #: Nodes that are known bad but stay in service.
     known_bad: Callable[[], Collection[str]] = frozenset
     #: Nodes that came back lately, and until when they are on probation.

@@ -1,5 +1,5 @@
-"""Tidy: takes away what healer left in Slurm on a node that it does not hold: its note, and its reservation
-of a node that Slurm does not know."""
+"""Tidy: takes away what healer left on a node that it does not hold: its note, its reservation of a node that
+Slurm does not know, and its slot."""
 
 from healer.actions.base import (
     Action,
@@ -41,6 +41,7 @@ def _probe(ctx: Context) -> Result | None:
     if node is not None and kept is not None:
         return Skipped(text=say("actions.tidy_tested", reservation=kept.name, node=node.name))
     if kept is None and (node is None or not our_notes(node)):
+        ctx.claim.free_left_slot()
         return Done(text=say("actions.tidy_done", node=ctx.node))
     return None
 

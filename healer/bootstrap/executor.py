@@ -21,6 +21,7 @@ from healer.adapters.nodes.verbs import NodeVerbs
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
+from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import WITNESS_PART, Beat, Waiting, Waker, expect_witnesses
 from healer.adapters.postgres.node_rows import SNAPSHOT_CHANNEL, PostgresSnapshots
 from healer.adapters.postgres.roles import AUDITOR
@@ -48,8 +49,10 @@ from healer.bootstrap import (
     slurm_token,
 )
 from healer.engine.drive import Driver
+from healer.engine.slot_release import free_slots_of
 from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler
+from healer.ports.transactions import LedgerAway
 from healer.processes.scheduler import SEAL_S, Duty, run_duties, woken_by
 from healer.processes.worker import LEFT_JOBS_S, WITNESS_S, SharedSealer, leftover_jobs, patient
 from healer.settings import CHECKED, ExecutorSettings, Settings, SettingsError
@@ -159,13 +162,10 @@ def run_worker(settings: ExecutorSettings) -> None:
     is_confirmed = is_own_cluster(slurm, cluster)
     db = engine(settings, name="healer worker", pool_size=12)
     snapshots = PostgresSnapshots(db)
-    threading.Thread(target=_look_ahead, args=(db, snapshots, cluster), daemon=True).start()
-    left = leftover_jobs(
-        scheduler(settings, cluster=cluster),
-        ledger(settings, db, cluster, snapshots=snapshots),
-        snapshots,
-        lambda: slurm_users(settings),
-    )
+    book = ledger(settings, db, cluster, snapshots=snapshots)
+    threading.Thread(target=_look_ahead, args=(db, snapshots, book), daemon=True).start()
+    own_slurm = scheduler(settings, cluster=cluster)
+    left = leftover_jobs(own_slurm, book, snapshots, lambda: slurm_users(settings))
     sealer, seals, deliveries = _sealing(settings, db, cluster)
     duties = [Duty("left jobs", LEFT_JOBS_S, left), *seals, *deliveries]
     stopped = threading.Event()
@@ -183,7 +183,7 @@ def run_worker(settings: ExecutorSettings) -> None:
         users=lambda: slurm_users(settings),
     )
     rules = rulebook(settings, "worker-rules")
-    driver = Driver(ledger(settings, db, cluster, snapshots=snapshots), rules, tools)
+    driver = Driver(book, rules, tools)
 
     def drive(name: str) -> None:
         """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
@@ -221,13 +221,16 @@ def _sealing(settings: Settings, db: sa.Engine, cluster: str) -> tuple[SharedSea
     return sealer, woken_by(Waiting(db, cluster, SystemClock()), [seal]), deliveries
 
 
-def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> None:
-    """Decodes changes of Slurm's picture ahead of the next step: 5 ms for 1,250 nodes."""
+def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, book: PostgresLedger) -> None:
+    """Decodes changes of Slurm's picture ahead of the next step (5 ms for 1,250 nodes), and frees the slots
+    that hold nothing any more by it."""
+    cluster, clock = book.cluster, SystemClock()
     waker, beat = Waker(db, [SNAPSHOT_CHANNEL]), Beat(db, cluster, "worker")
     while True:
         beat()
         try:
             snapshots.latest(cluster)
-        except SQLAlchemyError as error:
+            free_slots_of(book, clock.now())
+        except (SQLAlchemyError, LedgerAway) as error:
             log.warning("no picture ahead", error=str(error))
         waker.wait(10.0)

@@ -246,7 +246,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         controls=Controls(sites[cluster].ledger, rules, clock),
         incidents=IncidentCommands(sites[cluster].ledger, rules, clock),
         runs=commands,
-        reconcile=Reconciler(commands, rules, clock),
+        reconcile=Reconciler(commands, clock),
         messages=PostgresMessageBook(db),
         slack_secret=settings.slack_signing_secret,
         tell_slack=SlackReplies().respond,

@@ -5,7 +5,7 @@ A drain that no run, no open incident and no slot accounts for is left when a ru
 a person resolves the incident of a drained node. Only this comparison finds it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
@@ -115,14 +115,13 @@ def find_vetoes(
         node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
         if facts.snapshot is None or node is None or node.drain or slot.node in returning:
             continue
-        if our_reservation(facts.snapshot, slot.node) is not None:
-            continue  # its drain was lifted for our own tests
-        if node.held and (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
-            continue  # DOWN, after a reboot that we asked for or by Slurm: it is not back in service
+        if not _is_back(node, facts.snapshot) or is_vetoed(slot, facts.vetoes):
+            continue
         # The clocks of the machines that poll and drain may differ.
         if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
             continue
-        until = now + timedelta(hours=rules.guards.veto_h)
+        # Never over at once: by the veto the worker knows that the slot is free.
+        until = now + max(timedelta(hours=rules.guards.veto_h), GRACE)
         found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
     return found
 
@@ -134,33 +133,59 @@ def _returns(run: Run, rules: Ruleset) -> bool:
     return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
 
 
-def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
-    """Slots of nodes that are missing from a fresh picture of Slurm: there is no node to return."""
-    shown = facts.snapshot
-    if shown is None or not shown.nodes or now - shown.taken_at > FRESH:
-        return []
-    return [slot for slot in facts.slots if slot.node not in shown.nodes and slot.granted_at < shown.taken_at]
+def is_vetoed(slot: Slot, vetoes: Collection[Veto]) -> bool:
+    """A person has resumed the drain that the slot is for."""
+    return slot.drained_at is not None and any(
+        veto.node == slot.node and veto.at >= slot.drained_at for veto in vetoes
+    )
 
 
-def idle_slots(facts: GateFacts, runs: Collection[Run], run_of: Callable[[str], Run | None]) -> list[Slot]:
-    """Slots granted for a drain that was never made, because the run has ended.
+def slots_over(facts: GateFacts, now: datetime) -> list[tuple[Slot, str]]:
+    """Slots that hold nothing any more, and why.
 
-    The run may have ended between the call and its log entry: a picture taken afterwards decides.
+    A veto or the end of a run frees none by itself: Slurm's picture, and when the worker last let the drain
+    go, say whether the node may be out by healer.
     """
-    active = {run.id for run in runs}
-    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
-    free = (slot for slot in facts.slots if slot.drained_at is None and slot.run not in active)
-    return [
-        slot for slot in free if slot.node not in at_work and not _may_be_out(slot, facts, run_of(slot.run))
-    ]
+    if facts.snapshot is None:
+        return []
+    found = ((slot, _why_over(slot, facts, facts.snapshot, now)) for slot in facts.slots)
+    return [(slot, why) for slot, why in found if why]
 
 
-def _may_be_out(slot: Slot, facts: GateFacts, run: Run | None) -> bool:
-    ended = run.ended_at if run is not None else None
-    shown = facts.snapshot.nodes.get(slot.node) if facts.snapshot is not None else None
-    if facts.snapshot is None or (ended is not None and facts.snapshot.taken_at - ended < CLOCKS_DIFFER):
-        return True
-    return shown is not None and shown.held and is_ours(shown.reason)
+def _why_over(slot: Slot, facts: GateFacts, shown: SlurmSnapshot, now: datetime) -> str | None:
+    node, since = shown.nodes.get(slot.node), shown.taken_at - slot.granted_at
+    if node is None:  # what is missing from a fresh picture is gone: there is no node to return
+        fresh = bool(shown.nodes) and now - shown.taken_at <= FRESH
+        return "Slurm no longer knows the node" if fresh and since > timedelta(0) else None
+    if slot.drained_at is None:
+        # The run may have ended between the call and its log entry.
+        ended = facts.unmade.get(slot.node)
+        over = ended is not None and shown.taken_at - ended >= CLOCKS_DIFFER and since >= GRACE
+        return "its run ended before the node was drained" if over and not _ours(node) else None
+    resumed = shown.taken_at - slot.drained_at >= CLOCKS_DIFFER and _is_back(node, shown)
+    return f"a person resumed {slot.node}" if resumed and is_vetoed(slot, facts.vetoes) else None
+
+
+def _is_back(node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
+    """healer's drain is lifted. A node that is DOWN without a person's reason is not back: healer may have
+    asked for a reboot, or Slurm itself set it down; nor is one in healer's own tests."""
+    down = node.held and (
+        is_ours(node.reason) or is_empty_reason(node.reason) or bool(slurm_kind(node.reason))
+    )
+    return not down and our_reservation(snapshot, node.name) is None
+
+
+def left_slot(facts: GateFacts, node: str, run: str) -> Slot | None:
+    """The node's slot where the node is in service for long and nothing works there but `run`."""
+    slot, shown = facts.held.get(node), facts.snapshot
+    back = slot is not None and shown is not None and _is_in_service_again(slot, shown)
+    return slot if back and facts.running.get(node) in (None, run) else None
+
+
+def _is_in_service_again(slot: Slot, shown: SlurmSnapshot) -> bool:
+    node = shown.nodes.get(slot.node)
+    back = node is not None and node.in_service and our_reservation(shown, slot.node) is None
+    return back and slot.drained_at is not None and shown.taken_at - slot.drained_at > GRACE
 
 
 def find_mismatches(
@@ -217,10 +242,7 @@ def _slots(facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run]) -> Iterat
     working = {run.node for run in runs if run.state is RunState.running}
     vetoed = {veto.node for veto in facts.vetoes}
     for slot in facts.slots:
-        node = snapshot.nodes.get(slot.node)
-        back = node is not None and node.in_service and our_reservation(snapshot, slot.node) is None
-        seen = slot.drained_at is not None and snapshot.taken_at - slot.drained_at > GRACE
-        if back and seen and slot.node not in working | vetoed:
+        if _is_in_service_again(slot, snapshot) and slot.node not in working | vetoed:
             yield Drift(
                 kind=DriftKind.idle_slot,
                 cluster=facts.cluster,

@@ -1,9 +1,8 @@
 """Incident -> decision: what would be done, every guard's answer, and the severity that follows. Then the
 run: what it asks of the gate, and when it takes its node's slot.
 
-The slot is taken when the first removing step starts (law 1). A playbook that begins with its drain, or with
-a check right before it, gets the slot as it begins. One that waits first begins without a slot: it may wait
-for hours, and must not use up what another node needs. Its drain is judged in full when it is due.
+The slot is taken when the first removing step starts (law 1): the worker alone grants it, under the gate's
+lock. So what is judged as a run begins is advice, and that step is judged in full again.
 """
 
 from collections.abc import Mapping
@@ -390,22 +389,33 @@ def holds_slot(facts: GateFacts, run: Run) -> bool:
     return slot is not None and slot.run == run.id
 
 
-def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
-    """What this run takes is granted already. A slot that was given back has to be asked for again."""
+def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts, *, begun: bool) -> bool:
+    """What this run takes is granted already. A slot that was given back has to be asked for again.
+
+    `begun`: a step of the run that needs the slot was let go before; it may go on by the slot that another
+    run left on the node.
+    """
     if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
         return True
-    return not takes_slot_later(playbook) and run.node in facts.held
+    return begun and run.node in facts.held
 
 
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
-    """The run has taken nothing yet, so that it may be ended without an effect.
+    """The run has taken nothing yet and waits, so that it may be ended without an effect.
 
     Certain only under the gate's lock, under which the slot is granted.
     """
-    if run.shadow or playbook is None or not takes_slot_later(playbook) or holds_slot(facts, run):
+    if run.shadow or playbook is None or holds_slot(facts, run):
         return False
-    removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)
-    return removing.do in SLOT_VERBS
+    if not takes_slot_later(playbook) and not _is_held_back(run, facts):
+        return False
+    removing = next((step for step in playbook.steps if step.do in REMOVING_VERBS), None)
+    return removing is not None and removing.do in SLOT_VERBS
+
+
+def _is_held_back(run: Run, facts: GateFacts) -> bool:
+    """A guard holds the run at its first removing step; it rides on no other run's slot either."""
+    return run.state is RunState.running and run.question is not None and run.node not in facts.held
 
 
 def first_verb(playbook: Playbook) -> Verb:
@@ -436,6 +446,8 @@ def proposal_of(
     own."""
     agreed_restarts = run.input.get("restart", {}).get(job)
     agreed = agreed_restarts is not None and restarts in (None, agreed_restarts)
+    # A run that names the incident of another node passes no cap for its own.
+    about = incident is not None and run.node in (None, incident.root.node)
     return Proposal(
         cluster=run.cluster,
         verb=verb,
@@ -447,7 +459,7 @@ def proposal_of(
         playbook=run.playbook,
         remedy=Remedy(run.input.get("remedy") or Remedy.none),
         mode=run.mode,
-        unusable=incident is not None and is_proven_unusable(incident),
+        unusable=incident is not None and about and is_proven_unusable(incident),
         fatal=incident is not None and is_proven_fatal(incident),
         doubt=incident.doubt if incident is not None else NO_WORDS,
         one_word=incident is not None and bool(unproven_senders(incident)),

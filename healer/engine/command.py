@@ -23,7 +23,6 @@ from healer.decisions import (
     refused_restart,
     reset,
     restart_proposal,
-    takes_canary,
     takes_nothing,
     with_restarts,
 )
@@ -31,7 +30,6 @@ from healer.engine.runlog import run_changed
 from healer.engine.starts import (
     StartRequest,
     agreed_restarts,
-    first_slot,
     incident_of,
     node_taken_text,
     offered_restarts,
@@ -242,15 +240,10 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         _audit_run(tx, run, "run.approved", order)
         return verdict
     acts = verdict.outcome is Outcome.act
-    if acts:
-        if not run.alongside:
-            freed = take_over_untouched(tx, approved, facts, rules, now)
-            if run.node in facts.running and not freed:
-                raise Conflict(say("engine.node_taken", node=run.node))
-        if (slot := first_slot(run, playbook, incident)) is not None:
-            tx.grant_slot(slot)
-        if takes_canary(facts, proposal):
-            tx.save_breaker(msgspec.structs.replace(facts.breaker, canary=run.id))
+    if acts and not run.alongside:
+        freed = take_over_untouched(tx, approved, facts, rules, now)
+        if run.node in facts.running and not freed:
+            raise Conflict(say("engine.node_taken", node=run.node))
     state = RunState.running if acts else RunState.held
     stored = tx.set_run_state(
         run.id, state, why=verdict.why, at=now, approved_by=order.by, input=approved.input

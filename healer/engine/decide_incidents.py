@@ -23,7 +23,6 @@ from healer.decisions import (
     run_state_of,
     runs_alongside,
     severity_of,
-    takes_canary,
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
@@ -34,7 +33,8 @@ from healer.engine.upkeep import (
     begin_releases,
     begin_requeues,
     begin_sweeps,
-    settle_slots_and_breaker,
+    count_begun,
+    settle_vetoes_and_breaker,
     sweeps_due,
     without_run,
 )
@@ -64,7 +64,6 @@ from healer.model import (
     Run,
     RunState,
     Severity,
-    Slot,
 )
 from healer.model.run import run_id
 from healer.telling.news import approval_page, p0_page
@@ -92,7 +91,8 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
-    settle_slots_and_breaker(walk)
+    count_begun(walk)
+    settle_vetoes_and_breaker(walk)
     hold_suspects(walk)
     unfold_released(walk)
     asked = begin_looks(walk)
@@ -147,7 +147,7 @@ def _wants_gate(walk: Walk, incident: Incident) -> bool:
 
 
 def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> None:
-    """Stores a new decision and its consequences: a run, its slot, the state of the incident."""
+    """Stores a new decision and its consequences: a run, the state of the incident."""
     run = _run_for(walk, incident, rule, decision, active)
     new = run is not None and active is None and run.id != incident.run
     if new or active is not None:
@@ -414,19 +414,8 @@ def begin_run(walk: Walk, run: Run | None, active: Run | None, decision: Decisio
     walk.facts = msgspec.structs.replace(walk.gate, running={**walk.gate.running, run.node: run.id})
     if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:
         return  # it takes the node later, or not at all, and is judged then
-    slot = Slot(
-        cluster=run.cluster,
-        node=run.node,
-        incident=run.incident,
-        run=run.id,
-        granted_at=walk.now,
-        unusable=decision.proposal.unusable,
-    )
-    walk.tx.grant_slot(slot)
-    canary = takes_canary(walk.gate, decision.proposal)
+    # The worker grants the slot, with the first step that takes the node.
     walk.facts = after_grant(walk.gate, decision.proposal, run.id, walk.now)
-    if canary:
-        walk.tx.save_breaker(walk.gate.breaker)
 
 
 def _words(why: str) -> str:

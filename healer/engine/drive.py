@@ -478,6 +478,7 @@ class _Drive:
             # In shadow nothing was drained: the incident's list of jobs stays a guess.
             tell_detector=(lambda _: None) if self.run.shadow else claim.send_command,
             release_slot=lambda why: claim.release_slot(node, why=why),
+            free_left_slot=lambda: self._permission(intent).free_left_slot(),
             known_bad=claim.known_bad,
             on_probation=claim.on_probation,
             permits=claim.permits,

@@ -25,7 +25,9 @@ from healer.decisions import (
     proposal_of,
     rides_on_slot,
     takes_canary,
+    takes_slot_later,
 )
+from healer.decisions.book_mismatch import left_slot
 from healer.decisions.node_facts import node_of
 from healer.decisions.sweeps import tests_since
 from healer.engine.runlog import (
@@ -33,6 +35,7 @@ from healer.engine.runlog import (
     audit_of,
     entry_of,
     has_drained,
+    has_taken,
     is_started,
     last_of,
     moment_of,
@@ -40,6 +43,7 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
+from healer.engine.slot_release import free_slots
 from healer.incidents.certainty import is_proven_fatal, is_proven_unusable
 from healer.incidents.growth import why_not_looked
 from healer.incidents.impact import urgency_of
@@ -104,9 +108,9 @@ class StepPermission:
     def ask(self, rules: Ruleset, incident: Incident | None, *, wait: Said | None) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; returns the entry that holds it back, or None.
 
-        A run that got its slot as it began rides on it. One that waited first is judged in full here, by the
-        present mode and caps, and takes its slot in this commit. `wait`: why the step is not done now
-        although it may be; the gate is asked first, so that a long hold is one entry.
+        The first step of a run that takes its node is judged in full here, by the present mode and caps, and
+        takes the slot in this commit: no other part grants one. Later steps ride on it. `wait`: why the step
+        is not done now although it may be; the gate is asked first, so that a long hold is one entry.
         """
         granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
         if granted is not None:
@@ -125,9 +129,12 @@ class StepPermission:
         if verb is Verb.sweep:
             sweeps = tx.sweeps(rules.sweeping, tests_since(rules, run.cluster, now))
             tx.facts = msgspec.structs.replace(tx.facts, sweeps=sweeps)
+        if verb in SLOT_VERBS:
+            tx.facts = free_slots(tx, tx.facts, now)
         proposal = self._proposal(rules, playbook, tx.facts, incident)
         takes = not proposal.ride and verb in SLOT_VERBS
-        if takes and (why := _why_nothing_left(run, incident, tx.facts, now)):
+        waited = takes and takes_slot_later(playbook)
+        if takes and (why := _why_nothing_left(run, incident, tx.facts, now, waited=waited)):
             entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
             tx.write(entry)
             return None, entry
@@ -137,16 +144,16 @@ class StepPermission:
             entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
             tx.write(entry)
             return None, entry
-        if takes and incident is not None and run.by == "healer":
+        if waited and incident is not None and run.by == "healer":
             wait = why_not_looked(incident, now)
         if wait is not None and verdict.outcome is Outcome.act:
             return None, self._waits(tx, wait, last)
-        late = self._too_late(playbook) if takes else None
+        late = self._too_late(playbook) if waited else None
         if late is not None and verdict.outcome is Outcome.act:
             tx.write(late)
             return None, late
         # The decision on a drain was stored when its run began; messages to people are no decision.
-        begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
+        begun_with = not waited and (verb is Verb.drain or verb in RETURNING_VERBS)
         decided = again or begun_with or verb in SENDING_VERBS
         begun = verdict.outcome is Outcome.act and decided and held_by is None
         if not begun and (verdict.guard is None or verdict.guard != held_by):
@@ -155,7 +162,7 @@ class StepPermission:
             return None, self._kept_back(tx, proposal, verdict, now, held_by)
         if takes_canary(tx.facts, proposal):
             tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
-        if takes:
+        if takes or (verb in SLOT_VERBS and _is_undrained(run, tx.facts)):
             tx.grant_slot(_slot(proposal, run, now))
         return (None, None) if again else self._granted(tx, proposal)
 
@@ -210,6 +217,17 @@ class StepPermission:
             shown = None
         self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
 
+    def free_left_slot(self) -> None:
+        """Frees the node's slot where it is in service for long and nothing works there but this run."""
+        run = self.run
+
+        def free(tx: GateTx) -> None:
+            slot = left_slot(tx.facts, run.node or "", run.id)
+            if slot is not None:
+                tx.release_slot(slot.node, at=self.now(), why=say("engine.by_person", who=run.by, reason=run.reason))
+
+        self.claim.gate(free)
+
     def no_restart(self, text: Said, data: dict[str, object]) -> LogEntry:
         """A granted restart was not made: it does not count, and another run may get it."""
         entry = self._entry(StepEvent.skipped, text, data)
@@ -233,7 +251,7 @@ class StepPermission:
         run, verb, intent = self.run, self.verb, self.intent
         restarts = restarts_of(run, intent.item, self.entries)
         asked = proposal_of(run, verb or Verb.drain, incident, job=intent.item, restarts=restarts)
-        ride = rides_on_slot(run, playbook, facts)
+        ride = rides_on_slot(run, playbook, facts, begun=has_taken(playbook, self.entries))
         # A second attempt at a reboot is another reboot; at a return or a sweep it is the same one.
         attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
         return msgspec.structs.replace(
@@ -357,14 +375,24 @@ def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datet
     )
 
 
-def _why_nothing_left(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> Said | None:
-    """Why healer's run that waited need not take its node any more; None: it does."""
+def _why_nothing_left(
+    run: Run, incident: Incident | None, facts: GateFacts, now: datetime, *, waited: bool
+) -> Said | None:
+    """Why healer's run need not take its node any more; None: it does. `waited`: its playbook waits for a
+    moment first; any other may have begun on a node that is out already."""
     if run.by != "healer" or run.node is None:
         return None
     since = incident.clear_since if incident is not None else None
-    if since is not None and now - since >= CLEAR_FOR:
+    if since is not None and now - since >= CLEAR_FOR and (waited or run.approved_by is None):
         return say("engine.well_again", node=run.node, time=f"{since:%H:%M:%S}")
-    return out_by_us(run.node, facts)
+    return out_by_us(run.node, facts) if waited else None
+
+
+def _is_undrained(run: Run, facts: GateFacts) -> bool:
+    """The slot was granted before, and its drain is not read back yet: this attempt is what may take the
+    node."""
+    slot = facts.held.get(run.node or "")
+    return slot is not None and slot.drained_at is None
 
 
 def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:

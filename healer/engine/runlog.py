@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from healer.actions.base import since_retry
+from healer.decisions import SLOT_VERBS
 from healer.model import (
     JOB_VERBS,
     REMEDY_LADDER,
@@ -115,6 +116,11 @@ def has_removed(entries: Sequence[LogEntry]) -> bool:
     return any(
         entry.event is StepEvent.done and entry.data.get("verb") in REMOVING_VERBS for entry in entries
     )
+
+
+def has_taken(playbook: Playbook, entries: Sequence[LogEntry]) -> bool:
+    """A step that needs the node's slot was granted."""
+    return any(step.do in SLOT_VERBS and is_started(entries, step.id) for step in playbook.steps)
 
 
 def has_drained(entries: Sequence[LogEntry]) -> bool:

@@ -15,20 +15,16 @@ from healer.decisions import (
     JudgeResult,
     after_grant,
     decision_of,
-    first_verb,
     is_untouched,
     judge,
     proposal_to_begin,
     refused_restart,
     runs_alongside,
-    takes_slot_later,
     with_restarts,
 )
 from healer.decisions.sweeps import tests_since, with_sweep
 from healer.engine.runlog import run_changed
-from healer.incidents.certainty import is_proven_unusable
 from healer.model import (
-    REMOVING_VERBS,
     AuditRecord,
     Decision,
     GateFacts,
@@ -39,7 +35,6 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
-    Slot,
     SlurmJob,
     StepEvent,
     audit_record,
@@ -87,7 +82,7 @@ def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, cloc
             seen |= about
             result, facts = batch.begin(asked, facts)
             results.append(result)
-    tx.add_starts(batch.runs, batch.slots, batch.decisions, batch.records)
+    tx.add_starts(batch.runs, batch.decisions, batch.records)
     return results
 
 
@@ -97,7 +92,6 @@ class _Batch:
     def __init__(self, tx: CommandTx, rules: Ruleset, now: datetime, waiting: Sequence[Run]) -> None:
         self._tx, self._rules, self._now, self._waiting = tx, rules, now, waiting
         self.runs: list[Run] = []
-        self.slots: list[Slot] = []
         self.decisions: list[Decision] = []
         self.records: list[AuditRecord] = []
 
@@ -128,8 +122,6 @@ class _Batch:
         if not run.alongside:
             self._take_over_waiting(run)
             take_over_untouched(tx, run, facts, rules, now)
-        if (slot := first_slot(run, asked.playbook, incident)) is not None:
-            self.slots.append(slot)
         self._audit(request, "run.started", kept)
         self.runs.append(run)
         facts = after_grant(facts, proposal, run.id, now)
@@ -180,7 +172,8 @@ def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Inciden
             raise NotFound(say("engine.no_incident", incident=request.incident))
         return found
     slot = facts.held.get(request.node or "")
-    return tx.incident(slot.incident) if slot and slot.incident else None
+    found = tx.incident(slot.incident) if slot and slot.incident else None
+    return tx.incident(found.left_to) if found is not None and found.left_to else found
 
 
 def with_sweeps(
@@ -217,20 +210,6 @@ def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) 
         },
     )
     return with_restarts(run, asked.restart, request.by)
-
-
-def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot | None:
-    """The slot that a run gets as it begins; None where it takes nothing yet."""
-    if first_verb(playbook) not in REMOVING_VERBS or run.node is None or takes_slot_later(playbook):
-        return None
-    return Slot(
-        cluster=run.cluster,
-        node=run.node,
-        incident=run.incident,
-        run=run.id,
-        granted_at=run.created_at,
-        unusable=incident is not None and is_proven_unusable(incident),
-    )
 
 
 def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:

@@ -1,4 +1,4 @@
-"""What the walk updates under the gate's lock before it decides: slots, vetoes, the breaker."""
+"""What the walk updates under the gate's lock before it decides: vetoes, the breaker."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -9,6 +9,7 @@ import msgspec
 from healer.decisions import (
     COOLDOWN,
     JudgeResult,
+    after_grant,
     after_run_news,
     decision_of,
     is_untouched,
@@ -20,8 +21,9 @@ from healer.decisions import (
     runs_to_start_jobs,
     storm_roots,
 )
-from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
+from healer.decisions.book_mismatch import GRACE, find_vetoes, is_vetoed
 from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
+from healer.engine.slot_release import without_slots
 from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
@@ -117,30 +119,35 @@ HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
 REPORTED_AGAIN = FaultClass.informational
 
 
-def settle_slots_and_breaker(walk: Walk) -> None:
-    _free_slots(walk)
+def settle_vetoes_and_breaker(walk: Walk) -> None:
+    _note_vetoes(walk)
     _update_breaker(walk)
 
 
-def _free_slots(walk: Walk) -> None:
-    """Frees slots whose node a person has returned, or whose drain was never made."""
-    facts, freed = walk.gate, set[str]()
-    for slot in idle_slots(facts, walk.runs.values(), walk.tx.run):
-        if _changed(walk, slot, freed):
+def count_begun(walk: Walk) -> None:
+    """Counts what runs that have just begun will take as if it was granted: the worker, which grants it, has
+    not come to them yet. One that a guard holds back waits like any other."""
+    for run in walk.runs.values():
+        playbook = walk.rules.playbooks.get(run.playbook)
+        at_work = run.state is RunState.running and not run.shadow and not run.alongside
+        new = at_work and run.question is None and walk.now - run.created_at < GRACE
+        if not new or playbook is None or run.node is None or run.node in walk.gate.held:
             continue
-        walk.tx.release_slot(slot.node, at=walk.now, why=say("engine.never_drained"))
-        freed.add(slot.node)
-    for slot in slots_of_gone_nodes(facts, walk.now):
-        walk.tx.release_slot(slot.node, at=walk.now, why=say("engine.slurm_lost_node"))
-        freed.add(slot.node)
+        proposal = proposal_to_begin(run, playbook, walk.work.by_id.get(run.incident or ""))
+        walk.facts = after_grant(walk.gate, proposal, run.id, walk.now)
+
+
+def _note_vetoes(walk: Walk) -> None:
+    """Leaves nodes alone whose drain a person has lifted. The worker frees their slots: none counts here."""
+    facts = walk.gate
+    back = {slot.node for slot in facts.slots if is_vetoed(slot, facts.vetoes)}
     for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now):
         # A run that returned its node between the reads of slots and runs is in neither.
-        if _returns_it(walk, slot) or _changed(walk, slot, freed):
+        if _returns_it(walk, slot) or _changed(walk, slot, back):
             continue
         _veto(walk, slot, veto)
-        freed.add(slot.node)
-    left = tuple(slot for slot in facts.slots if slot.node not in freed)
-    walk.facts = msgspec.structs.replace(facts, slots=left)
+        back.add(slot.node)
+    walk.facts = without_slots(facts, back)
 
 
 def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
@@ -167,7 +174,6 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
         time=f"{veto.until:%H:%M}",
     )
     walk.tx.add_veto(veto)
-    walk.tx.release_slot(veto.node, at=walk.now, why=why)
     walk.picture.clear(veto.node, walk.now)
     walk.audit("node.vetoed", f"node/{veto.node}", why=why, incident=slot.incident)
     for name in [run.id for run in walk.runs.values() if run.node == veto.node and not run.shadow]:

@@ -58,6 +58,7 @@ from healer.model import (
     RuledOut,
     Ruleset,
     RunState,
+    Slot,
     SlurmNode,
     TicketStage,
 )
@@ -98,6 +99,7 @@ def walk(
     with ledger.transaction() as tx:
         state = Walk(tx, rules, picture, now)
         lock_gate_if_needed(state, commands, findings)
+        _hand_over_slots(state)
         for command in commands:
             take_command(state, command)
         resolve_cleared(state)
@@ -233,12 +235,12 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
 
 
 def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """The findings without drains that Slurm made for a permitted hook, while a run holds the node: the run's
-    drain step adopts them."""
+    """The findings without drains that Slurm made for a permitted hook, while a run holds the node or is at
+    work there: its drain step adopts them."""
     permits = walk.facts.permits if walk.facts is not None else ()
     if walk.facts is None or not permits or walk.picture.slurm is None:
         return findings
-    held = {slot.node for slot in walk.facts.slots}
+    held = {*walk.facts.held, *walk.facts.running}
     shown = walk.picture.slurm.nodes
     ours = {name for name in held if name in shown and permit_for(shown[name], permits) is not None}
     return [
@@ -336,22 +338,26 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
     idle = run is None or run.shadow or run.state in ENDED_RUN_STATES
     if idle or (acts and walk.withdraw(incident, say("engine.explained_by", incident=worse.short_id))):
         walk.work.merge(incident, worse)
-        _hand_over_slots(walk, incident, worse)
+        _hand_over_slots(walk)
     elif incident.gives_way_to != (leaves := worse.id if acts else None):
         walk.work.put(msgspec.structs.replace(incident, gives_way_to=leaves))
     return walk.work.by_id[incident.id]
 
 
-def _hand_over_slots(walk: Walk, incident: Incident, worse: Incident) -> None:
-    """Hands the slot of a drain in place to the worse incident, whose run goes on with it."""
-    if walk.facts is None:
-        return
-    slots = list(walk.facts.slots)
-    for index, slot in enumerate(slots):
-        if slot.incident == incident.id:
-            slots[index] = msgspec.structs.replace(slot, incident=worse.id)
-            walk.tx.grant_slot(slots[index])
-    walk.facts = msgspec.structs.replace(walk.facts, slots=tuple(slots))
+def _hand_over_slots(walk: Walk) -> None:
+    """The slot of a drain in place is the worse incident's: its run goes on with it, and takes it over."""
+    if walk.facts is not None:
+        slots = tuple(_handed_over(walk, slot) for slot in walk.facts.slots)
+        walk.facts = msgspec.structs.replace(walk.facts, slots=slots)
+
+
+def _handed_over(walk: Walk, slot: Slot) -> Slot:
+    name = slot.incident or ""
+    incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+    while incident is not None and not incident.is_open and incident.left_to:
+        name = incident.left_to
+        incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+    return slot if incident is None else msgspec.structs.replace(slot, incident=incident.id)
 
 
 # --- what an incident shows: effects that follow from it, its cost, its verdict

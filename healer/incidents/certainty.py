@@ -1,8 +1,8 @@
 """Law 2: what a claim of a dead node rests on. Pure.
 
 Text that a relay sends may be anybody's. A claim is proven by the node's own word, by what healer or Slurm
-saw of it, or by two independent senses. What is not proven may take a node within the caps, and restarts no
-job that may still make steps.
+saw of it, or by two independent senses: of two senders, as one token may send text, figures and step times
+alike. What is not proven may take a node within the caps, and restarts no job that may still make steps.
 """
 
 from collections.abc import Iterator
@@ -67,5 +67,22 @@ def _of_root(incident: Incident) -> Iterator[Evidence]:
 
 
 def _is_proven(claims: list[Evidence]) -> bool:
-    senses = {evidence.sense for evidence in claims if not evidence.relayed_by} - _CONCLUDED
+    relays = _senders(*(evidence.relayed_by for evidence in claims))
+    apart = [item for item in claims if not item.relayed_by and not _is_one(_senders(item.sent_by), relays)]
+    senses = {evidence.sense for evidence in apart} - _CONCLUDED
     return bool(senses & _FIRST_HAND) or len(senses) > 1
+
+
+#: In the place of a sender without a token's name.
+_UNNAMED = ""
+
+
+def _senders(*names: str) -> frozenset[str]:
+    """Each by the name of its token, without the id: tokens of one name are one sender's."""
+    named = (name for several in names for name in several.split(" or ") if name)
+    return frozenset(name.rpartition(" (")[0] for name in named)
+
+
+def _is_one(senders: frozenset[str], others: frozenset[str]) -> bool:
+    """One of these is one of the others, or may be: who is not named may be any of them."""
+    return bool(senders and others) and bool(senders & others or _UNNAMED in senders | others)

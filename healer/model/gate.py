@@ -216,7 +216,8 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `slots` are those held now; `granted` the moments of all slots granted in the last hour (not those by
     law 2); `requeues` the last 24 h; `remedies` the last 24 h; `modes` rule -> mode set while running;
-    `actions` outcome (True = worked) of the last ten removing steps, oldest first; `running` node -> run.
+    `actions` outcome (True = worked) of the last ten removing steps, oldest first; `running` node -> run;
+    `unmade` node -> when the run of its slot ended, where no drain was read back.
     """
 
     cluster: str
@@ -231,6 +232,7 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     modes: dict[str, Mode] = {}
     actions: tuple[bool, ...] = ()
     running: dict[str, str] = {}
+    unmade: dict[str, datetime] = {}
     #: Of the last 24 h.
     permits: tuple[Permit, ...] = ()
     #: Runs that wait for capacity.

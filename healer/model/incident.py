@@ -203,6 +203,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return bad_nodes(self.root, self.folded, self.nodes) if self.known_bad_in_service else ()
 
     @property
+    def left_to(self) -> str | None:
+        """The worse incident that it was merged into, which has its node and its slot now."""
+        return self.merged_into if self.worse == self.merged_into else None
+
+    @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.resolved
 

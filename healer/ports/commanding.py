@@ -19,7 +19,6 @@ from healer.model import (
     Reference,
     Review,
     Run,
-    Slot,
 )
 from healer.ports.transactions import WalkTx
 
@@ -85,7 +84,6 @@ class CommandTx(WalkTx, Protocol):
     def add_starts(
         self,
         runs: Sequence[Run],
-        slots: Sequence[Slot],
         decisions: Sequence[Decision],
         records: Sequence[AuditRecord],
     ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from healer.model import (
+    ENDED_RUN_STATES,
     HARDWARE,
     SLOT_GUARDS,
     AuditRecord,
@@ -58,10 +59,18 @@ def gate_facts(tables: Tables, cluster: str, snapshot: SlurmSnapshot | None, now
             for run in tables.active_runs()
             if run.state is RunState.running and not run.shadow and not run.alongside and run.node
         },
+        unmade=dict(_unmade(tables)),
         permits=_of_last_day(tables.permits, now),
         waiting=tuple(_waiting(tables)),
         trials=tuple(trial for trial in tables.texts.values() if trial.left),
     )
+
+
+def _unmade(tables: Tables) -> Iterator[tuple[str, datetime]]:
+    for slot in tables.slots.values():
+        run = tables.runs.get(slot.run)
+        if slot.drained_at is None and (run is None or run.state in ENDED_RUN_STATES):
+            yield slot.node, run.ended_at or slot.granted_at if run is not None else slot.granted_at
 
 
 def _of_last_day(rows: Iterable[Any], now: datetime) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from healer.actions import Toolbox
 from healer.engine.drive import Driver
+from healer.engine.slot_release import free_slots_of
 from healer.engine.walk import walk
 from healer.model import Detections, Observation, Ruleset, SlurmSnapshot
 from healer.observations import Picture
@@ -49,6 +50,7 @@ class Loop:
         now, walks = self._clock.now(), 0
         while True:
             self.look()
+            free_slots_of(self.ledger, now)
             observations = [*batch, *self.ledger.take_commands()]
             walk(self.ledger, self._rules(), self.picture, observations, now, sensed)
             batch, sensed, walks = (), None, walks + 1

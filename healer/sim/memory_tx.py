@@ -62,6 +62,10 @@ def _is_settled(entry: LogEntry) -> bool:
     )
 
 
+def _same_grant(slot: Slot, other: Slot) -> bool:
+    return (slot.node, slot.granted_at) == (other.node, other.granted_at)
+
+
 # Wide: implements `ports.WalkTx`, `ports.GateTx` and `ports.CommandTx`.
 class MemoryTx:
     """`healer.ports.WalkTx`, `GateTx` and `CommandTx` in one."""
@@ -216,12 +220,9 @@ class MemoryTx:
     def add_starts(
         self,
         runs: Sequence[Run],
-        slots: Sequence[Slot],
         decisions: Sequence[Decision],
         records: Sequence[AuditRecord],
     ) -> None:
-        for slot in slots:
-            self.grant_slot(slot)
         for run in runs:
             self.create_run(run)
         self.undo.add(self._tables.decisions, *decisions)
@@ -234,8 +235,11 @@ class MemoryTx:
             self.undo.add(self._tables.granted, slot)
         elif held.drained_at is None or self._has_ended(held.run):  # a later run takes over what is left
             incident = slot.incident or held.incident
-            taken_over = msgspec.structs.replace(held, run=slot.run, incident=incident)
+            at = slot.granted_at if held.drained_at is None else held.granted_at
+            taken_over = msgspec.structs.replace(held, run=slot.run, incident=incident, granted_at=at)
             self.undo.put(self._tables.slots, slot.node, taken_over)
+            granted = self._tables.granted
+            self.undo.replace(granted, [taken_over if _same_grant(each, held) else each for each in granted])
 
     def _has_ended(self, run: str) -> bool:
         found = self._tables.runs.get(run)
@@ -246,8 +250,10 @@ class MemoryTx:
         slot = self._tables.slots.get(node)
         self.undo.drop(self._tables.slots, node)
         if slot is not None and slot.drained_at is None:
-            gone = (node, slot.granted_at)
-            self.undo.remove(self._tables.granted, lambda granted: (granted.node, granted.granted_at) == gone)
+            self.undo.remove(self._tables.granted, lambda granted: _same_grant(granted, slot))
+
+    def has_slots(self) -> bool:
+        return bool(self._tables.slots)
 
     def slot_of(self, node: str) -> Slot | None:
         return self._tables.slots.get(node)

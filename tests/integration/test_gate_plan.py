@@ -13,6 +13,7 @@ def test_the_last_removing_steps_come_from_an_index(fresh_database: sa.Engine) -
         "removing": gate.REMOVING,
         "permits_kept": gate.PERMITS_KEPT,
         "capacity": gate.CAPACITY,
+        "ended": gate.ENDED,
     }
     with fresh_database.begin() as conn:
         conn.execute(sa.text("SET LOCAL enable_seqscan = off"))

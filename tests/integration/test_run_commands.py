@@ -159,7 +159,7 @@ def test_an_approval_passes_the_gate_too(desk: Desk) -> None:
     begin(desk, run("r1", 1, state=RunState.waiting_approval), run("r2", 2, state=RunState.waiting_approval))
     approved = desk.people.approve("r1", by="ann", reason="yes", request="q1")
     assert (approved.state, approved.approved_by) == (RunState.running, "ann")
-    assert [one.node for one in facts(desk).slots] == [name(1)]
+    assert (facts(desk).running, facts(desk).slots) == ({name(1): "r1"}, ()), "the worker grants the slot"
     desk.slurm.person_drain(name(2), "PSU", "bob")
     desk.poll()
     with pytest.raises(GuardRefused):

@@ -37,8 +37,11 @@ def test_it_is_restarted_read_back_and_returned_without_a_person() -> None:
     assert [(one.node, one.remedy) for one in site.ledger.tables.remedies] == [(NODE, "restart_service")]
 
 
-def test_its_drain_is_granted_as_the_run_begins() -> None:
+def test_its_slot_is_granted_with_its_drain() -> None:
     site, _ = broken()
+    assert site.run_of("restart-fabric-manager").state is RunState.running
+    assert site.ledger.tables.slots == {}
+    site.drive_to("started:drain")
     assert list(site.ledger.tables.slots) == [NODE]
 
 

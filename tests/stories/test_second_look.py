@@ -243,7 +243,8 @@ def test_a_worker_that_dies_in_the_middle_holds_nothing_for_long_and_its_answer_
         site.walk()
     (run,) = [run for run in site.runs if run.playbook != SECOND_LOOK]
     assert run.state is RunState.running
-    assert not site.ledger.tables.slots[name(1)].unusable
+    proposal = site.ledger.tables.decisions[-1].proposal
+    assert proposal is not None and not proposal.unusable
     site.clock.advance(15)
     site.run_for(30)
     assert [run.id for run in looks(site)] == [look.id]

@@ -308,7 +308,7 @@ class Api:
             rehearsals=PostgresRehearsals(self.engine),
             rule_files=SomeFiles(),
             runs=commands,
-            reconcile=Reconciler(commands, self._rules, clock),
+            reconcile=Reconciler(commands, clock),
             messages=PostgresMessageBook(self.engine),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),

@@ -36,7 +36,7 @@ class Desk:
 
     def reconciler(self, scheduler: Any = None) -> Reconciler:
         people = self.people if scheduler is None else self.people_with(scheduler)
-        return Reconciler(people, self.rules, self.clock)
+        return Reconciler(people, self.clock)
 
     def poll(self) -> None:
         self.bench.show(self.slurm.snapshot())

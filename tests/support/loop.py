@@ -14,6 +14,7 @@ import msgspec
 from healer.actions import Toolbox
 from healer.decisions import runs_alongside
 from healer.engine.drive import Driver
+from healer.engine.slot_release import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
     Column,
@@ -193,7 +194,9 @@ class Site:
         return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now, sensed)
 
     def drive(self) -> None:
+        """The workers' part."""
         self.look()
+        free_slots_of(self.ledger, self.now)
         for run in self.ledger.due_runs(self.now):
             self.driver.drive(run)
 

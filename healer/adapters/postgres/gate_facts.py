@@ -78,6 +78,10 @@ SELECT json_build_object(
   'running', coalesce((SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL
        AND (doc->>'beside') IS DISTINCT FROM 'true'), '{}'),
+  'unmade', coalesce((SELECT json_object_agg(slots.node, coalesce(runs.ended_at, slots.granted_at))
+     FROM slots LEFT JOIN runs ON runs.id = slots.run
+     WHERE slots.cluster = :cluster AND slots.released_at IS NULL AND slots.drained_at IS NULL
+       AND (runs.id IS NULL OR runs.state = ANY(:ended))), '{}'),
   'waiting', coalesce((SELECT json_agg(item) FROM (
      SELECT * FROM (
        SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,
@@ -98,7 +102,8 @@ SELECT doc->>'cluster', doc->>'node', doc->>'incident', doc->>'run', (doc->>'gra
   (doc->>'unusable')::boolean, (doc->>'drained_at')::timestamptz
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
 ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
-SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident)
+SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
+  granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END
 WHERE slots.drained_at IS NULL OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
 """)
 
@@ -143,6 +148,7 @@ class _Facts(msgspec.Struct):
     actions: tuple[bool, ...] = ()
     permits: tuple[Permit, ...] = ()
     running: dict[str, str] = {}
+    unmade: dict[str, datetime] = {}
     waiting: tuple[Waiting, ...] = ()
 
 
@@ -192,7 +198,7 @@ def read_facts(
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = from_stored(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
-    values["capacity"] = CAPACITY
+    values |= {"capacity": CAPACITY, "ended": ENDED}
     facts = _decode(conn.execute(FACTS, values).scalar_one())
     fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
@@ -207,13 +213,18 @@ def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], sin
 
 def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
     """Grants one slot per node; `many` names each node once. A run takes over the slot of a run that has
-    ended or has not drained the node yet."""
+    ended or has not drained the node yet; in the latter case its time begins again."""
     write_docs(conn, _GRANT, many, ended=ENDED)
 
 
 def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, why: str) -> None:
     values = {"released_at": at, "released_why": why}
     conn.execute(sa.update(slots).where(*_held(cluster, node)).values(values))
+
+
+def has_slots(conn: sa.Connection, cluster: str) -> bool:
+    held = sa.select(slots.c.id).where(slots.c.cluster == cluster, slots.c.released_at.is_(None))
+    return conn.execute(held.limit(1)).first() is not None
 
 
 def slot_of(conn: sa.Connection, cluster: str, node: str) -> Slot | None:

@@ -294,11 +294,9 @@ class PostgresTx:
     def add_starts(
         self,
         runs: Sequence[Run],
-        slots: Sequence[Slot],
         decisions: Sequence[Decision],
         records: Sequence[AuditRecord],
     ) -> None:
-        gate.grant_slots(self.conn, slots)
         run_rows.write_runs(self.conn, runs)
         run_rows.write_decisions(self.conn, decisions)
         audit_rows.append_many(self.conn, records)
@@ -313,6 +311,9 @@ class PostgresTx:
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
+
+    def has_slots(self) -> bool:
+        return gate.has_slots(self.conn, self._cluster)
 
     def slot_of(self, node: str) -> Slot | None:
         return gate.slot_of(self.conn, self._cluster, node)

@@ -64,8 +64,9 @@ _WRITES: dict[str, dict[str, str]] = {
     # --- decisions and runs: append-only but for the run itself
     "decisions": dict.fromkeys(("api", "detector", "worker"), "i"),
     "runs": {"api": "iu", "detector": "iu", "worker": "u"},
-    "run_log": dict.fromkeys(("api", "detector", "worker"), "i"),
-    "slots": dict.fromkeys(("api", "detector", "worker"), "iu"),
+    "run_log": dict.fromkeys(("api", "worker"), "i"),
+    # The gate's grants: what bounds how many nodes are out is written by the worker alone.
+    "slots": {"worker": "iu"},
     "requeues": {"worker": "iud"},
     "remedies": {"worker": "i"},
     "gate": dict.fromkeys(("api", "detector", "worker"), "iu"),
@@ -104,14 +105,15 @@ _WRITES: dict[str, dict[str, str]] = {
 }
 
 _RUN = ("state", "doc", "wake_at", "ended_at", "epoch")
-_SLOT = ("run", "incident", "drained_at", "released_at", "released_why")
+_SLOT = ("run", "incident", "granted_at", "drained_at", "released_at", "released_why")
 #: (table, part) -> the only columns that it updates. A lease is the worker's; a shadow stays one.
 _COLUMNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("runs", "api"): _RUN,
     ("runs", "detector"): _RUN,
     ("runs", "worker"): (*_RUN, "lease_until"),
     ("inbox", "detector"): ("consumed_at",),
-    **{("slots", part): _SLOT for part in ("api", "detector", "worker")},
+    ("slots", "worker"): _SLOT,
+    **{("gate", part): ("breaker",) for part in ("api", "detector", "worker")},
     ("tokens", "api"): ("expires_at", "revoked_at", "used_at"),
     ("sessions", "api"): ("ended_at",),
 }

@@ -1,5 +1,6 @@
 """The whole product as a process tree: the worker alone has what it acts with, and takes run ids alone."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -12,7 +13,9 @@ import pytest
 import redis
 import sqlalchemy as sa
 from kombu.messaging import Producer
+from sqlalchemy.exc import ProgrammingError
 
+from healer.adapters.postgres.roles import login_url
 from healer.adapters.postgres.tables import runs
 from healer.embedded import running
 from healer.settings import own_sim_socket
@@ -186,6 +189,46 @@ def test_forged_rows_are_asked_of_the_gate(stack: Stack) -> None:
 
     wait_until(all_judged, 30, what="the worker asked the gate for each")
     assert len(drained(stack)) <= CAP
+
+
+def try_as_api(stack: Stack, statement: str, **values: str) -> None:
+    """What the API's login may write, it writes."""
+    url = login_url(running.find(stack.data_dir).database_url, "healer_api")
+    with contextlib.suppress(ProgrammingError), sa.create_engine(url).begin() as conn:
+        conn.execute(sa.text(statement), values)
+
+
+def test_forged_slots_drain_no_third_node(stack: Stack) -> None:
+    """Somebody with the API's role writes slots, ends runs, and says what steps did: the caps are as full."""
+    template = start(stack, "gpu0002")
+    wait_until(lambda: len(drained(stack)) == CAP, 30, what="the cap is used up")
+    before, forged = drained(stack), [f"r-slot-{number}" for number in ("06", "07", "08", "09", "30")]
+    for run in forged:
+        node = f"gpu00{run[-2:]}"
+        forge_row(stack, template, id=run, node=node, approved_by="root")
+        grant = (
+            "INSERT INTO slots (cluster, node, run, unusable, granted_at) "
+            "VALUES ('pod1', :node, :run, true, now())"
+        )
+        try_as_api(stack, grant, node=node, run=run)
+        told = (
+            "INSERT INTO run_log (run, at, step, event, doc) SELECT :run, at, step, event, "
+            "doc || jsonb_build_object('run', CAST(:run AS text)) FROM run_log WHERE run = :like"
+        )
+        try_as_api(stack, told, run=run, like=template)
+    try_as_api(stack, "UPDATE slots SET released_at = now()")
+    try_as_api(stack, "DELETE FROM slots")
+    ends = "UPDATE runs SET state = 'cancelled', ended_at = now() - interval '1 hour' WHERE id = :run"
+    try_as_api(stack, ends, run=template)
+    make_app(running.find(stack.data_dir).broker_url, "pod1").send_task(ADVANCE, args=forged)
+
+    def all_held() -> bool:
+        headers = stack.headers("viewer")
+        answers = [stack.http.get(f"{stack.url}/api/v1/runs/{run}", headers=headers).json() for run in forged]
+        return all("slots used" in (answer.get("why") or answer.get("question") or "") for answer in answers)
+
+    wait_until(all_held, 30, what="the worker asked the gate for each")
+    assert drained(stack) == before
 
 
 def test_a_message_about_a_run_of_another_cluster_has_no_effect(stack: Stack) -> None:

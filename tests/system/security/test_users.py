@@ -135,6 +135,9 @@ def test_nobody_connects_as_the_superuser_and_each_user_only_as_its_parts(stack:
         "INSERT INTO audit_chain VALUES ('pod1', 1, 1, '', '')",
         "UPDATE decisions SET outcome = 'allowed'",
         "DELETE FROM run_log",
+        "INSERT INTO slots (cluster, node, run, unusable, granted_at) VALUES ('pod1', 'a', 'r', true, now())",
+        "UPDATE slots SET released_at = now()",
+        "UPDATE gate SET cluster = 'elsewhere'",
         "ALTER TABLE audit_records DISABLE TRIGGER ALL",
         "CREATE TABLE mine (id int)",
         "ALTER ROLE healer_api SUPERUSER",
@@ -153,11 +156,15 @@ def test_the_api_s_role_may_not(stack: Stack, statement: str) -> None:
 
 
 def test_a_run_of_another_node_cannot_be_made_of_one_that_was_allowed(stack: Stack) -> None:
+    doc = '{"id": "r-forged", "cluster": "pod1", "playbook": "drain", "node": "a"}'
+    put = (
+        "INSERT INTO runs (id, cluster, playbook, node, state, shadow, created_at, doc) "
+        "VALUES ('r-forged', 'pod1', 'drain', %s, 'done', false, now(), %s)"
+    )
     with connect(stack, "healer_api") as conn:
-        conn.execute(
-            "INSERT INTO runs (id, cluster, playbook, state, shadow, created_at, doc) VALUES "
-            "('r-forged', 'pod1', 'drain', 'done', false, now(), '{\"id\": \"r-forged\", \"node\": \"a\"}')"
-        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="never becomes another"):
+            conn.execute(put, ["b", doc])
+        conn.execute(put, ["a", doc])
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="never becomes another"):
             conn.execute("UPDATE runs SET doc = jsonb_set(doc, '{node}', '\"b\"') WHERE id = 'r-forged'")
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.engine.slot_release import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
     Breaker,
@@ -89,7 +90,7 @@ def test_the_slot_of_a_node_that_slurm_no_longer_knows_is_freed() -> None:
     shown = msgspec.structs.replace(site.slurm.snapshot(), nodes=fleet)
     site.picture.show(shown)
     site.ledger.snapshot = shown
-    walk(site.ledger, site.rules, site.picture, [], site.now)
+    free_slots_of(site.ledger, site.now)
     assert site.ledger.tables.slots == {}
 
 
@@ -119,9 +120,9 @@ def test_a_slot_whose_run_was_cancelled_before_its_drain_is_freed() -> None:
     site.drive_to("started:drain")
     site.ledger._claimed.clear()
     site.cancel(site.runs[0].id)
-    site.run_for(3)
+    site.run_for(30)
     assert list(site.ledger.tables.slots) == [name(1)], "its call may still be on its way"
-    site.run_for(10)
+    site.run_for(40)
     assert not site.node(1).drain
     assert site.ledger.tables.slots == {}
 
@@ -197,7 +198,7 @@ def test_a_return_ends_all_that_was_open_on_the_node() -> None:
     site.walk(*site.say(1, LOST))
     site.run_for(1)
     assert site.open_incidents
-    one = next(one for one in site.open_incidents if one.id == site.ledger.tables.slots[name(1)].incident)
+    (one,) = site.open_incidents
     site.slurm.resume(name(1))
     site.ledger.tables.slots.clear()
     site.tell(CommandKind.node_returned, incident=one.id, node=name(1))

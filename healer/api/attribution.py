@@ -6,6 +6,7 @@ import msgspec
 
 from healer.model import Observation, ObservationKind
 from healer.model.detection import KERNEL_LINES
+from healer.model.telemetry import Report
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
 from healer.signals.identity import digest_of
@@ -25,10 +26,21 @@ def arrivals_of(caller: Caller, observations: Iterable[tuple[Observation, tuple[
 def _arrival(caller: Caller, seen: Observation, also: tuple[str, ...]) -> Arrival:
     if seen.kind not in _ACCUSING or _is_own_word(caller, seen):
         return Arrival(seen, also)
-    relayed = msgspec.structs.replace(
-        seen, digest=_relayed(seen.digest), relayed_by=f"{caller.name} ({caller.id})"
-    )
+    relayed = msgspec.structs.replace(seen, digest=_relayed(seen.digest), relayed_by=_name_of(caller))
     return Arrival(relayed, tuple(_relayed(digest) for digest in also))
+
+
+def attributed(caller: Caller, reports: list[Report]) -> list[Report]:
+    """The same figures with the relay that sent them. A bound token speaks of its own node alone, so what it
+    sends is that node's word."""
+    if caller.vouches == KERNEL or caller.node is not None:
+        return reports
+    name = _name_of(caller)
+    return [msgspec.structs.replace(report, relayed_by=name) for report in reports]
+
+
+def _name_of(caller: Caller) -> str:
+    return f"{caller.name} ({caller.id})"
 
 
 def _is_own_word(caller: Caller, seen: Observation) -> bool:

@@ -1,16 +1,18 @@
-"""Asks the node itself whether it is so what a relay says of it (law 2)."""
+"""Asks the node itself whether it is so what a relay says of it, in lines or in figures (law 2)."""
 
 import msgspec
 
-from healer.actions.base import Action, Context, Done, Result
+from healer.actions.base import Action, Context, Done, Result, read_node
 from healer.incidents.second_look import (
     LookAnswer,
     LookResult,
     asked_by,
+    judge_figures,
     judge_look,
     opening_of,
     unknown_answer,
 )
+from healer.model import SlurmNode
 from healer.ports.node_exec import NodeError
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
@@ -31,7 +33,7 @@ def second_look(ctx: Context) -> Result:
 
 def _answer(ctx: Context) -> LookAnswer:
     claims = asked_by(ctx.incident, ctx.run.id) if ctx.incident is not None else ()
-    if not claims:
+    if ctx.incident is None or not claims:
         return unknown_answer("No text of a relay alone is against it")
     if ctx.tools.nodes is None:
         return unknown_answer("healer has no way to ask nodes: none is configured")
@@ -39,10 +41,21 @@ def _answer(ctx: Context) -> LookAnswer:
     limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
     claim = claims[0]
     try:
+        if not claim.line:
+            return judge_figures(ctx.incident.fault, _shown(ctx, limit_s), ctx.tools.now())
         seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
     except NodeError as error:
         return unknown_answer(f"The node was not asked, or did not answer: {error}")
     return judge_look(claim, seen, ctx.tools.now())
+
+
+def _shown(ctx: Context, limit_s: float) -> dict[str, bool]:
+    """What nvidia-smi on the node shows now. Raises NodeError."""
+    assert ctx.tools.nodes is not None
+    memory, node = ctx.tools.nodes.memory_state(ctx.node, limit_s), read_node(ctx)
+    if not isinstance(node, SlurmNode) or node.gpus_shared:
+        return memory.shown
+    return memory.shown | {"missing": memory.gpus < node.gpus}
 
 
 SECOND_LOOK = Action(verify=second_look, effect=False)

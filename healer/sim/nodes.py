@@ -115,11 +115,12 @@ class SimNodes:
             return _fabric("Completed", "NVLink failure", "NVLink failure")
         return _fabric("Completed", "Success", "Success")
 
-    def memory_state(self, node: str) -> MemoryState:
+    def memory_state(self, node: str, limit_s: float | None = None) -> MemoryState:
         with self._lock:
             faults = self._reached(node).faults
             texts = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
-            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
+            shown = {fault.removeprefix("remap-"): fault in faults for fault in _MEMORY}
+            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts, shown=shown)
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         with self._lock:

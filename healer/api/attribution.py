@@ -26,7 +26,7 @@ def arrivals_of(caller: Caller, observations: Iterable[tuple[Observation, tuple[
 def _arrival(caller: Caller, seen: Observation, also: tuple[str, ...]) -> Arrival:
     if seen.kind not in _ACCUSING or _is_own_word(caller, seen):
         return Arrival(seen, also)
-    relayed = msgspec.structs.replace(seen, digest=relayed_digest(seen.digest), relayed_by=_name_of(caller))
+    relayed = msgspec.structs.replace(seen, digest=relayed_digest(seen.digest), relayed_by=name_of(caller))
     return Arrival(relayed, tuple(relayed_digest(digest) for digest in also))
 
 
@@ -35,11 +35,11 @@ def attributed(caller: Caller, reports: list[Report]) -> list[Report]:
     sends is that node's word."""
     if caller.vouches == KERNEL or caller.node is not None:
         return reports
-    name = _name_of(caller)
+    name = name_of(caller)
     return [msgspec.structs.replace(report, relayed_by=name) for report in reports]
 
 
-def _name_of(caller: Caller) -> str:
+def name_of(caller: Caller) -> str:
     return f"{caller.name} ({caller.id})"
 
 

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from healer.api.access import foreign, refuse
-from healer.api.attribution import attributed
+from healer.api.attribution import attributed, name_of
 from healer.api.group_commit import (
     Busy,
     GroupCommit,
@@ -187,6 +188,7 @@ class MeasuringRoutes:
             _confine_steps(caller, steps)
             if why := unknown_cluster((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)
+            steps.batches = [replace(batch, sent_by=name_of(caller)) for batch in steps.batches]
             return steps
 
         steps = await self._stored(self.steps, "step-times", Body(len(raw), read))

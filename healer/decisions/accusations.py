@@ -65,9 +65,9 @@ def suspects(
 def _accused(incident: Incident, sender: str, *, is_accusing: bool) -> set[str]:
     """The nodes that the sender accuses in it. An honest relay sends the figures of the whole fleet, and many
     of them are out of the usual at times: those count where healer would take the node for it."""
-    said = [evidence for evidence in incident.evidence if evidence.relayed_by == sender]
-    if any(evidence.sense not in _FIGURES for evidence in said):
+    claims = [evidence for evidence in incident.evidence if evidence.relayed_by == sender]
+    if any(evidence.sense not in _FIGURES for evidence in claims):
         return {part.node for part in (incident.root, *incident.affected) if part.node}
     if not is_accusing or incident.plan or incident.node_was_out:
         return set()
-    return {evidence.component.node for evidence in said if evidence.component.node}
+    return {evidence.component.node for evidence in claims if evidence.component.node}

@@ -29,6 +29,7 @@ PRIME_S = 15.0
 DEAF_AFTER = timedelta(seconds=30)
 #: What is worked out from figures that somebody sent.
 _OF_FIGURES = frozenset({Sense.metrics, Sense.forest})
+_SENT = _OF_FIGURES | {Sense.step_times}
 
 
 class Senses:
@@ -200,14 +201,17 @@ class Senses:
         return Detections(at=now, findings=findings, clear_since=self._clear)
 
     def _attributed(self, detector: Detector, finding: Finding, now: datetime) -> Finding:
-        """The detector's finding with the relays whose figures it rests on."""
-        if all(item.sense not in _OF_FIGURES for item in finding.evidence):
+        """The detector's finding with the relays whose figures it rests on, and the senders of step times."""
+        if all(item.sense not in _SENT for item in finding.evidence):
             return finding
         figures = detector.figures_of(finding)
-        evidence = tuple(self._with_relay(item, finding, figures, now) for item in finding.evidence)
+        evidence = tuple(self._with_sender(item, finding, figures, now) for item in finding.evidence)
         return msgspec.structs.replace(finding, evidence=evidence)
 
-    def _with_relay(self, item: Evidence, finding: Finding, figures: Figures, now: datetime) -> Evidence:
+    def _with_sender(self, item: Evidence, finding: Finding, figures: Figures, now: datetime) -> Evidence:
+        if item.sense is Sense.step_times:
+            life = self.steps.job(item.job) if item.job is not None else None
+            return msgspec.structs.replace(item, sent_by=life.sent_by) if life is not None else item
         if item.sense not in _OF_FIGURES:
             return item
         where = item.component

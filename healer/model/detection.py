@@ -284,6 +284,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: The token that relayed it, where it is not the node's own word; such text is believed only once a
     #: second sense agrees (`healer.incidents.certainty`).
     relayed_by: str = ""
+    #: Of step times: the tokens that sent those of the job.
+    sent_by: str = ""
     #: The run that asked the node about it; and what the node shows instead, where that denies it.
     look: str = ""
     denied: str = ""

@@ -47,6 +47,7 @@ class _StepHead(msgspec.Struct, array_like=True):
     n: int
     #: Rows of ranks in an unfinished step: one byte more for each.
     open: bool = False
+    sent_by: str = ""
 
 
 class PackedReport(NamedTuple):
@@ -156,7 +157,9 @@ def _columns(raw: bytes) -> NDArray[np.int32]:
 
 def pack_steps(batch: StepBatch) -> bytes:
     is_open = batch.doing is not None
-    head = msgspec.msgpack.encode(_StepHead(batch.restart, list(batch.nodes), len(batch.rank), is_open))
+    head = msgspec.msgpack.encode(
+        _StepHead(batch.restart, list(batch.nodes), len(batch.rank), is_open, batch.sent_by)
+    )
     fields = (*_STEP_FIELDS, _DOING) if is_open else _STEP_FIELDS
     arrays = [_transposed(getattr(batch, name).astype(kind, copy=False)) for name, kind in fields]
     return _VERSION + len(head).to_bytes(4, "little") + head + _compress(*arrays)
@@ -184,6 +187,7 @@ def unpack_steps(blob: bytes, *, cluster: str, job: str, arrived_at: datetime) -
         restart=head.restart,
         arrived_at=arrived_at,
         nodes=tuple(head.nodes),
+        sent_by=head.sent_by,
         **arrays,
     )
 

@@ -177,7 +177,7 @@ class StepBatch:
     `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: sent as NaN or infinity).
 
     `doing` (n,) int8, indexes of `DOING`: ranks in an unfinished step, with `step_s` its duration so far.
-    None: finished steps.
+    None: finished steps. `sent_by`: the token; empty where an earlier version stored them.
     """
 
     cluster: str
@@ -199,6 +199,7 @@ class StepBatch:
     loss: "NDArray[np.float64]"
     grad_norm: "NDArray[np.float64]"
     doing: "NDArray[np.int8] | None" = None
+    sent_by: str = ""
 
 
 class TargetGroup(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,7 +45,7 @@ def report(number: int, *, node: str = "gpu0001", cluster: str = CLUSTER, age_s:
 
 
 def steps(number: int, job: str = "4711") -> StepBatch:
-    floats = {
+    floats: dict[str, Any] = {
         name: np.array([np.nan])
         for name in ("compute_s", "comm_s", "data_s", "work", "loss", "grad_norm")
     }  # fmt: skip

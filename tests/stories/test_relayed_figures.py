@@ -44,7 +44,8 @@ def wide() -> Any:
 
 
 def breaker(site: SlowSite) -> BreakerState:
-    return site.ledger.tables.breaker.state
+    found = site.ledger.tables.breaker
+    return found.state if found is not None else BreakerState.closed
 
 
 def sender_pages(site: SlowSite) -> list[Any]:

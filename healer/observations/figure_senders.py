@@ -13,7 +13,7 @@ from healer.observations.rings import WINDOW_S, larger
 
 #: What lies between the names of relays of which any may have said it.
 OR = " or "
-#: Relays that are named together, and sets of them that are told apart: more are `SEVERAL`.
+#: Relays that are named together, and sets of them that have numbers: more are `SEVERAL`.
 NAMED_MOST, SETS_MOST = 4, 4096
 SEVERAL = "several senders"
 #: A relay that sends the figures of so many nodes can shift what the others are compared with.

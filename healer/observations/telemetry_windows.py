@@ -368,8 +368,8 @@ class Telemetry:
         """Of reports with columns of their own each, whose columns were looked up."""
         report = np.repeat(np.arange(len(reports)), [len(each.columns) for each in reports])
         columns = np.concatenate([each.columns for each in reports])
-        known = (columns >= 0) & (columns < len(self._layouts.ring))
-        columns, report = columns[known], report[known]
+        numbered = (columns >= 0) & (columns < len(self._layouts.ring))
+        columns, report = columns[numbered], report[known]
         for ring in range(len(self._rings)):
             some = self._layouts.ring[columns] == ring
             signal, where = self._layouts.signal[columns[some]], report[some]

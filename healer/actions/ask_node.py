@@ -1,13 +1,15 @@
-"""Asks the node itself whether it is so what a relay says of it (law 2)."""
+"""Asks the node itself whether it is so what a relay says of it, in lines or in figures (law 2)."""
 
-from healer.actions.base import Action, Context, Done, Result
+from healer.actions.base import Action, Context, Done, Result, read_node
 from healer.incidents.second_look import (
     LookAnswer,
     asked_by,
+    judge_figures,
     judge_look,
     opening_of,
     unknown_answer,
 )
+from healer.model import SlurmNode
 from healer.ports.node_exec import NodeError
 from healer.text import quoted, say, to_stored
 
@@ -24,7 +26,7 @@ def second_look(ctx: Context) -> Result:
 
 def _answer(ctx: Context) -> LookAnswer:
     claims = asked_by(ctx.incident, ctx.run.id) if ctx.incident is not None else ()
-    if not claims:
+    if ctx.incident is None or not claims:
         return unknown_answer(say("actions.second_look_no_claim"))
     if ctx.tools.nodes is None:
         return unknown_answer(say("actions.second_look_no_way"))
@@ -32,10 +34,21 @@ def _answer(ctx: Context) -> LookAnswer:
     limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
     claim = claims[0]
     try:
+        if not claim.line:
+            return judge_figures(ctx.incident.fault, _shown(ctx, limit_s), ctx.tools.now())
         seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
     except NodeError as error:
         return unknown_answer(say("actions.second_look_no_answer", error=quoted(error.args[0])))
     return judge_look(claim, seen, ctx.tools.now())
+
+
+def _shown(ctx: Context, limit_s: float) -> dict[str, bool]:
+    """What nvidia-smi on the node shows now. Raises NodeError."""
+    assert ctx.tools.nodes is not None
+    memory, node = ctx.tools.nodes.memory_state(ctx.node, limit_s), read_node(ctx)
+    if not isinstance(node, SlurmNode) or node.gpus_shared:
+        return memory.shown
+    return memory.shown | {"missing": memory.gpus < node.gpus}
 
 
 SECOND_LOOK = Action(verify=second_look, effect=False)

@@ -111,7 +111,9 @@ class HookRoutes:
         events = arrivals_of(caller, arrivals(seen))
         reports = seen.reports
         samples = [
-            asyncio.create_task(self._measure(report)) for report in reports if report.samples or report.xml
+            asyncio.create_task(self._measure(caller, report))
+            for report in reports
+            if report.samples or report.xml
         ]
         new = await store(self._commit, f"hooks/{hook}", events, caller)
         await asyncio.gather(*samples)
@@ -121,7 +123,7 @@ class HookRoutes:
                 await self._preamble.reach.ask(note, _ask(report), report.refused, report.at)
         return new
 
-    async def _measure(self, seen: HookSeen) -> None:
+    async def _measure(self, caller: Caller, seen: HookSeen) -> None:
         """Samples matter less than the report: they are dropped where they find no room now."""
         now = seen.observation.arrived_at
 
@@ -134,11 +136,11 @@ class HookRoutes:
         samples, xml = seen.samples, seen.xml
         if samples:
             await self._measuring.take_part(
-                len(samples), lambda: translator().columnar(samples, is_sender, now)
+                caller, len(samples), lambda: translator().columnar(samples, is_sender, now)
             )
         if xml:
             await self._measuring.take_part(
-                len(xml), lambda: translator().nvidia_smi(xml, is_sender, now, node=seen.node)
+                caller, len(xml), lambda: translator().nvidia_smi(xml, is_sender, now, node=seen.node)
             )
 
     # --- answering ---

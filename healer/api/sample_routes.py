@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from healer.api.access import foreign, refuse
+from healer.api.attribution import attributed, name_of
 from healer.api.group_commit import (
     Busy,
     GroupCommit,
@@ -186,6 +188,7 @@ class MeasuringRoutes:
             _confine_steps(caller, steps)
             if why := unknown_cluster((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)
+            steps.batches = [replace(batch, sent_by=name_of(caller)) for batch in steps.batches]
             return steps
 
         steps = await self._stored(self.steps, "step-times", Body(len(raw), read))
@@ -219,11 +222,17 @@ class MeasuringRoutes:
             raise field_error("cluster", f"healer serves {', '.join(served)} here")
         return cluster
 
-    async def take_part(self, size: int, read: Callable[[], Measured]) -> None:
+    async def take_part(self, caller: Caller, size: int, read: Callable[[], Measured]) -> None:
         """Stores samples that came with a hook's report. Bad ones, and those that find no room, are
         dropped."""
+
+        def read_attributed() -> Measured:
+            measured = read()
+            measured.reports = attributed(caller, measured.reports)
+            return measured
+
         try:
-            outcome = (await self.metrics.add((Body(size, read),)))[0]
+            outcome = (await self.metrics.add((Body(size, read_attributed),)))[0]
         except (Busy, Unavailable):
             return
         if isinstance(outcome, Measured) and outcome.inventory:
@@ -260,7 +269,9 @@ class MeasuringRoutes:
         request = sent.request
 
         def read() -> Measured:
-            return sent.read(self.translator(sent.cluster), _allowed_nodes(sent))
+            measured = sent.read(self.translator(sent.cluster), _allowed_nodes(sent))
+            measured.reports = attributed(sent.caller, measured.reports)
+            return measured
 
         measured = await self._stored(self.metrics, route, Body(sent.size, read))
         if isinstance(measured, Refused):

@@ -1,4 +1,4 @@
-"""Relays whose text accuses more nodes than one sender is believed for (law 2 and 3). Pure.
+"""Relays whose text or figures accuse more nodes than one sender is believed for (law 2 and 3). Pure.
 
 A relay that nothing vouches for may accuse a few nodes at a time before a second sense agrees. Past that it
 lies, or is broken, or something happened to the whole place: its claims are held for a person, who also hears
@@ -8,11 +8,11 @@ proved are not counted, so an honest relay never runs out.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from healer.incidents.certainty import unproven_senders
-from healer.model import HARDWARE, Incident
+from healer.model import HARDWARE, Incident, Sense
 from healer.text import NO_WORDS, Said, quoted, say
 
 #: As long as a storm and its cool-down last.
@@ -20,6 +20,8 @@ WINDOW = timedelta(minutes=10)
 #: As few as the smallest storm has; on a large fleet half of what the hour's cap lets go (0.02), so that one
 #: relay never uses up what honest senders need.
 NODES_AT_LEAST, SHARE = 3, 0.01
+#: What healer works out from figures that a relay sends on.
+_FIGURES = frozenset({Sense.metrics, Sense.forest})
 
 
 def budget(nodes: int) -> int:
@@ -37,9 +39,11 @@ def denial_of(incident: Incident, sender: str) -> Said:
     return say("decisions.relay_denied", sender=sender, node=claim.component.node, why=why)
 
 
-def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[str, Said]:
+def suspects(
+    incidents: Iterable[Incident], accusing: Collection[str], nodes: int, now: datetime
+) -> dict[str, Said]:
     """Sender -> why its claims are held, in one sentence without its end. A sender stays suspect while one
-    of its claims is held."""
+    of its claims is held. `accusing`: ids of those for which healer would take a node."""
     accused: defaultdict[str, set[str]] = defaultdict(set)
     found: dict[str, Said] = {}
     most = budget(nodes)
@@ -50,8 +54,19 @@ def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[s
             if why := denial_of(incident, sender) or incident.doubt:
                 found[sender] = why
             if now - incident.opened < WINDOW:
-                accused[sender] |= {part.node for part in (incident.root, *incident.affected) if part.node}
+                accused[sender] |= _accused(incident, sender, is_accusing=incident.id in accusing)
     for sender, named in accused.items():
         if len(named) > most and sender not in found:
             found[sender] = say("decisions.relay_accuses", sender=sender, nodes=len(named), most=most)
     return found
+
+
+def _accused(incident: Incident, sender: str, *, is_accusing: bool) -> set[str]:
+    """The nodes that the sender accuses in it. An honest relay sends the figures of the whole fleet, and many
+    of them are out of the usual at times: those count where healer would take the node for it."""
+    claims = [evidence for evidence in incident.evidence if evidence.relayed_by == sender]
+    if any(evidence.sense not in _FIGURES for evidence in claims):
+        return {part.node for part in (incident.root, *incident.affected) if part.node}
+    if not is_accusing or incident.plan or incident.node_was_out:
+        return set()
+    return {evidence.component.node for evidence in claims if evidence.component.node}

@@ -16,7 +16,7 @@ from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
 from healer.detection.language.units import PLAIN, UNIT_WORDS
 from healer.detection.presentation import Charts, Sentences
-from healer.detection.protocol import AGAIN_AFTER, Detector, Look, new_evidence
+from healer.detection.protocol import AGAIN_AFTER, Detector, Figures, Look, new_evidence
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -139,6 +139,10 @@ class RuleEngine(Detector):
             for component in [where for where in rule.cleared_watched if where.node == node]:
                 del rule.cleared_watched[component]
         self.program.forget(rows)
+
+    def figures_of(self, finding: Finding) -> Figures:
+        rule = next(rule for rule in self.rules if rule.rule.name == finding.rule)
+        return Figures(rule.inputs, peers=rule.compares_peers)
 
     def tick(self, look: Look) -> Detections:
         telemetry, now = look.telemetry, look.now

@@ -57,6 +57,13 @@ class Look:
     listening_since: datetime | None = None
 
 
+class Figures(NamedTuple):
+    """Signals that a finding rests on, None: any. `peers`: they are compared with those of other nodes."""
+
+    signals: Collection[str] | None = None
+    peers: bool = False
+
+
 class Detector(Protocol):
     """Looks at measured windows every `TICK_S`; one thread. The same looks give the same findings.
 
@@ -76,6 +83,10 @@ class Detector(Protocol):
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         """The node was repaired, returned or booted at `since`: older measurements no longer count."""
+
+    def figures_of(self, finding: Finding) -> "Figures":
+        """What of its node's figures a finding of its own rests on."""
+        return Figures()
 
     def under(self, rules: Ruleset) -> "Detector":
         """The detector of changed rules, which keeps what it remembers."""

@@ -4,18 +4,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+import msgspec
+
 from healer.detection import DETECTORS, OverWindows, Sources
 from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
-from healer.detection.protocol import Detector, Look, Pair
-from healer.model import Detections, NodeReport, Ruleset, SlurmSnapshot
+from healer.detection.protocol import Detector, Figures, Look, Pair
+from healer.model import Detections, Evidence, Finding, NodeReport, Ruleset, Sense, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.fault_history import History
+from healer.observations.figure_senders import either_of
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.ports.measurements import ColumnBook
+from healer.signals.identity import relayed_digest
 
 #: The pace of the tick, in production and in simulated time.
 TICK_S = 5.0
@@ -23,6 +27,9 @@ TICK_S = 5.0
 PRIME_S = 15.0
 #: Without any sender for so long healer was away itself, or cut off from all of them.
 DEAF_AFTER = timedelta(seconds=30)
+#: What is worked out from figures that somebody sent.
+_OF_FIGURES = frozenset({Sense.metrics, Sense.forest})
+_SENT = _OF_FIGURES | {Sense.step_times}
 
 
 class Senses:
@@ -181,13 +188,43 @@ class Senses:
         self.telemetry.check_clock(now)
         look = self._look(slurm, now, watched, node_reports or {}, faults or {})
         results = [detector.tick(look) for detector in self.detectors]
+        findings = tuple(
+            self._attributed(detector, finding, now)
+            for detector, result in zip(self.detectors, results, strict=True)
+            for finding in result.findings
+        )
         clear = {pair: at for result in results for pair, at in result.clear_since.items()}
         # A job that ended, and a node that Slurm no longer has, have no fault any more.
         gone = [pair for pair in watched if self.telemetry.is_gone(pair[1])]
         self._gone = {pair: self._gone.get(pair, now) for pair in gone}
         self._clear = self._gone | clear
-        findings = tuple(finding for result in results for finding in result.findings)
         return Detections(at=now, findings=findings, clear_since=self._clear)
+
+    def _attributed(self, detector: Detector, finding: Finding, now: datetime) -> Finding:
+        """The detector's finding with the relays whose figures it rests on, and the senders of step times."""
+        if all(item.sense not in _SENT for item in finding.evidence):
+            return finding
+        figures = detector.figures_of(finding)
+        evidence = tuple(self._with_sender(item, finding, figures, now) for item in finding.evidence)
+        return msgspec.structs.replace(finding, evidence=evidence)
+
+    def _with_sender(self, item: Evidence, finding: Finding, figures: Figures, now: datetime) -> Evidence:
+        if item.sense is Sense.step_times:
+            life = self.steps.job(item.job) if item.job is not None else None
+            return msgspec.structs.replace(item, sent_by=life.sent_by) if life is not None else item
+        if item.sense not in _OF_FIGURES:
+            return item
+        where = item.component
+        parts = finding.affected if where.node is None and where.switch is not None else (where,)
+        relays = (
+            self.telemetry.relayed_by(part.node, figures.signals, now, peers=figures.peers)
+            for part in parts
+            if part.node is not None
+        )
+        if relay := either_of(relays):
+            # As of a line: what the node itself says later is news.
+            return msgspec.structs.replace(item, relayed_by=relay, digest=relayed_digest(item.digest))
+        return item
 
     def look(
         self, slurm: SlurmSnapshot | None, now: datetime, node_reports: Mapping[str, NodeReport]
@@ -195,7 +232,11 @@ class Senses:
         """Between two ticks, where nodes have just lost what a job may need: jobs that are stuck because of
         it. None: there are none. What the last tick found over is still over."""
         look = self._look(slurm, now, (), node_reports, {})
-        found = tuple(finding for detector in self.detectors for finding in detector.glance(look))
+        found = tuple(
+            self._attributed(detector, finding, now)
+            for detector in self.detectors
+            for finding in detector.glance(look)
+        )
         if not found:
             return None
         stuck = {(finding.fault, finding.component) for finding in found}

@@ -26,7 +26,7 @@ def begin_looks(walk: Walk) -> frozenset[str]:
     lasts = timedelta(seconds=max(step.timeout_s for step in playbook.steps))
     begun = (run for run in walk.runs.values() if run.playbook == SECOND_LOOK and run.by == "healer")
     under_way = {run.id for run in begun if walk.now - run.created_at < lasts}
-    open_incidents = [incident for incident in walk.open_incidents() if _takes_a_node(walk, incident)]
+    open_incidents = [incident for incident in walk.open_incidents() if takes_a_node(walk, incident)]
     waits = {incident.id for incident in open_incidents if is_asked(incident, under_way)}
     idle = (incident for incident in open_incidents if incident.id not in waits)
     due = {incident.id: claims for incident in idle if (claims := claims_to_ask(incident))}
@@ -46,7 +46,7 @@ def begin_looks(walk: Walk) -> frozenset[str]:
     return frozenset(waits)
 
 
-def _takes_a_node(walk: Walk, incident: Incident) -> bool:
+def takes_a_node(walk: Walk, incident: Incident) -> bool:
     """healer may take capacity for it by itself."""
     rule = walk.rules.by_name.get(incident.rule)
     playbook: Playbook | None = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from healer.decisions.accusations import denial_of, suspects
+from healer.engine.second_looks import takes_a_node
 from healer.engine.upkeep import Walk
 from healer.incidents.certainty import unproven_senders
 from healer.model import Incident
@@ -15,7 +16,9 @@ from healer.text import NO_WORDS, Said
 def hold_suspects(walk: Walk) -> None:
     """Notes on each open incident why it is not believed, until a second sense proves it."""
     snapshot = walk.gate.snapshot
-    found = suspects(walk.open_incidents(), len(snapshot.gpu_nodes) if snapshot else 0, walk.now)
+    accusing = {incident.id for incident in walk.open_incidents() if takes_a_node(walk, incident)}
+    nodes = len(snapshot.gpu_nodes) if snapshot else 0
+    found = suspects(walk.open_incidents(), accusing, nodes, walk.now)
     newly: dict[str, Said] = {}
     for incident in walk.open_incidents():
         senders = unproven_senders(incident)

@@ -16,7 +16,7 @@ import msgspec
 from healer.incidents.certainty import unproven_claims
 from healer.incidents.growth import limit_evidence, named_part, newest_reports
 from healer.model import Evidence, GpuSeen, Incident, NodeLook, ObservationKind, Sense, SenseReport
-from healer.model.faults import Trait, fault_is
+from healer.model.faults import SHOWN_BY_SMI, Trait, fault_is
 from healer.signals.identity import digest_of
 from healer.signals.kernel_log import parse_line, possible_prefixes
 from healer.text import Said, from_stored, quoted, say
@@ -80,15 +80,23 @@ def plain_words(text: str) -> str:
 
 
 def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
-    """What a relay says of the root's node that the node is to be asked about next: lines of the same words.
-    Empty: nothing, or it was asked already."""
-    claims = [claim for claim in unproven_claims(incident) if claim.line and not claim.look]
+    """What a relay says of the root's node that the node is to be asked about next: lines of the same words,
+    or figures. Empty: nothing, or it was asked already."""
+    claims = [claim for claim in unproven_claims(incident) if not claim.look and question_of(incident, claim)]
     if not claims or len({claim.look for claim in incident.evidence if claim.look}) >= LOOKS_MOST:
         return ()
-    asked = {opening_of(claim.line): claim for claim in incident.evidence if claim.look}
-    new = [claim for claim in claims if _is_news(claim, asked.get(opening_of(claim.line)))]
-    opening = opening_of(new[0].line) if new else ""
-    return tuple(claim for claim in new if opening and opening_of(claim.line) == opening)
+    asked = {question_of(incident, claim): claim for claim in incident.evidence if claim.look}
+    new = [claim for claim in claims if _is_news(claim, asked.get(question_of(incident, claim)))]
+    question = question_of(incident, new[0]) if new else ""
+    return tuple(claim for claim in new if question_of(incident, claim) == question)
+
+
+def question_of(incident: Incident, claim: Evidence) -> str:
+    """What the node is asked about: how a line's record begins, or the measured fault; empty where it has no
+    answer at once."""
+    if claim.line:
+        return opening_of(claim.line)
+    return incident.fault if claim.sense is Sense.metrics and incident.fault in SHOWN_BY_SMI else ""
 
 
 def _is_news(claim: Evidence, asked: Evidence | None) -> bool:
@@ -112,14 +120,14 @@ def is_asked(incident: Incident, runs: Collection[str]) -> bool:
 def asked_by(incident: Incident, run: str) -> tuple[Evidence, ...]:
     """What this run asks the node about; a person's run: what no sense has proven so far."""
     by_run = tuple(claim for claim in incident.evidence if claim.look == run)
-    return by_run or tuple(claim for claim in unproven_claims(incident) if opening_of(claim.line))[:1]
+    return by_run or tuple(claim for claim in unproven_claims(incident) if question_of(incident, claim))[:1]
 
 
 def is_denied(incident: Incident) -> bool:
     """The node itself denies all that is opening of it."""
     claims = unproven_claims(incident)
-    denied = {opening_of(claim.line) for claim in incident.evidence if claim.denied}
-    return bool(claims) and all(claim.denied or opening_of(claim.line) in denied for claim in claims)
+    denied = {question_of(incident, claim) for claim in incident.evidence if claim.denied}
+    return bool(claims) and all(claim.denied or question_of(incident, claim) in denied for claim in claims)
 
 
 # --- what the node's answer says of them ---
@@ -159,6 +167,17 @@ def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
     if booted_at + timedelta(seconds=seen.log_from_s) + CLOCKS > claim.at:
         return unknown_answer(say("incidents.log_too_young"))
     return _denied(say("incidents.log_has_not"))
+
+
+def judge_figures(fault: str, shown: Mapping[str, bool], now: datetime) -> LookAnswer:
+    """`shown`: what nvidia-smi on the node says now, by the names in `SHOWN_BY_SMI`."""
+    kinds = SHOWN_BY_SMI.get(fault, ())
+    if any(shown.get(kind) for kind in kinds):
+        text = say("incidents.smi_shows_it")
+        return LookAnswer(result=LookResult.agreed, text=text, sense=Sense.hook, at=now)
+    if kinds and all(kind in shown for kind in kinds):
+        return _denied(say("incidents.smi_shows_no_fault"))
+    return unknown_answer(say("incidents.smi_does_not_report"))
 
 
 def _denied(why: Said) -> LookAnswer:

@@ -216,6 +216,19 @@ def check_of(fault: str) -> str | None:
     return fault.removeprefix(HOOK_FAULT) if fault.startswith(HOOK_FAULT) else None
 
 
+#: Measured faults of which a node's own nvidia-smi says yes or no at once, by the names of
+#: `MemoryState.shown`.
+SHOWN_BY_SMI: dict[str, tuple[str, ...]] = {
+    "gpu-row-remap-failed": ("failed",),
+    "gpu-remap-pending": ("pending",),
+    "gpu-page-pending": ("retirement",),
+    "gpu-repair-pending": ("channel", "tpc"),
+    "gpu-sram-threshold": ("sram",),
+    "gpu-recovery-asked": ("asks reset",),
+    "gpu-recovery-reboot": ("asks reboot",),
+    "gpu-recovery-drain": ("asks drain and reset",),
+    "gpu-count-low": ("missing",),
+}
 _SILENCE = frozenset({SENDER_SILENT, NODE_SILENT})
 _EXPLAINED_BY = {
     **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT),

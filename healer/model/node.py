@@ -37,10 +37,12 @@ class FabricState(msgspec.Struct, frozen=True, kw_only=True):
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a node's GPUs by nvidia-smi. `gpus`: how many it shows; `faults`: a sentence for each whose
-    memory is faulty."""
+    memory is faulty; `shown`: by the kind of fault whether one of them has it, without those kinds that one
+    of them does not report."""
 
     gpus: int
     faults: tuple[Said, ...] = ()
+    shown: dict[str, bool] = {}
 
 
 class GpuSeen(StrEnum):

@@ -47,6 +47,7 @@ class _StepHead(msgspec.Struct, array_like=True):
     n: int
     #: Rows of ranks in an unfinished step: one byte more for each.
     open: bool = False
+    sent_by: str = ""
 
 
 class PackedReport(NamedTuple):
@@ -56,6 +57,7 @@ class PackedReport(NamedTuple):
     at: datetime
     arrived_at: datetime
     body: bytes
+    relayed_by: str = ""
 
 
 class BadBlock(ValueError):
@@ -93,8 +95,10 @@ def _unpacked(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBl
         for columns, at in _alike(raw, np.flatnonzero(read)):
             same = raw if len(at) == len(raw) else raw[at]
             for number, values in zip(at.tolist(), _values(same, len(columns)), strict=True):
-                node, told_at, arrived_at, _ = rows[places[number]]
-                found[places[number]] = Report(cluster, node, told_at, arrived_at, columns, values)
+                node, told_at, arrived_at, _, relayed_by = rows[places[number]]
+                found[places[number]] = Report(
+                    cluster, node, told_at, arrived_at, columns, values, relayed_by
+                )
     return found
 
 
@@ -153,7 +157,9 @@ def _columns(raw: bytes) -> NDArray[np.int32]:
 
 def pack_steps(batch: StepBatch) -> bytes:
     is_open = batch.doing is not None
-    head = msgspec.msgpack.encode(_StepHead(batch.restart, list(batch.nodes), len(batch.rank), is_open))
+    head = msgspec.msgpack.encode(
+        _StepHead(batch.restart, list(batch.nodes), len(batch.rank), is_open, batch.sent_by)
+    )
     fields = (*_STEP_FIELDS, _DOING) if is_open else _STEP_FIELDS
     arrays = [_transposed(getattr(batch, name).astype(kind, copy=False)) for name, kind in fields]
     return _VERSION + len(head).to_bytes(4, "little") + head + _compress(*arrays)
@@ -181,6 +187,7 @@ def unpack_steps(blob: bytes, *, cluster: str, job: str, arrived_at: datetime) -
         restart=head.restart,
         arrived_at=arrived_at,
         nodes=tuple(head.nodes),
+        sent_by=head.sent_by,
         **arrays,
     )
 

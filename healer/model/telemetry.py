@@ -141,10 +141,16 @@ class UnknownSeries(msgspec.Struct, frozen=True, kw_only=True):
     example: dict[str, Any] = {}
 
 
+#: Who sent what an earlier version stored, which kept no sender: taken for a relay.
+UNNAMED_SENDER = "an unnamed sender"
+
+
 class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What one node measured at one moment. `columns` are ids of a `ports.ColumnBook`.
 
     columns: (n,) int32; values: (n,) float64, NaN where the sender had none. `at` is the sender's clock.
+    `relayed_by`: the token that sent it, where it is not the node's own word (`healer.api.attribution`) and
+    no scrape of ours.
     """
 
     cluster: str
@@ -153,6 +159,7 @@ class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
     arrived_at: datetime
     columns: "NDArray[np.int32]"
     values: "NDArray[np.float64]"
+    relayed_by: str = ""
 
 
 #: What a rank does that has ended no step for a while: computes, waits in a collective, is between two steps,
@@ -170,7 +177,7 @@ class StepBatch:
     `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: sent as NaN or infinity).
 
     `doing` (n,) int8, indexes of `DOING`: ranks in an unfinished step, with `step_s` its duration so far.
-    None: finished steps.
+    None: finished steps. `sent_by`: the token; empty where an earlier version stored them.
     """
 
     cluster: str
@@ -192,6 +199,7 @@ class StepBatch:
     loss: "NDArray[np.float64]"
     grad_norm: "NDArray[np.float64]"
     doing: "NDArray[np.int8] | None" = None
+    sent_by: str = ""
 
 
 class TargetGroup(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from healer.model import Column
 from healer.model.telemetry import Report, StepBatch
+from healer.observations.figure_senders import either_of
 from healer.ports.measurements import ColumnBook
 
 #: A sender's clock that is ahead of the arrival by more is not believed: the arrival counts.
@@ -158,7 +159,10 @@ def _joined(reports: list[Report], made: Rounds) -> Report:
     given = np.isfinite(values)
     columns, first = np.unique(columns[given], return_index=True)
     made.repeated += int(np.count_nonzero(given)) - len(columns)
-    return msgspec.structs.replace(reports[0], columns=columns, values=values[given][first])
+    relayed_by = either_of(report.relayed_by for report in reports)
+    return msgspec.structs.replace(
+        reports[0], columns=columns, values=values[given][first], relayed_by=relayed_by
+    )
 
 
 #: Numbers of columns are given densely; what is far beyond the book's own bound is none.

@@ -89,16 +89,16 @@ class Rings:
             rows = max(rows, had_rows + had_rows // 2)
         rows = max(rows, had_rows)
         signals = max(signals, had)
-        self._last = _larger(self._last, (signals, rows), np.nan)
-        self._at = _larger(self._at, (signals, rows), -np.inf)
-        self._ring = _larger(self._ring, (signals, SLOTS, rows), 0 if self.counters else np.nan)
+        self._last = larger(self._last, (signals, rows), np.nan)
+        self._at = larger(self._at, (signals, rows), -np.inf)
+        self._ring = larger(self._ring, (signals, SLOTS, rows), 0 if self.counters else np.nan)
         if self.counters:
-            self._span = _larger(self._span, (signals, SLOTS, rows), 0)
-            self._block_ring = _larger(self._block_ring, (signals, BLOCKS, rows), 0)
-            self._block_span = _larger(self._block_span, (signals, BLOCKS, rows), 0)
-            self._summed = _larger(self._summed, (signals, BLOCKS), 0)
-            self._high = _larger(self._high, (signals, rows), np.nan)
-            self._fell = _larger(self._fell, (signals, rows), -np.inf)
+            self._span = larger(self._span, (signals, SLOTS, rows), 0)
+            self._block_ring = larger(self._block_ring, (signals, BLOCKS, rows), 0)
+            self._block_span = larger(self._block_span, (signals, BLOCKS, rows), 0)
+            self._summed = larger(self._summed, (signals, BLOCKS), 0)
+            self._high = larger(self._high, (signals, rows), np.nan)
+            self._fell = larger(self._fell, (signals, rows), -np.inf)
         self.rows = rows
 
     def advance(self, slot: int) -> None:
@@ -317,7 +317,7 @@ class Rings:
         return [slice(begin, stop)] if begin < stop else [slice(begin, SLOTS), slice(0, stop)]
 
 
-def _larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:
+def larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:
     # Zeros are not written before they are needed.
     larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
     larger[tuple(slice(length) for length in array.shape)] = array

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
+from healer.observations.figure_senders import either_of
 from healer.observations.report_order import timely
 from healer.observations.step_columns import COLUMNS, InStep, Results, StepParts, only, vouched
 
@@ -153,6 +154,8 @@ class JobSteps:
     def __init__(self, cluster: str, job: str, restart: int, at: datetime) -> None:
         self.cluster, self.job, self.restart = cluster, job, restart
         self.heard_at = at
+        #: The tokens that sent it so far.
+        self.sent_by = ""
         self.gone_at: datetime | None = None
         #: Slurm showed the job at work for all that was taken in. Until it does, any sender may report it.
         self.vouched = False
@@ -297,6 +300,7 @@ class JobSteps:
         if newest > self.newest:
             self._note_news(newest, batch.arrived_at)
         self.heard_at = max(self.heard_at, batch.arrived_at)
+        self.sent_by = either_of((self.sent_by, batch.sent_by))
         self._ready = None
         return given - len(batch.rank)
 
@@ -537,6 +541,7 @@ def joined(parts: "Sequence[StepBatch]") -> "StepBatch":
         **columns,
         nodes=tuple(names),
         arrived_at=max(part.arrived_at for part in parts),
+        sent_by=either_of(part.sent_by for part in parts),
     )
 
 

@@ -4,7 +4,7 @@ One thread owns it. Arrays that it gives are valid until the next `update` or `s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
@@ -38,6 +38,7 @@ from healer.observations.axes import (
     place_jobs,
     place_nodes,
 )
+from healer.observations.figure_senders import FigureSenders, either_of
 from healer.observations.groups import Groups, groups_of, node_groups_of, rack_groups_of
 from healer.observations.report_order import (
     AHEAD_S,
@@ -53,7 +54,7 @@ from healer.observations.report_order import (
     Stretch,
     in_rounds,
 )
-from healer.observations.rings import SLOT_S, SLOTS, Rings, Run, slot_of
+from healer.observations.rings import SLOT_S, SLOTS, WINDOW_S, Rings, Run, slot_of
 from healer.ports.measurements import ColumnBook
 
 #: Signals live on these.
@@ -99,6 +100,7 @@ class Telemetry:
         self._rows: dict[str, tuple[Scope, int]] = {}
         #: Of nodes and of devices, by their rows.
         self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
+        self._senders = FigureSenders()
         # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
         #: By the function that makes the groups, and scope: the layout they are of, and the groups.
@@ -179,6 +181,7 @@ class Telemetry:
         until_s = until.timestamp()
         self._over = grown(self._over, row + 1, -np.inf)
         self._over[row] = max(self._over[row], until_s)
+        self._senders.forget(row)
         for scope, rings in self._rings:
             rows = self._axes.of_node(scope, row)
             rings.forget(rows[rows < rings.rows], until_s)
@@ -245,12 +248,18 @@ class Telemetry:
         self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
         over = times <= self._over[nodes] if of is Scope.node else np.zeros(len(nodes), bool)
         groups, others = self._layouts.alike(reports, book)
+        by = np.array([self._senders.number(report.relayed_by) for report in reports], np.int16)
         for indexes, layout in groups:
             values = np.array([reports[index].values for index in indexes])
             self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
+            for stretch in layout.stretches if of is Scope.node else ():
+                signal = stretch.signal[:, np.newaxis]
+                self._senders.put(stretch.ring, signal, nodes[indexes], by[indexes], times[indexes])
         if others:
             mixed = [reports[index] for index in others]
             self._take_mixed(of, nodes[others], times[others], mixed, over[others], book)
+            if of is Scope.node and by[others].any():
+                self._note_senders(nodes[others], times[others], mixed, by[others])
 
     def _take_alike(
         self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
@@ -353,6 +362,19 @@ class Telemetry:
                 self._reserve(scope, self._axes.axis(scope).n)
                 self._put(rings, self._layouts.signal[column], rows, values[chosen], times[where])
 
+    def _note_senders(
+        self, nodes: NDArray, times: NDArray, reports: Sequence[Report], by: NDArray[np.int16]
+    ) -> None:
+        """Of reports with columns of their own each, whose columns were looked up."""
+        report = np.repeat(np.arange(len(reports)), [len(each.columns) for each in reports])
+        columns = np.concatenate([each.columns for each in reports])
+        numbered = (columns >= 0) & (columns < len(self._layouts.ring))
+        columns, report = columns[numbered], report[known]
+        for ring in range(len(self._rings)):
+            some = self._layouts.ring[columns] == ring
+            signal, where = self._layouts.signal[columns[some]], report[some]
+            self._senders.put(ring, signal, nodes[where], by[where], times[where])
+
     def _fits(self, of: Scope, number: int, count: int) -> bool:
         """Whether a ring is for reports of nodes, or of devices; counts those for the wrong one."""
         fits = (self._rings[number][0] in OF_DEVICES) is (of is Scope.device)
@@ -453,6 +475,26 @@ class Telemetry:
         """Rows of a node and of its GPUs or links; none for one never heard of."""
         row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
         return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
+
+    def relayed_by(
+        self, node: str, signals: Collection[str] | None, now: datetime, *, peers: bool = False
+    ) -> str:
+        """The relays that sent these signals of the node, or any for None, within what the windows and the
+        last values reach back; empty: all of it is the node's own. `peers`: also those that sent the figures
+        of many others."""
+        row = self._axes.axis(Scope.node).row_of_key(node)
+        if row is None:
+            return ""
+        found = set[str]()
+        for number, (_, rings) in enumerate(self._rings):
+            if signals is None:
+                found |= self._senders.of(number, None, row, now.timestamp() - WINDOW_S)
+            for name in rings.signals.keys() & set(signals or ()):
+                signal, lasts_s = rings.signals[name], self._catalogue.signals[name].stale_s
+                since_s = now.timestamp() - max(WINDOW_S, lasts_s)
+                found |= self._senders.of(number, signal, row, since_s)
+                found |= self._senders.of_peers(number, signal, since_s) if peers else set()
+        return either_of(found)
 
     def nodes_behind(self, where: Component) -> list[str]:
         """Nodes of this cluster that are reached through a device, or a part of it, as far as that is

@@ -49,9 +49,9 @@ class NodeExec(Protocol):
         """The NVLink fabric by nvidia-smi on the node."""
         ...
 
-    def memory_state(self, node: str) -> MemoryState:
+    def memory_state(self, node: str, limit_s: float | None = None) -> MemoryState:
         """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError if it does not
-        report them.
+        report them. The call ends within `limit_s`, where that is given.
         """
         ...
 

@@ -78,3 +78,8 @@ def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived
         for back in range(ARRIVAL_WINDOW_MIN + 1)
     )
     return Identity(digest, tuple(alternatives))
+
+
+def relayed_digest(digest: str) -> str:
+    """Of the same signal by a relay, so that it never takes the place of the node's own word."""
+    return digest_of("relayed", digest)

@@ -116,7 +116,7 @@ class SimNodes:
             return _fabric("Completed", "NVLink failure", quoted("NVLink failure"))
         return _fabric("Completed", "Success", quoted("Success"))
 
-    def memory_state(self, node: str) -> MemoryState:
+    def memory_state(self, node: str, limit_s: float | None = None) -> MemoryState:
         with self._lock:
             faults = self._reached(node).faults
             texts = tuple(
@@ -124,7 +124,8 @@ class SimNodes:
                 for fault, name in _MEMORY.items()
                 if fault in faults
             )
-            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
+            shown = {name: fault in faults for fault, name in _MEMORY.items()}
+            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts, shown=shown)
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         with self._lock:

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
@@ -21,7 +23,7 @@ from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples, forget, slot_of
 from healer.embedded.postgres import Postgres
 from healer.model import Column, Component, Observation, ObservationKind, Part, UnknownSeries
-from healer.model.telemetry import Report, StepBatch
+from healer.model.telemetry import UNNAMED_SENDER, Report, StepBatch
 from healer.ports.measurements import TooManyColumns
 from healer.ports.request_errors import Unavailable
 from healer.ports.transactions import LedgerAway
@@ -43,7 +45,7 @@ def report(number: int, *, node: str = "gpu0001", cluster: str = CLUSTER, age_s:
 
 
 def steps(number: int, job: str = "4711") -> StepBatch:
-    floats = {
+    floats: dict[str, Any] = {
         name: np.array([np.nan])
         for name in ("compute_s", "comm_s", "data_s", "work", "loss", "grad_norm")
     }  # fmt: skip
@@ -90,6 +92,24 @@ def test_what_was_put_comes_back_whole_and_once(store: PostgresSamples) -> None:
     assert store.new() == ([], [])
     store.put([report(9)])
     assert numbers(store.new()[0]) == [9]
+
+
+def test_who_relayed_figures_comes_back_and_what_an_earlier_version_stored_is_unnamed(
+    store: PostgresSamples, fresh_database: sa.Engine
+) -> None:
+    """An earlier healer writes no sender, also beside this one during an upgrade."""
+    relayed = [msgspec.structs.replace(report(1), relayed_by=by) for by in ("", "relay (a1)", "other (b2)")]
+    store.put(relayed)
+    assert [one.relayed_by for one in store.new()[0]] == ["", "relay (a1)", "other (b2)"]
+    with fresh_database.begin() as conn:
+        conn.execute(
+            sa.text(
+                "INSERT INTO samples (cluster, kind, subject, at, arrived_at, slot, body) "
+                "SELECT cluster, kind, 'old', at, arrived_at, slot, body FROM samples WHERE relayed_by = ''"
+            )
+        )
+    (old,) = store.new()[0]
+    assert (old.node, old.relayed_by) == ("old", UNNAMED_SENDER)
 
 
 def test_a_transaction_that_commits_late_is_seen_once(

@@ -5,7 +5,7 @@ import binascii
 import copy
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -75,8 +75,9 @@ class NodeVerbs:
     def fabric_state(self, node: str) -> FabricState:
         return read_fabric(node, self._ask(node, self._read_s, "fabric-state"))
 
-    def memory_state(self, node: str) -> MemoryState:
-        return read_memory(node, self._ask(node, self._read_s, "memory-state"))
+    def memory_state(self, node: str, limit_s: float | None = None) -> MemoryState:
+        limit_s = self._read_s if limit_s is None else min(limit_s, self._read_s)
+        return read_memory(node, self._ask(node, limit_s, "memory-state"))
 
     def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         if not _OPENING.fullmatch(opening):
@@ -208,6 +209,8 @@ def _not_up(gpu: Mapping[str, Any]) -> Said:
 #: Memory fields of a GPU (nvidia-smi -q, facts c.7), in which "Yes" is a fault (`nodes.memory_is_…`). Models
 #: have some of them.
 _MEMORY = ("pending", "failed", "retirement", "channel", "tpc", "sram")
+#: What the driver may ask for.
+_ASKS = ("reset", "reboot", "drain and reset")
 _NOT_REPORTED = frozenset({"", "n/a", "[n/a]", "not supported"})
 
 
@@ -219,7 +222,20 @@ def read_memory(node: str, answer: Mapping[str, Any]) -> MemoryState:
         for gpu in gpus
         for why in _memory_of(node, gpu)
     ]
-    return MemoryState(gpus=len(gpus), faults=tuple(faults))
+    return MemoryState(gpus=len(gpus), faults=tuple(faults), shown=_shown(gpus))
+
+
+def _shown(gpus: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    shown: dict[str, bool] = {}
+    for name in (*_MEMORY, "recovery"):
+        values = [str(gpu.get(name, "")).lower() for gpu in gpus]
+        if not values or not _NOT_REPORTED.isdisjoint(values):
+            continue
+        if name == "recovery":
+            shown |= {f"asks {asked}": asked in values for asked in _ASKS}
+        else:
+            shown[name] = "yes" in values
+    return shown
 
 
 def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[Said]:

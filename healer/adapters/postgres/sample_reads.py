@@ -86,7 +86,7 @@ class PostgresSignalReads:
         more = len(found) > limit
         if more:
             found.popitem()
-        packed = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
+        packed = [(METRICS, row.subject, row.at, row.arrived_at, row.body, "") for row in rows if row.body]
         for report in unpacked(cluster, packed)[0]:
             if (reports := found.get(report.node.removeprefix(DEVICE_MARK))) is not None:
                 reports.append(report)
@@ -152,7 +152,7 @@ class PostgresSignalReads:
         with reading(self._engine) as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
             rows = conn.execute(_NEWEST, values)
-            return [(kind, row.name, row.at, row.arrived_at, row.body) for row in rows]
+            return [(kind, row.name, row.at, row.arrived_at, row.body, "") for row in rows]
 
     def _rows(self, cluster: str, kind: str, subject: str, since: datetime) -> list[Row]:
         table: Any = samples.c
@@ -167,7 +167,7 @@ class PostgresSignalReads:
             # The partitions are never analysed, so the planner would guess; the index is always right.
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
             rows = conn.execute(wanted).all()
-        return [(kind, subject, row.at, row.arrived_at, row.body) for row in reversed(rows)]
+        return [(kind, subject, row.at, row.arrived_at, row.body, "") for row in reversed(rows)]
 
 
 class PostgresReadings:

@@ -19,7 +19,7 @@ from healer.adapters.postgres.engine import DedicatedConnection, pick, request_e
 from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
 from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
-from healer.model.telemetry import Report, StepBatch
+from healer.model.telemetry import UNNAMED_SENDER, Report, StepBatch
 from healer.ports.measurements import TooManyColumns
 from healer.ports.transactions import LedgerAway
 
@@ -33,8 +33,8 @@ WINDOW = timedelta(minutes=15)
 CHUNK = 10_000
 METRICS, STEPS = "metrics", "steps"
 
-#: A stored row: kind, subject, at, arrived_at, body.
-Row = tuple[str, str, datetime, datetime, bytes]
+#: A stored row: kind, subject, at, arrived_at, body, relayed_by.
+Row = tuple[str, str, datetime, datetime, bytes, str | None]
 
 _SLOT_S = 900
 #: Slots before the current one that may hold rows of the last 60 minutes.
@@ -43,7 +43,9 @@ _ERRORS = (psycopg.Error, SQLAlchemyError)
 
 # --- writing ---------------------------------------------------------------------------------------------
 
-_COPY = "COPY samples (cluster, kind, subject, at, arrived_at, slot, body) FROM STDIN (FORMAT BINARY)"
+_COPY = (
+    "COPY samples (cluster, kind, relayed_by, subject, at, arrived_at, slot, body) FROM STDIN (FORMAT BINARY)"
+)
 _COPY_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END = b"\xff\xff"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -77,14 +79,20 @@ class PostgresSamples:
 
     def put(self, reports: Sequence[Report]) -> None:
         self._metrics.copy(
-            (report.cluster, METRICS, report.node, report.at, report.arrived_at, pack_report(report))
+            (
+                (report.cluster, METRICS, report.relayed_by),
+                report.node,
+                report.at,
+                report.arrived_at,
+                pack_report(report),
+            )
             for report in reports
         )
 
     def put_steps(self, batches: Sequence[StepBatch]) -> None:
         self._steps.copy(
             (
-                (batch.cluster, STEPS, batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
+                ((batch.cluster, STEPS, ""), batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
                 for batch in batches
             ),
             notify=CHANNEL,
@@ -109,9 +117,10 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
     logged and skipped."""
     packed: list[PackedReport] = []
     batches: list[StepBatch] = []
-    for kind, subject, at, arrived_at, body in rows:
+    for kind, subject, at, arrived_at, body, relayed_by in rows:
         if kind == METRICS:
-            packed.append(PackedReport(subject, at, arrived_at, body))
+            sender = UNNAMED_SENDER if relayed_by is None else relayed_by
+            packed.append(PackedReport(subject, at, arrived_at, body, sender))
             continue
         try:
             batches.append(unpack_steps(body, cluster=cluster, job=subject, arrived_at=arrived_at))
@@ -136,9 +145,7 @@ class _Writer:
     def __init__(self, engine: sa.Engine, setting: str) -> None:
         self._connection = DedicatedConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
-    def copy(
-        self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, notify: str | None = None
-    ) -> None:
+    def copy(self, rows: "Iterable[_NewRow]", *, notify: str | None = None) -> None:
         block = _block(rows)
         try:
             with self._connection.get().cursor() as cursor:
@@ -156,15 +163,19 @@ class _Writer:
         self._connection.close()
 
 
-def _block(rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]]) -> bytes:
+#: (cluster, kind, relayed_by), subject, at, arrived_at, body.
+_NewRow = tuple[tuple[str, str, str], str, datetime, datetime, bytes]
+
+
+def _block(rows: Iterable[_NewRow]) -> bytes:
     """The rows in the format of PostgreSQL's binary COPY."""
     parts = [_COPY_HEAD]
-    heads: dict[tuple[str, str], bytes] = {}
+    heads: dict[tuple[str, str, str], bytes] = {}
     arrival, arrived, slot = None, 0, 0
-    for cluster, kind, subject, at, arrived_at, body in rows:
-        head = heads.get((cluster, kind))
+    for source, subject, at, arrived_at, body in rows:
+        head = heads.get(source)
         if head is None:
-            head = heads[(cluster, kind)] = b"\0\7" + _text(cluster) + _text(kind)
+            head = heads[source] = b"\0\x08" + b"".join(map(_text, source))
         if arrived_at is not arrival:
             arrival, arrived, slot = arrived_at, (arrived_at - _EPOCH) // _MICROSECOND, slot_of(arrived_at)
         moment = arrived if at is arrived_at else (at - _EPOCH) // _MICROSECOND
@@ -180,7 +191,9 @@ def _text(value: str) -> bytes:
 
 # --- reading ---------------------------------------------------------------------------------------------
 
-_FIELDS = "SELECT kind, subject, at, arrived_at, body FROM samples WHERE cluster = %(cluster)s AND "
+_FIELDS = (
+    "SELECT kind, subject, at, arrived_at, body, relayed_by FROM samples WHERE cluster = %(cluster)s AND "
+)
 _FIRST = _FIELDS + "arrived_at > %(since)s AND slot = ANY(%(slots)s) ORDER BY tx, id"
 # Visible now and not in the snapshot of the last pass: a transaction that commits late is read, and none is
 # read twice.

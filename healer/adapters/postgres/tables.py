@@ -92,6 +92,8 @@ samples = _table(
     *_moments("at", "arrived_at"),
     *_columns(sa.SmallInteger, "slot"),
     *_bytes("body"),
+    # Of metrics: the relay that sent them; empty: the node's own word; null: stored by an earlier version.
+    sa.Column("relayed_by", sa.Text),
     _index("samples_tx", "tx"),
     _index("samples_subject", "cluster", "subject", "arrived_at"),
     postgresql_partition_by="LIST (slot)",

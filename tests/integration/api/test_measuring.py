@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from healer.model import Column, Part
 from healer.model.telemetry import Report, StepBatch
 from tests.support.api import CLUSTER, Api, serving
+from tests.support.collected import as_json, gauge, metrics, point
 from tests.support.wait import wait_until
 
 Served = tuple[Api, httpx.Client]
@@ -254,6 +255,37 @@ def test_a_token_bound_to_a_node_measures_that_node_alone(served: Served) -> Non
     assert {one["data"]["what"] for one in page["items"]} == {
         f"POST {path}" for path in (METRICS, TEXT, XML, WRITE, STEPS, CHECKPOINTS)
     }
+
+
+@pytest.mark.parametrize(
+    ("bound", "says"),
+    [({}, "prometheus"), ({"node": "gpu0001"}, ""), ({"vouches": "kernel"}, "")],
+    ids=["a relay", "the node itself", "a relay that the site declared"],
+)
+def test_figures_name_the_relay_that_sent_them_by_every_route(
+    served: Served, bound: dict[str, str], says: str
+) -> None:
+    api, client = served
+    given = {"vouches": ""} | bound
+    headers = api.headers("signals", name="prometheus", **given)
+    plain, xml, json = (
+        {**headers, "Content-Type": kind} for kind in ("text/plain", "text/xml", "application/json")
+    )
+    series = written(({"__name__": "node_load1", "node": "gpu0001"}, 2.5))
+    otlp = as_json(metrics({"host.name": "gpu0001"}, gauge("node_load1", point(2.5))))
+    hook = {"cluster": CLUSTER, "node": "gpu0001", "host": {"node_load1": 2.5}, "nvidia_smi": SMI}
+    answers = (
+        client.post(METRICS, json=node_body(), headers=headers),
+        client.post(TEXT, content=EXPOSITION.replace("NODE", "gpu0001"), headers=plain),
+        client.post(f"{XML}?node=gpu0001", content=SMI, headers=xml),
+        client.post(WRITE, content=series, headers={**headers, **PROMETHEUS}),
+        client.post(f"{SIGNALS}/otlp/v1/metrics", content=otlp, headers=json),
+        client.post(f"{SIGNALS}/hooks/health-check", json=hook, headers=headers),
+    )
+    assert all(answer.is_success for answer in answers)
+    reports, _ = told(api)
+    assert len(reports) == len(answers) + 1  # of a hook both the host's figures and nvidia-smi's
+    assert {report.relayed_by.partition(" (")[0] for report in reports} == {says}
 
 
 def test_a_token_bound_to_a_node_tells_of_the_jobs_there_alone(served: Served) -> None:

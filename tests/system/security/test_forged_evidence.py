@@ -15,6 +15,8 @@ from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
 
+#: What an exporter says of a GPU with rows that could not be remapped is found by this rule.
+REMAP_FAILED = "gpu-row-remap-failed"
 NODES = [f"gpu{number:04d}" for number in range(1, 9)]
 
 
@@ -61,6 +63,27 @@ def test_one_line_each_drains_no_more_than_a_slot_and_restarts_no_job(
     (page,) = [name for (name,) in site.sql("SELECT id FROM messages WHERE id LIKE 'sender:%%'")]
     assert "rack 3 relay" in page
     # Healing goes on: the node's own word is believed as ever.
+    site.kernel("gpu0020", XID_79)
+    wait_until(lambda: site.drained_by_us("gpu0020"), 20, what="the truth is acted on")
+
+
+def test_figures_of_ten_nodes_open_no_breaker_and_pass_no_cap(site: Site, relay: httpx.Client) -> None:
+    """Rows that could not be remapped, as an exporter would say it: a fatal fault."""
+    nodes = [*NODES, "gpu0009", "gpu0010"]
+    text = "".join(f'DCGM_FI_DEV_ROW_REMAP_FAILURE{{Hostname="{node}",gpu="0"}} 1\n' for node in nodes)
+
+    def all_told() -> bool:
+        answer = relay.post("/signals/openmetrics", content=text, headers={"Content-Type": "text/plain"})
+        assert answer.status_code == 202
+        return all(site.incidents(node) for node in nodes)
+
+    wait_until(all_told, 90, what="ten incidents", every_s=2)
+    stays(lambda: site.get("/breaker")["state"] == "closed", 8.0, what="it opens no breaker")
+    assert len([node for node in nodes if site.node(node).drain]) <= 1
+    held = [one["held_by"] for node in nodes for one in site.incidents(node) if one["rule"] == REMAP_FAILED]
+    assert len(held) == len(nodes) and held.count("approval") >= len(nodes) - 1
+    (page,) = [name for (name,) in site.sql("SELECT id FROM messages WHERE id LIKE 'sender:%%'")]
+    assert "rack 3 relay" in page
     site.kernel("gpu0020", XID_79)
     wait_until(lambda: site.drained_by_us("gpu0020"), 20, what="the truth is acted on")
 

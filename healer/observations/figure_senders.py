@@ -1,0 +1,97 @@
+"""Which relays sent the figures of each node of late: what rests on them is no node's own word (law 2).
+
+Kept for each signal of a node, not for each sample: a node's GPUs are reported together. A figure of its own
+exporter does not hide that a relay sent one before: that is in the windows until they have passed.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.observations.rings import WINDOW_S, larger
+
+#: What lies between the names of relays of which any may have said it.
+OR = " or "
+#: Relays that are named together, and sets of them that have numbers: more are `SEVERAL`.
+NAMED_MOST, SETS_MOST = 4, 4096
+SEVERAL = "several senders"
+#: A relay that sends the figures of so many nodes can shift what the others are compared with.
+SHIFTS_PEERS = 0.25
+
+
+def either_of(senders: Iterable[str]) -> str:
+    """The relays of which one said it, as one name; empty if all of it is the nodes' own."""
+    names = sorted({name for sender in senders for name in sender.split(OR) if name})
+    return OR.join(names) if len(names) <= NAMED_MOST and SEVERAL not in names else SEVERAL
+
+
+class FigureSenders:
+    """Of nodes: by ring, signal and row, the relays of the last 15 minutes, and when they last sent it."""
+
+    def __init__(self) -> None:
+        self._names = [""]
+        self._numbers = {"": 0}
+        #: By ring, (signals, nodes): the sender's number, and s since 1970.
+        self._by: dict[int, NDArray[np.int16]] = {}
+        self._at: dict[int, NDArray[np.float64]] = {}
+
+    def number(self, sender: str) -> int:
+        """0: the node itself, or our scraper."""
+        found = self._numbers.get(sender)
+        if found is None:
+            if len(self._names) >= SETS_MOST and sender != SEVERAL:
+                return self.number(SEVERAL)
+            found = self._numbers[sender] = len(self._names)
+            self._names.append(sender)
+        return found
+
+    def put(self, ring: int, signal: NDArray, node: NDArray, by: NDArray, at_s: NDArray) -> None:
+        """Notes who sent samples; the arrays broadcast to one shape. `by`: as `number` gives them."""
+        if not by.any():
+            return
+        signal, node, by, at_s = np.broadcast_arrays(signal, node, by, at_s)
+        if not by.all():
+            there = by > 0
+            signal, node, by, at_s = signal[there], node[there], by[there], at_s[there]
+        self._reserve(ring, int(signal.max()) + 1, int(node.max()) + 1)
+        before, sent_s = self._by[ring][signal, node], self._at[ring][signal, node]
+        others = (before != by) & (before > 0) & (at_s - sent_s <= WINDOW_S)
+        if others.any():
+            by = by.copy()
+            for old, new in {*zip(before[others].tolist(), by[others].tolist(), strict=True)}:
+                both = self.number(either_of((self._names[old], self._names[new])))
+                by[others & (before == old) & (by == new)] = both
+        self._by[ring][signal, node] = by
+        self._at[ring][signal, node] = np.maximum(sent_s, at_s)
+
+    def forget(self, node: int) -> None:
+        for by in self._by.values():
+            by[:, node : node + 1] = 0
+
+    def of(self, ring: int, signal: int | None, node: int, since_s: float) -> set[str]:
+        """Who sent that signal of the node since then; None: any of the ring's."""
+        fresh = self._fresh(ring, signal, since_s, slice(node, node + 1))
+        return {self._names[number] for number in np.unique(fresh).tolist()}
+
+    def of_peers(self, ring: int, signal: int, since_s: float) -> set[str]:
+        """Who sent that signal of so many of its nodes that it can shift what is usual."""
+        fresh = self._fresh(ring, signal, since_s, slice(None))
+        numbers, counts = np.unique(fresh, return_counts=True)
+        most = SHIFTS_PEERS * np.count_nonzero(fresh)
+        return {self._names[number] for number in numbers[counts >= most].tolist()}
+
+    def _fresh(self, ring: int, signal: int | None, since_s: float, nodes: slice) -> NDArray[np.int16]:
+        """(signals, nodes) numbers of senders, 0 where none is as new as that."""
+        if ring not in self._by:
+            return np.zeros((0, 0), np.int16)
+        signals = slice(None) if signal is None else slice(signal, signal + 1)
+        by, at_s = self._by[ring][signals, nodes], self._at[ring][signals, nodes]
+        return np.where(at_s >= since_s, by, np.int16(0))
+
+    def _reserve(self, ring: int, signals: int, nodes: int) -> None:
+        by = self._by.get(ring, np.zeros((0, 0), np.int16))
+        at_s = self._at.get(ring, np.zeros((0, 0)))
+        if signals > by.shape[0] or nodes > by.shape[1]:
+            shape = max(signals, by.shape[0]), max(nodes, by.shape[1] + by.shape[1] // 2)
+            self._by[ring], self._at[ring] = larger(by, shape, 0), larger(at_s, shape, -np.inf)

@@ -224,7 +224,9 @@ class StepPermission:
         def free(tx: GateTx) -> None:
             slot = left_slot(tx.facts, run.node or "", run.id)
             if slot is not None:
-                tx.release_slot(slot.node, at=self.now(), why=say("engine.by_person", who=run.by, reason=run.reason))
+                tx.release_slot(
+                    slot.node, at=self.now(), why=say("engine.by_person", who=run.by, reason=run.reason)
+                )
 
         self.claim.gate(free)
 

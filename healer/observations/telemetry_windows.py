@@ -369,7 +369,7 @@ class Telemetry:
         report = np.repeat(np.arange(len(reports)), [len(each.columns) for each in reports])
         columns = np.concatenate([each.columns for each in reports])
         numbered = (columns >= 0) & (columns < len(self._layouts.ring))
-        columns, report = columns[numbered], report[known]
+        columns, report = columns[numbered], report[numbered]
         for ring in range(len(self._rings)):
             some = self._layouts.ring[columns] == ring
             signal, where = self._layouts.signal[columns[some]], report[some]

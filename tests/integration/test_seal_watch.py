@@ -30,7 +30,7 @@ class Hand:
 
 def titles(engine: sa.Engine) -> list[str]:
     with engine.connect() as conn:
-        return list(conn.scalars(sa.select(messages.c.doc["title"].astext).order_by(messages.c.id)))
+        return list(conn.scalars(sa.select(messages.c.doc["title"]["text"].astext).order_by(messages.c.id)))
 
 
 def test_the_oldest_record_without_a_seal_is_seen(fresh_database: sa.Engine) -> None:

@@ -175,7 +175,7 @@ def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_s
 ) -> None:
     def paged() -> list[str]:
         with fresh_database.connect() as conn:
-            rows = conn.execute(sa.text("SELECT doc->>'text' FROM messages ORDER BY at")).scalars()
+            rows = conn.execute(sa.text("SELECT doc->'text'->>'text' FROM messages ORDER BY at")).scalars()
             return [text.split("\n")[0] for text in rows]
 
     detector = place.detector()

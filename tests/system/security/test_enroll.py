@@ -272,7 +272,7 @@ def test_nodes_that_enrol_again_page_once_a_day_together(fresh_database: sa.Engi
     def titles() -> list[str]:
         enrolment_watch(ledger, lambda since: enrolled_again(fresh_database, CLUSTER, since), hand)()
         with fresh_database.connect() as conn:
-            doc, page = messages.c.doc["title"].astext, messages.c.page
+            doc, page = messages.c.doc["title"]["text"].astext, messages.c.page
             return list(conn.scalars(sa.select(doc).where(page).order_by(messages.c.id)))
 
     assert titles() == []

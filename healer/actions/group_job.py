@@ -15,8 +15,9 @@ from healer.actions.base import Again, Context, Failed, Result
 from healer.actions.test_form import TestOutcome, parse_report
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
+from healer.model.hostlist import name_some
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import NO_WORDS, Said, joined, quoted, say, to_stored
+from healer.text import NO_WORDS, Said, quoted, say, to_stored
 
 #: With fewer nodes a half has no two nodes that could be tested together.
 LEAST = 4
@@ -319,6 +320,4 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
 
 
 def few(nodes: Sequence[str]) -> Said:
-    shown = joined(nodes[:_NAMED], "comma")
-    more = len(nodes) - _NAMED
-    return say("actions.group_and_more", shown=shown, n=more) if more > 0 else shown
+    return name_some(nodes, _NAMED)

@@ -272,7 +272,7 @@ def stacks(ctx: Context) -> Result:
     try:
         seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
-        text = say("actions.stacks_node", node=node, what=quoted(error.args[0]))
+        text = say("actions.hang_node", node=node, what=quoted(error.args[0]))
         return Again(text=text, after_s=0, data={"node": node})
     shown = [
         say("actions.stacks_process", pid=stack.pid, frames=_where(stack.threads)) for stack in seen.stacks
@@ -281,7 +281,7 @@ def stacks(ctx: Context) -> Result:
         shown.append(seen.text)
     data = {"node": node, "stacks": msgspec.to_builtins(seen.stacks)} if seen.stacks else {"node": node}
     what = joined(shown, "comma") if shown else say("actions.stacks_nothing")
-    return Again(text=say("actions.stacks_node", node=node, what=what), after_s=0, data=data)
+    return Again(text=say("actions.hang_node", node=node, what=what), after_s=0, data=data)
 
 
 def _where(threads: dict[str, tuple[str, ...]]) -> str:

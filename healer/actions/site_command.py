@@ -12,6 +12,7 @@ import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
+from healer.model.hostlist import name_some
 from healer.ports.node_exec import CommandFailed
 from healer.text import Said, joined, quoted, say
 
@@ -126,8 +127,7 @@ def _again(text: Said) -> Again:
 
 def _named(parts: Sequence[Part]) -> Said:
     names = [part.port or say("actions.link_of_gpu", gpu=part.gpu, link=part.link) for part in parts]
-    shown = joined(names[:3], "comma")
-    return say("actions.link_and_more", shown=shown, n=len(names) - 3) if len(names) > 3 else shown
+    return name_some(names, 3)
 
 
 def _last(counters: Mapping[Column, Points], signal: str) -> str:

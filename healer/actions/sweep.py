@@ -55,7 +55,7 @@ def _probe(ctx: Context) -> Result | None:
         return job
     if job is None:
         number = _submitted(ctx)
-        return _no_verdict(ctx, say("actions.sweep_gone", job=number)) if number is not None else None
+        return _no_verdict(ctx, say("actions.job_forgotten", job=number)) if number is not None else None
     if not job.active and job.state != "PENDING":
         return _verdict(ctx, job)
     if _gives_way(ctx) is not None:

@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from healer.actions.base import Action, Again, Context, Done, Result, Skipped
+from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
 from healer.incidents.incident_verdict import verdict_sentence
 from healer.model import (
@@ -53,7 +53,7 @@ def notify_owner(ctx: Context) -> Result:
             return Done(text=say("actions.notify_on_terminal", who=_owner(job), text=text))
         return _remarked(ctx, job, text)
     except SchedulerUnavailable as error:
-        return Again(text=say("actions.notify_no_answer", error=quoted(error.args[0])), after_s=2.0)
+        return slurm_silent(error, 2.0)
     except (NotAvailable, SchedulerRefused) as error:
         return Skipped(text=say("actions.notify_refused", job=ctx.job, error=quoted(error.args[0])))
 
@@ -119,7 +119,7 @@ def _describe(ctx: Context) -> tuple[Said, Said]:
         say("actions.ticket_where", where=str(incident.root)),
         *_held(incident, ctx.tools.now()),
         *_found(ctx),
-        say("actions.ticket_jobs", jobs=joined(incident.jobs_hit, "comma") or none),
+        say("actions.jobs_hit", jobs=joined(incident.jobs_hit, "comma") or none),
         *_restarts(ctx, incident.jobs_hit),
         say("actions.ticket_remedy", remedy=joined(map(quoted, incident.remedy), "comma") or none),
         *(_evidence(evidence) for evidence in incident.evidence[:5]),

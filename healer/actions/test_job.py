@@ -307,7 +307,7 @@ def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> Said | N
         or (ctx.tools.now() - since).total_seconds() <= STARTS_WITHIN_S
     ):
         return None
-    reason = job.reason or say("actions.test_no_reason")
+    reason = job.reason or say("actions.no_reason_given")
     return say("actions.test_job_not_started", seconds=STARTS_WITHIN_S, reason=reason)
 
 

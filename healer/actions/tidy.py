@@ -1,12 +1,23 @@
 """Tidy: takes away what healer left in Slurm on a node that it does not hold: its note, and its reservation
 of a node that Slurm does not know."""
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, cause, is_ours
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    cause,
+    is_ours,
+    slurm_silent,
+)
 from healer.actions.drain import our_notes
 from healer.actions.under_test import end_tests, reservation
 from healer.model import Reservation, SlurmNode
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
-from healer.text import quoted, say
+from healer.text import say
 
 
 def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None] | Again:
@@ -17,7 +28,7 @@ def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None] | Again:
         except UnknownNode:
             return None, kept
     except SchedulerUnavailable as error:
-        return Again(text=say("actions.tidy_no_answer", error=quoted(error.args[0])), after_s=1.0)
+        return slurm_silent(error, 1.0)
 
 
 def _probe(ctx: Context) -> Result | None:

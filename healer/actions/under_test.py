@@ -15,6 +15,7 @@ from healer.actions.base import (
     Result,
     Skipped,
     cause,
+    held_by,
     holder_of,
     last_drain_reason,
     read_slurm,
@@ -23,7 +24,7 @@ from healer.actions.base import (
 from healer.model import Reservation, SlurmNode
 from healer.model.slurm import our_reservation_in, reservation_name
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import Said, quoted, say
+from healer.text import quoted, say
 
 #: Prefix of the names of healer's test jobs: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"
@@ -67,13 +68,8 @@ def hand_over(ctx: Context) -> Skipped | None:
     if holder is None or end_tests(ctx) is not None or reservation(ctx) is not None:
         return None
     ctx.claim.release_slot(say("actions.under_test_holds_it", holder=holder))
-    text = say("actions.under_test_ended", held=_held(holder, node))
+    text = say("actions.under_test_ended", held=held_by(holder, node).text)
     return Skipped(text=text, data={"ends_run": True})
-
-
-def _held(holder: str, node: SlurmNode) -> Said:
-    reason = quoted(node.reason) or say("actions.test_no_reason")
-    return say("actions.under_test_held", holder=holder, node=node.name, reason=reason)
 
 
 def _cancel(ctx: Context, job: str) -> None:
@@ -94,7 +90,7 @@ def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again
         return read
     node, found = read
     if holder := holder_of(node, last_drain_reason(ctx.log)):
-        return Failed(text=_held(holder, node), final=True)
+        return held_by(holder, node)
     if found is not None and not _as_made(ctx, found):
         return Failed(text=say("actions.reserve_changed", name=found.name), final=True)
     if found is None and not node.held:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from healer.text import Said, joined, say
+from healer.text import Said, capital, joined, quoted, say
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -133,10 +133,10 @@ def figure(value: float | None, unit: str = "") -> str:
     return text if unit in _BARE_UNITS else f"{text} {unit}"
 
 
-def sentence(text: str) -> str:
+def sentence(text: str) -> Said:
     """With a capital at its start, unless it begins with a name such as gpu0007."""
     first = text.split(" ", 1)[0]
-    return text if any(map(str.isdigit, first)) else text[:1].upper() + text[1:]
+    return quoted(text) if any(map(str.isdigit, first)) else capital(quoted(text))
 
 
 def plain(text: str) -> str:

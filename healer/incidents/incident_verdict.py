@@ -5,7 +5,8 @@ it is read, and changes can be seen from the incident before and after.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,8 +53,10 @@ _NAMES = frozenset({"Slurm", "Prometheus", "Lustre"})
 #: The same without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
 _BARE = re.compile(r"^GPU (?=[a-z\d])")
 
-#: What `healer.detection.reported` says of a code without a row.
-_NOT_LISTED = "in no catalogue"
+#: What `healer.detection.readings` says of a code without a row.
+_NOT_LISTED = "detection.in_no_catalogue"
+#: Its titles of a code, and of the `text` behind it.
+_WITH_HEAD = frozenset({"detection.xid", "detection.told"})
 
 #: Remedies that a sentence about a node names: what ends its being out, and what it may wait for.
 _UNTIL = frozenset(
@@ -114,8 +117,8 @@ def _whole(root: Component) -> Said:
 
 def reworded(text: str, english: str) -> Said:
     """The same sentence with its English cut short, or with other capitals: other languages need neither."""
-    said = quoted(text)
-    return Said(english, said.key, said.args)
+    sentence = quoted(text)
+    return Said(english, sentence.key, sentence.args)
 
 
 def sentence_of(incident: Incident, certainty: float) -> Said:
@@ -158,7 +161,7 @@ def capitalised(text: Said) -> Said:
 
 def _unknown(incident: Incident) -> Said:
     code, where, title = code_of(incident.fault), _where(incident), incident.title
-    if _NOT_LISTED in title:
+    if _says(title, _NOT_LISTED):
         head = say("incidents.not_listed", code=code, where=where)
     else:
         head = say("incidents.left_open", code=code, where=where, title=_without_head(title))
@@ -169,10 +172,27 @@ def _unknown(incident: Incident) -> Said:
     return say("incidents.sentence", what=short)
 
 
-def _without_head(title: Said) -> Said:
-    """The title without its code. What is left is the words of a catalogue, which are known as a whole."""
+def _says(part: Any, key: str) -> bool:
+    """Whether a sentence of this key is in it. Parts that were read from the store are mappings."""
+    if isinstance(part, list):
+        return any(_says(item, key) for item in part)
+    if isinstance(part, Mapping):
+        name, args = part.get("key"), part.get("args", {})
+    else:
+        name, args = getattr(part, "key", ""), getattr(part, "args", {})
+    return name == key or any(_says(value, key) for value in args.values())
+
+
+def _without_head(title: str) -> Said:
+    """The title without its code."""
     found = _TITLE_HEAD.match(title)
-    return quoted(title[found.end() :] if found else title)
+    if found is None:
+        return quoted(title)
+    sentence, rest = quoted(title), title[found.end() :]
+    text = sentence.args.get("text") if sentence.key in _WITH_HEAD else None
+    if isinstance(text, Mapping):  # read from the store
+        return Said(rest, text.get("key", ""), text.get("args", {}))
+    return reworded(text or rest, rest)
 
 
 def _where(incident: Incident) -> Said:
@@ -448,10 +468,10 @@ def _speaking(incident: Incident) -> list[Evidence]:
 
 
 def _evidence_text(evidence: Evidence) -> Said:
-    said = quoted(evidence.line) or evidence.text
-    cut = said if len(said) <= _LINE_LENGTH else f"{said[: _LINE_LENGTH - 1]}…"
-    text, time = reworded(said, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
-    if evidence.component.node and evidence.component.node in said:
+    words = quoted(evidence.line) or evidence.text
+    cut = words if len(words) <= _LINE_LENGTH else f"{words[: _LINE_LENGTH - 1]}…"
+    text, time = reworded(words, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
+    if evidence.component.node and evidence.component.node in words:
         return say(f"incidents.saw_{evidence.sense}", time=time, text=text)
     where = str(evidence.component)
     return say(f"incidents.seen_of_{evidence.sense}", where=where, time=time, text=text)

@@ -93,7 +93,7 @@ def storm_size(share: float, nodes: int) -> int:
 
 
 class PlaceKind(StrEnum):
-    """What nodes may share. The words are fields of `SlurmNode` and of `Place`."""
+    """What nodes may share: fields of `SlurmNode` and of `Place`."""
 
     pdu = "pdu"
     rack = "rack"
@@ -101,23 +101,10 @@ class PlaceKind(StrEnum):
     domain = "domain"
     row = "row"
 
-    @property
-    def words(self) -> str:
-        """For people, before the name of the place: `on PDU p7`."""
-        return _WORDS[self]
-
 
 #: What two nodes share whose silences are one outage (law 2). A row is too large: two of its nodes may die
 #: apart.
 OUTAGE_PLACES = (PlaceKind.switch, PlaceKind.rack, PlaceKind.pdu, PlaceKind.domain)
-
-_WORDS = {
-    PlaceKind.pdu: "on PDU",
-    PlaceKind.rack: "in rack",
-    PlaceKind.switch: "under switch",
-    PlaceKind.domain: "in NVLink domain",
-    PlaceKind.row: "in row",
-}
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):

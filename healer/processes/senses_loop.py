@@ -18,6 +18,7 @@ from healer.ports.clock import Clock
 from healer.ports.measurements import Samples, TrendBook
 from healer.ports.signal_stores import LossBook
 from healer.ports.transactions import LedgerAway
+from healer.text import NO_WORDS, say
 
 log = structlog.get_logger()
 
@@ -92,9 +93,6 @@ def as_stored(
 
 #: After an error (the database is away, a rule of ours fails) the next look is so far away.
 PAUSE_S = 5.0
-
-
-UNPROVEN = "Nothing measured is looked at: the detection rules do not do what their cases say."
 #: One failed tick is a hiccup of the database; this many in a row are shown to people.
 FAILURES = 2
 
@@ -167,7 +165,7 @@ class SensesLoop:
         self._refused: str | None = None
         self._trends_at = self._parts_at = now
         #: Why nothing is looked for, for people; empty while all is well.
-        self.problem = ""
+        self.problem = NO_WORDS
         self._failed = 0
         self._found: list[Detections] = []
         self._lock = threading.Lock()
@@ -195,7 +193,7 @@ class SensesLoop:
                 self._failed += 1
                 if self._failed >= FAILURES:
                     why = f"{type(error).__name__}: {str(error)[:300]}"
-                    self.problem = f"Nothing measured is looked at: the tick fails again and again. {why}"
+                    self.problem = say("processes.tick_fails", why=why)
                 self._senses = None
                 stopped.wait(PAUSE_S)
             stopped.wait(READ_S)
@@ -277,7 +275,7 @@ class SensesLoop:
             log.warning("trends not kept", why=str(error))
 
     def _well(self) -> None:
-        self.problem, self._failed = "", 0
+        self.problem, self._failed = NO_WORDS, 0
 
     def _nodes(self) -> list[NodePicture]:
         """In one step: the walk's thread adds nodes meanwhile."""
@@ -292,7 +290,7 @@ class SensesLoop:
             why = self._parts.prove()
             self._proven = not why
             self._refused = rules.version if why else None
-            self.problem = f"{UNPROVEN} {why}" if why else ""
+            self.problem = say("processes.rules_unproven", why=why) if why else NO_WORDS
         return self._proven
 
     def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:

@@ -74,6 +74,7 @@ from healer.text import read_said, to_stored
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
+from tests.support.recognised import as_said
 
 CSRF = "csrf-of-the-test"
 
@@ -144,7 +145,12 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         granted_last_hour=len(slots),
         rules=shipped(),
     )
-    return Sample(standing=standing, details=details, runs=runs, records=sealed)
+    return Sample(
+        standing=standing,
+        details={name: as_said(detail) for name, detail in details.items()},
+        runs={name: as_said(run) for name, run in runs.items()},
+        records=sealed,
+    )
 
 
 class _Nouns:

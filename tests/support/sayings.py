@@ -99,6 +99,17 @@ def entries(language: str) -> dict[str, Entry]:
     return found
 
 
+def by_english(language: str, name: str) -> dict[str, str]:
+    """A file whose entries have English for keys; each form of a plural by itself."""
+    found: dict[str, str] = {}
+    with (FOLDER / language / f"{name}.po").open("rb") as file:
+        for message in read_po(file, locale=language, abort_invalid=True):
+            text = message.string if isinstance(message.string, str) else message.string[0]
+            ids = (message.id,) if isinstance(message.id, str) else message.id
+            found |= {english: text for english in ids if english}
+    return found
+
+
 def faults(rooms: tuple[str, ...] = ()) -> list[str]:
     """One line for each call or entry that does not fit."""
     english, chinese = entries("en"), entries("zh")

@@ -12,6 +12,7 @@ from healer.actions import Toolbox
 from healer.engine.command import Commands, Site
 from healer.engine.controls import Controls, IncidentCommands
 from healer.engine.drive import Driver
+from healer.engine.slot_release import free_slots_of
 from healer.model import (
     GuardSettings,
     Mode,
@@ -191,6 +192,8 @@ class World:
                 run = self.store.queue.pop(at) if not self.unlucky(0.05) else self.store.queue[at]
                 driver.drive(run)
             else:
+                with contextlib.suppress(LedgerAway):
+                    free_slots_of(ledger, process.clock.now())
                 process.point(IDLE)
 
     def _detect(self, process: Process) -> None:

@@ -11,7 +11,7 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh golden check lint types audit sbom bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom bench scoreboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo: ## the whole product with a faulty cluster to heal, on this machine; Ctrl-
 
 test: ## sets up everything tests need (Slurm, Chromium), then checks and runs all tests
 	@tools/setup --dev --system
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check collect
 	@$(WITHIN) .venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-fast: ## lint, import rules and the pure unit tests, in about a minute
@@ -39,6 +39,10 @@ fresh: ## a second checkout without development packages, on each Python of this
 golden: ## what healer prints and shows, byte for byte as it is kept; KEEP=1 keeps what it does today
 	@tools/setup --dev
 	@.venv/bin/python -m tests.support.golden $(if $(KEEP),--keep) $(ONLY)
+
+# Beside pyright, which has one core: else each process of the tests compiles all of them.
+collect:
+	-@.venv/bin/pytest --collect-only -qq >/dev/null
 
 lint: ## format, lint, import rules, declared packages
 	@tools/setup --dev

@@ -61,21 +61,21 @@ def upgrade(
 
     Raises MigrationError if the database was created by a newer healer.
     """
-    known = revisions()
+    all_known = revisions()
     with engine.begin() as connection:
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         before = current(connection)
-        if before is not None and before not in known:
+        if before is not None and before not in all_known:
             raise MigrationError(
                 f"the database stands at revision {before}, which this healer does not know: it was made by "
                 "a newer one."
             )
-        if before != known[-1]:
+        if before != all_known[-1]:
             _upgrade(connection)
         statements = roles.bring_up(connection)
     if statements:
         refused(statements)
-    return before, known[-1]
+    return before, all_known[-1]
 
 
 def _upgrade(connection: sa.Connection) -> None:

@@ -11,7 +11,7 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh golden check lint audit sbom bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom bench scoreboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo: ## the whole product with a faulty cluster to heal, on this machine; Ctrl-
 
 test: ## sets up everything tests need (Slurm, Chromium), then checks and runs all tests
 	@tools/setup --dev --system
-	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check collect
 	@$(WITHIN) .venv/bin/pytest -n $(PYTEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-fast: ## lint, import rules and the pure unit tests, in about a minute
@@ -40,6 +40,10 @@ golden: ## what healer prints and shows, byte for byte as it is kept; KEEP=1 kee
 	@tools/setup --dev
 	@.venv/bin/python -m tests.support.golden $(if $(KEEP),--keep) $(ONLY)
 
+# Beside pyright, which has one core: else each process of the tests compiles all of them.
+collect:
+	-@.venv/bin/pytest --collect-only -qq >/dev/null
+
 lint: ## format, lint, import rules, declared packages
 	@tools/setup --dev
 	@failed=; for each in "ruff format --check ." "ruff check ." "lint-imports --no-cache" \
@@ -47,7 +51,10 @@ lint: ## format, lint, import rules, declared packages
 	    echo "== $$each"; .venv/bin/$$each || failed="$$failed ($$each)"; done; \
 	if [ -n "$$failed" ]; then echo "make lint failed:$$failed" >&2; exit 1; fi
 
-check: lint audit ## lint, types, and known vulnerabilities
+check: types lint audit ## lint, types, and known vulnerabilities
+
+types: ## pyright
+	@tools/setup --dev
 	@echo "== pyright"; .venv/bin/pyright
 
 audit: ## the locked packages against known vulnerabilities: by a service, else by tools/advisories.yaml

@@ -124,10 +124,12 @@ def _ask_ready(url: str) -> str:
         return f"away {error}"
 
 
+#: The cache of the parts that root started: a system user's home takes nothing.
+CACHE = "cache"
 #: Folders of the data directory and who writes them: the worker's, and those of the others.
 _OF_WORKER, _OF_SERVICE = (
     ("commands", "worker-rules", "witnesses"),
-    ("spool", "rules", "recordings", "rehearsals"),
+    ("spool", "rules", "recordings", "rehearsals", CACHE),
 )
 #: What the worker writes when it seals. They are its own: neither the API nor the database's user signs.
 _SEALS = (PUBLIC_FILE, CHECKPOINT_FILE, KEY_FILE)
@@ -439,6 +441,8 @@ class Tree:
             else:
                 self.say("no Redis found: tasks travel through PostgreSQL")
         self._environ |= {"HEALER_DATA_DIR": str(self.data_dir), "HEALER_LISTEN": str(self.settings.listen)}
+        if self._users.service.drop:
+            self._environ["XDG_CACHE_HOME"] = str(self.data_dir / CACHE)
         # Only for our servers: the site's URL may be in a file, and both together are an error.
         if self.settings.redis_url is None:
             self._environ["HEALER_REDIS_URL"] = self.broker_url

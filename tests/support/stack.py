@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.support.api import Api
 
 _TEMPLATE = "healer"
+RULES = Path(__file__).parents[2] / "rules"
 _SHARED_MEMORY = "/dev/shm"
 #: Each of some processes of the tests has a server, with half a gigabyte of log at most.
 _PLENTY = 6 << 30
@@ -92,6 +93,24 @@ def lay_database(data_dir: Path) -> None:
     home = make_data_dir(data_dir) / "postgres"
     home.mkdir(mode=0o711)
     subprocess.run(["cp", "-a", _made(), home / "data"], check=True)
+
+
+@functools.cache
+def _proven() -> Path:
+    """A cache in which the rules that ship are proven: once for all processes of the tests, which share their
+    home."""
+    from healer.rulebook.ruleset import load  # not loaded for tests that start no healer
+
+    load(RULES)
+    return Path.home() / ".cache"
+
+
+def lay_proofs(data_dir: Path) -> None:
+    """Puts the proofs of the shipped rules into a data directory, where `healer up` of root keeps them: every
+    start but the first finds them."""
+    from healer.embedded.tree import CACHE
+
+    shutil.copytree(_proven() / "healer", make_data_dir(data_dir) / CACHE / "healer", dirs_exist_ok=True)
 
 
 @contextmanager

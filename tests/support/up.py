@@ -17,7 +17,7 @@ from healer.adapters.token_key import KEY_FILE, token_key
 from healer.embedded import running
 from tests.support.processes import clean_environ, descendants, free_port, living
 from tests.support.relays import relay_options
-from tests.support.stack import lay_database
+from tests.support.stack import lay_database, lay_proofs
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,7 @@ class Stack:
         self.port = free_port()
         if ready and not self._first and not self.data_dir.exists():
             lay_database(self.data_dir)
+            lay_proofs(self.data_dir)
         program = (
             (*self._command, "--listen", f"127.0.0.1:{self.port}")
             if "healer" in self._command

@@ -8,14 +8,18 @@ T = TypeVar("T")
 
 #: Deadlines only end what hangs, they measure nothing: on a machine that three others share all takes longer.
 PATIENCE = 3
+#: A check leaves so many times its own time to others, up to `LONGEST_REST_S`: what is waited for needs the
+#: processor too, and so do other tests. A slow check (a process, a page) rests twice its time, and so does
+#: one whose caller has to know at once (`every_s` below the default).
+REST, LEAST_REST, LONGEST_REST_S = 8, 2, 0.25
+EVERY_S = 0.02
 
 
 def wait_until(
-    check: Callable[[], T], timeout_s: float = 10.0, *, what: str = "", every_s: float = 0.02
+    check: Callable[[], T], timeout_s: float = 10.0, *, what: str = "", every_s: float = EVERY_S
 ) -> T:
     """Calls `check` until it returns something true, and returns that. AssertionError after
-    `PATIENCE` times `timeout_s`. A check that takes long is called less often: what is waited for needs the
-    processor too."""
+    `PATIENCE` times `timeout_s`. A check that takes long is called less often."""
     deadline = time.monotonic() + PATIENCE * timeout_s
     while True:
         begun = time.monotonic()
@@ -23,8 +27,10 @@ def wait_until(
         if value:
             return value
         now = time.monotonic()
+        took = now - begun
         if now > deadline:
             raise AssertionError(
                 f"not within {PATIENCE * timeout_s:g} s: {what or check}; last answer {value!r}"
             )
-        time.sleep(max(every_s, 2 * (now - begun)))
+        rest = min(REST * took, LONGEST_REST_S) if every_s >= EVERY_S else 0.0
+        time.sleep(max(every_s, rest, LEAST_REST * took))

@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres.tables import metadata
@@ -43,6 +44,14 @@ def test_migrations_build_the_tables_that_the_code_uses(
 def test_upgrade_says_where_it_came_from_and_a_second_one_changes_nothing(empty_database: sa.Engine) -> None:
     assert migrate.upgrade(empty_database) == (None, migrate.head())
     assert migrate.upgrade(empty_database) == (migrate.head(), migrate.head())
+
+
+def test_the_names_of_the_files_tell_their_revisions_in_order() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrate.migrations_folder()))
+    scripts = ScriptDirectory.from_config(config)
+    assert migrate.revisions() == [one.revision for one in scripts.walk_revisions()][::-1]
+    assert migrate.head() == scripts.get_current_head()
 
 
 def test_two_upgrades_at_once_take_turns(empty_database: sa.Engine) -> None:

@@ -12,7 +12,7 @@ from tests.support.deaths import CountingSlurm, MortalWorker
 from tests.support.loop import CLUSTER, LOST, Site
 
 #: The story has fewer moments than this; the test says so if it ever has more.
-MOMENTS = 60
+COMMITS, CHECKPOINTS = 22, 38
 
 
 class Story(MortalWorker[Site]):
@@ -76,11 +76,11 @@ def test_the_story_without_a_death() -> None:
     story = Story()
     story.run()
     story.assert_good()
-    assert 15 < story.ledger.commits < MOMENTS
-    assert 15 < story.checkpoints < MOMENTS
+    assert 15 < story.ledger.commits < COMMITS
+    assert 15 < story.checkpoints < CHECKPOINTS
 
 
-@pytest.mark.parametrize("moment", range(1, MOMENTS))
+@pytest.mark.parametrize("moment", range(1, COMMITS))
 def test_a_death_after_any_commit(moment: int) -> None:
     story = Story()
     story.ledger.dies_after = moment
@@ -89,7 +89,7 @@ def test_a_death_after_any_commit(moment: int) -> None:
     story.assert_good()
 
 
-@pytest.mark.parametrize("moment", range(1, MOMENTS))
+@pytest.mark.parametrize("moment", range(1, CHECKPOINTS))
 def test_a_death_around_any_effect(moment: int) -> None:
     story = Story()
     story.dies_at = moment

@@ -13,7 +13,7 @@ from tests.support.loop import name
 from tests.support.under_test import TestSite
 
 #: The story has fewer moments than this; the test says so if it ever has more.
-MOMENTS = 25
+COMMITS, CHECKPOINTS = 20, 5
 NODE = name(1)
 
 
@@ -61,10 +61,10 @@ def test_the_story_without_a_death() -> None:
     story.assert_given_back()
     assert story.ours() == ["CANCELLED"]
     assert story.site.run_named(story.asked).state is RunState.done
-    assert 3 < story.ledger.commits < MOMENTS and 1 < story.checkpoints < MOMENTS
+    assert 3 < story.ledger.commits < COMMITS and 1 < story.checkpoints < CHECKPOINTS
 
 
-@pytest.mark.parametrize("moment", range(1, MOMENTS))
+@pytest.mark.parametrize("moment", range(1, COMMITS))
 def test_a_death_after_any_commit(moment: int) -> None:
     story = Story(TestSite.want)
     story.ledger.dies_after = moment
@@ -73,7 +73,7 @@ def test_a_death_after_any_commit(moment: int) -> None:
     story.assert_given_back()
 
 
-@pytest.mark.parametrize("moment", range(1, MOMENTS))
+@pytest.mark.parametrize("moment", range(1, CHECKPOINTS))
 def test_a_death_around_any_effect(moment: int) -> None:
     story = Story(TestSite.want)
     story.dies_at = moment
@@ -82,7 +82,7 @@ def test_a_death_around_any_effect(moment: int) -> None:
     story.assert_given_back()
 
 
-@pytest.mark.parametrize("moment", range(1, MOMENTS))
+@pytest.mark.parametrize("moment", range(1, COMMITS))
 def test_a_wrong_answer_is_one_finding_whenever_its_worker_dies(moment: int) -> None:
     def fails(site: TestSite) -> None:
         job = next(iter(site.slurm.snapshot().jobs.values()), None)

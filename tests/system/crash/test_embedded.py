@@ -16,6 +16,7 @@ from healer.embedded.database_logins import DATABASE, OWNER
 from healer.embedded.postgres import Postgres
 from healer.embedded.user import server_user
 from tests.support.processes import clean_environ, free_port, living, name_of
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack, is_ready
 from tests.support.wait import wait_until
 
@@ -32,6 +33,13 @@ def stubborn_tree(scratch: Path) -> Iterator[Stack]:
 @pytest.fixture
 def tree(scratch: Path) -> Iterator[Stack]:
     with Stack(scratch, command=PROGRAM) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Stack]:
+    """One tree for all tests that leave it as whole as they found it."""
+    with scratch_folder() as folder, Stack(folder, command=PROGRAM) as stack:
         yield stack
 
 
@@ -119,21 +127,21 @@ def test_data_survives_kill_9_of_the_parent_and_the_next_start_finds_it(scratch:
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis", "api", "family"])
-def test_what_is_killed_is_started_again(tree: Stack, name: str) -> None:
-    before = tree.pids()[name]
+def test_what_is_killed_is_started_again(lasting: Stack, name: str) -> None:
+    before = lasting.pids()[name]
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: tree.pids()[name] != before, what=f"another {name}")
-    wait_until(lambda: answers(tree), what="the database answers")
-    tree.see()
+    wait_until(lambda: lasting.pids()[name] != before, what=f"another {name}")
+    wait_until(lambda: answers(lasting), what="the database answers")
+    lasting.see()
 
 
-def test_committed_data_survives_kill_9_of_postgresql(tree: Stack) -> None:
-    with database(tree) as connection:
+def test_committed_data_survives_kill_9_of_postgresql(lasting: Stack) -> None:
+    with database(lasting) as connection:
         connection.execute("INSERT INTO gate (cluster, breaker) VALUES ('pod1', '{}')")
-    before = tree.pids()["postgres"]
+    before = lasting.pids()["postgres"]
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: tree.pids()["postgres"] != before and answers(tree), what="the database is back")
-    with database(tree) as connection:
+    wait_until(lambda: lasting.pids()["postgres"] != before and answers(lasting), what="the database is back")
+    with database(lasting) as connection:
         assert connection.execute("SELECT cluster FROM gate").fetchone() == ("pod1",)
 
 
@@ -149,21 +157,21 @@ def test_a_killed_guardian_is_replaced_and_still_cleans_up(tree: Stack) -> None:
     wait_until(lambda: not tree.left(), 10, what="every process of the tree has ended")
 
 
-def test_a_second_tree_on_one_data_directory_is_refused_by_name(scratch: Path, tree: Stack) -> None:
-    other = Stack(scratch, command=PROGRAM)
+def test_a_second_tree_on_one_data_directory_is_refused_by_name(scratch: Path, lasting: Stack) -> None:
+    other = Stack(scratch, command=PROGRAM, data_dir=lasting.data_dir)
     other.output = scratch / "other.txt"
     other.start(ready=False)
     assert other.process is not None
     assert other.process.wait(20) != 0
-    assert f"another healer (process {tree.pids()['up']}) runs on {tree.data_dir}" in other.said()
-    assert answers(tree)
+    assert f"another healer (process {lasting.pids()['up']}) runs on {lasting.data_dir}" in other.said()
+    assert answers(lasting)
 
 
-def test_the_same_command_twice_hears_of_the_folder_and_not_of_the_port(scratch: Path, tree: Stack) -> None:
+def test_the_same_command_twice_hears_of_the_folder_and_not_of_the_port(lasting: Stack) -> None:
     """Another address alone would not help."""
     done = subprocess.run(
-        [sys.executable, "-m", "healer", "up", "--listen", f"127.0.0.1:{tree.port}"],
-        env=clean_environ(HEALER_DATA_DIR=str(scratch / "data"), HEALER_SLURM_ADAPTERS="sim"),
+        [sys.executable, "-m", "healer", "up", "--listen", f"127.0.0.1:{lasting.port}"],
+        env=clean_environ(HEALER_DATA_DIR=str(lasting.data_dir), HEALER_SLURM_ADAPTERS="sim"),
         capture_output=True,
         text=True,
         timeout=30,
@@ -171,8 +179,8 @@ def test_the_same_command_twice_hears_of_the_folder_and_not_of_the_port(scratch:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        f"healer: another healer (process {tree.pids()['up']}) runs on {tree.data_dir}: stop it, or choose "
-        "another with --data-dir or HEALER_DATA_DIR.\n"
+        f"healer: another healer (process {lasting.pids()['up']}) runs on {lasting.data_dir}: stop it, or "
+        "choose another with --data-dir or HEALER_DATA_DIR.\n"
     )
 
 

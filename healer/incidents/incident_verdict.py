@@ -34,7 +34,7 @@ from healer.model import (
     VerdictAt,
 )
 from healer.model.faults import Trait, code_of, fault_is, once
-from healer.text import NO_WORDS, Said, joined, quoted, say, unstopped
+from healer.text import NO_WORDS, Said, joined, quoted, reworded, say, unstopped
 
 #: Longest sentence: a pager cuts longer ones.
 LONGEST = 200
@@ -113,12 +113,6 @@ def _whole(root: Component) -> Said:
     if root.job:
         return say("incidents.job", job=root.job)
     return say("incidents.cluster", cluster=root.cluster)
-
-
-def reworded(text: str, english: str) -> Said:
-    """The same sentence with its English cut short, or with other capitals: other languages need neither."""
-    sentence = quoted(text)
-    return Said(english, sentence.key, sentence.args)
 
 
 def sentence_of(incident: Incident, certainty: float) -> Said:

@@ -254,6 +254,7 @@ def _batch(
         job=str(body.job),
         restart=body.restart,
         arrived_at=now,
+        sent_by="",
         nodes=tuple(nodes),
         rank=np.array([rank or 0 for rank in columns["rank"]], np.int32),
         step=np.array(step, np.int64),

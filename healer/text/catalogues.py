@@ -4,7 +4,6 @@
 `scripts.po` (of the console) have English for keys, so English needs none of them.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 from gettext import GNUTranslations
 from io import BytesIO
@@ -55,12 +54,12 @@ def term(language: str, text: str) -> str:
     return text
 
 
-def wording(language: str, key: str, arguments: Mapping[str, object]) -> str | None:
+@lru_cache(maxsize=4096)
+def wording(language: str, key: str, count: object = None) -> str | None:
     """The sentence with its arguments still in braces; its plural form by `count`. None: no such entry."""
     found = catalogue(language, key.partition(".")[0])
     if found is None:
         return None
-    count = arguments.get("count")
     # An entry without plural forms is not found by `ngettext`, and one with them not by `gettext`.
     text = found.ngettext(key, key, count) if isinstance(count, int) else key
     if text == key:

@@ -1,6 +1,7 @@
 """A sentence for people, with the key and arguments that it was made from."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal
@@ -51,8 +52,15 @@ def say(key: str, /, **args: Argument) -> Said:
     A key or argument that the catalogue lacks never stops a decision: the text is then the key itself with
     what it was given (tests/unit/text looks at every call).
     """
+    if not args:
+        return _without_arguments(key)
     kept = {name: _plain(value) for name, value in args.items()}
-    return Said(worded(wording(ENGLISH, key, kept), key, kept), key, kept)
+    return Said(worded(wording(ENGLISH, key, kept.get("count")), key, kept), key, kept)
+
+
+@lru_cache
+def _without_arguments(key: str) -> Said:
+    return Said(worded(wording(ENGLISH, key), key, _NONE), key)
 
 
 def worded(form: str | None, key: str, args: Mapping[str, Any]) -> str:
@@ -84,33 +92,43 @@ def joined(parts: Iterable[str], by: Separator) -> Said:
 def join(items: list[str], by: str, language: str) -> str:
     if by == "nothing":
         return "".join(items)
-    comma = wording(language, "words.comma", {}) or ", "
-    between = "" if by == "nothing" else wording(language, f"words.{by}", {}) or comma
+    comma = wording(language, "words.comma") or ", "
+    between = wording(language, f"words.{by}") or comma
     if by not in ("and", "or"):
         return between.join(items)
     return between.join(filter(None, (comma.join(items[:-1]), *items[-1:])))
 
 
+def reworded(text: str, english: str) -> Said:
+    """The same sentence with its English cut short, or with other capitals: other languages need neither."""
+    sentence = quoted(text)
+    return Said(english, sentence.key, sentence.args)
+
+
 def capital(text: str) -> Said:
     """The same sentence with a capital at its start."""
-    return Said(text[:1].upper() + text[1:], "form.capital", {"text": text})
+    return reworded(text, text[:1].upper() + text[1:])
 
 
 def unstopped(text: str) -> Said:
     """The same sentence without its full stop, to go on within another."""
-    return Said(text.rstrip(".。"), "form.unstopped", {"text": text})
+    return Said(without_stop(text), UNSTOPPED, {"text": text})
 
 
-#: What is done to a finished text, in every language.
-FORMS = {
-    "form.capital": lambda text: text[:1].upper() + text[1:],
-    "form.unstopped": lambda text: text.rstrip(".。"),
-}
+#: The key of a sentence without its full stop, in every language.
+UNSTOPPED = "form.unstopped"
+
+
+def without_stop(text: str) -> str:
+    return text.rstrip(".。")
+
+
+_AS_THEY_ARE = frozenset({Said, str, int, float, bool, type(None)})
 
 
 def _plain(value: Any) -> Any:
     """NumPy's numbers are Python's from here on: they are stored as JSON."""
-    if isinstance(value, bool | str):
+    if type(value) in _AS_THEY_ARE or isinstance(value, str):
         return value
     if isinstance(value, float):
         return float(value)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healer.text.catalogues import ENGLISH, term, wording
-from healer.text.said import FORMS, Said, join, quoted, worded
+from healer.text.said import UNSTOPPED, Said, join, quoted, without_stop, worded
 
 
 def in_language(text: str, language: str) -> str:
@@ -24,14 +24,14 @@ def _text(part: Any, language: str) -> Any:
     if not key:
         return term(language, english)
     parts = {name: _parts(value, language) for name, value in args.items()}
-    if form := FORMS.get(key):
-        return form(parts["text"])
+    if key == UNSTOPPED:
+        return without_stop(parts["text"])
     if "items" in parts:
         return join([str(item) for item in parts["items"]], key.partition(".")[2], language)
-    found = wording(language, key, parts)
+    found = wording(language, key, parts.get("count"))
     if found is None and english:
         return english
-    return worded(found or wording(ENGLISH, key, parts), key, parts)
+    return worded(found or wording(ENGLISH, key, parts.get("count")), key, parts)
 
 
 def _parts(value: Any, language: str) -> Any:

@@ -7,7 +7,6 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.incidents.incident_verdict import reworded
 from healer.model import (
     OF_DEVICES,
     Component,
@@ -20,7 +19,7 @@ from healer.model import (
 from healer.observations import Picture
 from healer.observations.fault_history import REPLACED
 from healer.ports.transactions import WalkTx
-from healer.text import Said, say
+from healer.text import Said, reworded, say
 
 #: How often open forecasts are checked for their end.
 LOOK = timedelta(minutes=10)

@@ -233,9 +233,9 @@ def _line(model: "Model", *, dry_run: bool, new: bool) -> str:
 
 
 def _plain(value: "Model | Version | Shown | ClassCheck") -> dict[str, object]:
-    import msgspec
+    from healer.text import to_plain
 
-    return msgspec.to_builtins(value)
+    return to_plain(value)
 
 
 def _age(seconds: float) -> str:

@@ -181,7 +181,7 @@ class Telemetry:
         until_s = until.timestamp()
         self._over = grown(self._over, row + 1, -np.inf)
         self._over[row] = max(self._over[row], until_s)
-        self._senders.forget(row)
+        self._senders.forget(row, until_s)
         for scope, rings in self._rings:
             rows = self._axes.of_node(scope, row)
             rings.forget(rows[rows < rings.rows], until_s)
@@ -369,7 +369,7 @@ class Telemetry:
         report = np.repeat(np.arange(len(reports)), [len(each.columns) for each in reports])
         columns = np.concatenate([each.columns for each in reports])
         numbered = (columns >= 0) & (columns < len(self._layouts.ring))
-        columns, report = columns[numbered], report[known]
+        columns, report = columns[numbered], report[numbered]
         for ring in range(len(self._rings)):
             some = self._layouts.ring[columns] == ring
             signal, where = self._layouts.signal[columns[some]], report[some]

@@ -27,13 +27,15 @@ def either_of(senders: Iterable[str]) -> str:
 
 
 class FigureSenders:
-    """Of nodes: by ring, signal and row, the relays of the last 15 minutes, and when they last sent it."""
+    """Of nodes: by ring, signal and row, the relays that sent it in the quarter of an hour of the last sample
+    by any, and in the one before: who sends no more is forgotten after two."""
 
     def __init__(self) -> None:
         self._names = [""]
         self._numbers = {"": 0}
-        #: By ring, (signals, nodes): the sender's number, and s since 1970.
+        #: By ring, (signals, nodes): numbers of senders in both quarters, and s since 1970.
         self._by: dict[int, NDArray[np.int16]] = {}
+        self._earlier: dict[int, NDArray[np.int16]] = {}
         self._at: dict[int, NDArray[np.float64]] = {}
 
     def number(self, sender: str) -> int:
@@ -56,7 +58,12 @@ class FigureSenders:
             signal, node, by, at_s = signal[there], node[there], by[there], at_s[there]
         self._reserve(ring, int(signal.max()) + 1, int(node.max()) + 1)
         before, sent_s = self._by[ring][signal, node], self._at[ring][signal, node]
-        others = (before != by) & (before > 0) & (at_s - sent_s <= WINDOW_S)
+        quarters = np.floor(at_s / WINDOW_S) - np.floor(sent_s / WINDOW_S)
+        turned = quarters > 0
+        if turned.any():
+            last = np.where(quarters == 1, before, np.int16(0))
+            self._earlier[ring][signal, node] = np.where(turned, last, self._earlier[ring][signal, node])
+        others = (before != by) & (before > 0) & ~turned
         if others.any():
             by = by.copy()
             for old, new in {*zip(before[others].tolist(), by[others].tolist(), strict=True)}:
@@ -65,33 +72,42 @@ class FigureSenders:
         self._by[ring][signal, node] = by
         self._at[ring][signal, node] = np.maximum(sent_s, at_s)
 
-    def forget(self, node: int) -> None:
-        for by in self._by.values():
-            by[:, node : node + 1] = 0
+    def forget(self, node: int, until_s: float) -> None:
+        for ring, at_s in self._at.items():
+            over = at_s[:, node : node + 1] <= until_s
+            for numbers in (self._by[ring], self._earlier[ring]):
+                numbers[:, node : node + 1][over] = 0
 
     def of(self, ring: int, signal: int | None, node: int, since_s: float) -> set[str]:
         """Who sent that signal of the node since then; None: any of the ring's."""
         fresh = self._fresh(ring, signal, since_s, slice(node, node + 1))
-        return {self._names[number] for number in np.unique(fresh).tolist()}
+        return {self._names[number] for number in np.unique(np.stack(fresh)).tolist()}
 
     def of_peers(self, ring: int, signal: int, since_s: float) -> set[str]:
         """Who sent that signal of so many of its nodes that it can shift what is usual."""
-        fresh = self._fresh(ring, signal, since_s, slice(None))
-        numbers, counts = np.unique(fresh, return_counts=True)
-        most = SHIFTS_PEERS * np.count_nonzero(fresh)
-        return {self._names[number] for number in numbers[counts >= most].tolist()}
+        found: set[str] = set()
+        for fresh in self._fresh(ring, signal, since_s, slice(None)):
+            numbers, counts = np.unique(fresh, return_counts=True)
+            most = SHIFTS_PEERS * np.count_nonzero(fresh)
+            found |= {self._names[number] for number in numbers[counts >= most].tolist()}
+        return found
 
-    def _fresh(self, ring: int, signal: int | None, since_s: float, nodes: slice) -> NDArray[np.int16]:
-        """(signals, nodes) numbers of senders, 0 where none is as new as that."""
+    def _fresh(self, ring: int, signal: int | None, since_s: float, nodes: slice) -> list[NDArray[np.int16]]:
+        """Of both quarters (signals, nodes) numbers of senders, 0 where none is as new as that."""
         if ring not in self._by:
-            return np.zeros((0, 0), np.int16)
+            return [np.zeros((0, 0), np.int16)]
         signals = slice(None) if signal is None else slice(signal, signal + 1)
-        by, at_s = self._by[ring][signals, nodes], self._at[ring][signals, nodes]
-        return np.where(at_s >= since_s, by, np.int16(0))
+        is_new = self._at[ring][signals, nodes] >= since_s
+        return [
+            np.where(is_new, numbers[ring][signals, nodes], np.int16(0))
+            for numbers in (self._by, self._earlier)
+        ]
 
     def _reserve(self, ring: int, signals: int, nodes: int) -> None:
-        by = self._by.get(ring, np.zeros((0, 0), np.int16))
+        nothing = np.zeros((0, 0), np.int16)
+        by, earlier = self._by.get(ring, nothing), self._earlier.get(ring, nothing)
         at_s = self._at.get(ring, np.zeros((0, 0)))
         if signals > by.shape[0] or nodes > by.shape[1]:
             shape = max(signals, by.shape[0]), max(nodes, by.shape[1] + by.shape[1] // 2)
-            self._by[ring], self._at[ring] = larger(by, shape, 0), larger(at_s, shape, -np.inf)
+            self._by[ring], self._earlier[ring] = larger(by, shape, 0), larger(earlier, shape, 0)
+            self._at[ring] = larger(at_s, shape, -np.inf)

@@ -319,6 +319,6 @@ class Rings:
 
 def larger(array: NDArray, shape: tuple[int, ...], fill: float) -> NDArray:
     # Zeros are not written before they are needed.
-    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
-    larger[tuple(slice(length) for length in array.shape)] = array
-    return larger
+    made = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)
+    made[tuple(slice(length) for length in array.shape)] = array
+    return made

@@ -181,7 +181,7 @@ class Telemetry:
         until_s = until.timestamp()
         self._over = grown(self._over, row + 1, -np.inf)
         self._over[row] = max(self._over[row], until_s)
-        self._senders.forget(row)
+        self._senders.forget(row, until_s)
         for scope, rings in self._rings:
             rows = self._axes.of_node(scope, row)
             rings.forget(rows[rows < rings.rows], until_s)

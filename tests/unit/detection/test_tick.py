@@ -1,16 +1,20 @@
 """All senses at once: whose end is known without any measurement."""
 
+from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 from healer.detection.forest import Forest
 from healer.detection.lemons import MARKS, Lemons
 from healer.detection.level_shift import DRIFTED
 from healer.detection.tick import Senses
-from healer.model import Component, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import Column, Component, Part, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.telemetry import Report
 from healer.observations.job_marks import JobMarks
 from healer.sim.stores import MemoryColumns
+from tests.support import steps
 from tests.support.loop import shipped
 from tests.support.measured import CLUSTER, START
 
@@ -53,6 +57,36 @@ def test_what_slurm_has_no_more_is_clear_since_then(
         since.append(senses.tick(slurm, now, {pair}).clear_since.get(pair))
     gone_at = START + timedelta(seconds=5)
     assert since == [None, gone_at, gone_at] if clear else [None] * 3
+
+
+@pytest.mark.parametrize("by", ["", "prometheus (a1)"])
+def test_a_finding_names_the_relay_whose_figures_it_rests_on(by: str) -> None:
+    book, slurm, found = MemoryColumns(), picture(), []
+    senses = Senses(CLUSTER, shipped(), book)
+    ids = np.array(book.ids([Column("row_remap_failed", Part(gpu=3))]), np.int32)
+    for step in range(12):
+        now = START + timedelta(seconds=5 * step)
+        reports = [
+            Report(CLUSTER, "gpu1", now, now, ids, np.ones(1), by),
+            Report(CLUSTER, "gpu0", now, now, ids, np.zeros(1), "another relay (b2)"),
+        ]
+        senses.take(reports, (), slurm, now)
+        found += senses.tick(slurm, now, ()).findings
+    (finding,) = found
+    assert (finding.rule, finding.component.node) == ("gpu-row-remap-failed", "gpu1")
+    assert [item.relayed_by for item in finding.evidence] == [by]
+
+
+def test_step_times_carry_their_senders_to_the_evidence() -> None:
+    senses, slurm, found = Senses(CLUSTER, shipped(), MemoryColumns()), steps.slurm(), []
+    for number in range(40):
+        now = steps.START + timedelta(seconds=5 * number)
+        compute_s = np.where(np.arange(32) == 5, 2.0, 1.0) * (1 + 0.002 * np.sin(np.arange(32) + number))
+        told = replace(steps.batch(number, compute_s), sent_by="job 4711 (c3)")
+        senses.take((), [told], slurm, now)
+        found += senses.tick(slurm, now, ()).findings
+    (item,) = {one.fault: one.evidence[0] for one in found if one.fault == "straggler"}.values()
+    assert (item.sent_by, item.relayed_by) == ("job 4711 (c3)", "")
 
 
 def whole(marks: JobMarks | None = None) -> Senses:

@@ -69,6 +69,15 @@ def test_of_two_relays_either_may_have_said_it(fleet: Fleet) -> None:
     assert fleet.said_by(16, "heat_c") == f"{OTHER} or {RELAY}"
 
 
+def test_who_sends_no_more_is_forgotten_after_two_quarters(fleet: Fleet) -> None:
+    fleet.send(0, OTHER, HEAT)
+    for minute in range(31):
+        fleet.send(1 + 60 * minute, RELAY, HEAT)
+        if minute < 15:
+            assert fleet.said_by(2 + 60 * minute, "heat_c") == f"{OTHER} or {RELAY}"
+    assert fleet.said_by(1802, "heat_c") == RELAY
+
+
 def test_of_one_moment_too(fleet: Fleet) -> None:
     ids = np.array(fleet.book.ids([HEAT]), np.int32)
     both = [Report(CLUSTER, "a", after(0), after(0), ids, np.array([9.0]), by) for by in (OWN, RELAY)]
@@ -80,6 +89,13 @@ def test_a_repair_ends_it(fleet: Fleet) -> None:
     fleet.send(0, RELAY)
     fleet.telemetry.forget("a", after(1))
     assert fleet.said_by(2) == ""
+
+
+def test_what_came_after_the_repair_stays_its_sender_s(fleet: Fleet) -> None:
+    fleet.send(0, RELAY)
+    fleet.send(5, RELAY)
+    fleet.telemetry.forget("a", after(3))
+    assert fleet.said_by(6) == RELAY
 
 
 def test_who_sends_many_peers_shifts_what_one_is_compared_with(fleet: Fleet) -> None:

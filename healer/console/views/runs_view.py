@@ -8,7 +8,7 @@ from healer.console import words
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
-from healer.text import joined, say
+from healer.text import Said, joined, quoted, say
 
 RUN_WORDS = {state: state.value for state in RunState} | {
     RunState.waiting_approval: say("console.runs_waits_for_approval"),
@@ -85,6 +85,10 @@ def target(run: Run) -> str:
     return run.node or (say("console.runs_job", job=run.job) if run.job else run.cluster)
 
 
+def title_of(run: Run) -> Said:
+    return joined((run.playbook, target(run)), "space")
+
+
 _TONES = {
     RunState.stuck: "bad",
     RunState.waiting_approval: "ask",
@@ -99,9 +103,11 @@ _TONES = {
 def run_row(run: Run, now: datetime) -> RunRow:
     return RunRow(
         run=run,
-        title=f"{run.playbook} {target(run)}",
+        title=title_of(run),
         target=target(run),
-        word=RUN_WORDS[run.state] + (say("console.runs_shadow") if run.shadow else ""),
+        word=say("console.runs_shadow", word=quoted(RUN_WORDS[run.state]))
+        if run.shadow
+        else RUN_WORDS[run.state],
         tone=_TONES.get(run.state, "plain"),
         why=why(run, now),
         asks=asks(run),
@@ -123,7 +129,7 @@ def why(run: Run, now: datetime) -> str:
     if run.state is RunState.waiting_approval:
         return _approval(run.approve_until, now)
     if run.state is RunState.proposed:
-        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=run.mode.value)
+        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=quoted(run.mode.value))
     if run.state is RunState.waiting and run.wake_at:
         return say("console.runs_looks_again", ago=words.ago(run.wake_at, now))
     return ""

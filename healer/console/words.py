@@ -83,9 +83,9 @@ def labelled(label: str, text: str) -> Said:
     return say("words.labelled", label=label, text=quoted(text))
 
 
-def bracketed(text: str, more: str) -> Said:
+def bracketed(text: str, inside: str) -> Said:
     """`2 nodes (gpu0003, gpu0004)`."""
-    return say("words.bracketed", text=text, more=quoted(more))
+    return say("words.bracketed", text=text, inside=quoted(inside))
 
 
 def alert_taken(rule: str | None) -> Said:

@@ -98,7 +98,7 @@ def clock_chart() -> Chart:
         times=tuple(at.timestamp() for at in times),
         lines=(
             ChartLine(label="GPU 5", role="own", values=own),
-            ChartLine(label="peers", role="peers", values=peers),
+            ChartLine(label="peers (7 GPUs)", role="peers", values=peers),
             ChartLine(label="peers, 10 %", role="low", values=tuple(one - 32 for one in peers)),
             ChartLine(label="peers, 90 %", role="high", values=tuple(one + 24 for one in peers)),
             ChartLine(label="limit", role="threshold", values=tuple(one * 0.85 for one in peers)),
@@ -122,7 +122,7 @@ def temperature_chart() -> Chart:
         lines=(
             ChartLine(label="GPU 5", role="own",
                       values=tuple(round(63 + 25 * share + rng.random()) for share in rise)),
-            ChartLine(label="peers", role="peers", values=(62.0,) * 180),
+            ChartLine(label="peers (7 GPUs)", role="peers", values=(62.0,) * 180),
             ChartLine(label="peers, 10 %", role="low", values=(57.0,) * 180),
             ChartLine(label="peers, 90 %", role="high", values=(67.5,) * 180),
             ChartLine(label="limit", role="threshold", values=(87.0,) * 180),
@@ -145,7 +145,7 @@ def ratio_chart() -> Chart:
         times=tuple(float(step) for step in steps),
         lines=(
             ChartLine(label="rank 53", role="own", values=own),
-            ChartLine(label="peers", role="peers", values=(1.0,) * 100),
+            ChartLine(label="peers (63 ranks)", role="peers", values=(1.0,) * 100),
             ChartLine(label="peers, 10 %", role="low", values=(0.994,) * 100),
             ChartLine(label="peers, 90 %", role="high", values=(1.006,) * 100),
             ChartLine(label="too slow", role="threshold", values=(1.02,) * 100),

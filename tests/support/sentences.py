@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import healer
 from healer.console.language import Catalogue
+
+import healer
 
 PACKAGE = Path(healer.__file__).parent
 

@@ -404,6 +404,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
     closed = say("console.no")
     if incident.closed:
         closed = words.labelled(words.utc(incident.closed), incident.closed_why or "")
+    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
     verdict = verdict_view(detail.verdict)
     lines = [
         f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
@@ -425,7 +426,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         translate(
             say(
                 "console.incident_jobs_hit",
-                jobs_hit=joined(incident.jobs_hit, "comma") or say("console.none"),
+                jobs_hit=jobs,
             )
         ),
         translate(

@@ -11,6 +11,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
+from healer.detection.features import feature_words
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.telemetry import Catalogue, Unusual
@@ -46,7 +47,7 @@ def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
         among=say(
             "console.node_are",
             scored=unusual.scored,
-            hardware=unusual.hardware or quoted("nodes"),
+            hardware=unusual.hardware or say("console.node_nodes"),
             load=quoted(unusual.load),
         ),
         model=unusual.model[:12],
@@ -55,7 +56,7 @@ def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
         middle=f"{result.middle:.2f}",
         above=result.score > result.threshold,
         parts=tuple(
-            say("console.node_feature", feature=quoted(part.feature), away=part.away, share=part.share)
+            say("console.node_feature", feature=feature_words(part.feature), away=part.away, share=part.share)
             for part in result.parts
         ),
     )

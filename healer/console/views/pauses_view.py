@@ -26,7 +26,7 @@ from healer.model import (
 )
 from healer.ports.answers import Standing
 from healer.ports.callers import Caller
-from healer.text import joined, quoted, say
+from healer.text import joined, say
 
 #: Places in which healer holds slots, the fullest first.
 PLACES_SHOWN = 30
@@ -102,9 +102,8 @@ def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
     ):
         for name, there in nodes_at(snapshot, rules, kind).items():
             if used := len(held & there):
-                yield _place_cap(
-                    joined((label, name), "space"), used, place_limit(settings.rack_share, len(there)), there
-                )
+                limit = place_limit(settings.rack_share, len(there))
+                yield _place_cap(joined((label, name), "space"), used, limit, there)
     for name, there in fleet_of(snapshot).partitions.items():
         if used := len(held & there):
             limit = partition_limit(rules.guards_in(standing.cluster, name), len(there))
@@ -250,7 +249,10 @@ def add_buttons(
         *((_add(say("console.pauses_all_clusters"), {"scope": "all"}, _until(now)),) if several else ()),
         *(
             _add(
-                quoted(f"a {scope}"), {"scope": scope, "cluster": cluster}, _which(scope, names), _until(now)
+                say(f"console.pauses_a_{scope}"),
+                {"scope": scope, "cluster": cluster},
+                _which(scope, names),
+                _until(now),
             )
             for scope, names in choices.items()
         ),

@@ -318,7 +318,7 @@ def input_lines(inputs: Mapping[str, Input]) -> list[InputLine]:
             if given.required
             else ""
             if given.default is None
-            else str(given.default),
+            else quoted(str(given.default)),
         )
         for name, given in inputs.items()
     ]

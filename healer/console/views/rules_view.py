@@ -212,8 +212,11 @@ def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
 def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
     held = row.get("held")
     if held and not note:
-        key = "console.rules_held_before" if kind == "new" else "console.rules_held_with_change"
-        note = say(key, guard=held["guard"], why=_sentence(held["why"]))
+        note = say(
+            "console.rules_held_before" if kind == "new" else "console.rules_held_with_change",
+            guard=held["guard"],
+            why=_sentence(held["why"]),
+        )
     return Difference(
         kind=kind,
         rule=row["rule"],
@@ -233,8 +236,8 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
 
 def _moved(row: Row, real: Mapping[str, bool | None]) -> Difference:
     seconds = row["later_s"]
-    key = "console.rules_later" if seconds > 0 else "console.rules_earlier"
-    return _action("moved", row, real, say(key, seconds=abs(seconds)))
+    moved = say("console.rules_later" if seconds > 0 else "console.rules_earlier", seconds=abs(seconds))
+    return _action("moved", row, real, moved)
 
 
 def _held(row: Row, real: Mapping[str, bool | None]) -> Difference:

@@ -101,13 +101,12 @@ _TONES = {
 
 
 def run_row(run: Run, now: datetime) -> RunRow:
+    word = quoted(RUN_WORDS[run.state])
     return RunRow(
         run=run,
         title=title_of(run),
         target=target(run),
-        word=say("console.runs_shadow", word=quoted(RUN_WORDS[run.state]))
-        if run.shadow
-        else RUN_WORDS[run.state],
+        word=say("console.runs_shadow", word=word) if run.shadow else word,
         tone=_TONES.get(run.state, "plain"),
         why=why(run, now),
         asks=asks(run),
@@ -179,7 +178,9 @@ def guards_summary(decision: Decision) -> str:
     asked = say("console.runs_asked", counted=words.counted(len(decision.answers), "guard"))
     if not against:
         return say("console.runs_all_allow", asked=asked)
-    answers = [say(f"console.guard_{answer.kind}s", guard=answer.guard.value) for answer in against]
+    answers = [
+        say(f"console.guard_{answer.kind}s", guard=say(f"words.guard_{answer.guard}")) for answer in against
+    ]
     return say("console.runs_asked_against", asked=asked, answers=joined(answers, "comma"))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from healer.console import words
 from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, title_of
 from healer.engine.records import IncidentRecord
-from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
+from healer.model import AuditRecord, Component, Decision, Incident, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
 from healer.text import joined, quoted, say
 
@@ -228,7 +228,7 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
             detail=note.text,
             typed=True,
         )
-    yield from (_record(record) for record in detail.records if _is_shown(record))
+    yield from (_record(record, detail.incident) for record in detail.records if _is_shown(record))
     for sent in detail.messages:
         parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
         if sent.channels:
@@ -273,14 +273,16 @@ def _is_shown(record: AuditRecord) -> bool:
     return not record.verb.startswith(_SHOWN_ELSEWHERE) and (by_person or record.verb.startswith(_OWN))
 
 
-def _record(record: AuditRecord) -> TimelineRow:
+def _record(record: AuditRecord, incident: Incident) -> TimelineRow:
     ours = record.actor == "healer"
-    reason = record.data.get("reason") or record.data.get("why") or ""
+    reason = str(record.data.get("reason") or record.data.get("why") or "")
+    # A record has plain text; the incident has the same as a sentence.
+    sentences = {sentence: sentence for sentence in (incident.title, incident.closed_why) if sentence}
     return TimelineRow(
         at=record.at,
         kind="healer" if ours else "person",
         tone="plain" if ours else "person",
         text=words.labelled(record.actor, record.verb.replace(".", " ").replace("_", " ")),
-        detail=str(reason),
+        detail=sentences.get(reason, reason),
         typed=not ours and bool(record.data.get("reason")),
     )

@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
-
 from healer.console.language import Catalogue, load
+
 from healer.console.render import web_dir
 from healer.model import (
     AnswerKind,

@@ -4,8 +4,8 @@ A sentence that is new, or said otherwise, has no Chinese until `web/words/zh` h
 """
 
 import pytest
-
 from healer.console.language import Catalogue, load
+
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.model import Guard
 from tests.support.sentences import TERMS, Reader, Sentence, english_in, modules, sentences

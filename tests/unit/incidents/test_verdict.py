@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from healer.console.language import load
+
 from healer.console.render import web_dir
 from healer.incidents.growth import add_ruled_out
 from healer.incidents.incident_verdict import (

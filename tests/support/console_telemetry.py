@@ -44,6 +44,7 @@ from healer.ports.answers import (
     RuleRecord,
 )
 from healer.signals.alert_bodies import Site, alertmanager_observations
+from healer.text import Said, joined, quoted, say
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 
 #: The node whose GPU 5 throttles, and when that began.
@@ -155,6 +156,19 @@ def ratio_chart() -> Chart:
     )
 
 
+def clock_text() -> Said:
+    """As the detector says what a rule measured."""
+    clock = say("detection.figure", label=quoted("clock of the SMs"), value="1290 MHz")
+    peers = say("detection.of_peers", value="1755 MHz")
+    use = say("detection.figure", label=quoted("share of time in which any kernel ran"), value="98 %")
+    told = say(
+        "detection.told",
+        head=quoted("GPU clock 15 % below its peers at high use"),
+        text=joined((say("detection.noted", text=clock, note=peers), use), "comma"),
+    )
+    return say("detection.lasted", text=told, span=say("words.minutes", n=2))
+
+
 def _finding(fault: str, sense: Sense, at: datetime, text: str, **fields: object) -> Finding:
     place = Component(cluster=CLUSTER, node=SLOW_NODE, gpu=SLOW_GPU)
     return Finding(
@@ -206,9 +220,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
     story.findings = (
         _finding(
             "gpu-clock-low", Sense.metrics, FOUND,
-            "GPU clock 15 % below its peers at high use: "
-            "clock of the SMs 1290 MHz (peers 1755 MHz), "
-            "share of time in which any kernel ran 98 %; for 2 min",
+            clock_text(),
             charts=(clock_chart(), temperature_chart()),
         ),
         _finding(

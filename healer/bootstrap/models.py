@@ -48,6 +48,7 @@ from healer.model.trained import (
 from healer.processes.scheduler import Program, Refitting
 from healer.settings import Settings
 from healer.settings import load as load_settings
+from healer.text import NO_WORDS
 
 log = structlog.get_logger()
 
@@ -246,7 +247,7 @@ class Refits:
         found = []
         for hardware, load_, moments in self._features.classes(now - SINCE):
             history = _History(self._features, hardware, load_, moments, sick, now)
-            first = ClassCheck(cluster=cluster, hardware=hardware, load=load_, at=now, result="")
+            first = ClassCheck(cluster=cluster, hardware=hardware, load=load_, at=now, result=NO_WORDS)
             last = before.get((hardware, load_), first)
             look = self._class(history, in_force.get((hardware, load_)), last)
             self._models.note(look)
@@ -258,7 +259,7 @@ class Refits:
         fits = version if version is not None and training.usable(version.model) else None
         old = self._models.trained(fits.model) if fits is not None else None
         drifted = history.drifted(old) if old is not None else []
-        now, outcome, tried = history.now, "", False
+        now, outcome, tried = history.now, NO_WORDS, False
         why = training.due(fits, tried_at=last.tried_at, drifted=drifted, now=now)
         if why:
             outcome, tried = self._refit(history, old, version, why)

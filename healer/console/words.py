@@ -48,9 +48,15 @@ def clock_ms(moment: datetime) -> str:
     return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
 
 
-def day(moment: datetime) -> str:
+def day(moment: datetime) -> Said:
     """`Fri 20 Nov 2026`, UTC."""
-    return moment.astimezone(UTC).strftime("%a %-d %b %Y")
+    moment = moment.astimezone(UTC)
+    month = say(f"words.month_{moment.month}")
+    return say("words.day", weekday=weekday(moment), day=moment.day, month=month, year=moment.year)
+
+
+def weekday(moment: datetime) -> Said:
+    return say(f"words.weekday_{moment.isoweekday()}")
 
 
 def iso(moment: datetime) -> str:
@@ -58,16 +64,28 @@ def iso(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
-def offset(moment: datetime, start: datetime) -> str:
+def offset(moment: datetime, start: datetime) -> Said:
     """Distance from the start of an incident: `+0.032 s`, `−1.200 s`, `+4 min 2 s`, `+3 h 20 min`."""
     delta = moment - start
     sign, delta = ("−", -delta) if delta < timedelta(0) else ("+", delta)
     seconds = delta.total_seconds()
     if seconds < 60:
-        return f"{sign}{seconds:.3f} s"
-    if seconds < 3600:
-        return f"{sign}{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{sign}{span(seconds)}"
+        length = say("words.seconds", n=f"{seconds:.3f}")
+    elif seconds < 3600:
+        length = say("words.minutes_seconds", n=int(seconds // 60), more=int(seconds % 60))
+    else:
+        length = span(seconds)
+    return joined((sign, length), "nothing")
+
+
+def labelled(label: str, text: str) -> Said:
+    """`drain gpu0017: held`."""
+    return say("words.labelled", label=label, text=quoted(text))
+
+
+def bracketed(text: str, inside: str) -> Said:
+    """`2 nodes (gpu0003, gpu0004)`."""
+    return say("words.bracketed", text=text, inside=quoted(inside))
 
 
 def alert_taken(rule: str | None) -> Said:

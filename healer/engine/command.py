@@ -404,7 +404,11 @@ def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
     except SchedulerError:
         return {}
     missing = {step.id: [call for call in calls_of(step) if call in lacks] for step in playbook.steps}
-    return {step: say("slurm.not_available", why=lacks[calls[0]]) for step, calls in missing.items() if calls}
+    return {
+        step: say("engine.not_available", why=quoted(lacks[calls[0]]))
+        for step, calls in missing.items()
+        if calls
+    }
 
 
 @contextmanager

@@ -124,6 +124,6 @@ class ClassCheck(msgspec.Struct, frozen=True, kw_only=True):
     hardware: str
     load: str
     at: datetime
-    result: str = msgspec.field(name="told")
+    result: Said = msgspec.field(name="told")
     tried_at: datetime | None = None
     drifted: tuple[ShiftedFeature, ...] = ()

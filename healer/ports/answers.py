@@ -88,7 +88,7 @@ class ModelSeen(msgspec.Struct, frozen=True, kw_only=True):
     trained_at: datetime
     in_force_at: datetime | None = None
     by: str = ""
-    last_outcome: str = ""
+    last_outcome: Said = NO_WORDS
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ And what is counted of a run, by its columns, is what the worker reads of it.
 from alembic import op
 
 revision = "0031"
-down_revision = "0029"
+down_revision = "0030"
 branch_labels = None
 depends_on = None
 

@@ -21,6 +21,7 @@ from healer.ports.answers import (
     Stored,
 )
 from tests.support.console_sample import CLUSTER, NOW
+from tests.support.recognised import recognised
 
 
 def _ago(**span: float) -> datetime:
@@ -64,7 +65,7 @@ def own() -> SelfHealth:
             models=(
                 ModelSeen(
                     hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
-                    in_force_at=_ago(days=2), by="healer", last_outcome="7 days have passed",
+                    in_force_at=_ago(days=2), by="healer", last_outcome=recognised("7 days have passed"),
                 ),
             ),
         ),

@@ -70,7 +70,7 @@ from healer.ports.callers import Caller
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
-from healer.text import read_said, to_stored
+from healer.text import read_said, say, to_stored
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
@@ -264,7 +264,7 @@ class SampleNodes(_Nouns):
         return {}
 
     def lemons(self, cluster: str) -> dict[str, LemonScore]:
-        part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
+        part = LemonPart(signal="faults", count=2.4, points=2.4, text=say("detection.lemon_part_faults", n=3))
         known = {"gpu0001": 2.4, "gpu0009": 3.5}
         return {
             name: LemonScore(cluster=cluster, node=name, score=score, parts=(part,))

@@ -44,6 +44,7 @@ from healer.ports.answers import (
     RuleRecord,
 )
 from healer.signals.alert_bodies import Site, alertmanager_observations
+from healer.text import Said, joined, quoted, say
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 
 #: The node whose GPU 5 throttles, and when that began.
@@ -98,7 +99,7 @@ def clock_chart() -> Chart:
         times=tuple(at.timestamp() for at in times),
         lines=(
             ChartLine(label="GPU 5", role="own", values=own),
-            ChartLine(label="peers", role="peers", values=peers),
+            ChartLine(label="peers (7 GPUs)", role="peers", values=peers),
             ChartLine(label="peers, 10 %", role="low", values=tuple(one - 32 for one in peers)),
             ChartLine(label="peers, 90 %", role="high", values=tuple(one + 24 for one in peers)),
             ChartLine(label="limit", role="threshold", values=tuple(one * 0.85 for one in peers)),
@@ -122,7 +123,7 @@ def temperature_chart() -> Chart:
         lines=(
             ChartLine(label="GPU 5", role="own",
                       values=tuple(round(63 + 25 * share + rng.random()) for share in rise)),
-            ChartLine(label="peers", role="peers", values=(62.0,) * 180),
+            ChartLine(label="peers (7 GPUs)", role="peers", values=(62.0,) * 180),
             ChartLine(label="peers, 10 %", role="low", values=(57.0,) * 180),
             ChartLine(label="peers, 90 %", role="high", values=(67.5,) * 180),
             ChartLine(label="limit", role="threshold", values=(87.0,) * 180),
@@ -145,7 +146,7 @@ def ratio_chart() -> Chart:
         times=tuple(float(step) for step in steps),
         lines=(
             ChartLine(label="rank 53", role="own", values=own),
-            ChartLine(label="peers", role="peers", values=(1.0,) * 100),
+            ChartLine(label="peers (63 ranks)", role="peers", values=(1.0,) * 100),
             ChartLine(label="peers, 10 %", role="low", values=(0.994,) * 100),
             ChartLine(label="peers, 90 %", role="high", values=(1.006,) * 100),
             ChartLine(label="too slow", role="threshold", values=(1.02,) * 100),
@@ -153,6 +154,19 @@ def ratio_chart() -> Chart:
         node=SLOW_NODE,
         gpu=SLOW_GPU,
     )
+
+
+def clock_text() -> Said:
+    """As the detector says what a rule measured."""
+    clock = say("detection.figure", label=quoted("clock of the SMs"), value="1290 MHz")
+    peers = say("detection.of_peers", value="1755 MHz")
+    use = say("detection.figure", label=quoted("share of time in which any kernel ran"), value="98 %")
+    told = say(
+        "detection.told",
+        head=quoted("GPU clock 15 % below its peers at high use"),
+        text=joined((say("detection.noted", text=clock, note=peers), use), "comma"),
+    )
+    return say("detection.lasted", text=told, span=say("words.minutes", n=2))
 
 
 def _finding(fault: str, sense: Sense, at: datetime, text: str, **fields: object) -> Finding:
@@ -206,9 +220,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
     story.findings = (
         _finding(
             "gpu-clock-low", Sense.metrics, FOUND,
-            "GPU clock 15 % below its peers at high use: "
-            "clock of the SMs 1290 MHz (peers 1755 MHz), "
-            "share of time in which any kernel ran 98 %; for 2 min",
+            clock_text(),
             charts=(clock_chart(), temperature_chart()),
         ),
         _finding(

@@ -13,7 +13,11 @@ from tests.support.sayings import entries
 
 T = TypeVar("T")
 _NUMERIC = re.compile(r"[,.]?\d*[,.]?\d*[dfg%]|,|\.\d+[fg%]?")
-_FIGURE = r"[-−+]?[\d,]+(?:\.\d+)?%?"
+#: What others wrote in the sample: a driver's line, a reason in Slurm.
+_THEIRS = re.compile(r"NVRM: |nvidia-nvswitch\d: |Kill task failed$")
+#: Arguments that are numbers in every sentence.
+_NUMBERS = ("count", "n", "more")
+_FIGURE = r"[-−+]?\d[\d,]*(?:\.\d+)?%?"
 
 
 class _Form(NamedTuple):
@@ -37,7 +41,7 @@ def _form(key: str, text: str) -> _Form:
         letters += sum(map(str.isalpha, literal))
         if name is None:
             continue
-        if spec and _NUMERIC.fullmatch(spec):
+        if name in _NUMBERS or (spec and _NUMERIC.fullmatch(spec)):
             numeric.add(name)
         part = _FIGURE if name in numeric else ".+?"
         pattern += f"(?P={name})" if name in seen else f"(?P<{name}>{part})"
@@ -48,12 +52,12 @@ def _form(key: str, text: str) -> _Form:
 @lru_cache(maxsize=10_000)
 def recognised(text: str) -> Said:
     """By the key whose form leaves the fewest English words in its arguments; else as words of others."""
-    if term("zh", text) != text:
+    if _THEIRS.match(text) or term("zh", text) != text:
         return quoted(text)
     best, fewest = quoted(text), _words(text)
     for form in _forms():
         found = form.pattern.fullmatch(text)
-        if found is None or (form.letters < 4 and not _some_known(found.groupdict())):
+        if found is None or (form.letters < 4 and not form.numeric and not _some_known(found.groupdict())):
             continue
         args = {name: _argument(part, name in form.numeric) for name, part in found.groupdict().items()}
         left = sum(_left(arg) for arg in args.values())
@@ -94,4 +98,16 @@ def as_said(value: T) -> T:
 
 
 def _hook(kind: type, value: Any) -> Any:
-    return recognised(value) if kind is Said and isinstance(value, str) else read_said(kind, value)
+    if kind is Said and isinstance(value, str):
+        return recognised(value)
+    found = read_said(kind, value)
+    return Said(found, found.key, _recognised_in(found.args)) if isinstance(found, Said) else found
+
+
+def _recognised_in(part: Any) -> Any:
+    """The same within a sentence's arguments."""
+    if isinstance(part, dict):
+        if set(part) == {"text"}:
+            return recognised(part["text"])
+        return {name: _recognised_in(inner) for name, inner in part.items()}
+    return [_recognised_in(inner) for inner in part] if isinstance(part, list) else part

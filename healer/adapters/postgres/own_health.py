@@ -32,6 +32,7 @@ from healer.adapters.postgres.tables import (
     snapshots,
 )
 from healer.ports.answers import Backlog, ModelSeen, Pulse, SealState, Sink, Stored
+from healer.text import NO_WORDS
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)
@@ -181,5 +182,5 @@ def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
             **pick(model, "hardware", "load", "id", "trained_at"),
             in_force_at=version.in_force_at,
             by=version.in_force_by or "",
-            last_outcome=looks.get((model.hardware, model.load), ""),
+            last_outcome=looks.get((model.hardware, model.load), NO_WORDS),
         )

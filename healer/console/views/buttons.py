@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
+from healer.console import words
 from healer.console.views.fleet_view import NodeKind, NodeRow
-from healer.console.views.runs_view import target
+from healer.console.views.runs_view import title_of
 from healer.decisions import runs_alongside
 from healer.engine.records import IncidentRecord
 from healer.model import (
@@ -23,7 +24,7 @@ from healer.model import (
 )
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import OpenIncident
-from healer.text import say
+from healer.text import quoted, say
 
 #: Shown first on a node in service, as they are used often; all others are under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
@@ -95,7 +96,7 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
     """The buttons of this run for this role."""
     if not may_act(role) or run.state in ENDED_RUN_STATES:
         return ()
-    what = f"{run.playbook} {target(run)}"
+    what = title_of(run)
 
     def button(label: str, verb: str, title: str, effect: str, **fields: Any) -> Button:
         action = f"/api/v1/runs/{run.id}/{verb}"
@@ -276,7 +277,7 @@ def _merge(incident: Incident, open_incidents: Iterable[OpenIncident]) -> list[B
 
 def _label(incident: OpenIncident) -> str:
     where = incident.root.node or incident.root.device or incident.root.job or ""
-    return f"{incident.id[:8]} {where}: {incident.title}" if where else f"{incident.id[:8]}: {incident.title}"
+    return words.labelled(f"{incident.id[:8]} {where}".rstrip(), incident.title)
 
 
 def quiet_buttons(
@@ -313,8 +314,8 @@ def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) ->
     return _start(
         playbook.name,
         body,
-        label=playbook.name.replace("-", " ").capitalize().replace(say("console.buttons_gpu"), "GPU"),
-        title=f"{playbook.title}: {body['node']}",
+        label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
+        title=words.labelled(quoted(playbook.title), body["node"]),
         effect=say("console.buttons_steps_each_changes_something_asks", steps=len(playbook.steps)),
         inputs=tuple(_field(name, given) for name, given in playbook.inputs.items()),
         more=more,

@@ -254,7 +254,7 @@ def chart_view(
         moments=listed,
         head=(
             say("console.charts_time_utc") if timed else say("console.charts_step"),
-            *(f"{line.label} ({_ROLE_WORDS.get(line.role, line.role)})" for line in chart.lines),
+            *(words.bracketed(line.label, _ROLE_WORDS.get(line.role, line.role)) for line in chart.lines),
         ),
         rows=tuple(_twin(chart, timed=timed)),
     )

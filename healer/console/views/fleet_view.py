@@ -12,7 +12,7 @@ from healer.console import words
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
 from healer.model.slurm import is_empty_reason, is_only_ours, is_our_reservation, owner_of
 from healer.ports.answers import OpenIncident, Standing
-from healer.text import Said, joined, say
+from healer.text import Said, joined, quoted, say
 
 #: The mildest first.
 VERDICT_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
@@ -100,7 +100,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self, now: datetime) -> Said:
         """Slurm's state in words: `drained by ann 3 h ago, not responding`."""
         node, status = self.slurm, self.slurm.status
-        parts: list[str] = [STATUS_WORDS.get(status, status.value)]
+        parts: list[str] = [quoted(STATUS_WORDS.get(status, status.value))]
         if node.held and not node.planned and node.owner is not None:
             parts.append(say("console.fleet_by", owner=str(node.owner)))
             if node.reason_at is not None:

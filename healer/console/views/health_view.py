@@ -11,7 +11,7 @@ from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
-from healer.text import joined, say
+from healer.text import joined, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -344,10 +344,12 @@ def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iter
         yield _backlog(backlog, now)
     for row in queues:
         unit = row.queue.unit
-        waiting = words.size(row.queue.waiting) if unit == "bytes" else f"{row.queue.waiting:,} {unit}"
+        waiting = words.size(row.queue.waiting)
+        if unit != "bytes":
+            waiting = say("console.health_units", n=row.queue.waiting, unit=quoted(unit))
         text = say("console.health_room", waiting=waiting, share=row.share)
         yield _row(
-            say("console.health_be_written", name=row.queue.name),
+            say("console.health_be_written", name=quoted(row.queue.name)),
             row.tone == "good",
             text,
             say("console.health_database_or_disk_slow_senders"),
@@ -358,7 +360,7 @@ def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iter
 
 def _backlog(backlog: Backlog, now: datetime) -> Row:
     if backlog.oldest is None:
-        return _row(backlog.name, True, "none")
+        return _row(backlog.name, True, say("console.none"))
     behind = now - backlog.oldest > BEHIND
     text = say(
         "console.health_oldest_for",
@@ -392,7 +394,9 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
             href="/signals",
         )
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
-    lost = ", ".join(f"{row.entries:,} {row.reason}" for row in fresh)
+    lost = joined(
+        (say("console.health_units", n=row.entries, unit=quoted(row.reason)) for row in fresh), "comma"
+    )
     yield _row(
         say("console.health_not_stored"),
         not fresh,
@@ -440,7 +444,9 @@ def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
         parts += [say("console.health_last", ago=words.ago(sink.last_sent, now))] if sink.last_sent else []
         parts += [say("console.health_be_sent", due=sink.due)] if sink.due else []
         parts += [say("console.health_failed", failed=sink.failed)] if sink.failed else []
-        text = ", ".join(parts) + (f". {sink.error}" if sink.error and (sink.failed or sink.due) else "")
+        text = joined(parts, "comma")
+        if sink.error and (sink.failed or sink.due):
+            text = joined((text, quoted(sink.error)), "stop")
         tries = sink.due and sink.error
         yield _row(
             sink.name,
@@ -476,7 +482,7 @@ def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, no
     )
     for model in state.stored.models:
         yield Row(
-            name=say("console.health_model", hardware=model.hardware, load=model.load),
+            name=say("console.health_model", hardware=model.hardware, load=quoted(model.load)),
             tone="good",
             word=say("console.health_force"),
             text=_model(model, now),
@@ -490,7 +496,7 @@ def _model(model: ModelSeen, now: datetime) -> str:
         else ""
     )
     by = say("console.health_by_2", by=model.by) if model.by else ""
-    outcome = f". {words.sentence(model.last_outcome)}" if model.last_outcome else ""
+    outcome = joined(("", words.sentence(model.last_outcome)), "stop") if model.last_outcome else ""
     return say(
         "console.health_trained",
         id=model.id[:12],

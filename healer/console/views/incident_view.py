@@ -18,7 +18,7 @@ from healer.console.views.buttons import (
     run_buttons,
 )
 from healer.console.views.fleet_view import VERDICT_RANK
-from healer.console.views.runs_view import RunRow, StepRow, asks, run_row, steps, target
+from healer.console.views.runs_view import RunRow, StepRow, asks, run_row, steps
 from healer.console.views.timeline_view import timeline
 from healer.console.words import listed, plain
 from healer.engine.records import IncidentRecord
@@ -40,7 +40,7 @@ from healer.model import (
 from healer.model.incident import Similarity
 from healer.model.slurm import SLURM, is_ours
 from healer.ports.answers import RunRecord, Standing
-from healer.text import say
+from healer.text import joined, quoted, say, unstopped
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +99,14 @@ def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime)
     row = run_row(run, now)
     return Left(
         tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
-        text=f"{run.playbook} {target(run)}: {row.word}.",
+        text=say("console.incident_run_is", title=row.title, word=quoted(row.word)),
         detail=row.why or _held_why(record, detail),
         buttons=run_buttons(run, role),
     )
 
 
 def _owned(incident: Incident, owner: str, now: datetime) -> Left:
-    age = f" {words.ago(incident.owner_since, now)}" if incident.owner_since else ""
+    age = joined(("", words.ago(incident.owner_since, now)), "space") if incident.owner_since else ""
     if owner == SLURM.name:
         text = say("console.incident_slurm_itself_took_out", node=incident.root.node, age=age)
         then = say("console.incident_person_may_have_healer_test")
@@ -331,9 +331,10 @@ def _job(
                     else entry.text
                 )
             elif entry.text or not done:
-                done, sentence = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
+                step = entry.step.split(":")[0]
+                done, sentence = joined((step, quoted(entry.event.value)), "space"), entry.text
     if sentence and owner_note:
-        sentence = f"{sentence.rstrip('.')}."  # another sentence follows
+        sentence = say("words.stopped", text=unstopped(sentence))  # another sentence follows
     row = JobHit(
         id=job,
         user=hit.user if hit else "",
@@ -353,7 +354,7 @@ def _job(
         user=slurm.user,
         partition=slurm.partition,
         state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
-        nodes=f"{words.counted(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})"
+        nodes=words.bracketed(words.counted(len(slurm.nodes), "node"), words.names(slurm.nodes))
         if slurm.nodes
         else "",
         restarts=slurm.restarts,
@@ -377,7 +378,7 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
     left, tone = "", "plain"
     if run is not None:
         row = run_row(run, now)
-        left, tone = f"{run.playbook}: {row.word}", row.tone
+        left, tone = words.labelled(run.playbook, row.word), row.tone
     elif incident.known_bad_in_service and incident.is_open:
         left, tone = say("console.fleet_known_bad_service"), "bad"
     elif incident.owner and incident.is_open:
@@ -400,7 +401,10 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
 def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str] = str) -> str:
     """The incident in Markdown. `translate`: to the language of the request."""
     incident = detail.incident
-    closed = f"{words.utc(incident.closed)}: {incident.closed_why or ''}" if incident.closed else "no"
+    closed = say("console.no")
+    if incident.closed:
+        closed = words.labelled(words.utc(incident.closed), incident.closed_why or "")
+    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
     verdict = verdict_view(detail.verdict)
     lines = [
         f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
@@ -413,13 +417,18 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             say(
                 "console.incident_severity_cause",
                 value=incident.severity.value,
-                value2=incident.state.value,
+                value2=quoted(incident.state.value),
                 sure=verdict.sure,
-                cause=verdict.cause,
+                cause=quoted(verdict.cause),
             )
         ),
         plain(translate(say("console.incident_opened_closed", at=words.utc(incident.opened), closed=closed))),
-        translate(say("console.incident_jobs_hit", jobs_hit=", ".join(incident.jobs_hit) or "none")),
+        translate(
+            say(
+                "console.incident_jobs_hit",
+                jobs_hit=jobs,
+            )
+        ),
         translate(
             say(
                 "console.incident_lost",

@@ -11,6 +11,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
+from healer.detection.features import feature_words
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.telemetry import Catalogue, Unusual
@@ -44,14 +45,20 @@ def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
     return UnusualRow(
         at=unusual.at,
         among=say(
-            "console.node_are", scored=unusual.scored, hardware=unusual.hardware or "nodes", load=unusual.load
+            "console.node_are",
+            scored=unusual.scored,
+            hardware=unusual.hardware or say("console.node_nodes"),
+            load=quoted(unusual.load),
         ),
         model=unusual.model[:12],
         score=f"{result.score:.2f}",
         threshold=f"{result.threshold:.2f}",
         middle=f"{result.middle:.2f}",
         above=result.score > result.threshold,
-        parts=tuple(f"{part.feature} {part.away:+.1f} ({part.share:.0%})" for part in result.parts),
+        parts=tuple(
+            say("console.node_feature", feature=feature_words(part.feature), away=part.away, share=part.share)
+            for part in result.parts
+        ),
     )
 
 
@@ -236,7 +243,7 @@ def _remap(fresh: Callable[[str], float | None]) -> Cell:
     rows = fresh(_REMAPPED)
     if rows is None and all(value is None for value in states.values()):
         return Cell("–", is_known=False)
-    parts = [word for word, value in states.items() if value]
+    parts = [quoted(word) for word, value in states.items() if value]
     if rows:
         parts.append(words.counted(int(rows), "row"))
     return Cell(joined(parts, "comma") or say("console.none"))
@@ -251,7 +258,7 @@ def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
     if not names:
         return (say("console.none") if not whole else say("console.node_bits", whole=whole)), not whole
     calm = all(any(word in name.lower() for word in _CALM) for name in names)
-    return ", ".join(name.replace("_", " ") for name in names), calm
+    return joined((quoted(name.replace("_", " ")) for name in names), "comma"), calm
 
 
 def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) -> Iterator[LinkRow]:

@@ -26,7 +26,7 @@ from healer.model import (
 )
 from healer.ports.answers import Standing
 from healer.ports.callers import Caller
-from healer.text import say
+from healer.text import joined, say
 
 #: Places in which healer holds slots, the fullest first.
 PLACES_SHOWN = 30
@@ -102,7 +102,8 @@ def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
     ):
         for name, there in nodes_at(snapshot, rules, kind).items():
             if used := len(held & there):
-                yield _place_cap(f"{label} {name}", used, place_limit(settings.rack_share, len(there)), there)
+                limit = place_limit(settings.rack_share, len(there))
+                yield _place_cap(joined((label, name), "space"), used, limit, there)
     for name, there in fleet_of(snapshot).partitions.items():
         if used := len(held & there):
             limit = partition_limit(rules.guards_in(standing.cluster, name), len(there))
@@ -213,7 +214,7 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPa
     pause = msgspec.convert({"id": "", "name": "", **record.data}, Pause)
     if end is not None:
         why = end.data.get("reason") or ""
-        ended_at, ended = end.at, f"{end.actor}: {why}" if why else end.actor
+        ended_at, ended = end.at, words.labelled(end.actor, why) if why else end.actor
     else:
         ended_at = pause.until if pause.until is not None and pause.until <= now else None
         ended = say("console.pauses_time_was_over") if ended_at else say("console.pauses_nobody_told")
@@ -247,7 +248,12 @@ def add_buttons(
         _add(cluster, {"scope": "cluster", "name": cluster}, _until(now)),
         *((_add(say("console.pauses_all_clusters"), {"scope": "all"}, _until(now)),) if several else ()),
         *(
-            _add(f"a {scope}", {"scope": scope, "cluster": cluster}, _which(scope, names), _until(now))
+            _add(
+                say(f"console.pauses_a_{scope}"),
+                {"scope": scope, "cluster": cluster},
+                _which(scope, names),
+                _until(now),
+            )
             for scope, names in choices.items()
         ),
     )
@@ -282,7 +288,15 @@ def _until(now: datetime) -> InputField:
         required=False,
         choices=(*(f"{end:%Y-%m-%dT%H:%MZ}" for _, end in ends), ""),
         labels=(
-            *(f"{end:%a %H:%M} UTC, in {words.span(hours * 3600.0)}" for hours, end in ends),
+            *(
+                say(
+                    "console.pauses_ends",
+                    weekday=words.weekday(end),
+                    time=f"{end:%H:%M}",
+                    span=words.span(hours * 3600.0),
+                )
+                for hours, end in ends
+            ),
             say("console.pauses_somebody_ends"),
         ),
     )

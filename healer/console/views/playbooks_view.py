@@ -266,12 +266,9 @@ def _line(step: Step) -> StepLine:
     does = verb.does if verb else _lookup(step)
     verified = verb.verified if verb else ""
     if step.verify:
-        verified = say(
-            "console.playbooks_and",
-            verified=verified,
-            verify=step.verify,
-            check_words=CHECK_WORDS.get(step.verify, say("console.playbooks_check")),
-        ).strip()
+        checked = CHECK_WORDS.get(step.verify, say("console.playbooks_check"))
+        also = say("console.playbooks_and", verify=step.verify, checked=checked)
+        verified = joined(filter(None, (verified, also)), "space")
     undone = "Stays." if verb and (step.undo == "keep" or not verb.undone) else verb.undone if verb else ""
     return StepLine(
         id=step.id,
@@ -321,7 +318,7 @@ def input_lines(inputs: Mapping[str, Input]) -> list[InputLine]:
             if given.required
             else ""
             if given.default is None
-            else str(given.default),
+            else quoted(str(given.default)),
         )
         for name, given in inputs.items()
     ]

@@ -15,7 +15,7 @@ from healer.console.words import listed, plain
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Incident, Run
 from healer.ports.answers import Group, OpenIncident, Period, RuleFigures, Saved, Spread, Standing
-from healer.text import joined, quoted, say
+from healer.text import Said, joined, quoted, say
 
 #: Value of the query parameter -> length.
 PERIODS = {
@@ -186,7 +186,9 @@ def _group(group: Group) -> GroupRow:
 
 
 def _pair(spread: Spread) -> str:
-    return f"{_span(spread.p50_s)} / {_span(spread.p90_s)}" if spread.count else "–"
+    if not spread.count:
+        return "–"
+    return say("console.reports_pair", median=_span(spread.p50_s), p90=_span(spread.p90_s))
 
 
 def _span(seconds: float | None) -> str:
@@ -242,13 +244,15 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: Shift) -> Handover:
     since, now = shift.since, shift.now
+    open_ = sorted(standing.open_incidents, key=lambda incident: (incident.severity, incident.opened))
+    ended = list(shift.ended)
+    runs = [run_row(run, now) for run in shift.runs if run.created_at >= since and not run.shadow]
+    people = [audit_row(record, standing.cluster) for record in shift.records]
     lists = {
-        "open incidents": sorted(
-            standing.open_incidents, key=lambda incident: (incident.severity, incident.opened)
-        ),
-        "incidents that ended": list(shift.ended),
-        "runs": [run_row(run, now) for run in shift.runs if run.created_at >= since and not run.shadow],
-        "words of people": [audit_row(record, standing.cluster) for record in shift.records],
+        say("console.reports_open_incidents"): open_,
+        say("console.reports_incidents_ended"): ended,
+        say("console.reports_runs"): runs,
+        say("console.reports_words_people"): people,
     }
     return Handover(
         cluster=standing.cluster,
@@ -256,75 +260,80 @@ def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: S
         until=now,
         strip=strip,
         waits=tuple(run_row(run, now) for run in standing.asking if asks(run)),
-        open=tuple(lists[say("console.reports_open_incidents")][:SHOWN]),
+        open=tuple(open_[:SHOWN]),
         known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
-        resolved=tuple(lists[say("console.reports_incidents_ended")][:SHOWN]),
-        runs=tuple(lists["runs"][:SHOWN]),
-        people=tuple(lists["words of people"][:SHOWN]),
+        resolved=tuple(ended[:SHOWN]),
+        runs=tuple(runs[:SHOWN]),
+        people=tuple(people[:SHOWN]),
         cut=tuple(name for name, found in lists.items() if len(found) > SHOWN),
     )
 
 
 def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
     """The hand-over in Markdown. `translate`: to the language of the request."""
-    strip = shift.strip
-    open_now = ", ".join(f"{count} {severity}" for severity, count in strip.open_by_severity if count)
-    parts = {
-        "Stands above all": [joined([banner.title, banner.text], "space") for banner in strip.banners],
-        "Waits for a person": [
-            say("console.reports_waits", title=quoted(row.title), word=quoted(row.word), why=quoted(row.why))
-            for row in shift.waits
-        ],
-        "Known bad and in service": [
-            say("console.reports_heading_of", title=row.name, node=_why_bad(row)) for row in shift.known_bad
-        ],
-        "Open": [_open(incident) for incident in shift.open],
-        "Ended in this shift": [_ended(incident) for incident in shift.resolved],
-        "Runs of this shift": [
-            say("console.reports_run", at=_at(row.run.created_at), title=row.title, word=quoted(row.word))
-            for row in shift.runs
-        ],
-        "What people did": [_person(row) for row in shift.people],
-    }
     lines = [
         translate(say("console.reports_hand_over", plain=plain(shift.cluster))),
         "",
         translate(say("console.reports_to", at=words.utc(shift.since), at2=words.utc(shift.until))),
         "",
-        translate(
-            say(
-                "console.reports_service_nodes_floor",
-                in_service=strip.in_service,
-                nodes=strip.nodes,
-                floor=strip.floor,
-            )
-        ),
-        translate(
-            say(
-                "console.reports_out_by_healer_by_slurm",
-                out_healer=strip.out_healer,
-                out_slurm=strip.out_slurm,
-                out_person=strip.out_person,
-                known_bad=strip.known_bad,
-            )
-        ),
-        translate(
-            say(
-                "console.reports_slots_held_open_incidents",
-                slots_used=strip.slots_used,
-                slots_limit=strip.slots_limit,
-                open_now=open_now or "none",
-            )
-        ),
+        *map(translate, _capacity(shift.strip)),
     ]
-    for title, rows in parts.items():
+    for title, rows in _sections(shift).items():
         lines += listed(title, rows, translate)
     if shift.cut:
-        lines += [
-            "",
-            translate(say("console.reports_first_are_listed", shown=SHOWN, cut=", ".join(shift.cut))),
-        ]
+        cut = joined(shift.cut, "comma")
+        lines += ["", translate(say("console.reports_first_are_listed", shown=SHOWN, cut=cut))]
     return "\n".join(lines) + "\n"
+
+
+def _capacity(strip: Strip) -> list[Said]:
+    open_now = (
+        joined((str(count), severity), "space") for severity, count in strip.open_by_severity if count
+    )
+    return [
+        say(
+            "console.reports_service_nodes_floor",
+            in_service=strip.in_service,
+            nodes=strip.nodes,
+            floor=strip.floor,
+        ),
+        say(
+            "console.reports_out_by_healer_by_slurm",
+            out_healer=strip.out_healer,
+            out_slurm=strip.out_slurm,
+            out_person=strip.out_person,
+            known_bad=strip.known_bad,
+        ),
+        say(
+            "console.reports_slots_held_open_incidents",
+            slots_used=strip.slots_used,
+            slots_limit=strip.slots_limit,
+            open_now=joined(open_now, "comma") or say("console.none"),
+        ),
+    ]
+
+
+def _sections(shift: Handover) -> dict[Said, list[str]]:
+    """By heading."""
+    return {
+        say("console.reports_stands_above_all"): [
+            joined([banner.title, banner.text], "space") for banner in shift.strip.banners
+        ],
+        say("console.reports_waits_for_person"): [
+            say("console.reports_waits", title=quoted(row.title), word=quoted(row.word), why=quoted(row.why))
+            for row in shift.waits
+        ],
+        say("console.reports_known_bad_in_service"): [
+            say("console.reports_heading_of", title=row.name, node=_why_bad(row)) for row in shift.known_bad
+        ],
+        say("console.reports_open_now"): [_open(incident) for incident in shift.open],
+        say("console.reports_ended_in_shift"): [_ended(incident) for incident in shift.resolved],
+        say("console.reports_runs_of_shift"): [
+            say("console.reports_run", at=_at(row.run.created_at), title=row.title, word=quoted(row.word))
+            for row in shift.runs
+        ],
+        say("console.reports_what_people_did"): [_person(row) for row in shift.people],
+    }
 
 
 def _why_bad(row: NodeRow) -> str:
@@ -349,12 +358,13 @@ def _ended(incident: Incident) -> str:
 
 
 def _heading(incident: Incident | OpenIncident) -> str:
-    return f"{incident.severity.value} {place(incident.root)}: {incident.title}"
+    where = joined((incident.severity.value, place(incident.root)), "space")
+    return words.labelled(where, incident.title)
 
 
 def _person(row: AuditRow) -> str:
-    text = f": {row.words}" if row.words else ""
-    return f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}{text}"
+    did = f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}"
+    return words.labelled(did, row.words) if row.words else did
 
 
 def _at(moment: datetime) -> str:

@@ -13,7 +13,7 @@ from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
 from healer.model.run import ACTIVE_REHEARSALS, Outcomes, Rehearsal, RehearsalState
 from healer.ports.answers import RuleBook, RuleRecord
-from healer.text import joined, say
+from healer.text import Said, joined, quoted, read_said, say
 
 
 class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,13 +163,13 @@ def differences(result: Row, real: Mapping[str, bool | None]) -> dict[str, list[
     """By heading, those without a row left out."""
     incidents, actions = result["incidents"], result["actions"]
     found = {
-        "Incidents only with the change": [_incident("new", row, real) for row in incidents["new"]],
-        "Incidents no longer": [_incident("lost", row, real) for row in incidents["lost"]],
-        "Incidents that would be other": [_changed(row, real) for row in incidents["changed"]],
-        "Actions only with the change": [_action("new", row, real) for row in actions["new"]],
-        "Actions no longer": [_action("lost", row, real) for row in actions["lost"]],
-        "Actions earlier or later": [_moved(row, real) for row in actions["moved"]],
-        "Held by another guard": [_held(row, real) for row in result["held"]],
+        say("console.rules_incidents_new"): [_incident("new", row, real) for row in incidents["new"]],
+        say("console.rules_incidents_lost"): [_incident("lost", row, real) for row in incidents["lost"]],
+        say("console.rules_incidents_changed"): [_changed(row, real) for row in incidents["changed"]],
+        say("console.rules_actions_new"): [_action("new", row, real) for row in actions["new"]],
+        say("console.rules_actions_lost"): [_action("lost", row, real) for row in actions["lost"]],
+        say("console.rules_actions_moved"): [_moved(row, real) for row in actions["moved"]],
+        say("console.rules_held_otherwise"): [_held(row, real) for row in result["held"]],
     }
     return {title: rows for title, rows in found.items() if rows}
 
@@ -183,9 +183,12 @@ def incidents_in(result: Row) -> list[str]:
 
 def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
     note = say("console.rules_part", row=row["part_of"][:8]) if row.get("part_of") else ""
-    fields = {"kind": kind, "rule": row["rule"], "what": row["title"], "note": note} | more
+    fields = {"kind": kind, "rule": row["rule"], "what": _sentence(row["title"]), "note": note} | more
     root = row["root"]
-    place = ", ".join(f"{name} {root[name]}" for name in _PLACE if root.get(name) is not None)
+    place = joined(
+        (joined((quoted(name), str(root[name])), "space") for name in _PLACE if root.get(name) is not None),
+        "comma",
+    )
     at = datetime.fromisoformat(row["opened"])
     name = row.get("before_id") or row["id"]
     return Difference(
@@ -199,20 +202,25 @@ def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any)
 
 
 def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
-    changes = (f"{name}: {_value_words(a)} → {_value_words(b)}" for name, (a, b) in row["changes"].items())
-    return _incident("changed", row, real, note="; ".join(changes))
+    changes = (
+        say("console.rules_changed", name=quoted(name), before=_value_words(before), now=_value_words(now))
+        for name, (before, now) in row["changes"].items()
+    )
+    return _incident("changed", row, real, note=joined(changes, "semicolon"))
 
 
 def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
     held = row.get("held")
-    other = "before" if kind == "new" else say("console.rules_with_change")
-    note = note or (
-        say("console.rules_held_by", other=other, held=held["guard"], held2=held["why"]) if held else ""
-    )
+    if held and not note:
+        note = say(
+            "console.rules_held_before" if kind == "new" else "console.rules_held_with_change",
+            guard=held["guard"],
+            why=_sentence(held["why"]),
+        )
     return Difference(
         kind=kind,
         rule=row["rule"],
-        what=row["action"],
+        what=quoted(row["action"]),
         where=say("console.rules_job", row=row["job"])
         if row["job"]
         else say("console.rules_node", row=row["node"])
@@ -228,28 +236,38 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
 
 def _moved(row: Row, real: Mapping[str, bool | None]) -> Difference:
     seconds = row["later_s"]
-    return _action("moved", row, real, f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}")
+    moved = say("console.rules_later" if seconds > 0 else "console.rules_earlier", seconds=abs(seconds))
+    return _action("moved", row, real, moved)
 
 
 def _held(row: Row, real: Mapping[str, bool | None]) -> Difference:
-    return _action("held", row, real, f"{row['before']['guard']} → {row['guard']}: {row['why']}")
+    guards = f"{row['before']['guard']} → {row['guard']}"
+    return _action("held", row, real, words.labelled(guards, _sentence(row["why"])))
+
+
+def _sentence(stored: Any) -> Said:
+    """Of a result: as the store has it."""
+    return read_said(Said, stored)
 
 
 def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
     if not incident or incident not in real:
         return {}
-    words = {
+    known = {
         True: say("console.rules_true_fault"),
         False: say("console.rules_false_alarm"),
         None: say("console.reports_not_judged"),
     }
-    return {"incident": incident, "review": words[real[incident]]}
+    return {"incident": incident, "review": known[real[incident]]}
 
 
-def _value_words(value: Any) -> str:
+def _value_words(value: Any) -> Said:
     if isinstance(value, dict):
-        return " ".join(f"{name} {part}" for name, part in value.items()) or "none"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+        parts = (joined((quoted(name), quoted(str(part))), "space") for name, part in value.items())
+        return joined(parts, "space") or say("console.none")
+    if isinstance(value, list):
+        return joined((quoted(str(part)) for part in value), "comma") or say("console.none")
+    return _sentence(value) if isinstance(value, dict) else quoted(str(value))
 
 
 def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role) -> tuple[Button, ...]:
@@ -277,13 +295,13 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
         )
         for outcome in judged
     )
-    words = joined(found, "semicolon")
+    judgements = joined(found, "semicolon")
     return (
         Button(
             label=say("console.rules_count_as_proof"),
             action=f"{base}/proof",
             title=say("console.rules_count_this_replay_as_proof"),
-            effect=(say("console.rules_from_now_each_these_rules", words=words)),
+            effect=(say("console.rules_from_now_each_these_rules", words=judgements)),
             body={"rules": [outcome.rule for outcome in judged]},
         ),
     )

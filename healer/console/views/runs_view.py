@@ -8,7 +8,7 @@ from healer.console import words
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
-from healer.text import joined, say
+from healer.text import Said, joined, quoted, say
 
 RUN_WORDS = {state: state.value for state in RunState} | {
     RunState.waiting_approval: say("console.runs_waits_for_approval"),
@@ -85,6 +85,10 @@ def target(run: Run) -> str:
     return run.node or (say("console.runs_job", job=run.job) if run.job else run.cluster)
 
 
+def title_of(run: Run) -> Said:
+    return joined((run.playbook, target(run)), "space")
+
+
 _TONES = {
     RunState.stuck: "bad",
     RunState.waiting_approval: "ask",
@@ -97,11 +101,12 @@ _TONES = {
 
 
 def run_row(run: Run, now: datetime) -> RunRow:
+    word = quoted(RUN_WORDS[run.state])
     return RunRow(
         run=run,
-        title=f"{run.playbook} {target(run)}",
+        title=title_of(run),
         target=target(run),
-        word=RUN_WORDS[run.state] + (say("console.runs_shadow") if run.shadow else ""),
+        word=say("console.runs_shadow", word=word) if run.shadow else word,
         tone=_TONES.get(run.state, "plain"),
         why=why(run, now),
         asks=asks(run),
@@ -123,7 +128,7 @@ def why(run: Run, now: datetime) -> str:
     if run.state is RunState.waiting_approval:
         return _approval(run.approve_until, now)
     if run.state is RunState.proposed:
-        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=run.mode.value)
+        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=quoted(run.mode.value))
     if run.state is RunState.waiting and run.wake_at:
         return say("console.runs_looks_again", ago=words.ago(run.wake_at, now))
     return ""
@@ -173,7 +178,9 @@ def guards_summary(decision: Decision) -> str:
     asked = say("console.runs_asked", counted=words.counted(len(decision.answers), "guard"))
     if not against:
         return say("console.runs_all_allow", asked=asked)
-    answers = [say(f"console.guard_{answer.kind}s", guard=answer.guard.value) for answer in against]
+    answers = [
+        say(f"console.guard_{answer.kind}s", guard=say(f"words.guard_{answer.guard}")) for answer in against
+    ]
     return say("console.runs_asked_against", asked=asked, answers=joined(answers, "comma"))
 
 

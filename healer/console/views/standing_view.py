@@ -109,7 +109,9 @@ def _stale(standing: Standing, now: datetime) -> bool:
 
 def pause_scope(pause: Pause) -> str:
     """`everything`, `cluster pod1`, `node gpu0017`, `rule gpu-lost`."""
-    return "everything" if pause.scope == "all" else f"{pause.scope} {pause.name}"
+    if pause.scope == "all":
+        return say("console.standing_everything")
+    return joined((quoted(pause.scope), pause.name), "space")
 
 
 def _banners(standing: Standing, now: datetime) -> list[Banner]:

@@ -7,11 +7,11 @@ from datetime import UTC, date, datetime
 import msgspec
 
 from healer.console import words
-from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
+from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, title_of
 from healer.engine.records import IncidentRecord
-from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
+from healer.model import AuditRecord, Component, Decision, Incident, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
-from healer.text import joined, say
+from healer.text import joined, quoted, say
 
 #: The keys that say in words what happened, best first.
 _WORDS = ("text", "why", "reason", "title", "note")
@@ -133,7 +133,7 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
             detail=say(
                 "console.timeline_rule",
                 rule=finding.rule,
-                value=finding.fault_class.value,
+                value=quoted(finding.fault_class.value),
                 sure=sure,
                 lines=lines,
             ),
@@ -152,7 +152,9 @@ def _judged(detail: IncidentRecord) -> Iterator[TimelineRow]:
 
 def _of(component: Component, text: str) -> str:
     """With the place before it, unless the text begins with it, as that of a device does."""
-    return text if component.device and text.startswith(component.device) else f"{component}: {text}"
+    if component.device and text.startswith(component.device):
+        return text
+    return words.labelled(str(component), text)
 
 
 def _decided(detail: IncidentRecord) -> Iterator[TimelineRow]:
@@ -169,7 +171,7 @@ def _decided(detail: IncidentRecord) -> Iterator[TimelineRow]:
             at=decision.at,
             kind="decision",
             tone="warn" if kept else "plain",
-            text=f"{head}: {outcome}" if head else outcome,
+            text=words.labelled(head, outcome) if head else outcome,
             detail=decision.why,
             summary=guards_summary(decision),
             guards=tuple(guard_rows(decision.answers)),
@@ -182,8 +184,8 @@ def _subject(decision: Decision) -> str:
     proposal = decision.proposal
     if proposal is None:
         return decision.playbook or ""
-    where = say("console.runs_job", job=proposal.job) if proposal.job else proposal.node or ""
-    return f"{proposal.verb.value} {where}".rstrip()
+    where = say("console.runs_job", job=proposal.job) if proposal.job else proposal.node
+    return joined(filter(None, (quoted(proposal.verb.value), where)), "space")
 
 
 def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
@@ -202,16 +204,17 @@ def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
 def _done(detail: IncidentRecord) -> Iterator[TimelineRow]:
     for run in detail.runs:
         shadow = say("console.timeline_shadow_nothing_touched") if run.run.shadow else ""
-        whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
         for entry, count in _folded(run.log):
             attempt = say("console.timeline_attempt", attempt=entry.attempt) if entry.attempt > 1 else ""
             again = say("console.timeline_looked_times", count_=count) if count > 1 else ""
+            step = joined((entry.step, quoted(EVENT_WORDS[entry.event])), "space")
+            text = joined(filter(None, (step, attempt, shadow)), "nothing")
             yield TimelineRow(
                 at=entry.at,
                 kind="step",
                 tone="bad" if entry.event in _BAD_EVENTS else "plain",
-                text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
-                detail=entry.text + again,
+                text=words.labelled(title_of(run.run), text) if len(detail.runs) > 1 else text,
+                detail=joined(filter(None, (entry.text, again)), "nothing"),
             )
 
 
@@ -225,7 +228,7 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
             detail=note.text,
             typed=True,
         )
-    yield from (_record(record) for record in detail.records if _is_shown(record))
+    yield from (_record(record, detail.incident) for record in detail.records if _is_shown(record))
     for sent in detail.messages:
         parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
         if sent.channels:
@@ -259,8 +262,10 @@ _CHANNEL_WORDS = {
 
 
 def _delivery_words(delivery: ChannelDelivery) -> str:
-    words = f"{delivery.channel}: {_CHANNEL_WORDS.get(delivery.state, delivery.state)}"
-    return f"{words} ({delivery.error})" if delivery.error and delivery.state != "sent" else words
+    state = _CHANNEL_WORDS.get(delivery.state, delivery.state)
+    if delivery.error and delivery.state != "sent":
+        state = words.bracketed(state, delivery.error)
+    return words.labelled(delivery.channel, state)
 
 
 def _is_shown(record: AuditRecord) -> bool:
@@ -268,14 +273,16 @@ def _is_shown(record: AuditRecord) -> bool:
     return not record.verb.startswith(_SHOWN_ELSEWHERE) and (by_person or record.verb.startswith(_OWN))
 
 
-def _record(record: AuditRecord) -> TimelineRow:
+def _record(record: AuditRecord, incident: Incident) -> TimelineRow:
     ours = record.actor == "healer"
-    reason = record.data.get("reason") or record.data.get("why") or ""
+    reason = str(record.data.get("reason") or record.data.get("why") or "")
+    # A record has plain text; the incident has the same as a sentence.
+    sentences = {sentence: sentence for sentence in (incident.title, incident.closed_why) if sentence}
     return TimelineRow(
         at=record.at,
         kind="healer" if ours else "person",
         tone="plain" if ours else "person",
-        text=f"{record.actor}: {record.verb.replace('.', ' ').replace('_', ' ')}",
-        detail=str(reason),
+        text=words.labelled(record.actor, record.verb.replace(".", " ").replace("_", " ")),
+        detail=sentences.get(reason, reason),
         typed=not ours and bool(record.data.get("reason")),
     )

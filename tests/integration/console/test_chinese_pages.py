@@ -131,18 +131,24 @@ _THEIRS = re.compile(
 )
 #: A command that a person types.
 _COMMAND = re.compile(r"healer (doctor|worker|messages retry|token create( --quota)?)\b")
+#: What a playbook asks, in words of its own.
+_CONDITION = re.compile(
+    "|".join(
+        rf"{re.escape(step.when)}(?=。)"
+        for playbook in shipped().playbooks.values()
+        for step in playbook.steps
+        if step.when
+    )
+)
 #: A token with a figure, a dot, a dash, a bar or two capitals is a name: gpu0017, run.done, gpu-reset, DRAIN.
 _NAME = re.compile(r"[\d_./:@=-]|[A-Z].*[A-Z]")
 
 
 def english(text: str, names: frozenset[str]) -> list[str]:
     """The words of a text that are neither terms nor names."""
-    tokens = (
-        one.strip("./:@=-")
-        for one in re.findall(
-            r"[A-Za-z0-9_./:@=-]{2,}", _COMMAND.sub("", _THEIRS.sub("", _LOG.sub("", text)))
-        )
-    )
+    for others in (_LOG, _THEIRS, _COMMAND, _CONDITION):
+        text = others.sub("", text)
+    tokens = (one.strip("./:@=-") for one in re.findall(r"[A-Za-z0-9_./:@=-]{2,}", text))
     words = (one for one in tokens if re.search(r"[A-Za-z]{2}", one) and not _NAME.search(one))
     return [one for one in words if one not in _TERMS and one not in names]
 

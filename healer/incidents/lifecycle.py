@@ -66,6 +66,8 @@ FORGOTTEN_AFTER = timedelta(hours=24)
 #: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
 _WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
+#: How the same two begin in incidents of versions that stored no keys.
+_WITHOUT_KEY = ("well again", "nobody tells of it any more")
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -276,7 +278,8 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> S
 
 def ended_by_itself(incident: Incident) -> bool:
     """The measured fault ended or was no longer reported, without a person or a run."""
-    return quoted(incident.closed_why or "").key in (_WELL, _NOT_REPORTED)
+    why = quoted(incident.closed_why or "")
+    return why.key in (_WELL, _NOT_REPORTED) if why.key else why.startswith(_WITHOUT_KEY)
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:

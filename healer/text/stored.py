@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from healer.text import language
+from healer.text.reading import in_language
 from healer.text.said import Said
-from healer.text.translate import in_language
 
 T = TypeVar("T")
 

@@ -5,9 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from healer.console.language import load
 
-from healer.console.render import web_dir
 from healer.incidents.growth import add_ruled_out
 from healer.incidents.incident_verdict import (
     LONGEST,
@@ -34,12 +32,10 @@ from healer.model import (
     SenseReport,
     Verdict,
 )
-from healer.text import from_stored, to_stored
+from healer.text import from_stored, in_language, to_stored
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, START, TEARDOWN, Site, later, name, rules_in
-from tests.support.sentences import english_in
 
 RULES = rules_in()
-CHINESE = load(web_dir() / "words" / "zh")
 GPU = Component(cluster=CLUSTER, node="gpu0017", gpu=3, pci="0000:9b:00")
 
 
@@ -358,9 +354,8 @@ def test_evidence_is_introduced_by_its_source(sense: Sense) -> None:
     named = verdict_of(incident(evidence=(evidence(sense, text="gpu0017: IDLE+DRAIN"),)), RULES).why
     assert named[0] == f"{INTRODUCED[sense].removesuffix(' of ')}, 03:00:00 UTC: gpu0017: IDLE+DRAIN"
     for english in (why[0], named[0]):
-        chinese = CHINESE.translate(english)
+        chinese = in_language(english, "zh")
         assert chinese.endswith("IDLE+DRAIN") and "，03:00:00 UTC：" in chinese
-        assert english_in(chinese) == []
 
 
 def test_evidence_that_names_no_source_cannot_be_made_or_read() -> None:

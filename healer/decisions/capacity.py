@@ -273,11 +273,11 @@ class _Cap(NamedTuple):
 
 def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
     guard, kind, used, limit, where, name, frees_at = cap
-    told: dict[str, Any] = {"used": used, "limit": limit, "name": name, "nodes": len(where or ())}
+    arguments: dict[str, Any] = {"used": used, "limit": limit, "name": name, "nodes": len(where or ())}
     if rides(proposal, facts):
-        why = say(f"decisions.own_{kind}", node=proposal.node, **told)
+        why = say(f"decisions.own_{kind}", node=proposal.node, **arguments)
         return allow(guard, why, limit=limit, used=used)
-    why = say(f"decisions.used_{kind}", **told)
+    why = say(f"decisions.used_{kind}", **arguments)
     if used >= limit:
         if frees_at:
             why = say("decisions.cap_frees_at", cap=unstopped(why), when=at(frees_at))

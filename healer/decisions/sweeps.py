@@ -335,7 +335,7 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
         return allow(Guard.reserved, say("decisions.not_reserved", node=node.name))
     here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
     standing = sum(member.in_service for member in here)
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": kept.name,
         "all": len(kept.nodes),
         "standing": standing,
@@ -343,12 +343,12 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     }
     figures: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
     if rides(proposal, facts) or not node.in_service:
-        return allow(Guard.reserved, say("decisions.reserved_out", **told), **figures)
+        return allow(Guard.reserved, say("decisions.reserved_out", **arguments), **figures)
     if proposal.unusable or proposal.fatal:
-        return allow(Guard.reserved, say("decisions.reserved_no_use", **told), **figures)
+        return allow(Guard.reserved, say("decisions.reserved_no_use", **arguments), **figures)
     if person := proposal.by or proposal.approved_by:
-        return allow(Guard.reserved, say("decisions.reserved_taken", who=person, **told), **figures)
-    return hold(Guard.reserved, say("decisions.reserved_stays", **told), frees_at=kept.until, **figures)
+        return allow(Guard.reserved, say("decisions.reserved_taken", who=person, **arguments), **figures)
+    return hold(Guard.reserved, say("decisions.reserved_stays", **arguments), frees_at=kept.until, **figures)
 
 
 def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:

@@ -298,7 +298,7 @@ def _config_drift(cluster: str, fact: str, value: str, nodes: Mapping[str, Refer
         fact=name,
         value=value,
         nodes=compact(names),
-        wanted=reduce(lambda one, other: joined((one, other), "or"), wanted),
+        wanted=reduce(lambda before, after: joined((before, after), "or"), wanted),
     )
     return Condition(
         fault=f"{DRIFT}{fact}:{_PLAIN.sub('-', value)[:60]}",

@@ -134,8 +134,8 @@ def _hits(
 
 def _proof(finding: Finding) -> Said:
     when = f"{finding.at:%Y-%m-%d %H:%M}"
-    said = say("incidents.forecast_hit", fault=finding.fault, when=when, text=finding.text)
-    return reworded(said, said[:_PROOF_MAX])
+    sentence = say("incidents.forecast_hit", fault=finding.fault, when=when, text=finding.text)
+    return reworded(sentence, sentence[:_PROOF_MAX])
 
 
 def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:

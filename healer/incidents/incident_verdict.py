@@ -114,8 +114,8 @@ def _whole(root: Component) -> Said:
 
 def reworded(text: str, english: str) -> Said:
     """The same sentence with its English cut short, or with other capitals: other languages need neither."""
-    said = quoted(text)
-    return Said(english, said.key, said.args)
+    sentence = quoted(text)
+    return Said(english, sentence.key, sentence.args)
 
 
 def sentence_of(incident: Incident, certainty: float) -> Said:
@@ -448,10 +448,10 @@ def _speaking(incident: Incident) -> list[Evidence]:
 
 
 def _evidence_text(evidence: Evidence) -> Said:
-    said = quoted(evidence.line) or evidence.text
-    cut = said if len(said) <= _LINE_LENGTH else f"{said[: _LINE_LENGTH - 1]}…"
-    text, time = reworded(said, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
-    if evidence.component.node and evidence.component.node in said:
+    seen = quoted(evidence.line) or evidence.text
+    cut = seen if len(seen) <= _LINE_LENGTH else f"{seen[: _LINE_LENGTH - 1]}…"
+    text, time = reworded(seen, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
+    if evidence.component.node and evidence.component.node in seen:
         return say(f"incidents.saw_{evidence.sense}", time=time, text=text)
     where = str(evidence.component)
     return say(f"incidents.seen_of_{evidence.sense}", where=where, time=time, text=text)

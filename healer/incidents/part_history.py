@@ -483,12 +483,12 @@ def _find_repeat(
         )
         enough = len(jobs) >= entry.jobs and len(users) >= entry.users
         if enough and len(bursts) >= rate.bursts and lines >= rate.lines:
-            told = say("incidents.lines", n=lines) if rate.lines else _figures(bursts, jobs, users)
+            figures = say("incidents.lines", n=lines) if rate.lines else _figures(bursts, jobs, users)
             text = say(
                 "incidents.repeat",
                 fault=fault_label(rules, burst.fault),
                 where=_place(entry, burst),
-                figures=told,
+                figures=figures,
                 hours=rate.within_h,
             )
             name = (key[0], burst.fault, str(burst.began_at))

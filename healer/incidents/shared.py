@@ -177,10 +177,10 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
     """The finding of the place's fault, from its members, the oldest first."""
     names = list(dict.fromkeys(unit(incident.root) for incident in members))
     where = say(f"incidents.spot_{sharing.place}", place=place)
-    one, many = quoted(names[0]), say("incidents.nodes_of_it", n=len(names))
+    first, many = quoted(names[0]), say("incidents.nodes_of_it", n=len(names))
     title = quoted(sharing.title)
     text = say(
-        "incidents.told_by", title=title, where=where, who=many if names[1:] else one, nodes=_named(names)
+        "incidents.told_by", title=title, where=where, who=many if names[1:] else first, nodes=_named(names)
     )
     return Finding(
         rule=sharing.name,

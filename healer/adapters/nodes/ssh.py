@@ -220,8 +220,8 @@ def document(node: str, output: process.Output) -> Mapping[str, Any]:
     message = " ".join(output.words.split())[:200]
     if output.code == 127:
         raise NodeError(say("nodes.ssh_no_program", node=node, said=message))
-    said = message or say("nodes.ssh_no_words")
-    raise NodeError(say("nodes.ssh_other_program", node=node, code=output.code, said=said))
+    reason = message or say("nodes.ssh_no_words")
+    raise NodeError(say("nodes.ssh_other_program", node=node, code=output.code, said=reason))
 
 
 #: ssh's messages if it could not connect.
@@ -250,8 +250,8 @@ def failure(node: str, settings: SshSettings, words: str) -> NodeError:
         return NodeError(say("nodes.ssh_key_refused", node=node, user=settings.user))
     if _UNREACHED.search(words) or _BEFORE_LOGIN.search(words):
         return NodeUnavailable(say("nodes.ssh_unreached", node=node, said=message[:200]), sent=False)
-    said = message[:200] or say("nodes.ssh_no_reason")
-    return NodeUnavailable(say("nodes.ssh_broke", node=node, said=said))
+    reason = message[:200] or say("nodes.ssh_no_reason")
+    return NodeUnavailable(say("nodes.ssh_broke", node=node, said=reason))
 
 
 def _quoted(path: Path) -> str:

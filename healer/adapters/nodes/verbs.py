@@ -275,8 +275,8 @@ def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis 
         raise NodeError(say("nodes.tests_no_result", key=key, node=node, text=text))
     output = answer.get("output")
     if not isinstance(output, dict):
-        said = str(answer.get("text", ""))[:_TEXT_MAX]
-        raise NodeError(say("nodes.tests_no_verdict", node=node, said=said))
+        verdict_text = str(answer.get("text", ""))[:_TEXT_MAX]
+        raise NodeError(say("nodes.tests_no_verdict", node=node, said=verdict_text))
     return _verdict(node, output, answer.get("exit"))
 
 

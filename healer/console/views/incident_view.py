@@ -450,6 +450,12 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         translate(say("console.incident_timeline_utc")),
         "",
     ]
+    lines += _timeline_lines(detail, translate)
+    return "\n".join(lines) + "\n"
+
+
+def _timeline_lines(detail: IncidentRecord, translate: Callable[[str], str]) -> list[str]:
+    lines: list[str] = []
     for row in timeline(detail):
         if row.day:
             lines += [f"### {translate(row.day)}", ""]
@@ -465,4 +471,4 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             for guard in row.guards
             if guard.word != "allow"
         ]
-    return "\n".join(lines) + "\n"
+    return lines

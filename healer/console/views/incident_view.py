@@ -405,6 +405,10 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
     if incident.closed:
         closed = words.labelled(words.utc(incident.closed), incident.closed_why or "")
     jobs = joined(incident.jobs_hit, "comma") or say("console.none")
+    similar = [
+        f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
+        for other in detail.similar
+    ]
     verdict = verdict_view(detail.verdict)
     lines = [
         f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
@@ -438,14 +442,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         translate(say("console.incident_report_made", at=words.utc(now))),
         *listed(say("console.incident_why"), verdict.why, translate),
         *listed(say("console.incident_set_aside"), verdict.ruled_out, translate),
-        *listed(
-            say("console.incident_similar"),
-            [
-                f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
-                for other in detail.similar
-            ],
-            translate,
-        ),
+        *listed(say("console.incident_similar"), similar, translate),
         "",
         translate(say("console.incident_timeline_utc")),
         "",

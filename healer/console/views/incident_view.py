@@ -404,7 +404,6 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
     closed = say("console.no")
     if incident.closed:
         closed = words.labelled(words.utc(incident.closed), incident.closed_why or "")
-    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
     similar = [
         f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
         for other in detail.similar
@@ -427,12 +426,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             )
         ),
         plain(translate(say("console.incident_opened_closed", at=words.utc(incident.opened), closed=closed))),
-        translate(
-            say(
-                "console.incident_jobs_hit",
-                jobs_hit=jobs,
-            )
-        ),
+        _jobs_line(incident, translate),
         translate(
             say(
                 "console.incident_lost",
@@ -469,3 +463,8 @@ def _timeline_lines(detail: IncidentRecord, translate: Callable[[str], str]) -> 
             if guard.word != "allow"
         ]
     return lines
+
+
+def _jobs_line(incident: Incident, translate: Callable[[str], str]) -> str:
+    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
+    return translate(say("console.incident_jobs_hit", jobs_hit=jobs))

@@ -196,7 +196,7 @@ def answers(kind: Any, text: str, status: int = 200) -> dict[int | str, dict[str
     return {status: {"description": text, "content": {"application/json": {"schema": schema}}}}
 
 
-def _said(kind: type) -> dict[str, Any]:
+def _sentence_schema(kind: type) -> dict[str, Any]:
     """The schema of a sentence: a text. Raises NotImplementedError for a type that has none."""
     if kind is Said:
         return {"type": "string"}
@@ -215,7 +215,7 @@ def install(app: FastAPI, prefix: str) -> None:
             routes=app.routes,
         )
         schemas, components = msgspec.json.schema_components(
-            [*_types, *TYPES], ref_template=_REF, schema_hook=_said
+            [*_types, *TYPES], ref_template=_REF, schema_hook=_sentence_schema
         )
         made["paths"] |= signal_paths(prefix, schemas[-len(TYPES) :], schemas[0])
         holder = made.setdefault("components", {})

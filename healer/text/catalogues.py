@@ -1,4 +1,4 @@
-"""The catalogues: `<language>/<file>.po` beside this module, each read once when first needed.
+"""The catalogues: `<language>/<file>.po` in this folder, each read once when first needed.
 
 `<room>.po` has sentences by key. `terms.po` (texts of rules, words for states), `templates.po` and
 `scripts.po` (of the console) have English for keys, so English needs none of them.
@@ -47,9 +47,9 @@ def term(language: str, text: str) -> str:
     found, body = catalogue(language, "terms"), text.strip()
     if found is None or not body:
         return text
-    for known in (body, body[0].swapcase() + body[1:]):
-        translated = found.gettext(known)
-        if translated != known:
+    for spelling in (body, body[0].swapcase() + body[1:]):
+        translated = found.gettext(spelling)
+        if translated != spelling:
             return text.replace(body, translated, 1)
     return text
 

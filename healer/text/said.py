@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from healer.text.catalogues import ENGLISH, wording
 
-#: What may stand in a sentence. Moments and spans of time are sentences themselves (`healer.text.words`).
+#: What may be part of a sentence. Moments and spans of time are sentences themselves (`healer.text.words`).
 Argument = str | int | float | bool | None
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -30,10 +30,10 @@ class Said(str):
     args: Mapping[str, Any]
 
     def __new__(cls, text: str, key: str = "", args: Mapping[str, Any] = _NONE) -> "Said":
-        said = super().__new__(cls, text)
-        said.key = key
-        said.args = args
-        return said
+        sentence = super().__new__(cls, text)
+        sentence.key = key
+        sentence.args = args
+        return sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Said, (str(self), self.key, dict(self.args))

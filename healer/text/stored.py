@@ -1,6 +1,6 @@
 """Sentences as rows keep them, `{"text": ..., "key": ..., "args": {...}}`, and back.
 
-The English text is stored beside key and arguments: it is what was said then, also for a version that has no
+The English text is stored with key and arguments: it is what was said then, also for a version that has no
 such key any more, or not yet. Words of others are stored as plain text, as in rows of older versions.
 """
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from healer.text import language
+from healer.text.reading import in_language
 from healer.text.said import Said
-from healer.text.translate import in_language
 
 T = TypeVar("T")
 

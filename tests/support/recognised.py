@@ -76,7 +76,7 @@ def _left(argument: Any) -> int:
 
 
 def _words(text: str) -> int:
-    return len(re.findall(r"(?<![\w./_=-])[A-Za-z][a-z]+(?![\w./_=-])", text))
+    return len(re.findall(r"(?<![\w./_=-])[A-Za-z][a-z]+(?![\w./_=-])", _THEIRS.sub("", text)))
 
 
 def _some_known(parts: dict[str, str]) -> bool:

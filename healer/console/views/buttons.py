@@ -98,34 +98,14 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
         return ()
     what = title_of(run)
 
-    def button(label: str, verb: str, title: str, effect: str, **fields: Any) -> Button:
-        action = f"/api/v1/runs/{run.id}/{verb}"
-        return Button(label=label, action=action, title=title, effect=effect, **fields)
-
     if run.state in (RunState.waiting_approval, RunState.proposed):
-        on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
-        if run.incident:
-            on["incident"] = run.incident
-        effect = say("console.buttons_healer_starts_once_each_step", what=what)
-        approve = button(
-            say("console.buttons_approve", playbook=run.playbook),
-            "approve",
-            say("console.buttons_approve_2", what=what),
-            effect,
-            preview=f"/api/v1/playbooks/{run.playbook}/runs",
-            preview_body={**on, "reason": "preview"},
-            primary=True,
-            key="p",
-        )
-        effect = say("console.buttons_this_run_ends_here_nothing")
-        return approve, button(
-            say("console.buttons_reject"), "reject", say("console.buttons_reject_2", what=what), effect
-        )
+        return _offered_buttons(run, what)
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
         effect = say("console.buttons_run_goes_with_next_step", question=run.question)
         buttons.append(
-            button(
+            _run_button(
+                run,
                 say("console.buttons_approve_3"),
                 "approve",
                 say("console.buttons_approve_2", what=what),
@@ -135,24 +115,21 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
             )
         )
     if run.state is RunState.stuck:
+        title = say("console.buttons_try_again_2", what=what)
         effect = say("console.buttons_healer_looks_world_anew_goes")
-        buttons.append(
-            button(
-                say("console.buttons_try_again"),
-                "retry",
-                say("console.buttons_try_again_2", what=what),
-                effect,
-                primary=True,
-            )
-        )
+        again = _run_button(run, say("console.buttons_try_again"), "retry", title, effect, primary=True)
+        buttons.append(again)
     effect = say("console.buttons_run_stops_after_step_what")
     buttons.append(
-        button(say("console.buttons_cancel_run"), "cancel", say("console.buttons_cancel", what=what), effect)
+        _run_button(
+            run, say("console.buttons_cancel_run"), "cancel", say("console.buttons_cancel", what=what), effect
+        )
     )
     if run.state in _AT_WORK:
         effect = say("console.buttons_healer_takes_back_what_this")
         buttons.append(
-            button(
+            _run_button(
+                run,
                 say("console.buttons_take_back"),
                 "undo",
                 say("console.buttons_take_back_2", what=what),
@@ -160,6 +137,34 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
             )
         )
     return tuple(buttons)
+
+
+def _run_button(run: Run, label: str, verb: str, title: str, effect: str, **fields: Any) -> Button:
+    action = f"/api/v1/runs/{run.id}/{verb}"
+    return Button(label=label, action=action, title=title, effect=effect, **fields)
+
+
+def _offered_buttons(run: Run, what: str) -> tuple[Button, ...]:
+    """Of a run that a person lets begin, or not."""
+    on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
+    if run.incident:
+        on["incident"] = run.incident
+    effect = say("console.buttons_healer_starts_once_each_step", what=what)
+    approve = _run_button(
+        run,
+        say("console.buttons_approve", playbook=run.playbook),
+        "approve",
+        say("console.buttons_approve_2", what=what),
+        effect,
+        preview=f"/api/v1/playbooks/{run.playbook}/runs",
+        preview_body={**on, "reason": "preview"},
+        primary=True,
+        key="p",
+    )
+    effect = say("console.buttons_this_run_ends_here_nothing")
+    return approve, _run_button(
+        run, say("console.buttons_reject"), "reject", say("console.buttons_reject_2", what=what), effect
+    )
 
 
 def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str, Button]:

@@ -8,7 +8,8 @@ import msgspec
 
 from healer.console import words
 from healer.console.views.standing_view import TROUBLE_WORDS
-from healer.model import Loss, LossReason, Sender, UnknownSeries
+from healer.model import Controller, Loss, LossReason, Sender, UnknownSeries
+from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
 from healer.text import joined, quoted, say
@@ -249,23 +250,7 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             say("console.health_healer_holds_every_action_until"),
         )
     if seen is not None:
-        parts = [
-            say("console.health_by", adapter=seen.adapter) if seen.adapter else "",
-            say("console.health_slurm_2", version=seen.version) if seen.version else "",
-        ]
-        parts += [
-            say("console.health_answered", span=words.span(seen.answer_s))
-            if seen.answer_s is not None
-            else ""
-        ]
-        text = joined(filter(None, parts), "comma") or say("console.health_asked")
-        yield _row(
-            say("console.health_adapter"),
-            not seen.fallbacks,
-            joined((text, *seen.fallbacks), "semicolon"),
-            say("console.health_ways_before_healer_slurm_did"),
-            bad=False,
-        )
+        yield _adapter(seen)
     for trouble in troubles(seen):
         yield _row(
             say("console.health_controller", trouble_words=TROUBLE_WORDS[trouble.trouble]),
@@ -274,6 +259,24 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             say("console.health_healer_does_nothing_node_because"),
             bad=False,
         )
+
+
+def _adapter(seen: Controller) -> Row:
+    parts = [
+        say("console.health_by", adapter=seen.adapter) if seen.adapter else "",
+        say("console.health_slurm_2", version=seen.version) if seen.version else "",
+    ]
+    parts += [
+        say("console.health_answered", span=words.span(seen.answer_s)) if seen.answer_s is not None else ""
+    ]
+    text = joined(filter(None, parts), "comma") or say("console.health_asked")
+    return _row(
+        say("console.health_adapter"),
+        not seen.fallbacks,
+        joined((text, *seen.fallbacks), "semicolon"),
+        say("console.health_ways_before_healer_slurm_did"),
+        bad=False,
+    )
 
 
 def _processes(state: SelfHealth, now: datetime) -> Iterator[Row]:
@@ -416,26 +419,30 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
             href="/signals",
         )
     if (scrape := state.stored.scrape) is not None:
-        down = [target.target for target in scrape.targets if target.up is False]
-        up = sum(target.up is True for target in scrape.targets)
-        text = words.names(down, SENDERS_NAMED) or say(
-            "console.health_up", up=up, counted=words.counted(len(scrape.targets), "target")
-        )
+        yield from _scraped(scrape)
+
+
+def _scraped(scrape: ScrapeState) -> Iterator[Row]:
+    down = [target.target for target in scrape.targets if target.up is False]
+    up = sum(target.up is True for target in scrape.targets)
+    text = words.names(down, SENDERS_NAMED) or say(
+        "console.health_up", up=up, counted=words.counted(len(scrape.targets), "target")
+    )
+    yield _row(
+        say("console.health_scraped"),
+        not down,
+        say("console.health_down", down=len(down), text=text) if down else text,
+        say("console.health_target_does_not_answer_says"),
+        bad=False,
+    )
+    for trouble in scrape.troubles:
         yield _row(
             say("console.health_scraped"),
-            not down,
-            say("console.health_down", down=len(down), text=text) if down else text,
-            say("console.health_target_does_not_answer_says"),
+            False,
+            trouble,
+            say("console.health_mend_rules_scrape_yaml_or"),
             bad=False,
         )
-        for trouble in scrape.troubles:
-            yield _row(
-                say("console.health_scraped"),
-                False,
-                trouble,
-                say("console.health_mend_rules_scrape_yaml_or"),
-                bad=False,
-            )
 
 
 def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:

@@ -404,7 +404,10 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
     closed = say("console.no")
     if incident.closed:
         closed = words.labelled(words.utc(incident.closed), incident.closed_why or "")
-    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
+    similar = [
+        f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
+        for other in detail.similar
+    ]
     verdict = verdict_view(detail.verdict)
     lines = [
         f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
@@ -423,12 +426,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             )
         ),
         plain(translate(say("console.incident_opened_closed", at=words.utc(incident.opened), closed=closed))),
-        translate(
-            say(
-                "console.incident_jobs_hit",
-                jobs_hit=jobs,
-            )
-        ),
+        _jobs_line(incident, translate),
         translate(
             say(
                 "console.incident_lost",
@@ -438,18 +436,17 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         translate(say("console.incident_report_made", at=words.utc(now))),
         *listed(say("console.incident_why"), verdict.why, translate),
         *listed(say("console.incident_set_aside"), verdict.ruled_out, translate),
-        *listed(
-            say("console.incident_similar"),
-            [
-                f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
-                for other in detail.similar
-            ],
-            translate,
-        ),
+        *listed(say("console.incident_similar"), similar, translate),
         "",
         translate(say("console.incident_timeline_utc")),
         "",
     ]
+    lines += _timeline_lines(detail, translate)
+    return "\n".join(lines) + "\n"
+
+
+def _timeline_lines(detail: IncidentRecord, translate: Callable[[str], str]) -> list[str]:
+    lines: list[str] = []
     for row in timeline(detail):
         if row.day:
             lines += [f"### {translate(row.day)}", ""]
@@ -465,4 +462,9 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             for guard in row.guards
             if guard.word != "allow"
         ]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _jobs_line(incident: Incident, translate: Callable[[str], str]) -> str:
+    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
+    return translate(say("console.incident_jobs_hit", jobs_hit=jobs))

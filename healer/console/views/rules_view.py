@@ -253,12 +253,12 @@ def _sentence(stored: Any) -> Said:
 def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
     if not incident or incident not in real:
         return {}
-    known = {
+    judgements = {
         True: say("console.rules_true_fault"),
         False: say("console.rules_false_alarm"),
         None: say("console.reports_not_judged"),
     }
-    return {"incident": incident, "review": known[real[incident]]}
+    return {"incident": incident, "review": judgements[real[incident]]}
 
 
 def _value_words(value: Any) -> Said:

@@ -277,7 +277,9 @@ def _record(record: AuditRecord, incident: Incident) -> TimelineRow:
     ours = record.actor == "healer"
     reason = str(record.data.get("reason") or record.data.get("why") or "")
     # A record has plain text; the incident has the same as a sentence.
-    sentences = {sentence: sentence for sentence in (incident.title, incident.closed_why) if sentence}
+    sentences: dict[str, str] = {
+        sentence: sentence for sentence in (incident.title, incident.closed_why) if sentence
+    }
     return TimelineRow(
         at=record.at,
         kind="healer" if ours else "person",

@@ -117,11 +117,11 @@ def counted(count: int, noun: str) -> Said:
     return say(f"words.count_{noun}", count=count)
 
 
-def numbers(found: Sequence[int]) -> str:
+def numbers(found: Sequence[int]) -> Said:
     """`0 to 7`, `0, 3`; of sorted numbers."""
     if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
-        return f"{found[0]} to {found[-1]}"
-    return ", ".join(map(str, found))
+        return say("words.range", first=found[0], last=found[-1])
+    return joined(map(str, found), "comma")
 
 
 def names(items: Sequence[str], show: int = 3) -> Said:

@@ -35,7 +35,7 @@ def denial_of(incident: Incident, sender: str) -> Said:
     claim = next(denied, None)
     if claim is None:
         return NO_WORDS
-    why = quoted(claim.denied)
+    why = quoted(claim.denied or "")
     return say("decisions.relay_denied", sender=sender, node=claim.component.node, why=why)
 
 

@@ -11,7 +11,7 @@ from healer.model.component import Component
 from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 #: Alertmanager and Grafana repeat a firing alert every 4 h by default: twice that, plus the hour in which a
 #: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
@@ -223,7 +223,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None = None
     outcome: Outcome = Outcome.open
     ended_at: datetime | None = None
-    why: Said = NO_WORDS
+    why: Said = msgspec.field(default_factory=no_words)
 
 
 class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +289,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sent_by: str = ""
     #: The run that asked the node about it; and what the node shows instead, where that denies it.
     look: str = ""
-    denied: Said = NO_WORDS
+    denied: Said | None = None
 
 
 # Wide: all that any detector may say; each says a few of the fields that have a default.
@@ -328,7 +328,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     remedy: Remedy | None = None
     cause: Cause | None = None
     #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
-    title: Said = NO_WORDS
+    title: Said | None = None
     #: Of a forecast: where the trend leads.
     foreseen: Trend | None = None
 

@@ -12,7 +12,7 @@ import msgspec
 
 from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot, slurm_kind
 from healer.model.vocabulary import BreakerState, FaultClass, Guard, Mode, Remedy, RunState, Severity, Verb
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 #: A run that a person let go counts as one of the first ones while it is in one of these: not when it is
 #: stuck, and not when it was cancelled or taken back.
@@ -97,7 +97,7 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     state: BreakerState = BreakerState.closed
     since: datetime | None = None
-    why: Said = NO_WORDS
+    why: Said = msgspec.field(default_factory=no_words)
     roots: tuple[Root, ...] = ()
     reset_by: str | None = None
     reset_reason: str | None = None
@@ -318,7 +318,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
     #: Why its evidence is not believed by itself; then it needs a person's approval.
-    doubt: Said = NO_WORDS
+    doubt: Said = msgspec.field(default_factory=no_words)
     #: Only a relay's text says so: no job that may still make steps is restarted for it.
     one_word: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.

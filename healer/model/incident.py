@@ -22,7 +22,7 @@ from healer.model.vocabulary import (
     Verb,
     Verdict,
 )
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 
 class JobHit(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     #: The same, where healer may act on it: the run ends and leaves the node to that.
     gives_way_to: str | None = None
     #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
-    plan: Said = NO_WORDS
+    plan: Said = msgspec.field(default_factory=no_words)
     #: Since when it waits to be seen again (`seen_again`): the end of that plan, or a boot that may have
     #: ended its fault. Evidence from before counts for nothing until then. Stored as `plan_over`.
     waits_since: datetime | None = msgspec.field(default=None, name="plan_over")
@@ -189,7 +189,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: tuple[RuledOut, ...] = ()
     #: Why its evidence is not believed by itself (law 2): its sender is suspect. Nothing is done then unless
     #: a person approves.
-    doubt: Said = NO_WORDS
+    doubt: Said = msgspec.field(default_factory=no_words)
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.model.slurm import SlurmNode
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 
 class LastContact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,7 +32,7 @@ class FabricState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     status: str
     healthy: bool
-    text: Said = NO_WORDS
+    text: Said = msgspec.field(default_factory=no_words)
 
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int
     stacks: tuple[Stack, ...] = ()
-    text: Said = NO_WORDS
+    text: Said = msgspec.field(default_factory=no_words)
 
 
 #: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
@@ -123,7 +123,7 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     gpus: tuple[GpuActivity, ...] = ()
     dumps: tuple[RecorderFile, ...] = ()
-    text: Said = NO_WORDS
+    text: Said = msgspec.field(default_factory=no_words)
 
 
 #: What is compared; `words.fact_*` names it. Each value is a text; of several GPUs or cards all different
@@ -262,7 +262,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     by: str
     incident: str | None = None
-    reason: Said = NO_WORDS
+    reason: Said = msgspec.field(default_factory=no_words)
     data: dict[str, Any] = {}
 
 

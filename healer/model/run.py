@@ -11,7 +11,7 @@ import msgspec
 
 from healer.model.slurm import SlurmNode
 from healer.model.vocabulary import REMEDY_LADDER, Mode, Remedy, RunState, Verb
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 
 def run_id(subject: str) -> str:
@@ -81,7 +81,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     event: StepEvent
     attempt: int = 1
-    text: Said = NO_WORDS
+    text: Said = msgspec.field(default_factory=no_words)
     data: dict[str, Any] = {}
     seq: int = 0
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from healer.model.component import OUTAGE_PLACES, PlaceKind
-from healer.text import NO_WORDS, Said
+from healer.text import Said
 
 #: What every reason of ours starts with: `healer:<rule> inc:<short id> <text>`.
 OUR_PREFIX = "healer:"
@@ -466,7 +466,7 @@ class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     role: str = ""
     version: str = ""
     answer_s: float | None = None
-    problem: Said = NO_WORDS
+    problem: Said | None = None
     #: Requests in work, messages that wait to leave, records that wait for slurmdbd (sdiag).
     threads: int | None = None
     agent_queue: int | None = None

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 #: The name of a model's scorer.
 FOREST = "forest"
@@ -99,7 +99,7 @@ class ModelComparison(msgspec.Struct, frozen=True, kw_only=True):
     found: float
     above_before: float | None = None
     found_before: float | None = None
-    refused: Said = NO_WORDS
+    refused: Said = msgspec.field(default_factory=no_words)
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,9 +87,9 @@ def troubles(controller: Controller | None) -> list[Report]:
 def _text(trouble: Trouble, seen: Controller) -> Said:
     match trouble:
         case Trouble.away:
-            return say("observations.slurm_away", problem=unstopped(quoted(seen.problem)))
+            return say("observations.slurm_away", problem=unstopped(quoted(seen.problem or "")))
         case Trouble.other_cluster:
-            return unstopped(quoted(seen.problem))
+            return unstopped(quoted(seen.problem or ""))
         case Trouble.backup:
             if seen.host:
                 return say("observations.backup_on", host=seen.host)

@@ -47,7 +47,7 @@ from healer.model import (
 )
 from healer.model.incident import bad_nodes
 from healer.model.telemetry import ScrapeState, Unusual
-from healer.text import NO_WORDS, Said
+from healer.text import Said, no_words
 
 
 class Queue(NamedTuple):
@@ -88,7 +88,7 @@ class ModelSeen(msgspec.Struct, frozen=True, kw_only=True):
     trained_at: datetime
     in_force_at: datetime | None = None
     by: str = ""
-    last_outcome: Said = NO_WORDS
+    last_outcome: Said = msgspec.field(default_factory=no_words)
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,7 +350,7 @@ class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     since: datetime
     until: datetime
-    text: Said = NO_WORDS
+    text: Said = msgspec.field(default_factory=no_words)
 
 
 class JobRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,11 @@ class Said(str):
 NO_WORDS = Said("")
 
 
+def no_words() -> Said:
+    """For fields of the API: msgspec describes no default of a type of one's own."""
+    return NO_WORDS
+
+
 def say(key: str, /, **args: Argument) -> Said:
     """The sentence of this key in English. `count` chooses between its plural forms.
 

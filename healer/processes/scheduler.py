@@ -25,7 +25,7 @@ from healer.ports.lease import SENT
 from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Snapshots
 from healer.ports.transactions import Ledger, Poke
 from healer.telling.news import enrolled_again_page, seal_page
-from healer.text import NO_WORDS, Said, quoted, say
+from healer.text import Said, quoted, say
 
 log = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class Poll:
 
     def __call__(self) -> float:
         begun = self._stopwatch()
-        problem, other = NO_WORDS, False
+        problem, other = None, False
         try:
             snapshot = self._scheduler.snapshot()
         except SchedulerError as error:
@@ -107,7 +107,7 @@ class Poll:
         self._rest_s = rest_s(spent_s, state, self._rest_s)
         return self._rest_s
 
-    def _asked(self, problem: Said) -> Controller:
+    def _asked(self, problem: Said | None) -> Controller:
         """slurmctld's figures. That it gives none is a problem, unless no adapter here can ask for them."""
         now = self._clock.now()
         try:

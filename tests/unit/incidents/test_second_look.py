@@ -235,7 +235,7 @@ def test_denied_it_is_marked_and_proves_nothing() -> None:
 
 def test_what_the_node_cannot_tell_changes_nothing() -> None:
     about = answered(LookAnswer(result=LookResult.unknown, text="?"))
-    assert [evidence.denied for evidence in about.evidence] == [""]
+    assert [evidence.denied for evidence in about.evidence] == [None]
     assert unproven_senders(about) == ("relay",) and not is_denied(about)
 
 

@@ -72,7 +72,7 @@ def test_while_it_is_away_its_figures_are_the_last_known_ones() -> None:
     assert (away.host, away.version, away.threads, away.at) == ("ctl1", "24.11.5", 220, at(10))
     assert away.since == {Trouble.away: at(10), Trouble.backlog: START}
     back = noted(seen(20, threads=1), away, LIMITS)
-    assert (back.since, back.problem) == ({}, "")
+    assert (back.since, back.problem) == ({}, None)
 
 
 def test_slurmdbd_is_away_when_its_queue_grows_and_does_not_fall() -> None:

@@ -25,6 +25,7 @@ from healer.model import AuditRecord, Component, Role
 from healer.model.shown import shown
 from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, SESSION_LASTS, Caller
 from healer.ports.request_errors import Unavailable
+from healer.text import say
 
 CSRF_HEADER = "x-healer-csrf"
 _READERS = frozenset({Role.viewer, Role.responder, Role.operator, Role.admin, Role.auditor})
@@ -42,10 +43,7 @@ _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
 #: While the database is away, a token for signals that was valid within this time still writes signals.
 REMEMBERED_S = 900.0
-_NO_CLUSTER = (
-    "this token is bound to a node or a job, and not to its cluster: make it anew with --cluster, "
-    "as clusters number their nodes and jobs alike"
-)
+_NO_CLUSTER = say("api.access_this_token_bound_node_or")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Refusals recorded per minute: of all, and of one token.
 _REFUSALS, _REFUSALS_OF_ONE = 100, 20
@@ -87,11 +85,13 @@ def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | No
     if caller.cluster:
         at, of = ([pair for pair in named if pair[0] != caller.cluster] for named in (nodes, jobs))
         if at or of:
-            return Foreign(f"this token is bound to the cluster {caller.cluster}", _components(at, of))
+            return Foreign(
+                say("api.access_this_token_bound_cluster", cluster=caller.cluster), _components(at, of)
+            )
     if caller.node and (at := [pair for pair in nodes if pair[1] != caller.node]):
-        return Foreign(f"this token is bound to the node {caller.node}", _components(at))
+        return Foreign(say("api.access_this_token_bound_node", node=caller.node), _components(at))
     if caller.job and (of := [pair for pair in jobs if pair[1] != caller.job]):
-        return Foreign(f"this token is bound to the job {caller.job}", _components(jobs=of))
+        return Foreign(say("api.access_this_token_bound_job", job=caller.job), _components(jobs=of))
     return None
 
 
@@ -303,14 +303,14 @@ def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
         return
     sent = request.headers.get(CSRF_HEADER, "")
     if not hmac.compare_digest(sent.encode(), (caller.csrf or "").encode()):
-        raise Problem(403, "the X-Healer-CSRF header does not fit this session", code="csrf")
+        raise Problem(403, say("api.access_x_healer_csrf_header_does"), code="csrf")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     same = site in {"same-origin", "none"} or (
         origin is not None and urlsplit(origin).netloc == request.headers.get("host")
     )
     if not same:
-        raise Problem(403, "a request with a session must come from healer's own pages", code="csrf")
+        raise Problem(403, say("api.access_request_with_session_must_come"), code="csrf")
 
 
 class Need:
@@ -324,7 +324,9 @@ class Need:
         caller = await access.caller(request)
         if caller.role not in ALLOWED[self.role]:
             await refuse(
-                request, caller, f"this needs the role {self.role.value}, yours is {caller.role.value}"
+                request,
+                caller,
+                say("api.access_this_needs_role_yours", value=self.role.value, value2=caller.role.value),
             )
         _only_known_query(request)
         return caller
@@ -409,7 +411,9 @@ def named_cluster(services: Services, caller: Caller, wanted: str | None = None)
     """The cluster as named, else the token's own, else the only one. 422 if that leaves it open."""
     cluster = wanted or caller.cluster or services.only
     if not cluster:
-        raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
+        raise field_error(
+            "cluster", say("api.access_name_cluster_one", clusters=", ".join(services.clusters))
+        )
     return cluster
 
 
@@ -438,5 +442,9 @@ def _only_known_query(request: Request) -> None:
     allowed = {field.alias for part in (dependant, *dependant.dependencies) for field in part.query_params}
     unknown = sorted(set(request.query_params) - allowed)
     if unknown:
-        errors = [{"field": name[:100], "detail": "no such query parameter"} for name in unknown]
-        raise Problem(422, f"no such query parameter: {unknown[0][:100]}", errors=errors)
+        errors = [
+            {"field": name[:100], "detail": say("api.access_no_such_query_parameter")} for name in unknown
+        ]
+        raise Problem(
+            422, say("api.access_no_such_query_parameter_2", unknown=unknown[0][:100]), errors=errors
+        )

@@ -56,6 +56,7 @@ from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import GuardRefused, NotFound
+from healer.text import say
 
 router = APIRouter(tags=["acting"])
 #: How long an answer waits for the detector; after it, 202.
@@ -69,7 +70,7 @@ _DONE = answers(Incident, "the incident as it is now") | answers(
 def _allowed_incident(request: Request, caller: Caller, id: str) -> Incident:
     incident = services_of(request).queries.incidents.find(id)
     if incident is None:
-        raise NotFound(f"there is no incident {id}")
+        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
     job = caller.job if caller.job in incident.jobs_hit else None
     confine(request, caller, cluster=incident.cluster, node=incident.root.node, job=job)
     return incident
@@ -195,7 +196,7 @@ def start_run(
     if dry_run or body.dry_run:
         return answer(request, services.runs.preview(wanted))
     if not body.reason:
-        raise field_error("reason", "a run needs a reason")
+        raise field_error("reason", say("api.acting_routes_run_needs_reason"))
 
     def act(identity: str) -> Response:
         run = services.runs.start(msgspec.structs.replace(wanted, id=identity))
@@ -207,15 +208,31 @@ def start_run(
 def _check_target(playbook: Playbook, body: RunBody) -> None:
     other = "job" if playbook.target == "node" else "node"
     if not getattr(body, playbook.target):
-        raise field_error(playbook.target, f"the playbook {playbook.name} needs a {playbook.target}")
+        raise field_error(
+            playbook.target,
+            say("api.acting_routes_playbook_needs", name=playbook.name, target=playbook.target),
+        )
     if getattr(body, other):
-        raise field_error(other, f"the playbook {playbook.name} takes a {playbook.target}, not a {other}")
+        raise field_error(
+            other,
+            say(
+                "api.acting_routes_playbook_takes_not",
+                name=playbook.name,
+                target=playbook.target,
+                other=other,
+            ),
+        )
 
 
 def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
     least = Role.responder if playbook.level <= 1 else Role.operator
     if caller.role not in ALLOWED[least]:
-        why = f"the playbook {playbook.name} needs the role {least.value}, yours is {caller.role.value}"
+        why = say(
+            "api.acting_routes_playbook_needs_role_yours",
+            name=playbook.name,
+            value=least.value,
+            value2=caller.role.value,
+        )
         raise _refusal(request, caller, why)
 
 
@@ -248,7 +265,7 @@ def _on_run(
     services = services_of(request)
     run = services.queries.runs.find(id)
     if run is None:
-        raise NotFound(f"there is no run {id}")
+        raise NotFound(say("api.acting_routes_there_no_run", id=id))
     confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
     command = getattr(services.runs, verb)
 
@@ -345,11 +362,11 @@ def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
 
 def _check_pause(services: Services, caller: Caller, request: Request, body: PauseBody) -> None:
     if body.scope == "all" and body.name:
-        raise field_error("name", "the scope all takes no name")
+        raise field_error("name", say("api.acting_routes_scope_all_takes_no_name"))
     if body.scope not in {"all", "cluster"} and not body.name:
-        raise field_error("name", f"which {body.scope} is to be paused")
+        raise field_error("name", say("api.acting_routes_which_be_paused", scope=body.scope))
     if body.until is not None and body.until <= services.clock.now():
-        raise field_error("until", "lies in the past")
+        raise field_error("until", say("api.acting_routes_lies_past"))
     cluster = body.name if body.scope == "cluster" and body.name else body.cluster
     node = body.name if body.scope == "node" else None
     confine(request, caller, cluster=cluster or caller.cluster, node=node)
@@ -381,7 +398,7 @@ def end_pause(
     in_force = services.queries.clusters.pauses(services.clock.now())
     pause = next((pause for pause in in_force if pause.id == id), None)
     if pause is None:
-        raise NotFound(f"no pause {id} is in force")
+        raise NotFound(say("api.acting_routes_no_pause_force", id=id))
     confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
     words = body or Reason(reason=reason or "no reason given")
 
@@ -397,7 +414,7 @@ def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Respons
     """After a storm: lets one canary through. A named person says why."""
     services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
     if cluster not in {breaker.cluster for breaker in services.queries.clusters.breakers()}:
-        raise NotFound(f"there is no cluster {cluster}")
+        raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
 
     def act(identity: str) -> Response:
         reset = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)

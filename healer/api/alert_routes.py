@@ -45,6 +45,7 @@ from healer.signals.alert_bodies import (
 )
 from healer.signals.rejects import BadEntry, Rejects
 from healer.signals.wire import HasNode
+from healer.text import say
 
 #: Events of one request whose bodies are stored at the same time.
 _AT_ONCE = 32
@@ -140,7 +141,7 @@ class CloudEventRoutes:
         alerts = enveloped_observations(items, await self._alerts.site(caller, has_node), now)
         if caller.job and (others or not inner):
             spoken = [alert.component for alert in alerts.observations]
-            await refuse(request, caller, f"this token is bound to the job {caller.job}", spoken)
+            await refuse(request, caller, say("api.access_this_token_bound_job", job=caller.job), spoken)
         await confine(request, caller, alerts.nodes())
         refused: list[Foreign] = []
         try:

@@ -30,6 +30,7 @@ from healer.model import (
 )
 from healer.ports.answers import Page
 from healer.ports.request_errors import NotFound
+from healer.text import say
 
 router = APIRouter(tags=["reading"])
 _LISTED = answers(Page[EvidenceFile], "its files, oldest first")
@@ -46,7 +47,7 @@ def incident_evidence(request: Request, caller: Operator, id: Id) -> Response:
     services = services_of(request)
     found = services.queries.incidents.find(id)
     if found is None:
-        raise NotFound(f"there is no incident {id}")
+        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
     confine(request, caller, cluster=found.cluster, node=found.root.node)
     return answer(request, Page(items=services.evidence.files(incident=found.id)))
 
@@ -57,7 +58,7 @@ def run_evidence(request: Request, caller: Operator, id: Id) -> Response:
     services = services_of(request)
     found = services.queries.runs.find(id)
     if found is None:
-        raise NotFound(f"there is no run {id}")
+        raise NotFound(say("api.acting_routes_there_no_run", id=id))
     confine(request, caller, cluster=found.cluster, node=found.node)
     return answer(request, Page(items=services.evidence.files(run=found.id)))
 
@@ -68,7 +69,7 @@ def evidence_file(request: Request, caller: Operator, id: Id) -> Response:
     services = services_of(request)
     found = services.evidence.file(id)
     if found is None:
-        raise NotFound(f"there is no evidence {id}: it was never whole, or is too old")
+        raise NotFound(say("api.collection_routes_there_no_evidence_was_never", id=id))
     confine(request, caller, cluster=found.cluster, node=found.node)
     data = services.evidence.content(found.id)
     services.controls.audit(

@@ -35,6 +35,7 @@ from healer.api.services import services_of
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.callers import Caller, Credential, CredentialRefused
 from healer.ports.request_errors import TooMany
+from healer.text import say
 
 router = APIRouter(tags=["signals"])
 PURPOSE = "healer enroll"
@@ -115,7 +116,9 @@ def enroll(request: Request, body: EnrollBody) -> Response:
             # Each cluster's munge has its own key: what it decodes was made on a machine of that cluster.
             cluster = body.cluster or services.only
             if not cluster:
-                raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
+                raise field_error(
+                    "cluster", say("api.access_name_cluster_one", clusters=", ".join(services.clusters))
+                )
             credential = services.credentials(cluster).decode(body.credential)
             view = _enrolled(request, cluster, credential, peer)
     except CredentialRefused as error:

@@ -32,6 +32,7 @@ from healer.model import REJECTIONS, Delivery, DeliveryState, Person, Role, Run,
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
+from healer.text import say
 
 router = APIRouter()
 
@@ -173,7 +174,7 @@ def _answer(services: Services, press: Press) -> None:
     try:
         text = press_done(services, press)
     except (Conflict, Forbidden, NotFound, Unavailable) as error:
-        text = f"Nothing was done: {error}"
+        text = say("api.message_routes_nothing_was_done", error=str(error))
     except GuardRefused as error:
         text = f"Nothing was done: the guard {error.answer.guard} refuses it. {error.answer.why}"
     except Exception:
@@ -204,7 +205,11 @@ def press_done(services: Services, press: Press) -> str:
 
 
 def _named(run: Run) -> str:
-    return f"{run.playbook} on {run.node or f'job {run.job}'}"
+    return say(
+        "api.message_routes_on",
+        playbook=run.playbook,
+        node=run.node or say("api.message_routes_job", job=run.job),
+    )
 
 
 def _speaks_of(person: Person, run: Run) -> bool:

@@ -28,7 +28,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
-from healer.text import to_text
+from healer.text import Said, say, to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -99,20 +99,20 @@ class Problem(Exception):
 
 def field_error(field: str, text: str) -> Problem:
     """422 for one field."""
-    return Problem(422, f"{field}: {text}", errors=[{"field": field, "detail": text}])
+    return Problem(422, say("api.field", field=field, text=text), errors=[{"field": field, "detail": text}])
 
 
 def unauthenticated() -> Problem:
     return Problem(
         401,
-        "this needs a token (Authorization: Bearer heal_…) or a console session",
+        say("api.problems_this_needs_token_authorization_bearer"),
         headers={"WWW-Authenticate": 'Bearer realm="healer"'},
     )
 
 
 def ending() -> Problem:
     """For a request that the stop of this process cuts off."""
-    return Problem(503, "this process ends", headers={"Retry-After": "5"})
+    return Problem(503, say("api.problems_this_process_ends"), headers={"Retry-After": "5"})
 
 
 def problem_of(error: Exception) -> Problem:
@@ -120,7 +120,7 @@ def problem_of(error: Exception) -> Problem:
     for kind, make in _MAKERS:
         if isinstance(error, kind):
             return make(error)
-    return Problem(500, "something went wrong here; it is in the log of the API")
+    return Problem(500, say("api.problems_something_went_wrong_here_log"))
 
 
 def _guard_refused(error: GuardRefused) -> Problem:
@@ -139,25 +139,37 @@ def _invalid(error: RequestValidationError) -> Problem:
     errors = []
     for found in error.errors():
         if found.get("type") == "json_invalid":
-            return Problem(422, "the body is not JSON", errors=[{"field": "body", "detail": "not JSON"}])
+            return Problem(
+                422,
+                say("api.problems_body_not_json"),
+                errors=[{"field": "body", "detail": say("api.problems_not_json")}],
+            )
         place = [str(part) for part in found.get("loc", ())]
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
         field = field.encode("utf-8", "replace").decode()[:200]
-        errors.append({"field": field, "detail": str(found.get("msg", "not valid"))})
-    first = errors[0] if errors else {"field": "request", "detail": "not valid"}
+        errors.append({"field": field, "detail": str(found.get("msg", say("api.problems_not_valid")))})
+    first = errors[0] if errors else {"field": "request", "detail": say("api.problems_not_valid")}
     return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
 
 
-_IN_FLIGHT = "a request with this Idempotency-Key is being worked on"
-_REUSED = "this Idempotency-Key was used for another request"
+_IN_FLIGHT = say("api.problems_request_with_this_idempotency_key")
+_REUSED = say("api.problems_this_idempotency_key_was_used")
+
+
+def _sentence(error: Exception) -> str:
+    """Its text; by key where it was raised with one."""
+    last = error.args[-1] if error.args else ""
+    return last if isinstance(last, Said) else str(error)
+
+
 #: The errors that mean something to the caller; the first that fits counts.
 _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Problem, lambda error: error),
     (GuardRefused, _guard_refused),
-    (NotFound, lambda error: Problem(404, str(error))),
-    (Conflict, lambda error: Problem(409, str(error))),
-    (Forbidden, lambda error: Problem(403, str(error))),
-    (Invalid, lambda error: field_error(error.field, str(error))),
+    (NotFound, lambda error: Problem(404, _sentence(error))),
+    (Conflict, lambda error: Problem(409, _sentence(error))),
+    (Forbidden, lambda error: Problem(403, _sentence(error))),
+    (Invalid, lambda error: field_error(error.field, _sentence(error))),
     (KeyInFlight, lambda _: Problem(409, _IN_FLIGHT, code="in_flight")),
     (KeyReused, lambda _: Problem(422, _REUSED, code="idempotency_key_reused")),
     (Unavailable, lambda error: Problem(503, str(error), headers={"Retry-After": "1"})),

@@ -45,6 +45,7 @@ from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
 from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 from healer.ports.request_errors import NotFound
+from healer.text import say
 
 router = APIRouter(tags=["reading"])
 #: An alert that fires was reported within this time.
@@ -75,7 +76,7 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
     now, rules, signals = services.clock.now(), services.rules(), services.queries.signals
     rows = services.queries.nodes.rows(cluster, node, now)
     if rows is None:
-        raise NotFound(f"Slurm knows no node {node} in the cluster {cluster}")
+        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
     reports, columns = signals.node_signals(cluster, node, now - VALUES)
     found = msgspec.structs.replace(
         one_node(rows, rules, now),
@@ -106,7 +107,7 @@ def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
     batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))
     if found is None:
-        raise NotFound(f"neither Slurm nor healer knows a job {job} in the cluster {cluster}")
+        raise NotFound(say("api.reading_routes_neither_slurm_nor_healer_knows", job=job, cluster=cluster))
     return answer(request, found)
 
 
@@ -141,7 +142,7 @@ def incident(request: Request, caller: Viewer, id: Id) -> Response:
     services = services_of(request)
     rows = services.queries.incidents.rows(id)
     if rows is None:
-        raise NotFound(f"there is no incident {id}")
+        raise NotFound(say("api.acting_routes_there_no_incident", id=id))
     found = rows.incident
     job = caller.job if caller.job in found.jobs_hit else None
     confine(request, caller, cluster=found.cluster, node=found.root.node, job=job)
@@ -178,7 +179,7 @@ def run(request: Request, caller: Viewer, id: Id) -> Response:
     services = services_of(request)
     found = services.queries.runs.record(id)
     if found is None:
-        raise NotFound(f"there is no run {id}")
+        raise NotFound(say("api.acting_routes_there_no_run", id=id))
     confine(request, caller, cluster=found.run.cluster, node=found.run.node, job=found.run.job)
     return answer(request, run_detail(found, services.rules()))
 
@@ -218,7 +219,7 @@ def breaker(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     breakers = services.queries.clusters.breakers()
     found = next((breaker for breaker in breakers if breaker.cluster == name), None)
     if found is None:
-        raise NotFound(f"there is no cluster {name}")
+        raise NotFound(say("api.reading_routes_there_no_cluster", name=name))
     return answer(request, found)
 
 
@@ -271,7 +272,9 @@ def stats(
     """Counts by rule and cause, and the times to detect, decide, drain and return."""
     if since is not None and since.tzinfo is None:
         raise Problem(
-            422, "since: a time needs a zone, such as Z", errors=[{"field": "since", "detail": "no zone"}]
+            422,
+            say("api.reading_routes_since_time_needs_zone_such"),
+            errors=[{"field": "since", "detail": say("api.reading_routes_no_zone")}],
         )
     clusters = clusters_shown(request, caller, cluster)
     return answer(request, services_of(request).queries.figures.stats(clusters, since))
@@ -281,9 +284,9 @@ def stats(
 async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
     """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset`: fetch everything again."""
     if caller.node or caller.job:
-        raise Problem(403, "a token bound to a node or job cannot listen to everything")
+        raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
     if caller.cluster and cluster not in (None, caller.cluster):
-        raise Problem(403, f"this token is bound to the cluster {caller.cluster}")
+        raise Problem(403, say("api.access_this_token_bound_cluster", cluster=caller.cluster))
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
     return StreamingResponse(

@@ -13,6 +13,7 @@ from healer.api.responses import answer
 from healer.api.services import Services, services_of
 from healer.model import Reference, differences, merged_facts, node_kind
 from healer.ports.request_errors import Conflict, NotFound
+from healer.text import say
 
 router = APIRouter(tags=["acting"])
 
@@ -79,11 +80,11 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     snapshot = services.queries.clusters.snapshots().get(cluster)
     shown = snapshot.nodes.get(body.node) if snapshot is not None else None
     if snapshot is None or shown is None:
-        raise NotFound(f"Slurm knows no node {body.node} in the cluster {cluster}")
+        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=body.node, cluster=cluster))
     reported = {inventory.node: inventory.facts for inventory in services.queries.nodes.inventories(cluster)}
     facts = merged_facts(shown, reported.get(body.node))
     if not facts:
-        raise Conflict(f"{body.node} told nothing of itself yet: no driver, no firmware, no settings")
+        raise Conflict(say("api.reference_routes_told_nothing_itself_yet_no", node=body.node))
     kind = (body.kind or node_kind(shown.gpu_model)).lower()
     reference = Reference(
         cluster=cluster,
@@ -126,7 +127,7 @@ def forget(
     confine(request, caller, cluster=cluster)
     reference = {found.kind: found for found in services.queries.nodes.references(cluster)}.get(kind)
     if reference is None:
-        raise NotFound(f"there is no reference for {kind} in the cluster {cluster}")
+        raise NotFound(say("api.reference_routes_there_no_reference_for_cluster", kind=kind, cluster=cluster))
     words = body or Reason(reason="no reason given")
 
     def act(identity: str) -> Response:

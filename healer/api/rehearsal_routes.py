@@ -19,6 +19,7 @@ from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, NotFound
 from healer.rulebook.source import unified_diff
+from healer.text import say
 
 router = APIRouter(tags=["rules"])
 NEWEST = 50
@@ -65,7 +66,7 @@ def done(
     in_cluster = allowed_cluster(request, caller, cluster)
     for name, at in (("since", since), ("until", until)):
         if at.tzinfo is None:
-            raise field_error(name, "a moment with its zone")
+            raise field_error(name, say("api.rehearsal_routes_moment_with_zone"))
     return answer(request, services_of(request).done(in_cluster, since, until))
 
 
@@ -109,14 +110,16 @@ def _checked(services: Services, cluster: str, body: RehearsalBody) -> str | Non
     except ValueError as error:
         raise field_error("file", str(error)) from None
     if before == body.text:
-        raise field_error("text", f"{body.file} says this already")
+        raise field_error("text", say("api.rehearsal_routes_says_this_already", file=body.file))
     recorded = services.recordings(cluster)
     if not recorded.files:
-        raise Conflict(recorded.problem or "nothing is recorded yet: HEALER_RECORDING=on starts it")
+        raise Conflict(recorded.problem or say("api.rehearsal_routes_nothing_recorded_yet_healer_recording"))
     problems = services.rule_files.problems(body.file, body.text)
     if problems:
         errors = [{"field": "text", "detail": problem} for problem in problems[:_PROBLEMS]]
-        raise Problem(422, f"the rules would not be valid: {problems[0]}", errors=errors)
+        raise Problem(
+            422, say("api.rehearsal_routes_rules_would_not_be_valid", problems=problems[0]), errors=errors
+        )
     return before
 
 
@@ -186,7 +189,7 @@ def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
 def _allowed_rehearsal(request: Request, caller: Caller, id: str) -> Rehearsal:
     rehearsal = services_of(request).rehearsals.find(id)
     if rehearsal is None:
-        raise NotFound(f"no change {id} was tried")
+        raise NotFound(say("api.rehearsal_routes_no_change_was_tried", id=id))
     confine(request, caller, cluster=rehearsal.cluster)
     return rehearsal
 

@@ -22,6 +22,7 @@ from healer.model import (
 )
 from healer.ports.answers import RuleRecord
 from healer.ports.request_errors import NotFound
+from healer.text import say
 
 
 class BreakerView(Breaker, frozen=True, kw_only=True):
@@ -104,17 +105,17 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord, trials: Sequence[T
 def check_mode(rule: Rule, mode: Mode) -> None:
     """Problem 422: nothing has failed yet in a forecast, so a person approves its runs."""
     if rule.forecast and mode is Mode.auto:
-        raise field_error("mode", f"{rule.name} is a forecast: its mode is approve at most")
+        raise field_error("mode", say("api.rules_forecast_mode_approve_most", name=rule.name))
 
 
 def rule_named(rules: Ruleset, name: str) -> Rule:
     rule = next((rule for rule in rules.rules if rule.name == name), None)
     if rule is None:
-        raise NotFound(f"there is no rule {name}")
+        raise NotFound(say("api.rules_there_no_rule", name=name))
     return rule
 
 
 def playbook_named(rules: Ruleset, name: str) -> Playbook:
     if name not in rules.playbooks:
-        raise NotFound(f"there is no playbook {name}")
+        raise NotFound(say("api.rules_there_no_playbook", name=name))
     return rules.playbooks[name]

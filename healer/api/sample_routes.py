@@ -48,6 +48,7 @@ from healer.signals.series import LIMITS, Measured
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody, HasNode
+from healer.text import say
 
 R = TypeVar("R", Measured, Steps)
 #: Bytes of bodies that may wait, and that are written in one commit.
@@ -213,7 +214,7 @@ class MeasuringRoutes:
         known_query(request, {"cluster", *also})
         wanted, served = query_of(request).get("cluster") or None, self._preamble.served
         if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
-            why = f"this token is bound to the cluster {caller.cluster}"
+            why = say("api.access_this_token_bound_cluster", cluster=caller.cluster)
             await refuse(request, caller, why, await self._preamble.mentioned(request))
         if open_ok and not (wanted or self._preamble.default_cluster(caller)):
             return ""

@@ -23,6 +23,7 @@ from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from healer.signals import wire
 from healer.signals.hook_reports import HOOKS
+from healer.text import to_text
 
 #: A sender waits this long for a database that is away before it hears 503.
 WAIT_S = 5.0
@@ -345,7 +346,7 @@ _COUNTERS = {
     route: {result: SIGNALS.labels(route, result) for result in _RESULTS if result != "duplicate"}
     for route in _SAMPLES
 }
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,13 +34,12 @@ from healer.ports.signal_stores import Arrival
 from healer.ports.transactions import HookStanding
 from healer.signals.hook_reports import HOOKS, HookSeen, HooksSeen, arrivals, hook_reports, nodes_of_hooks
 from healer.signals.translate import Translator
-from healer.text import NO_WORDS
 
 #: A hook with a new fault line waits so long for the decision (it gives up after 3 s), and asks this often.
 WAIT_S, LOOK_S = 2.3, 0.15
 #: Further hooks do not wait: each asks the database a few times a second.
 WAITING_MAX = 32
-_HEALTHY = HookStanding(verdict=Verdict.healthy, reason=NO_WORDS)
+_HEALTHY = HookStanding(verdict=Verdict.healthy, reason="")
 
 
 class HookRoutes:

@@ -19,6 +19,7 @@ from healer.model import Role
 from healer.signals import otlp_logs
 from healer.signals.otlp_values import message, status
 from healer.signals.wire import Rejected
+from healer.text import to_text
 
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _KINDS = frozenset({_JSON, _PROTOBUF})
@@ -26,7 +27,7 @@ _KINDS = frozenset({_JSON, _PROTOBUF})
 _REASONS = 5
 #: HTTP status -> code of google.rpc.Status; 2 is "unknown", 3 "invalid argument".
 _CODES = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 500: 13, 503: 14, 507: 8}
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
 class OtlpProblem(Problem):

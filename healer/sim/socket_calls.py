@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from healer.text import read_said, stored_json
+from healer.text import read_said, stored_json, to_text
 
 
 class Gone(Exception):
@@ -152,7 +152,7 @@ class CallClient:
             raise self._error_of(error) from error
 
     def _request(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Raw:
-        line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
+        line = msgspec.json.encode(_Request(name, list(args), kwargs), enc_hook=to_text) + b"\n"
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         sent = connection is not None

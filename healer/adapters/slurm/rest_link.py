@@ -24,7 +24,7 @@ from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.adapters.webhook import system_words
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import Said, quoted, say
+from healer.text import Said, quoted, say, to_text
 
 #: The time-out of version detection, which takes milliseconds: a hanging slurmrestd must leave time for the
 #: next adapter.
@@ -313,7 +313,7 @@ class RestHttp:
     ) -> tuple[int, bytes]:
         """HTTP status and body. Raises SchedulerUnavailable if there is no answer within `timeout_s`."""
         url = self._base + request.path + (f"?{urlencode(request.query)}" if request.query else "")
-        content = None if request.body is None else msgspec.json.encode(request.body)
+        content = None if request.body is None else msgspec.json.encode(request.body, enc_hook=to_text)
         with process.within(timeout_s):
             left_s = process.left_s(timeout_s)
             if not left_s:

@@ -25,7 +25,7 @@ from healer import __version__
 from healer.model import AuditRecord, Message, Ticket
 from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
-from healer.text import to_text
+from healer.text import to_plain, to_text
 
 TIMEOUT_S = 10.0
 #: The part of an answer that is read; a reference is short.
@@ -104,7 +104,7 @@ class WebhookNotifier:
     def send(self, message: Message) -> None:
         """Raises DeliveryFailed unless the answer is 2xx."""
         kind = "page" if message.page else "message"
-        data = {**msgspec.to_builtins(message), **_texts(message)}
+        data = {**to_plain(message), **_texts(message)}
         del data["about"]  # only for channels that render messages
         self._webhook.post(cloud_event(message.id, kind, message.cluster, message.incident, data))
 
@@ -119,7 +119,7 @@ class WebhookTickets:
     def send(self, ticket: Ticket) -> str:
         """Returns the answer's `reference` (JSON body), else its Location, else the known reference, else our
         id. Raises DeliveryFailed."""
-        data = {**msgspec.to_builtins(ticket), **_texts(ticket), "key": ticket.key}
+        data = {**to_plain(ticket), **_texts(ticket), "key": ticket.key}
         answer = self._webhook.post(cloud_event(ticket.id, "ticket", ticket.cluster, ticket.incident, data))
         return _reference(answer) or ticket.reference or ticket.id
 

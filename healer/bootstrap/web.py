@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 import structlog
 from fastapi import FastAPI
@@ -74,6 +73,7 @@ from healer.settings import Settings, SettingsError, rules_folder
 from healer.sim.ledger_tables import Tables
 from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
+from healer.text import from_stored
 
 #: Least interval of calls to the broker; no page waits for them.
 ASK_EVERY_S = 15.0
@@ -158,7 +158,7 @@ def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until
         alive = sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since)
         docs = conn.execute(sa.select(incidents.c.doc).where(touched, alive)).scalars()
         tables.incidents = {
-            incident.id: incident for incident in (msgspec.convert(doc, Incident) for doc in docs)
+            incident.id: incident for incident in (from_stored(doc, Incident) for doc in docs)
         }
         begun = sa.and_(runs.c.cluster == cluster, runs.c.created_at <= until)
         going = sa.or_(runs.c.ended_at.is_(None), runs.c.ended_at >= since)
@@ -171,7 +171,7 @@ def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until
             decisions.c.outcome.in_([Outcome.held.value, Outcome.refused.value]),
         )
         judged = conn.execute(sa.select(decisions.c.doc).where(held).order_by(decisions.c.id)).scalars()
-        tables.decisions = [msgspec.convert(doc, Decision) for doc in judged]
+        tables.decisions = [from_stored(doc, Decision) for doc in judged]
     return report_since(report(tables, rules, None, {}), since)
 
 

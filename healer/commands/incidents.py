@@ -9,6 +9,7 @@ import typer
 from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
 from healer.model import IncidentVerdict, JobHit
+from healer.text import from_stored
 
 
 def register(app: typer.Typer) -> None:
@@ -93,7 +94,7 @@ def _show(found: dict) -> None:
 def _verdict(document: dict) -> None:
     from healer.incidents.incident_verdict import certainty_text, ruled_out_text
 
-    verdict = msgspec.convert(document, IncidentVerdict)
+    verdict = from_stored(document, IncidentVerdict)
     nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
     say()
     say(f"VERDICT: {verdict.sentence}")

@@ -161,7 +161,8 @@ def _why_over(slot: Slot, facts: GateFacts, shown: SlurmSnapshot, now: datetime)
         # The run may have ended between the call and its log entry.
         ended = facts.unmade.get(slot.node)
         over = ended is not None and shown.taken_at - ended >= CLOCKS_DIFFER and since >= GRACE
-        return "its run ended before the node was drained" if over and not _ours(node) else None
+        out = _ours(node) or our_reservation(shown, node.name) is not None
+        return "its run ended before the node was drained" if over and not out else None
     resumed = shown.taken_at - slot.drained_at >= CLOCKS_DIFFER and _is_back(node, shown)
     return f"a person resumed {slot.node}" if resumed and is_vetoed(slot, facts.vetoes) else None
 

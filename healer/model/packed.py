@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model.telemetry import Report, StepBatch
+from healer.model.telemetry import UNNAMED_SENDER, Report, StepBatch
 
 _VERSION = b"\x01"
 #: Reports that are unpacked together: what is worked on stays in a processor's cache.
@@ -47,7 +47,8 @@ class _StepHead(msgspec.Struct, array_like=True):
     n: int
     #: Rows of ranks in an unfinished step: one byte more for each.
     open: bool = False
-    sent_by: str = ""
+    #: Earlier versions named none: it may be anybody.
+    sent_by: str = UNNAMED_SENDER
 
 
 class PackedReport(NamedTuple):

@@ -38,6 +38,11 @@ class FigureSenders:
         self._earlier: dict[int, NDArray[np.int16]] = {}
         self._at: dict[int, NDArray[np.float64]] = {}
 
+    @property
+    def nbytes(self) -> int:
+        arrays = (*self._by.values(), *self._earlier.values(), *self._at.values())
+        return sum(array.nbytes for array in arrays)
+
     def number(self, sender: str) -> int:
         """0: the node itself, or our scraper."""
         found = self._numbers.get(sender)
@@ -83,13 +88,13 @@ class FigureSenders:
         fresh = self._fresh(ring, signal, since_s, slice(node, node + 1))
         return {self._names[number] for number in np.unique(np.stack(fresh)).tolist()}
 
-    def of_peers(self, ring: int, signal: int, since_s: float) -> set[str]:
-        """Who sent that signal of so many of its nodes that it can shift what is usual."""
+    def of_peers(self, ring: int, signal: int, since_s: float, nodes: int) -> set[str]:
+        """Who sent that signal of so many of its `nodes` that it can shift what is usual."""
         found: set[str] = set()
         for fresh in self._fresh(ring, signal, since_s, slice(None)):
             numbers, counts = np.unique(fresh, return_counts=True)
-            most = SHIFTS_PEERS * np.count_nonzero(fresh)
-            found |= {self._names[number] for number in numbers[counts >= most].tolist()}
+            most = SHIFTS_PEERS * nodes
+            found |= {self._names[number] for number in numbers[counts >= most].tolist() if number}
         return found
 
     def _fresh(self, ring: int, signal: int | None, since_s: float, nodes: slice) -> list[NDArray[np.int16]]:
@@ -107,7 +112,8 @@ class FigureSenders:
         nothing = np.zeros((0, 0), np.int16)
         by, earlier = self._by.get(ring, nothing), self._earlier.get(ring, nothing)
         at_s = self._at.get(ring, np.zeros((0, 0)))
-        if signals > by.shape[0] or nodes > by.shape[1]:
-            shape = max(signals, by.shape[0]), max(nodes, by.shape[1] + by.shape[1] // 2)
+        had = by.shape[1]
+        if signals > by.shape[0] or nodes > had:
+            shape = max(signals, by.shape[0]), max(nodes, had + had // 2) if nodes > had else had
             self._by[ring], self._earlier[ring] = larger(by, shape, 0), larger(earlier, shape, 0)
             self._at[ring] = larger(at_s, shape, -np.inf)

@@ -41,6 +41,7 @@ class Run:
         self.slots = [(number % SLOTS, slot == number) for number in np.unique(slot).tolist()]
 
 
+# Wide: its arrays are private, so each question to them is a method.
 class Rings:
     """Windows of one axis. Arrays are (signals, rows) and (signals, SLOTS, rows), with room for more."""
 
@@ -100,6 +101,10 @@ class Rings:
             self._high = larger(self._high, (signals, rows), np.nan)
             self._fell = larger(self._fell, (signals, rows), -np.inf)
         self.rows = rows
+
+    def heard_since(self, signal: int, since_s: float) -> NDArray[np.intp]:
+        """The rows that have a value of it as new as that."""
+        return np.flatnonzero(self._at[signal] >= since_s)
 
     def advance(self, slot: int) -> None:
         """Enters the slots up to `slot`; a slot that comes round again is emptied."""

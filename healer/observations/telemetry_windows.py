@@ -486,15 +486,25 @@ class Telemetry:
         if row is None:
             return ""
         found = set[str]()
-        for number, (_, rings) in enumerate(self._rings):
+        for number, (scope, rings) in enumerate(self._rings):
             if signals is None:
                 found |= self._senders.of(number, None, row, now.timestamp() - WINDOW_S)
             for name in rings.signals.keys() & set(signals or ()):
                 signal, lasts_s = rings.signals[name], self._catalogue.signals[name].stale_s
                 since_s = now.timestamp() - max(WINDOW_S, lasts_s)
                 found |= self._senders.of(number, signal, row, since_s)
-                found |= self._senders.of_peers(number, signal, since_s) if peers else set()
+                if peers:
+                    nodes = self._nodes_of(scope, rings.heard_since(signal, since_s))
+                    found |= self._senders.of_peers(number, signal, since_s, nodes)
         return either_of(found)
+
+    def _nodes_of(self, scope: Scope, rows: NDArray) -> int:
+        """On how many nodes these rows lie."""
+        if scope is Scope.node:
+            return len(rows)
+        node = self._axes.axis(scope).parent(Scope.node)
+        there = node[rows[rows < len(node)]]
+        return len(np.unique(there[there >= 0]))
 
     def nodes_behind(self, where: Component) -> list[str]:
         """Nodes of this cluster that are reached through a device, or a part of it, as far as that is

@@ -235,8 +235,9 @@ class MemoryTx:
             self.undo.add(self._tables.granted, slot)
         elif held.drained_at is None or self._has_ended(held.run):  # a later run takes over what is left
             incident = slot.incident or held.incident
-            at = slot.granted_at if held.drained_at is None else held.granted_at
-            taken_over = msgspec.structs.replace(held, run=slot.run, incident=incident, granted_at=at)
+            newest = slot if held.drained_at is None else held
+            change = {"run": slot.run, "incident": incident, "drained_at": held.drained_at}
+            taken_over = msgspec.structs.replace(newest, **change)
             self.undo.put(self._tables.slots, slot.node, taken_over)
             granted = self._tables.granted
             self.undo.replace(granted, [taken_over if _same_grant(each, held) else each for each in granted])

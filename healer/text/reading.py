@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healer.text.catalogues import ENGLISH, term, wording
-from healer.text.said import UNSTOPPED, Said, join, quoted, without_stop, worded
+from healer.text.said import UNSTOPPED, Said, join, quoted, unworded, without_stop, worded
 
 
 def in_language(text: str, language: str) -> str:
@@ -28,10 +28,9 @@ def _text(part: Any, language: str) -> Any:
         return without_stop(parts["text"])
     if "items" in parts:
         return join([str(item) for item in parts["items"]], key.partition(".")[2], language)
-    found = wording(language, key, parts.get("count"))
-    if found is None and english:
-        return english
-    return worded(found or wording(ENGLISH, key, parts.get("count")), key, parts)
+    count = parts.get("count")
+    found = worded(wording(language, key, count), parts) or english
+    return found or worded(wording(ENGLISH, key, count), parts) or unworded(key, parts)
 
 
 def _parts(value: Any, language: str) -> Any:

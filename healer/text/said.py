@@ -1,7 +1,9 @@
 """A sentence for people, with the key and arguments that it was made from."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from math import isfinite
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal
@@ -60,21 +62,26 @@ def say(key: str, /, **args: Argument) -> Said:
     if not args:
         return _without_arguments(key)
     kept = {name: _plain(value) for name, value in args.items()}
-    return Said(worded(wording(ENGLISH, key, kept.get("count")), key, kept), key, kept)
+    # In English by what was given: a format of figures also takes infinity.
+    text = worded(wording(ENGLISH, key, kept.get("count")), args)
+    return Said(text or unworded(key, kept), key, kept)
 
 
 @lru_cache
 def _without_arguments(key: str) -> Said:
-    return Said(worded(wording(ENGLISH, key), key, _NONE), key)
+    return Said(worded(wording(ENGLISH, key), _NONE) or unworded(key, _NONE), key)
 
 
-def worded(form: str | None, key: str, args: Mapping[str, Any]) -> str:
-    """The form with its arguments; key and arguments where there is none, or the two do not fit."""
-    if form is not None:
-        try:
-            return form.format_map(args)
-        except (KeyError, ValueError, IndexError, TypeError, AttributeError):
-            pass
+def worded(form: str | None, args: Mapping[str, Any]) -> str | None:
+    """The form with its arguments; None where there is none, or the two do not fit."""
+    if form is None:
+        return None
+    with suppress(KeyError, ValueError, IndexError, TypeError, AttributeError):
+        return form.format_map(args)
+    return None
+
+
+def unworded(key: str, args: Mapping[str, Any]) -> str:
     return f"{key}({', '.join(f'{name}={value}' for name, value in args.items())})"
 
 
@@ -128,13 +135,13 @@ def without_stop(text: str) -> str:
     return text.rstrip(".。")
 
 
-_AS_THEY_ARE = frozenset({Said, str, int, float, bool, type(None)})
+_AS_THEY_ARE = frozenset({Said, str, int, bool, type(None)})
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers are Python's from here on: they are stored as JSON."""
+    """As JSON keeps it: NumPy's numbers are Python's from here on, and what is no number is a text."""
     if type(value) in _AS_THEY_ARE or isinstance(value, str):
         return value
     if isinstance(value, float):
-        return float(value)
+        return float(value) if isfinite(value) else str(value)
     return int(value) if isinstance(value, Integral) else value

@@ -268,8 +268,8 @@ class Poster:
 
     def _rows(self, database: psycopg.Connection, kind: str, subject: str) -> list[Any]:
         return database.execute(
-            "SELECT kind, subject, at, arrived_at, body FROM samples WHERE kind = %s AND subject = %s "
-            "ORDER BY tx, id",
+            "SELECT kind, subject, at, arrived_at, body, relayed_by FROM samples "
+            "WHERE kind = %s AND subject = %s ORDER BY tx, id",
             [kind, subject],
         ).fetchall()
 

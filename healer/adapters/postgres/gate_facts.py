@@ -103,7 +103,8 @@ SELECT doc->>'cluster', doc->>'node', doc->>'incident', doc->>'run', (doc->>'gra
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
 ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
 SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
-  granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END
+  granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END,
+  unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable ELSE slots.unusable END
 WHERE slots.drained_at IS NULL OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
 """)
 

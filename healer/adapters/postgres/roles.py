@@ -105,7 +105,7 @@ _WRITES: dict[str, dict[str, str]] = {
 }
 
 _RUN = ("state", "doc", "wake_at", "ended_at", "epoch")
-_SLOT = ("run", "incident", "granted_at", "drained_at", "released_at", "released_why")
+_SLOT = ("run", "incident", "granted_at", "unusable", "drained_at", "released_at", "released_why")
 #: (table, part) -> the only columns that it updates. A lease is the worker's; a shadow stays one.
 _COLUMNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("runs", "api"): _RUN,

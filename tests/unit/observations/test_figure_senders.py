@@ -107,6 +107,21 @@ def test_who_sends_many_peers_shifts_what_one_is_compared_with(fleet: Fleet) -> 
     assert fleet.said_by(11, "heat_c", peers=True) == OTHER
 
 
+def test_who_sends_one_of_many_peers_shifts_nothing(fleet: Fleet) -> None:
+    fleet.send(0, OWN, nodes="abcdefgh")
+    fleet.send(5, RELAY, HEAT, nodes="b")
+    assert fleet.said_by(6, "heat_c", peers=True) == ""
+
+
+def test_a_new_signal_makes_no_room_for_nodes() -> None:
+    senders = FigureSenders()
+    for signal in range(40):
+        one = np.array([signal]), np.array([9]), np.array([senders.number(RELAY)], np.int16), np.array([1e9])
+        senders.put(0, *one)
+    assert RELAY in senders.of(0, 39, 9, 0.0)
+    assert senders.nbytes < 100_000
+
+
 def test_names_are_bounded() -> None:
     many = either_of(f"relay {number}" for number in range(NAMED_MOST + 1))
     assert many == SEVERAL == either_of([many, RELAY])

@@ -117,3 +117,14 @@ def test_it_is_copied_whole():
     said = say("words.hours", n=3)
     for same in (copy.deepcopy(said), pickle.loads(pickle.dumps(said))):
         assert same == said and same.key == said.key and same.args == said.args
+
+
+def test_a_stored_sentence_whose_arguments_do_not_fit_keeps_its_english():
+    stored = {"text": "It was 3.0 s old.", "key": "decisions.picture_old", "args": {"age_s": None}}
+    assert in_language(from_stored(stored, Said), "zh") == "It was 3.0 s old."
+
+
+def test_what_is_no_number_can_be_stored():
+    said = say("decisions.picture_old", age_s=float("inf"), limit_s=30.0)
+    assert "inf" in said and "decisions." not in said
+    assert msgspec.json.encode(to_stored(said)) and to_stored(said)["args"]["age_s"] == "inf"

@@ -28,7 +28,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
-from healer.text import Said, say, to_text
+from healer.text import Said, quoted, say, to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -79,7 +79,7 @@ class Problem(Exception):
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {
             "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
+            "title": quoted(HTTPStatus(self.status).phrase),
             "status": self.status,
             "detail": self.detail,
             "code": self.code,

@@ -37,6 +37,7 @@ from healer.engine.starts import (
     run_to_start,
     start_runs,
     take_over_untouched,
+    with_begun,
     with_sweeps,
 )
 from healer.incidents.impact import hit_among
@@ -109,7 +110,7 @@ class Commands:
         site, rules, now = self.site(request.cluster), self._rules(), self._clock.now()
         playbook = playbook_of(rules, request)
         with site.ledger.command() as tx:
-            facts = with_sweeps(tx, tx.read_gate(), playbook, rules, now)
+            facts = with_sweeps(tx, with_begun(tx, tx.read_gate(), rules, now), playbook, rules, now)
             incident = incident_of(tx, request, facts)
         node, job, jobs = _look(site.scheduler, request, incident)
         run = run_to_start(StartRequest(request, playbook, job), incident, now)
@@ -232,7 +233,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         tx.write(_line(run, step, StepEvent.done, text, order, agreement))
         return _go_on(tx, approved, "run.approved", order)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
-    facts = with_sweeps(tx, facts, playbook, rules, now)
+    facts = with_sweeps(tx, with_begun(tx, facts, rules, now), playbook, rules, now)
     proposal = proposal_to_begin(approved, playbook, incident)
     verdict = refused_restart(approved, incident, facts, rules, now) or judge(proposal, facts, rules, now)
     tx.add_decision(decision_of(proposal, verdict, now))

@@ -27,13 +27,13 @@ from healer.decisions import (
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
 from healer.engine.second_looks import begin_looks
+from healer.engine.starts import count_begun
 from healer.engine.suspect_senders import hold_suspects
 from healer.engine.upkeep import (
     Walk,
     begin_releases,
     begin_requeues,
     begin_sweeps,
-    count_begun,
     settle_vetoes_and_breaker,
     sweeps_due,
     without_run,
@@ -91,7 +91,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
-    count_begun(walk)
+    walk.facts = count_begun(walk.gate, walk.runs.values(), walk.work.by_id.get, walk.rules, walk.now)
     settle_vetoes_and_breaker(walk)
     hold_suspects(walk)
     unfold_released(walk)

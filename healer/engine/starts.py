@@ -4,7 +4,7 @@ They are judged one after the other, each with what was granted before it
 (`healer.decisions.guards.after_grant`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from healer.decisions import (
     runs_alongside,
     with_restarts,
 )
+from healer.decisions.book_mismatch import GRACE
 from healer.decisions.sweeps import tests_since, with_sweep
 from healer.engine.runlog import run_changed
 from healer.model import (
@@ -58,6 +59,32 @@ class StartRequest(NamedTuple):
     restart: Mapping[str, int] = {}
 
 
+def count_begun(
+    facts: GateFacts,
+    runs: Iterable[Run],
+    incident_of: Callable[[str], Incident | None],
+    rules: Ruleset,
+    now: datetime,
+) -> GateFacts:
+    """Counts what runs that have just begun will take as if it was granted: the worker, which grants it, has
+    not come to them yet. One that a guard holds back waits like any other."""
+    for run in runs:
+        playbook = rules.playbooks.get(run.playbook)
+        at_work = run.state is RunState.running and not run.shadow and not run.alongside
+        new = at_work and run.question is None and now - run.created_at < GRACE
+        if not new or playbook is None or run.node is None or run.node in facts.held:
+            continue
+        incident = incident_of(run.incident) if run.incident is not None else None
+        facts = after_grant(facts, proposal_to_begin(run, playbook, incident), run.id, now)
+    return facts
+
+
+def with_begun(tx: CommandTx, facts: GateFacts, rules: Ruleset, now: datetime) -> GateFacts:
+    """The gate's facts for a person's request, with what has just begun."""
+    begun = [tx.run(run) for node, run in facts.running.items() if node not in facts.held]
+    return count_begun(facts, filter(None, begun), tx.incident, rules, now)
+
+
 def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, clock: Clock) -> list[object]:
     """For each request its run, the verdict that refused it, the error of the request, or ALONE.
 
@@ -66,6 +93,7 @@ def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, cloc
     """
     facts = tx.lock_gate()
     now = clock.now()  # the lock may have been waited for
+    facts = with_begun(tx, facts, rules, now)
     repeated = tx.known_runs([asked.request.id for asked in many])
     nodes = [asked.request.node for asked in many if asked.request.node is not None]
     batch = _Batch(tx, rules, now, tx.waiting_on(nodes))

@@ -9,7 +9,6 @@ import msgspec
 from healer.decisions import (
     COOLDOWN,
     JudgeResult,
-    after_grant,
     after_run_news,
     decision_of,
     is_untouched,
@@ -21,7 +20,7 @@ from healer.decisions import (
     runs_to_start_jobs,
     storm_roots,
 )
-from healer.decisions.book_mismatch import GRACE, find_vetoes, is_vetoed
+from healer.decisions.book_mismatch import find_vetoes, is_vetoed
 from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
 from healer.engine.slot_release import without_slots
 from healer.incidents import Book
@@ -122,19 +121,6 @@ REPORTED_AGAIN = FaultClass.informational
 def settle_vetoes_and_breaker(walk: Walk) -> None:
     _note_vetoes(walk)
     _update_breaker(walk)
-
-
-def count_begun(walk: Walk) -> None:
-    """Counts what runs that have just begun will take as if it was granted: the worker, which grants it, has
-    not come to them yet. One that a guard holds back waits like any other."""
-    for run in walk.runs.values():
-        playbook = walk.rules.playbooks.get(run.playbook)
-        at_work = run.state is RunState.running and not run.shadow and not run.alongside
-        new = at_work and run.question is None and walk.now - run.created_at < GRACE
-        if not new or playbook is None or run.node is None or run.node in walk.gate.held:
-            continue
-        proposal = proposal_to_begin(run, playbook, walk.work.by_id.get(run.incident or ""))
-        walk.facts = after_grant(walk.gate, proposal, run.id, walk.now)
 
 
 def _note_vetoes(walk: Walk) -> None:

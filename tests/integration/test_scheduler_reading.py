@@ -79,7 +79,7 @@ def test_a_snapshot_holds_every_node_with_its_gpus(bench: Bench) -> None:
 def test_it_says_what_it_is_and_who_answers(bench: Bench) -> None:
     assert bench.bare.name in bench.scheduler.describe()
     controller = bench.scheduler.controller()
-    assert (controller.cluster, controller.role, controller.problem) == ("pod1", "primary", "")
+    assert (controller.cluster, controller.role, controller.problem) == ("pod1", "primary", None)
     assert controller.host and controller.adapter == bench.bare.name
     assert controller.version.partition(".")[0] in {"22", "24"}
     assert controller.answer_s is not None and 0 <= controller.answer_s < 10

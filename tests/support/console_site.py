@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -70,7 +70,7 @@ from healer.ports.callers import Caller
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
-from healer.text import read_said, say, to_stored
+from healer.text import read_said, say, to_stored, to_text
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
@@ -504,7 +504,7 @@ class Site:
     def sign_out(self, cookie: str) -> None:
         self.ended.append(cookie)
 
-    async def _press(self, path: str, request: Request) -> JSONResponse:
+    async def _press(self, path: str, request: Request) -> Response:
         body = json.loads(await request.body() or b"{}")
         dry = request.query_params.get("dry_run") == "true"
         self.pressed.append(
@@ -515,7 +515,8 @@ class Site:
         if dry:
             return JSONResponse(DRY_RUN)
         if self.refuse is not None:
-            return JSONResponse(self.refuse, 409, media_type="application/problem+json")
+            refused = msgspec.json.encode(self.refuse, enc_hook=to_text)
+            return Response(refused, 409, media_type="application/problem+json")
         taken = self._taken(path, body)
         if taken is not None:
             return JSONResponse(to_stored(taken))

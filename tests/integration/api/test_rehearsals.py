@@ -16,6 +16,7 @@ from healer.model import Incident, IncidentState, Mode, Proof, Review
 from healer.model.recordings import Recordings
 from healer.processes.scheduler import LONGEST_REHEARSAL, Rehearsing
 from healer.sim.sim_clock import SimClock
+from healer.text import stored_json
 from tests.support.api import CLUSTER, RULES, Api, incident, save_incident
 
 Served = tuple[Api, httpx.Client]
@@ -206,7 +207,7 @@ def test_one_outcome_counts_once_and_a_later_review_counts_for_what_it_says(serv
     with api.engine.begin() as conn:
         conn.execute(
             sa.text("UPDATE incidents SET doc = :doc WHERE id = :id"),
-            {"doc": msgspec.json.encode(changed).decode(), "id": changed.id},
+            {"doc": stored_json(changed).decode(), "id": changed.id},
         )
     assert counted(api) == Proof(right=2, wrong=1)
     with api.engine.connect() as conn:

@@ -205,7 +205,7 @@ def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
     with api.engine.begin() as conn:
         inventory = Inventory(node="gpu0001", at=at, facts={"driver": "580.65.06"})
         node_rows.save_inventories(conn, CLUSTER, [inventory])
-        conn.execute(tables.runs.insert().values(**run, shadow=False, created_at=at, doc={}))
+        conn.execute(tables.runs.insert().values(**run, shadow=False, created_at=at, doc=run))
         for passed, results in told:
             doc = {"data": {"verb": "diagnose", "passed": passed, "results": results}}
             line = {"run": "r1", "at": at, "step": "test", "event": "done", "doc": doc}

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
-import msgspec
-
 from healer.model import (
     Breaker,
     Command,
@@ -28,7 +26,7 @@ from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.ports.transactions import LeaseLost, LedgerAway
 from healer.sim.memory_ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from healer.sim.stores import MemoryCheckpoints
-from healer.text import from_stored, to_stored
+from healer.text import from_stored, stored_json, to_stored
 from tests.support.schedules.processes import Process, Session
 
 
@@ -86,7 +84,7 @@ class Store:
 
 def _observed(cluster: str, command: Command) -> Observation:
     return Observation(
-        digest=f"command-{hash(msgspec.json.encode(command))}",
+        digest=f"command-{hash(stored_json(command))}",
         kind=ObservationKind.command,
         component=Component(cluster=cluster),
         event_at=command.at,

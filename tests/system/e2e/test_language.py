@@ -3,6 +3,7 @@
 import pytest
 from playwright.sync_api import Browser, expect
 
+from healer.text import quoted, say
 from tests.support.browser import open_page, rules_broken
 from tests.support.console_pages import incident_of
 from tests.support.console_site import Site, make_sample
@@ -74,10 +75,10 @@ def test_what_the_api_says_is_shown_in_chinese(browser: Browser, site: Site, url
     page.goto(f"{url}/incidents/{incident_of(site, 'nvswitch-fatal')}")
     page.keyboard.press("p")
     page.fill("#act-text", "x")
-    # A sentence of the pages' own stands for those of the API: the way is the same.
-    site.refuse = {"title": "Sign in", "status": 403, "detail": "No runs yet."}
+    detail = say("api.problems_body_not_json")
+    site.refuse = {"title": quoted("Forbidden"), "status": 403, "detail": detail}
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_contain_text("登录。尚无执行。")
+    expect(page.locator("#act-problem")).to_contain_text("无权操作。请求体不是 JSON")
 
 
 def test_the_fleet_map_speaks_chinese(browser: Browser, url: str) -> None:

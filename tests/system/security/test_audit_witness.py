@@ -56,6 +56,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield second_database(engine, admin)
         with engine.begin() as conn:
             conn.execute(sa.text("DROP TABLE healer_witness"))
+        admin.execute(sa.text("DROP ROLE healer_witness"))  # the server is shared with other tests
 
 
 def second_database(engine: sa.Engine, admin: sa.Connection) -> Place:

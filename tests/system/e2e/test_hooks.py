@@ -220,19 +220,31 @@ def test_a_fault_that_only_the_epilog_sees_drains_the_node_as_ours(hooked: Hooke
     hooked.audit_holds()
 
 
+def is_granted(hooked: Hooked, node: str) -> bool:
+    """As the worker leaves it that stops between its grant and the call to Slurm."""
+    made = hooked.sql(
+        "INSERT INTO slots (cluster, node, incident, run, granted_at, unusable) "
+        "SELECT cluster, node, doc ->> 'incident', id, now(), true FROM runs "
+        "WHERE node = %s AND state = 'running' AND NOT shadow ON CONFLICT DO NOTHING RETURNING node",
+        node,
+    )
+    return bool(made)
+
+
 def test_a_refused_prologs_drain_becomes_ours_and_its_job_is_released_and_runs_elsewhere(
     hooked: Hooked,
 ) -> None:
     hooked.without_health_checks()
     node = "gpu0001"
     hooked.plant(node)  # nothing but the next prolog can see it
-    # Nobody carries out what was decided: Slurm drains first, and holds the job.
+    # The worker stops right after its grant: Slurm drains first, and holds the job.
     with stopped(*descendants(hooked.stack.pids()["worker"])):
         job = hooked.slurm.run(
             *("sbatch", "--parsable", "--chdir=/", "--output=/dev/null", "--gres=gpu:8", "--requeue"),
             *("--exclude=gpu0002", "--wrap", "exec sleep 600"),
         ).strip()
         hooked.jobs.append(job)
+        wait_until(lambda: is_granted(hooked, node), 20, what="a run holds the node", every_s=0.05)
         wait_until(
             lambda: hooked.node(node).reason == "Prolog error", 20, what="Slurm drains it", every_s=0.1
         )

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slurm
 LOOK = """
 import json, os, sys
 from healer.adapters.slurm.cli_client import CliScheduler
+from healer.text import say
+say("slurm.not_available", why="")  # this Python may lie where only root may read: all is loaded before
 slurm = CliScheduler(sys.argv[1])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 picture = slurm.snapshot()

@@ -135,6 +135,10 @@ class Undo:
     def __init__(self) -> None:
         self._back: list[Callable[[], object]] = []
 
+    def __bool__(self) -> bool:
+        """Whether anything was written."""
+        return bool(self._back)
+
     def __call__(self) -> None:
         """Undoes all writes, newest first."""
         while self._back:

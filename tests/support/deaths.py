@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Site)
 
 
 class MortalLedger(MemoryLedger):
-    """Counts what the worker commits, and dies right after one of them."""
+    """Counts the commits of the worker that wrote something, and dies right after one of them."""
 
     dies_after: int | None = None
     commits = 0
@@ -25,7 +25,8 @@ class MortalLedger(MemoryLedger):
     def transaction(self) -> Iterator[MemoryTx]:
         with super().transaction() as tx:
             yield tx
-        if self.driving:
+            wrote = bool(tx.undo)
+        if self.driving and wrote:
             self.commits += 1
             if self.commits == self.dies_after:
                 raise Crash(f"commit {self.commits}")

@@ -17,7 +17,7 @@ def test_a_schedule_of_deaths_breaks_no_invariant(seed: int) -> None:
     told = play(seed)
     assert told.breaches == [], "\n".join(told.story)
     assert told.points > 1000
-    assert told.effects > 0
+    assert told.effects > 0 or told.runs == told.proposed > 0
 
 
 def test_the_chances_are_what_kills() -> None:

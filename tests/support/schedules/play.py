@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from healer.model import RunState
 from tests.support.schedules.invariants import Watch
 from tests.support.schedules.processes import Chances
 from tests.support.schedules.world import World
@@ -16,6 +17,8 @@ class Played(NamedTuple):
     points: int
     effects: int
     runs: int
+    #: Runs that wait for a person's approval: in such a story nothing may be done.
+    proposed: int
     breaches: list[str]
     story: list[str]
 
@@ -33,6 +36,7 @@ def play(seed: int, chances: Chances | None = None) -> Played:
         points=hub.points,
         effects=len(world.effects),
         runs=len(world.store.tables.runs),
+        proposed=sum(run.state is RunState.waiting_approval for run in world.store.tables.runs.values()),
         breaches=watch.breaches,
         story=hub.story,
     )

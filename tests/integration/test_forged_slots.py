@@ -233,8 +233,21 @@ def test_the_gate_s_row_stays_that_of_its_cluster(cluster: Cluster) -> None:
 # --- what the worker grants, it grants by the same rules as ever --------------------------------------------
 
 
-def test_two_that_begin_at_once_are_told_yes_and_the_cap_holds_at_their_step(cluster: Cluster) -> None:
-    runs = cluster.start(1, 2, 3)
+def test_one_more_is_held_as_it_begins(cluster: Cluster) -> None:
+    *_, third = cluster.start(1, 2, 3)
+    assert cluster.desk.state(third) is RunState.held
+    cluster.work(3)
+    assert cluster.drained() == {name(1), name(2)}
+
+
+def test_the_cap_holds_at_the_step_of_one_that_was_let_begin(cluster: Cluster) -> None:
+    """What began over a minute ago and took nothing counts no more as if it had."""
+    runs = cluster.start(1, 2)
+    cluster.desk.clock.advance(70)
+    cluster.worker.clock.advance(70)
+    cluster.desk.poll()
+    runs += cluster.start(3)
+    assert cluster.desk.state(runs[-1]) is RunState.running
     cluster.work(3)
     assert len(cluster.drained()) == CAP
     (waits,) = [run for run in runs if cluster.desk.state(run) is RunState.running]

@@ -11,7 +11,7 @@ from healer.incidents.second_look import (
 )
 from healer.model import SlurmNode
 from healer.ports.node_exec import NodeError
-from healer.text import quoted, say, to_stored
+from healer.text import said_by, say, to_stored
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
@@ -38,7 +38,7 @@ def _answer(ctx: Context) -> LookAnswer:
             return judge_figures(ctx.incident.fault, _shown(ctx, limit_s), ctx.tools.now())
         seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
     except NodeError as error:
-        return unknown_answer(say("actions.second_look_no_answer", error=quoted(error.args[0])))
+        return unknown_answer(say("actions.second_look_no_answer", error=said_by(error)))
     return judge_look(claim, seen, ctx.tools.now())
 
 

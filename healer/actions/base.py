@@ -33,7 +33,7 @@ from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, SlurmReads, UnknownNode
 from healer.ports.transactions import Checkpoints
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,13 +276,13 @@ def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T | Fail
     try:
         return read()
     except UnknownNode as error:
-        return Failed(text=quoted(error.args[0]), final=True)
+        return Failed(text=said_by(error), final=True)
     except SchedulerUnavailable as error:
         return slurm_silent(error, after_s)
 
 
 def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
-    return Again(text=say("actions.slurm_silent", error=quoted(error.args[0])), after_s=after_s)
+    return Again(text=say("actions.slurm_silent", error=said_by(error)), after_s=after_s)
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:
@@ -292,7 +292,7 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
     try:
         effect()
     except SchedulerRefused as error:
-        return Failed(text=quoted(error.args[0]), final=needs_right and error.no_right)
+        return Failed(text=said_by(error), final=needs_right and error.no_right)
     except SchedulerUnavailable:
         pass
     return None

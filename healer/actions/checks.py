@@ -32,7 +32,7 @@ from healer.model import (
 )
 from healer.model.slurm import is_empty_reason, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
-from healer.text import Said, quoted, say
+from healer.text import Said, quoted, said_by, say
 
 
 def list_jobs(ctx: Context) -> Result:
@@ -44,7 +44,7 @@ def list_jobs(ctx: Context) -> Result:
         hit = whole_jobs(ctx.tools.scheduler, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
-        return Failed(text=quoted(error.args[0]), final=True)
+        return Failed(text=said_by(error), final=True)
     except SchedulerUnavailable as error:
         return slurm_silent(error, after_s=2.0)
     data: dict[str, object] = {

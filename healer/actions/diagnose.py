@@ -13,7 +13,7 @@ from healer.actions.test_form import TestOutcome
 from healer.model import SlurmJob, SlurmSnapshot, node_kind
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import NO_WORDS, Said, from_stored, joined, quoted, read_said, say, to_stored
+from healer.text import NO_WORDS, Said, from_stored, joined, quoted, read_said, said_by, say, to_stored
 
 LOOK_AGAIN_S = 1.0
 #: Before a test has begun.
@@ -182,11 +182,11 @@ def submit_pair(ctx: Context) -> Result | None:
     try:
         number = ctx.tools.scheduler.submit(job)
     except SchedulerRefused as error:
-        return _over(rounds[-1], "void", quoted(error.args[0]))
+        return _over(rounds[-1], "void", said_by(error))
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
-        why = quoted(error.args[0])
+        why = said_by(error)
         return Failed(text=say("actions.pair_unanswered", partner=partner, error=why))
     text = say("actions.pair_submitted", job=number, node=ctx.node, partner=partner)
     return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": number}})

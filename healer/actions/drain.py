@@ -36,7 +36,7 @@ from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, said_by, say
 
 #: Slurm keeps whole seconds of a reason's time.
 _ROUNDING = timedelta(seconds=1)
@@ -378,7 +378,7 @@ def write_note(scheduler: Scheduler, run: Run, state: str) -> Said | None:
             if not node.comment or is_our_note(node.comment):
                 scheduler.annotate(node.name, comment=text)
     except SchedulerError as error:
-        return quoted(error.args[0])
+        return said_by(error)
     return None
 
 
@@ -393,5 +393,5 @@ def clear_note(scheduler: Scheduler, node: SlurmNode) -> Said | None:
         if ours := our_notes(node):
             scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
     except SchedulerError as error:
-        return quoted(error.args[0])
+        return said_by(error)
     return None

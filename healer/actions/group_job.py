@@ -17,7 +17,7 @@ from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
 from healer.model.hostlist import name_some
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import NO_WORDS, Said, quoted, say, to_stored
+from healer.text import NO_WORDS, Said, quoted, said_by, say, to_stored
 
 #: With fewer nodes a half has no two nodes that could be tested together.
 LEAST = 4
@@ -307,11 +307,11 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
     try:
         taken = ctx.tools.scheduler.submit(job)
     except SchedulerRefused as error:
-        return _over(now, "void", quoted(error.args[0]))
+        return _over(now, "void", said_by(error))
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
-        text = say("actions.test_job_unanswered", nodes=few(now.nodes), error=quoted(error.args[0]))
+        text = say("actions.test_job_unanswered", nodes=few(now.nodes), error=said_by(error))
         return Again(
             text=text, after_s=LOOK_AGAIN_S, data={"told": {"asked_at": ctx.tools.now().isoformat()}}
         )

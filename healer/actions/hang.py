@@ -24,7 +24,7 @@ from healer.detection.flight_recorder import Group, RecorderError, Stall, descri
 from healer.model import GpuActivity, JobOnNode, LogEntry, Sense, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, quoted, said_by, say
 
 #: The most nodes of a job that are asked; whether a larger job hangs a person decides.
 MOST_NODES = 32
@@ -102,7 +102,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
         text = say(
             "actions.hang_no_answer" if with_dumps else "actions.hang_no_answer_again",
             node=node,
-            error=quoted(error.args[0]),
+            error=said_by(error),
         )
         return Again(text=text, after_s=0, data=data)
     quiet = is_quiet(_gpus_of_job(job, node, seen.gpus))
@@ -162,7 +162,7 @@ def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[Said]]:
             try:
                 groups = read(dump.data)
             except RecorderError as error:
-                unread.append(say("actions.hang_dump_unread", rank=dump.rank, error=quoted(error.args[0])))
+                unread.append(say("actions.hang_dump_unread", rank=dump.rank, error=said_by(error)))
             else:
                 kept = {name: _summary_of(group) for name, group in groups.items()}
                 found[str(dump.rank)] = {"at": dump.at.isoformat(), "groups": kept}
@@ -272,7 +272,7 @@ def stacks(ctx: Context) -> Result:
     try:
         seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
-        text = say("actions.hang_node", node=node, what=quoted(error.args[0]))
+        text = say("actions.hang_node", node=node, what=said_by(error))
         return Again(text=text, after_s=0, data={"node": node})
     shown = [
         say("actions.stacks_process", pid=stack.pid, frames=_where(stack.threads)) for stack in seen.stacks

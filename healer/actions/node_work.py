@@ -8,7 +8,7 @@ import msgspec
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
 from healer.model import Bundle, Diagnosis, EvidenceFile, SlurmNode
 from healer.ports.node_exec import EvidenceBroken, NodeError, NodeExec, NodeUnavailable
-from healer.text import joined, quoted, say
+from healer.text import joined, said_by, say
 
 LOOK_AGAIN_S = 2.0
 
@@ -22,7 +22,7 @@ def no_way(ctx: Context, command: str) -> Failed:
 
 
 def _silent(ctx: Context, error: NodeUnavailable, after_s: float) -> Again:
-    return Again(text=say("actions.node_silent", node=ctx.node, error=quoted(error.args[0])), after_s=after_s)
+    return Again(text=say("actions.node_silent", node=ctx.node, error=said_by(error)), after_s=after_s)
 
 
 def node_action(
@@ -53,9 +53,9 @@ def node_action(
             start(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
             # Sent: unknown whether it began, so poll. Not sent (other work runs there): try again later.
-            return None if error.sent else Again(text=quoted(error.args[0]), after_s=after_s)
+            return None if error.sent else Again(text=said_by(error), after_s=after_s)
         except NodeError as error:
-            return Failed(text=quoted(error.args[0]))
+            return Failed(text=said_by(error))
         return None
 
     def verify(ctx: Context) -> Result:
@@ -66,7 +66,7 @@ def node_action(
         except NodeUnavailable as error:
             return _silent(ctx, error, after_s)
         except NodeError as error:
-            return Failed(text=quoted(error.args[0]))
+            return Failed(text=said_by(error))
 
     return Action(probe=probe, do=begin, verify=verify)
 
@@ -104,9 +104,9 @@ def _restart(ctx: Context) -> Result | None:
         ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
     except NodeUnavailable as error:
         # Sent: read it back. Not sent: an active service would prove no restart.
-        return None if error.sent else Failed(text=quoted(error.args[0]))
+        return None if error.sent else Failed(text=said_by(error))
     except NodeError as error:
-        return Failed(text=quoted(error.args[0]))
+        return Failed(text=said_by(error))
     return None
 
 
@@ -117,7 +117,7 @@ def _restarted(ctx: Context) -> Result:
     except NodeUnavailable as error:
         return _silent(ctx, error, LOOK_AGAIN_S)
     except NodeError as error:
-        return Failed(text=quoted(error.args[0]))
+        return Failed(text=said_by(error))
     if not active:
         text = say("actions.node_service_inactive", service=service, node=ctx.node)
         return Again(text=text, after_s=LOOK_AGAIN_S)
@@ -152,7 +152,7 @@ def fabric_state(ctx: Context) -> Result:
     try:
         fabric = ctx.tools.nodes.fabric_state(ctx.node)
     except NodeError as error:
-        text = say("actions.node_fabric_unread", node=ctx.node, error=quoted(error.args[0]))
+        text = say("actions.node_fabric_unread", node=ctx.node, error=said_by(error))
         return Failed(text=text)
     data: dict[str, object] = {"passed": fabric.healthy, "state": fabric.state, "status": fabric.status}
     seen = fabric.text or say("actions.node_fabric", state=fabric.state, status=fabric.status)
@@ -178,10 +178,10 @@ def memory_health(ctx: Context) -> Result:
     except NodeUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
             return _silent(ctx, error, LOOK_AGAIN_S)
-        text = say("actions.node_memory_unread", node=ctx.node, error=quoted(error.args[0]))
+        text = say("actions.node_memory_unread", node=ctx.node, error=said_by(error))
         return Failed(text=text)
     except NodeError as error:
-        return Failed(text=quoted(error.args[0]))
+        return Failed(text=said_by(error))
     faults = list(memory.faults)
     if not node.gpus_shared and memory.gpus < node.gpus:
         faults.append(say("actions.node_memory_missing", shown=memory.gpus, gpus=node.gpus))
@@ -251,7 +251,7 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
     try:
         book.finish(file)
     except EvidenceBroken as error:
-        return Failed(text=quoted(error.args[0]))
+        return Failed(text=said_by(error))
     parts = joined(bundle.parts, "semicolon")
     text = say("actions.node_file_kept", node=ctx.node, mb=size / 1e6, file=file.id, parts=parts)
     return Done(text=text, data={"evidence": file.id, "bytes": size, "sha256": bundle.sha256})

@@ -29,7 +29,7 @@ from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
 from healer.model.slurm import BOOT_MOVES
 from healer.ports.node_exec import BmcError, BmcUnavailable
-from healer.text import Said, quoted, say
+from healer.text import Said, quoted, said_by, say
 
 LOOK_AGAIN_S = 5.0
 #: A node that is still off this long after `On` gets it again.
@@ -120,9 +120,9 @@ def _power(ctx: Context) -> Power | Result:
     try:
         return ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
-        return Again(text=quoted(error.args[0]), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
+        return Again(text=said_by(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
     except BmcError as error:
-        return Failed(text=quoted(error.args[0]), final=True)
+        return Failed(text=said_by(error), final=True)
 
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
@@ -183,11 +183,11 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
     except BmcUnavailable as error:
         data = {"sent": error.sent}
         if not error.sent:
-            text = say("actions.power_not_sent", error=quoted(error.args[0]))
+            text = say("actions.power_not_sent", error=said_by(error))
             return Again(text=text, after_s=error.after_s or LOOK_AGAIN_S, data=data)
-        text = say("actions.power_maybe_sent", error=quoted(error.args[0]), kind=kind)
+        text = say("actions.power_maybe_sent", error=said_by(error), kind=kind)
     except BmcError as error:
-        return Failed(text=quoted(error.args[0]), final=True)
+        return Failed(text=said_by(error), final=True)
     return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx), data=data)
 
 
@@ -225,7 +225,7 @@ def power_state(ctx: Context) -> Result:
         power = ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
-            return Again(text=quoted(error.args[0]), after_s=error.after_s or LOOK_AGAIN_S)
+            return Again(text=said_by(error), after_s=error.after_s or LOOK_AGAIN_S)
         return _unread(error)
     except BmcError as error:
         return _unread(error)
@@ -240,7 +240,7 @@ def power_state(ctx: Context) -> Result:
 
 
 def _unread(error: BmcError) -> Skipped:
-    return Skipped(text=say("actions.power_unread", error=quoted(error.args[0])))
+    return Skipped(text=say("actions.power_unread", error=said_by(error)))
 
 
 POWER_CYCLE = Action(

@@ -13,7 +13,7 @@ from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
 from healer.model.gate import is_held_after_launch
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.text import quoted, say
+from healer.text import said_by, say
 
 
 def missing(ctx: Context, job: SlurmJob) -> list[str]:
@@ -34,7 +34,7 @@ def keep_off(ctx: Context, job: SlurmJob) -> Again | None:
         ctx.fence()
         ctx.tools.scheduler.exclude(job.id, (*job.excluded, *bad))
     except (NotAvailable, SchedulerRefused) as error:
-        text = say("actions.release_not_kept_off", job=job.title, nodes=named, error=quoted(error.args[0]))
+        text = say("actions.release_not_kept_off", job=job.title, nodes=named, error=said_by(error))
         return Again(text=text, after_s=0, data={"not_kept_off": bad})
     text = say("actions.release_kept_off", job=job.title, nodes=named)
     return Again(text=text, after_s=0, data={"off": bad})
@@ -87,7 +87,7 @@ def take_back(ctx: Context) -> Result | None:
         kept = tuple(node for node in ours.off if node not in back)
         _remark(ctx, job, Remark(text=ours.text, off=kept))
     except SchedulerRefused as error:
-        return Failed(text=quoted(error.args[0]))
+        return Failed(text=said_by(error))
     except SchedulerUnavailable:
         return None
     text = say("actions.release_may_use", job=job.title, nodes=", ".join(back))

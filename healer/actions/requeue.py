@@ -28,7 +28,7 @@ from healer.decisions.comments import wish_of
 from healer.incidents.impact import crashed_among, moments_of
 from healer.model import LogEntry, SlurmJob, StepEvent
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 LOOK_AGAIN_S = 1.0
 
@@ -56,12 +56,12 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     except SchedulerUnavailable as error:
         if not error.sent:
             raise
-        why = quoted(error.args[0])
+        why = said_by(error)
         text = say(
             "actions.requeue_maybe_signalled", job=job.title, signal=wish.signal, until=clock, error=why
         )
     except (NotAvailable, SchedulerRefused) as error:
-        text = say("actions.requeue_not_signalled", job=job.title, error=quoted(error.args[0]))
+        text = say("actions.requeue_not_signalled", job=job.title, error=said_by(error))
         now = ctx.tools.now().isoformat()
         return Again(text=text, after_s=0, data={"signal": wish.signal, "until": now})
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
@@ -215,7 +215,7 @@ def _refused(error: SchedulerRefused, job: SlurmJob, word: Word) -> Result | Non
         why = say(f"actions.requeue_never_{error.code}")
         text = say("actions.requeue_never", job=job.title, word=say(f"actions.requeue_word_{word}"), why=why)
         return Skipped(text=text, data={"code": error.code})
-    return None if error.code == _PENDING else Failed(text=quoted(error.args[0]), final=error.no_right)
+    return None if error.code == _PENDING else Failed(text=said_by(error), final=error.no_right)
 
 
 def _probe_requeue(ctx: Context) -> Result | None:

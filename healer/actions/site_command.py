@@ -14,7 +14,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
 from healer.model.hostlist import name_some
 from healer.ports.node_exec import CommandFailed
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, quoted, said_by, say
 
 _COUNTERS_AGAIN_S = 15.0
 STILL_S = 600
@@ -233,7 +233,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _not_run(name: str, error: MissingValue | CommandFailed) -> Failed:
-    return Failed(text=say("actions.command_not_run", name=name, error=quoted(error.args[0])), final=True)
+    return Failed(text=say("actions.command_not_run", name=name, error=said_by(error)), final=True)
 
 
 def _verify(ctx: Context) -> Result:

@@ -10,7 +10,7 @@ from healer.actions.base import Action, Again, Context, Done, Failed, Result, fi
 from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import NotAvailable, SchedulerRefused
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 
 def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
@@ -39,7 +39,7 @@ def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
     try:
         ctx.tools.scheduler.change_reservation(kept.reservation, nodes)
     except (NotAvailable, SchedulerRefused) as error:
-        why = quoted(error.args[0])
+        why = said_by(error)
         return _no_spare(say("actions.spare_not_taken", spare=chosen.name, name=kept.reservation, error=why))
     text = say("actions.spare_leaves", spare=chosen.name, name=kept.reservation, node=lost.name)
     return Again(text=text, after_s=0.25)

@@ -19,7 +19,7 @@ from healer.model import (
 )
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.telling.news import about_incident
-from healer.text import NO_WORDS, Said, joined, quoted, say
+from healer.text import NO_WORDS, Said, joined, quoted, said_by, say
 
 #: The most jobs whose restart a ticket or message names one by one.
 _JOBS_NAMED = 10
@@ -55,7 +55,7 @@ def notify_owner(ctx: Context) -> Result:
     except SchedulerUnavailable as error:
         return slurm_silent(error, 2.0)
     except (NotAvailable, SchedulerRefused) as error:
-        return Skipped(text=say("actions.notify_refused", job=ctx.job, error=quoted(error.args[0])))
+        return Skipped(text=say("actions.notify_refused", job=ctx.job, error=said_by(error)))
 
 
 def _owner(job: SlurmJob) -> str:

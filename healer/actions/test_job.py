@@ -30,7 +30,7 @@ from healer.model import (
 from healer.model.run import highest_remedy
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, said_by, say
 
 LOOK_AGAIN_S = 5.0
 #: The job's own limit where the step gives none (`input.limit_s`).
@@ -260,7 +260,7 @@ def submit_job(
         if not error.sent:
             return None
         # Unknown whether Slurm took it: the next attempt looks for the job's name first.
-        why = quoted(error.args[0])
+        why = said_by(error)
         return Failed(text=say("actions.test_job_unanswered", nodes=ctx.node, error=why))
     text = say("actions.test_job_submitted", job=number, node=ctx.node)
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
@@ -320,7 +320,7 @@ def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
         ctx.tools.scheduler.cancel(job.id)
     except SchedulerRefused as error:
         if error.code not in under_test.JOB_OVER:
-            text = say("actions.test_job_not_cancelled", job=job.id, error=quoted(error.args[0]))
+            text = say("actions.test_job_not_cancelled", job=job.id, error=said_by(error))
             return Failed(text=text, final=error.no_right)
     except SchedulerUnavailable:
         pass  # unknown whether it happened

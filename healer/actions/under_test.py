@@ -24,7 +24,7 @@ from healer.actions.base import (
 from healer.model import Reservation, SlurmNode
 from healer.model.slurm import our_reservation_in, reservation_name
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import quoted, say
+from healer.text import said_by, say
 
 #: Prefix of the names of healer's test jobs: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"
@@ -54,7 +54,7 @@ def end_tests(ctx: Context) -> Result | None:
         ctx.fence()
         ctx.tools.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
-        return None if error.code == _NO_RESERVATION else Failed(text=quoted(error.args[0]))
+        return None if error.code == _NO_RESERVATION else Failed(text=said_by(error))
     except SchedulerUnavailable:
         return None
     return None
@@ -154,9 +154,7 @@ def _undo(ctx: Context) -> Result:
         try:
             ctx.tools.scheduler.drain(ctx.node, reason_of(ctx))
         except SchedulerRefused as error:
-            return Failed(
-                text=say("actions.reserve_stays", error=quoted(error.args[0])), final=error.no_right
-            )
+            return Failed(text=say("actions.reserve_stays", error=said_by(error)), final=error.no_right)
         except SchedulerUnavailable:
             pass  # unknown whether it happened: read it back
         return Again(text=say("actions.reserve_drains", node=node.name), after_s=LOOK_AGAIN_S)

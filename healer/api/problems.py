@@ -28,7 +28,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
-from healer.text import Said, quoted, say, to_text
+from healer.text import quoted, said_by, say, to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -156,20 +156,14 @@ _IN_FLIGHT = say("api.problems_request_with_this_idempotency_key")
 _REUSED = say("api.problems_this_idempotency_key_was_used")
 
 
-def _sentence(error: Exception) -> str:
-    """Its text; by key where it was raised with one."""
-    last = error.args[-1] if error.args else ""
-    return last if isinstance(last, Said) else str(error)
-
-
 #: The errors that mean something to the caller; the first that fits counts.
 _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Problem, lambda error: error),
     (GuardRefused, _guard_refused),
-    (NotFound, lambda error: Problem(404, _sentence(error))),
-    (Conflict, lambda error: Problem(409, _sentence(error))),
-    (Forbidden, lambda error: Problem(403, _sentence(error))),
-    (Invalid, lambda error: field_error(error.field, _sentence(error))),
+    (NotFound, lambda error: Problem(404, said_by(error))),
+    (Conflict, lambda error: Problem(409, said_by(error))),
+    (Forbidden, lambda error: Problem(403, said_by(error))),
+    (Invalid, lambda error: field_error(error.field, said_by(error))),
     (KeyInFlight, lambda _: Problem(409, _IN_FLIGHT, code="in_flight")),
     (KeyReused, lambda _: Problem(422, _REUSED, code="idempotency_key_reused")),
     (Unavailable, lambda error: Problem(503, str(error), headers={"Retry-After": "1"})),

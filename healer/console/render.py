@@ -19,7 +19,7 @@ from markupsafe import Markup
 from healer import data_folder
 from healer.console import words
 from healer.model.shown import shown
-from healer.text import Said, in_language, language, to_text
+from healer.text import in_language, language, to_plain, to_text
 from healer.text.catalogues import ENGLISH, catalogue, scripts_of
 
 #: Nothing from elsewhere, nothing inline: a line of a kernel log can never become a script.
@@ -166,12 +166,6 @@ class _Texts:
     def text(self, text: str) -> str:
         return in_language(text, self._name)
 
-    def spoken(self, value: object) -> str:
-        """A hook of msgspec: a sentence in the language."""
-        if isinstance(value, Said):
-            return self.text(value)
-        raise NotImplementedError(type(value).__name__)
-
     def sentence(self, text: str) -> str:
         """With a capital at its start, where the language has capitals."""
         return words.sentence(text) if self._name == ENGLISH else self.text(text)
@@ -188,7 +182,7 @@ class _Texts:
         """Data for a script, with the texts under these keys in the language."""
         if self._name == ENGLISH:
             return value
-        return _within(msgspec.to_builtins(value, enc_hook=self.spoken), keys, self.text)
+        return _within(to_plain(value), keys, self.text)
 
 
 def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ours: bool = False) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
+from healer.model.hostlist import name_some
 from healer.text import Said, capital, joined, quoted, say
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -126,8 +127,7 @@ def numbers(found: Sequence[int]) -> Said:
 
 def names(items: Sequence[str], show: int = 3) -> Said:
     """`gpu1, gpu2, gpu3 and 61 more`."""
-    shown = joined(items[:show], "comma")
-    return say("words.and_more", names=shown, n=len(items) - show) if len(items) > show else shown
+    return name_some(items, show)
 
 
 #: Units that are not printed: `98 %` and `3 GPUs`, but `1.18` for a ratio.

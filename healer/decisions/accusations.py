@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from healer.incidents.certainty import unproven_senders
 from healer.model import HARDWARE, Incident, Sense
-from healer.observations.figure_senders import OR
+from healer.observations.figure_senders import names_in
 from healer.text import NO_WORDS, Said, quoted, say
 
 #: As long as a storm and its cool-down last.
@@ -56,9 +56,10 @@ def suspects(
                 found[sender] = why
             if now - incident.opened < WINDOW:
                 accused[sender] |= _accused(incident, sender, is_accusing=incident.id in accusing)
-    for sender in sorted(accused, key=lambda name: name.count(OR)):
+    relays = {sender: names_in([sender]) for sender in accused}
+    for sender in sorted(relays, key=lambda name: len(relays[name])):
         # A claim of either relay rests on what each of them says alone: together they have one budget.
-        parts = [other for other in accused if set(other.split(OR)) <= set(sender.split(OR))]
+        parts = [other for other in relays if relays[other] <= relays[sender]]
         named = set[str]().union(*(accused[part] for part in parts))
         if why := next((found[part] for part in parts if part in found), None):
             found[sender] = why

@@ -66,7 +66,7 @@ from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequ
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import Poke
-from healer.text import Said, quoted, say
+from healer.text import Said, quoted, said_by, say
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
@@ -329,7 +329,7 @@ def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]
     try:
         keys = keys_from_step(rules.playbooks[run.playbook], log, step)
     except ValueError as error:
-        raise Invalid("step", quoted(error.args[0])) from error
+        raise Invalid("step", said_by(error)) from error
     if not keys:
         raise Conflict(say("engine.not_come_to", run=run.id, step=step))
     return keys
@@ -355,7 +355,7 @@ def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
     try:
         breaker = reset(facts.breaker, order.by, order.reason, order.at)
     except ValueError as error:
-        raise Conflict(quoted(error.args[0])) from error
+        raise Conflict(said_by(error)) from error
     tx.save_breaker(breaker)
     _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order)
     return breaker
@@ -395,7 +395,7 @@ def _look(
         hit, certain = hit_among(scheduler.jobs_on(node.name), root, node_gpus=node.gpus)
         return node, None, hit if certain else []
     except SchedulerError as error:
-        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error
+        raise Conflict(say("engine.slurm_says", error=said_by(error))) from error
 
 
 def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:

@@ -81,7 +81,7 @@ from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
 from healer.ports.transactions import LeaseLost, Ledger, LedgerAway, RunClaim
-from healer.text import NO_WORDS, Said, quoted, say
+from healer.text import NO_WORDS, Said, quoted, said_by, say
 
 log = structlog.get_logger()
 
@@ -419,9 +419,9 @@ class _Drive:
         except (LeaseLost, LedgerAway):
             raise
         except NotAvailable as error:
-            return Failed(text=quoted(error.args[0]), final=True)
+            return Failed(text=said_by(error), final=True)
         except (SchedulerError, NodeError) as error:
-            return Failed(text=quoted(error.args[0]))
+            return Failed(text=said_by(error))
         except Exception as error:
             log.exception("a step failed within healer")
             text = say("engine.error_within", kind=type(error).__name__, error=str(error))

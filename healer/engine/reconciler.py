@@ -10,7 +10,7 @@ from healer.model.node import Drift, Reconciled, Repair
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 #: What changes Slurm or a slot is a run of a playbook: the gate judges it, and a worker does it.
 _PLAYBOOKS = {
@@ -47,7 +47,7 @@ class Reconciler:
         except GuardRefused as error:
             return Reconciled(drift=drift, done=False, text=_guard_says(error.answer))
         except (Conflict, Invalid, NotFound) as error:
-            return Reconciled(drift=drift, done=False, text=quoted(error.args[-1]))
+            return Reconciled(drift=drift, done=False, text=said_by(error))
 
     def _start(self, drift: Drift, by: str, reason: str, name: str) -> Reconciled:
         playbook = _PLAYBOOKS[drift.repair]

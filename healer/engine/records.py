@@ -16,7 +16,7 @@ from healer.observations.slurm_poll import troubles
 from healer.ports.answers import SEAL, CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
-from healer.text import joined, quoted, say
+from healer.text import joined, quoted, said_by, say
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: 
     try:
         found = {pulse.cluster: _checks_of(pulse, now, stale_s) for pulse in pulses()}
     except Unavailable as error:
-        return Readiness(ready=False, checks={"database": {"ok": False, "text": quoted(error.args[0])}})
+        return Readiness(ready=False, checks={"database": {"ok": False, "text": said_by(error)}})
     for cluster, cluster_checks in found.items():
         checks |= (
             {f"{name} {cluster}": check for name, check in cluster_checks.items()}

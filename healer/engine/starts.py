@@ -47,7 +47,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SlurmReads
-from healer.text import Said, quoted, say
+from healer.text import Said, quoted, said_by, say
 
 
 class StartRequest(NamedTuple):
@@ -273,7 +273,7 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
     try:
         return {"inputs": read_inputs(playbook, request.inputs)}
     except InputInvalid as error:
-        raise Invalid(f"inputs.{error.name}", quoted(error.args[0])) from error
+        raise Invalid(f"inputs.{error.name}", said_by(error)) from error
 
 
 # --- jobs that a run on their node may restart with a person's consent
@@ -332,7 +332,7 @@ def read_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
     try:
         return whole_job(scheduler, name)
     except SchedulerError as error:
-        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error
+        raise Conflict(say("engine.slurm_says", error=said_by(error))) from error
 
 
 def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
@@ -341,4 +341,4 @@ def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
         running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
         return whole_jobs(scheduler, running)
     except SchedulerError as error:
-        raise Conflict(say("engine.slurm_says", error=quoted(error.args[0]))) from error
+        raise Conflict(say("engine.slurm_says", error=said_by(error))) from error

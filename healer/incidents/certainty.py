@@ -8,7 +8,7 @@ alike. What is not proven may take a node within the caps, and restarts no job t
 from collections.abc import Iterator
 
 from healer.model import Evidence, Incident, Sense
-from healer.observations.figure_senders import OR
+from healer.observations.figure_senders import names_in
 
 #: Senses that no relay's text can speak for: one alone proves what it says.
 _FIRST_HAND = frozenset({Sense.kernel, Sense.hook, Sense.slurm, Sense.silence, Sense.step_times})
@@ -80,8 +80,7 @@ _UNNAMED = ""
 
 def _senders(*names: str) -> frozenset[str]:
     """Each by the name of its token, without the id: tokens of one name are one sender's."""
-    named = (name for several in names for name in several.split(OR) if name)
-    return frozenset(name.rpartition(" (")[0] for name in named)
+    return frozenset(name.rpartition(" (")[0] for name in names_in(names))
 
 
 def _is_one(senders: frozenset[str], others: frozenset[str]) -> bool:

@@ -20,9 +20,14 @@ SEVERAL = "several senders"
 SHIFTS_PEERS = 0.25
 
 
+def names_in(senders: Iterable[str]) -> set[str]:
+    """The relays that these name, each by itself."""
+    return {name for sender in senders for name in sender.split(OR) if name}
+
+
 def either_of(senders: Iterable[str]) -> str:
     """The relays of which one said it, as one name; empty if all of it is the nodes' own."""
-    names = sorted({name for sender in senders for name in sender.split(OR) if name})
+    names = sorted(names_in(senders))
     return OR.join(names) if len(names) <= NAMED_MOST and SEVERAL not in names else SEVERAL
 
 

@@ -11,7 +11,7 @@ import msgspec
 from healer.model import Playbook, Step
 from healer.playbooks.advance import InputInvalid, fill_values, read_inputs, sole_placeholder
 from healer.playbooks.conditions import And, ConditionError, inline_condition, parse, text_of
-from healer.text import NO_WORDS, Said, quoted, say
+from healer.text import NO_WORDS, Said, said_by, say
 
 DEEPEST = 5
 MOST_STEPS = 200
@@ -69,7 +69,7 @@ def _steps(step: Step, books: Mapping[str, Playbook], path: tuple[str, ...], ind
             try:
                 found.append(_placed(nested, step, used))
             except (ConditionError, InputInvalid) as error:
-                wrong = say("playbooks.use_wrong", name=used.name, error=quoted(error.args[0]))
+                wrong = say("playbooks.use_wrong", name=used.name, error=said_by(error))
                 raise InlineError(index, wrong) from error
     return found
 

@@ -25,7 +25,7 @@ from healer.ports.lease import SENT
 from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Snapshots
 from healer.ports.transactions import Ledger, Poke
 from healer.telling.news import enrolled_again_page, seal_page
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 log = structlog.get_logger()
 
@@ -90,7 +90,7 @@ class Poll:
             snapshot = self._scheduler.snapshot()
         except SchedulerError as error:
             log.warning("slurm does not answer", error=str(error))
-            problem = quoted(error.args[0])
+            problem = said_by(error)
         else:
             other = snapshot.cluster != self._cluster
             if other:
@@ -115,7 +115,7 @@ class Poll:
         except NotAvailable:
             seen = Controller(cluster=self._cluster, at=now, adapter=self._scheduler.name)
         except SchedulerError as error:
-            seen = Controller(cluster=self._cluster, at=now, problem=quoted(error.args[0]))
+            seen = Controller(cluster=self._cluster, at=now, problem=said_by(error))
         # By our clock, and under the name that we store it by, also where another cluster answered.
         return msgspec.structs.replace(seen, cluster=self._cluster, at=now, problem=problem or seen.problem)
 

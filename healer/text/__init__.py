@@ -7,5 +7,16 @@ room and language: `en/decisions.po`, `zh/decisions.po`.
 
 from healer.text.moments import at
 from healer.text.reading import in_language
-from healer.text.said import NO_WORDS, Said, capital, joined, no_words, quoted, reworded, say, unstopped
+from healer.text.said import (
+    NO_WORDS,
+    Said,
+    capital,
+    joined,
+    no_words,
+    quoted,
+    reworded,
+    said_by,
+    say,
+    unstopped,
+)
 from healer.text.stored import from_stored, read_said, stored, stored_json, to_plain, to_stored, to_text

@@ -8,23 +8,36 @@ from functools import lru_cache
 from gettext import GNUTranslations
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from babel.messages.catalog import Catalog
 
 FOLDER = Path(__file__).parent
 ENGLISH = "en"
 
 
-@lru_cache
-def catalogue(language: str, name: str) -> GNUTranslations | None:
-    """One file; None: this language has no such file."""
-    from babel.messages.mofile import write_mo
+def _entries(language: str, name: str) -> "Catalog | None":
+    """One file; None: this language has no such file. Babel is imported by who says something alone."""
     from babel.messages.pofile import read_po
 
     path = FOLDER / language / f"{name}.po"
     if not path.is_file():
         return None
-    compiled = BytesIO()
     with path.open("rb") as file:
-        write_mo(compiled, read_po(file, locale=language, abort_invalid=True))
+        return read_po(file, locale=language, abort_invalid=True)
+
+
+@lru_cache
+def catalogue(language: str, name: str) -> GNUTranslations | None:
+    """One file, compiled; None: this language has no such file."""
+    entries = _entries(language, name)
+    if entries is None:
+        return None
+    from babel.messages.mofile import write_mo
+
+    compiled = BytesIO()
+    write_mo(compiled, entries)
     compiled.seek(0)
     return GNUTranslations(compiled)
 
@@ -32,13 +45,8 @@ def catalogue(language: str, name: str) -> GNUTranslations | None:
 @lru_cache
 def scripts_of(language: str) -> dict[str, str] | None:
     """The sentences of the console's scripts, English to this language; None for English."""
-    from babel.messages.pofile import read_po
-
-    path = FOLDER / language / "scripts.po"
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return {str(entry.id): str(entry.string) for entry in read_po(file, locale=language) if entry.id}
+    entries = _entries(language, "scripts")
+    return None if entries is None else {str(entry.id): str(entry.string) for entry in entries if entry.id}
 
 
 def term(language: str, text: str) -> str:

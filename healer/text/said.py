@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from healer.text.catalogues import ENGLISH, wording
 
-#: What may be part of a sentence. Moments and spans of time are sentences themselves (`healer.text.words`).
+#: What may be part of a sentence. Moments and spans of time are sentences themselves (`healer.text.moments`).
 Argument = str | int | float | bool | None
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -90,6 +90,12 @@ def quoted(text: str) -> Said:
     if isinstance(text, Said):
         return text
     return Said(text) if text else NO_WORDS
+
+
+def said_by(error: BaseException) -> Said:
+    """What an error says: by its key where it was raised with a sentence, else its text."""
+    first = error.args[0] if error.args else ""
+    return first if isinstance(first, Said) else quoted(str(error))
 
 
 def joined(parts: Iterable[str], by: Separator) -> Said:

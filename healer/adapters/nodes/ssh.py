@@ -19,7 +19,7 @@ from healer.adapters.nodes.request_signing import Request, Signer
 from healer.adapters.slurm import process
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.text import quoted, say
+from healer.text import said_by, say
 
 log = structlog.get_logger()
 
@@ -158,7 +158,7 @@ class Ssh:
             output = process.run(self.command(node, words, timeout_s), env, timeout_s, most_bytes=MOST_BYTES)
         except SchedulerUnavailable as error:
             self._pauses.hung(node)
-            text = say("nodes.ssh_no_answer", node=node, error=quoted(error.args[0]))
+            text = say("nodes.ssh_no_answer", node=node, error=said_by(error))
             raise NodeUnavailable(text, sent=error.sent) from error
         if output.code == _SSH_FAILED:
             if "timed out" in output.words:

@@ -13,7 +13,7 @@ from healer.adapters.slurm.commands import Commands, only_reading
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import Nodes, SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.text import quoted, say
+from healer.text import said_by, say
 
 _SUBMITTED = re.compile(r"(\d+)(?:;\S+)?\s*")
 
@@ -186,14 +186,14 @@ class CliScheduler(CliReads, SlurmAdapter):
         except SchedulerRefused as error:
             if error.no_right:
                 right = say(f"slurm.right_{words.NODE_RIGHT}")
-                text = say("slurm.no_right_here", error=quoted(error.args[0]), right=right)
+                text = say("slurm.no_right_here", error=said_by(error), right=right)
                 raise SchedulerRefused(text, error.code) from error
             raise self._partial_refusal(names, error) if len(names) > 1 else error from error
 
     def _partial_refusal(self, names: Sequence[str], error: SchedulerRefused) -> SchedulerRefused:
         """Slurm changes the nodes of a list one by one without naming the refused ones. It stops at an
         unknown node, but not at a refused one (seen on 22.05 and 24.11)."""
-        whole = quoted(error.args[0])
+        whole = said_by(error)
         if isinstance(error, UnknownNode):
             shown = self._nodes_of(names)
             unknown = ", ".join(name for name in names if name not in shown)

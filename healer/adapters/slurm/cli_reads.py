@@ -16,7 +16,7 @@ from healer.adapters.slurm.commands import ReadCommands, parse_errors
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 #: Calls that need a program other than scontrol, which may not be installed.
 _PROGRAMS = {SlurmCall.submit: "sbatch", SlurmCall.cancel: "scancel", SlurmCall.signal: "scancel"}
@@ -201,4 +201,4 @@ class CliReads(SlurmReader):
 def _no_answer(action: Said, output: process.Output) -> SchedulerUnavailable:
     """The error for a list without the requested nodes: whether they exist is unknown."""
     error = words.error(words.not_done(action), output.err.decode("utf-8", "replace"))
-    return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(quoted(error.args[0]))
+    return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(said_by(error))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from healer.adapters.slurm import parse_json, process
 from healer.adapters.slurm import slurm_words as words
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
@@ -126,7 +126,7 @@ def parse_errors() -> Iterator[None]:
     try:
         yield
     except parse_json.NotUnderstood as error:
-        raise SchedulerUnavailable(quoted(error.args[0])) from error
+        raise SchedulerUnavailable(said_by(error)) from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from healer.ports.scheduling import (
     SchedulerUnavailable,
     SlurmReads,
 )
-from healer.text import Said, joined, quoted, say, unstopped
+from healer.text import Said, joined, said_by, say, unstopped
 
 #: An adapter that did not answer is tried last for this long; then one caller tries it again.
 REST_S = 15.0
@@ -89,7 +89,7 @@ class PreferredReads(Generic[S]):
                 lines.append(adapter.describe())
                 answered = True
             except SchedulerError as error:
-                lines.append(say("slurm.adapter_failed", adapter=adapter.name, error=quoted(error.args[0])))
+                lines.append(say("slurm.adapter_failed", adapter=adapter.name, error=said_by(error)))
         if not answered:
             raise SchedulerUnavailable(joined(lines, "semicolon"))
         return ", then ".join(lines)
@@ -136,7 +136,7 @@ class PreferredReads(Generic[S]):
         number, found, errors = self.first(SlurmCall.controller, lambda slurm: slurm.controller())
         with self._lock:
             why = {earlier: rest.why for earlier, rest in self._rests.items()}
-        why |= {earlier: quoted(error.args[0]) for earlier, error in errors.items()}
+        why |= {earlier: said_by(error) for earlier, error in errors.items()}
         before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
         return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
 
@@ -176,7 +176,7 @@ class PreferredReads(Generic[S]):
         """One error for all adapters; SchedulerUnavailable if one of them did not answer."""
         if len(self.adapters) == 1:
             return errors[0]
-        each = [self._named(number, quoted(error.args[0])) for number, error in sorted(errors.items())]
+        each = [self._named(number, said_by(error)) for number, error in sorted(errors.items())]
         text = joined(each, "semicolon")
         silent = [error for error in errors.values() if isinstance(error, SchedulerUnavailable)]
         if silent:
@@ -201,7 +201,7 @@ class PreferredReads(Generic[S]):
 
     def _rest(self, number: int, error: SchedulerError) -> Said:
         """Lets the adapter rest; returns why."""
-        why = quoted(error.args[0])
+        why = said_by(error)
         with self._lock:
             self._rests[number] = _Rest(self._stopwatch() + REST_S, why)
         return why
@@ -218,7 +218,7 @@ class PreferredReads(Generic[S]):
         try:
             cluster = adapter.cluster_name()
         except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(quoted(error.args[0]), sent=False) from error
+            raise SchedulerUnavailable(said_by(error), sent=False) from error
         if self._meant not in (None, cluster):
             raise OtherCluster(say("slurm.slurm_other_cluster", cluster=cluster, meant=self._meant))
         with self._lock:

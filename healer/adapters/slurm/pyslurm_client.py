@@ -11,7 +11,7 @@ from healer.adapters.slurm.pyslurm_reads import PyslurmReads
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import SlurmCall, Submission
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.text import quoted, say
+from healer.text import said_by, say
 
 _NOT_RUNNING = 2021
 #: Errors that a signal causes; any other number may be left over from an earlier call.
@@ -113,7 +113,7 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
             self._ask(action, "change_nodes", names=",".join(names), changes=changes)
         except SchedulerRefused as error:
             if len(names) > 1:
-                whole = say("slurm.some_changed", error=quoted(error.args[0]))
+                whole = say("slurm.some_changed", error=said_by(error))
                 raise type(error)(whole, error.code) from error
             raise
 
@@ -133,7 +133,7 @@ class PyslurmScheduler(PyslurmReads, SlurmAdapter):
         except SchedulerRefused as error:
             if error.code is None or error.code in _OF_A_SIGNAL:
                 raise
-            raise SchedulerUnavailable(say("slurm.or_it_did", error=quoted(error.args[0]))) from error
+            raise SchedulerUnavailable(say("slurm.or_it_did", error=said_by(error))) from error
 
 
 def _clears_nothing(call: SlurmCall) -> NotAvailable:

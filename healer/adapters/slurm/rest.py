@@ -17,7 +17,7 @@ from healer.adapters.slurm.rest_reads import RestReads
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import SchedulerRefused, UnknownNode
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 _JOB, _RESERVATION = words.JOB_RIGHT, words.RESERVATION_RIGHT
 #: The job has ended or is about to end.
@@ -54,10 +54,10 @@ class RestScheduler(RestReads, SlurmAdapter):
         except UnknownNode as error:
             listed = self._nodes.read(time.monotonic())
             unknown = ", ".join(name for name in names if name not in listed)
-            text = say("slurm.some_unknown", error=quoted(error.args[0]), nodes=unknown)
+            text = say("slurm.some_unknown", error=said_by(error), nodes=unknown)
             raise UnknownNode(text, error.code) from error
         except SchedulerRefused as error:
-            text = say("slurm.some_done", error=quoted(error.args[0]))
+            text = say("slurm.some_done", error=said_by(error))
             raise SchedulerRefused(text, error.code) from error
 
     # --- reservations

@@ -24,7 +24,7 @@ from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.adapters.webhook import system_words
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
-from healer.text import Said, quoted, say, to_text
+from healer.text import Said, said_by, say, to_text
 
 #: The time-out of version detection, which takes milliseconds: a hanging slurmrestd must leave time for the
 #: next adapter.
@@ -112,7 +112,7 @@ class ReadLink:
         try:
             return finding.result()
         except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(quoted(error.args[0]), sent=False) from error
+            raise SchedulerUnavailable(said_by(error), sent=False) from error
 
     def _find(self, finding: Future[Found]) -> None:
         try:

@@ -18,7 +18,7 @@ from healer.adapters.slurm.rest_link import Found, ReadLink, Request, Token, in_
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 #: An `update_time` in the future (2096), for which the answer is always short.
 _NEVER = "4000000000"
@@ -132,7 +132,7 @@ class RestReads(SlurmReader):
                 raise
             listed = self._nodes.read(time.monotonic())
             if name in listed or not listed:
-                raise SchedulerUnavailable(quoted(error.args[0])) from error
+                raise SchedulerUnavailable(said_by(error)) from error
             raise UnknownNode(say("slurm.no_node", node=name), words.NODE_UNKNOWN) from error
         with parse_errors():
             found = parse_json.nodes(answer.body)

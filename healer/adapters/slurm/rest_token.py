@@ -19,7 +19,7 @@ import msgspec
 
 from healer.adapters.slurm import process
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.text import NO_WORDS, Said, quoted, say
+from healer.text import NO_WORDS, Said, said_by, say
 
 #: `scontrol token` prints SLURM_JWT=…; three parts of base64url with dots between them (RFC 7519).
 _TOKEN = re.compile(r"(?:SLURM_JWT=)?([A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]*)")
@@ -120,7 +120,7 @@ class CommandToken:
                 except SchedulerUnavailable as error:
                     # Slurm may still accept the old token. Without one, all callers fail at once until the
                     # next attempt.
-                    self._failure, self._renew_at = quoted(error.args[0]), at + _TRY_AGAIN_S
+                    self._failure, self._renew_at = said_by(error), at + _TRY_AGAIN_S
                 else:
                     self._token, self._renew_at = token.text, token.renew_at(at)
             if not self._token:
@@ -141,7 +141,7 @@ class CommandToken:
                 self._argv, {**os.environ, **self._more}, self._timeout_s, most_bytes=_MOST_BYTES
             )
         except SchedulerUnavailable as error:
-            raise _away(say("slurm.token_failed", name=name, error=quoted(error.args[0]))) from None
+            raise _away(say("slurm.token_failed", name=name, error=said_by(error))) from None
         if output.code:
             raise _away(say("slurm.token_code", name=name, code=output.code))
         return _read(output.out, name)

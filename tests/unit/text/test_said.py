@@ -19,6 +19,7 @@ from healer.text import (
     joined,
     quoted,
     read_said,
+    said_by,
     say,
     stored_json,
     to_plain,
@@ -128,3 +129,9 @@ def test_what_is_no_number_can_be_stored():
     said = say("decisions.picture_old", age_s=float("inf"), limit_s=30.0)
     assert "inf" in said and "decisions." not in said
     assert msgspec.json.encode(to_stored(said)) and to_stored(said)["args"]["age_s"] == "inf"
+
+
+def test_an_error_says_its_sentence_or_its_text():
+    assert said_by(Exception(say("words.hours", n=3))).key == "words.hours"
+    assert said_by(OSError(2, "no such file")) == "[Errno 2] no such file"
+    assert said_by(Exception()) is NO_WORDS

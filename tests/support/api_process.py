@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -90,9 +90,16 @@ class ApiProcess:
 
 @contextmanager
 def api_process(
-    database: sa.Engine, folder: Path, *, nodes: int = 16, files: int | None = None, **settings: str
+    database: sa.Engine,
+    folder: Path,
+    *,
+    nodes: int = 16,
+    files: int | None = None,
+    program: Sequence[str] = ("-m", "healer", "api"),
+    **settings: str,
 ) -> Iterator[ApiProcess]:
-    """Started, with `nodes` nodes gpu0001… of 8 GPUs in Slurm's picture. `files`: its limit of open files."""
+    """Started, with `nodes` nodes gpu0001… of 8 GPUs in Slurm's picture. `files`: its limit of open files;
+    `program`: what Python runs."""
     url = database.url.render_as_string(hide_password=False)
     engine = make_engine(url)
     names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
@@ -123,7 +130,7 @@ def api_process(
     limited = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*limited, sys.executable, "-m", "healer", "api"],
+            [*limited, sys.executable, *program],
             env=environ,
             stdout=out,
             stderr=out,

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.stragglers import upper_bound
-from healer.detection.hangs import QUIET_S, Hangs
+from healer.detection.hang_evidence import QUIET_S
+from healer.detection.hangs import Hangs
 from healer.detection.protocol import Look
 from healer.detection.reported import REPORTS_KEPT as KEPT
 from healer.model import (

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection.hangs import at_rest, ports_down
+from healer.detection.hang_evidence import at_rest, ports_down
 from healer.detection.reported import REPORTS_KEPT as KEPT
 from healer.model import Part, SlurmJob, Topology
 from healer.observations.telemetry_windows import Telemetry

@@ -1,0 +1,108 @@
+"""What nodes say of a job that makes no step: whether its GPUs are idle, and ports that went down."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import Component, NodeReport, Scope, SlurmJob
+from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
+from healer.observations.telemetry_windows import Telemetry
+from healer.text import Said, say
+
+#: All GPUs have to be quiet for this long: a job at work pauses too.
+QUIET_S = 60.0
+_LIMITS = ("power_limit_enforced_w", "power_limit_w", "power_limit_default_w")
+
+
+def at_rest(telemetry: Telemetry, job: SlurmJob, now: datetime) -> bool | None:
+    """Whether none of the job's GPUs computed for a minute; None where that is not known of all of them."""
+    rows_by_node = [_gpu_rows(telemetry, job, node) for node in job.nodes]
+    if not rows_by_node or any(rows is None or not len(rows) for rows in rows_by_node):
+        return None
+    rows = np.concatenate([rows for rows in rows_by_node if rows is not None])
+
+    def highest(signal: str) -> NDArray[np.float64]:
+        """(n,) the highest value of the last minute, NaN where nothing came."""
+        if telemetry.scope_of(signal) is None:
+            return np.full(len(rows), np.nan)
+        window = telemetry.window(signal, QUIET_S, now)[:, rows].astype(np.float64)
+        return np.fmax.reduce(window, axis=0)
+
+    util = np.fmax(highest("gpu_util_percent"), highest("gr_engine_active_ratio") * 100)
+    power = np.fmax(highest("power_w"), highest("power_instant_w"))
+    limit = np.full(len(rows), np.nan)
+    for name in _LIMITS:
+        limit = np.where(np.isnan(limit), telemetry.value_on(Scope.gpu, name, now)[rows], limit)
+    idle, waits = util < IDLE_PERCENT, power < WAITING_OF_LIMIT * limit
+    works = (util >= IDLE_PERCENT) & (power >= WAITING_OF_LIMIT * limit)
+    if works.any():
+        return False
+    return True if bool((idle | waits).all()) else None
+
+
+def _gpu_rows(telemetry: Telemetry, job: SlurmJob, node: str) -> NDArray[np.int64] | None:
+    """Rows of the job's GPUs on the node; None where one of them was never heard of."""
+    rows = telemetry.rows_of(node, Scope.gpu)
+    allocated = job.gpus.get(node)
+    if allocated is None:
+        return rows
+    components = telemetry.axis(Scope.gpu).components()
+    by_gpu = {components[row].gpu: row for row in rows.tolist()}
+    found = [by_gpu[gpu] for gpu in allocated if gpu in by_gpu]
+    return np.array(found, np.int64) if len(found) == len(allocated) else None
+
+
+#: A port that is down now and was up within this time has just gone down.
+LOOK_S = 300.0
+#: Signal, values that are up, values that are down.
+_STATES = (("ib_state", (4, 5), (1, 2)), ("net_carrier", (1,), (0,)))
+
+
+def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dict[str, NodeReport]:
+    """Of these nodes, those with a port that went down within the last `LOOK_S` and is still down."""
+    found: dict[str, NodeReport] = {}
+    parts = telemetry.axis(Scope.link).components()
+    for signal, up, down in _STATES:
+        if telemetry.scope_of(signal) is not Scope.link:
+            continue
+        window, times = telemetry.window(signal, LOOK_S, now), telemetry.times(LOOK_S, now)
+        for node in nodes:
+            for row in telemetry.rows_of(node, Scope.link).tolist():
+                at_s = _went_down(window[:, row], times, up, down)
+                if at_s is not None and node not in found:
+                    at, where = datetime.fromtimestamp(at_s, now.tzinfo), parts[row]
+                    found[node] = NodeReport(at=at, text=_down_text(where))
+    return found
+
+
+def _down_text(where: Component) -> Said:
+    if where.nic:
+        return say("detection.port_down", port=where.nic)
+    return say("detection.part_down", part=str(where))
+
+
+def are_measured_since(telemetry: Telemetry, nodes: Iterable[str], since: datetime, now: datetime) -> bool:
+    """Whether each of these nodes whose ports are measured was measured after that."""
+    for signal, _, _ in _STATES:
+        if telemetry.scope_of(signal) is not Scope.link:
+            continue
+        heard = np.isfinite(telemetry.window(signal, LOOK_S, now))
+        later = telemetry.times(LOOK_S, now) > since.timestamp()
+        for node in nodes:
+            rows = heard[:, telemetry.rows_of(node, Scope.link)]
+            if rows.any() and not rows[later].any():
+                return False
+    return True
+
+
+def _went_down(
+    values: np.ndarray, times: np.ndarray, up: tuple[int, ...], down: tuple[int, ...]
+) -> float | None:
+    """When the last change from up to down was, if it is still down; (k,) slots, oldest first."""
+    valid = np.flatnonzero(np.isfinite(values))
+    if not len(valid) or values[valid[-1]] not in down:
+        return None
+    were_up = valid[np.isin(values[valid], up)]
+    return float(times[valid[valid > were_up[-1]][0]]) if len(were_up) else None

@@ -1,0 +1,158 @@
+"""The pace of one life of a job, and after how long without a step it counts as stuck."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.protocol import AGAIN_AFTER
+from healer.detection.standstill import Standstill
+from healer.model import NodeReport
+from healer.model.faults import Trait, fault_is
+from healer.observations.steps import JobSteps
+
+#: Times between ends of steps that are needed before a job can be called stuck.
+GAPS_LEAST = 8
+#: Ranks wait in a collective: stuck after so many of the job's median gaps, at least this, and twice its
+#: longest pause. Before NCCL's ten minutes; long enough for a rank that compiles or collects garbage.
+SURE_GAPS, SURE_S, SURE_PAUSES = 5.0, 60.0, 2.0
+#: No rank reports that it waits; a checkpoint or an evaluation looks the same.
+UNSURE_GAPS, UNSURE_S, UNSURE_PAUSES = 10.0, 180.0, 3.0
+#: What a pause of the job may add to these at most: one long outage must not blind healer for the job's life.
+PAUSE_SURE_S, PAUSE_UNSURE_S = 150.0, 400.0
+#: One of its nodes has lost a link, and it made at most so many steps since: as soon as a step is overdue by
+#: half, and at least this. A link that flaps lets a job go on.
+AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
+#: The node is taken out, and the job requeued: the job has made no step for so long.
+STOPPED_GAPS, STOPPED_S, STOPPED_PAUSES = 3.0, 20.0, 1.5
+#: It made more steps: only once its ranks could have reported a checkpoint or an evaluation, and only for a
+#: link that was lost shortly before the last step came.
+LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
+#: A gap above this quantile of the job's reporting gaps is overdue; with fewer gaps `SENDS_S` is assumed.
+IN_TURN, NEWS_LEAST = 0.9, 8
+#: Pace of senders.
+SENDS_S = 5.0
+#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two
+#: such looks prove a hang.
+CHANGED_AFTER, LOOKS, LOOKS_APART = timedelta(seconds=30), 2, timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """The step at which the job was reported as stuck, the ranks missing then, and when. `quiet`: when its
+    GPUs were quiet too, as reported."""
+
+    step: int
+    missing: tuple[int, ...]
+    at: datetime
+    quiet: tuple[datetime, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class JobWatch:
+    """What is followed of one life of a job."""
+
+    job: JobSteps
+    rewound: int
+    newest: int = -1
+    #: When the newest step was heard of.
+    moved_at: datetime | None = None
+    usual_s: float = float("nan")
+    longest_s: float = 0.0
+    #: The last steps before hangs that were reported.
+    hung_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
+    reported: _Reported | None = None
+    #: When a node was last reported as the cause of this standstill.
+    blamed_at: datetime | None = None
+
+    def follow(self, now: datetime) -> None:
+        job = self.job
+        if job.newest == self.newest:
+            return
+        if self.reported is not None:
+            self.hung_at.append(self.reported.step)
+        self.newest, self.moved_at, self.reported = job.newest, min(job.news_at or now, now), None
+        gaps = self._gaps()
+        if len(gaps) >= GAPS_LEAST:
+            self.usual_s = float(np.median(gaps))
+            self.longest_s = max(self.longest_s, float(gaps.max()))
+
+    def _gaps(self) -> NDArray[np.float64]:
+        """(k,) s between the ends of steps, without hangs: they are no pauses of the job's own."""
+        rows = np.flatnonzero((self.job.number >= 0) & np.isfinite(self.job.at))
+        rows = rows[np.argsort(self.job.number[rows])]
+        return np.diff(self.job.at[rows])[~np.isin(self.job.number[rows[:-1]], self.hung_at)]
+
+    def limit_s(self, stand: Standstill) -> float | None:
+        """Seconds after which it counts as stuck; None: not by what its ranks report."""
+        if not stand.speaks:
+            return self.unsure_s()
+        if stand.all_between:
+            return None
+        waits = bool(stand.waits.any()) and not stand.only_between
+        return self.sure_s() if waits else self.unsure_s()
+
+    def sure_s(self) -> float:
+        pause_s = min(SURE_PAUSES * self.longest_s, SURE_S + PAUSE_SURE_S)
+        return max(SURE_S, SURE_GAPS * self.usual_s, pause_s)
+
+    def stopped_s(self) -> float:
+        """Seconds after which its node is taken out for it, where that has lost something."""
+        pause_s = min(STOPPED_PAUSES * self.longest_s, STOPPED_S + PAUSE_SURE_S)
+        return max(STOPPED_S, STOPPED_GAPS * self.usual_s, pause_s)
+
+    def unsure_s(self) -> float:
+        pause_s = min(UNSURE_PAUSES * self.longest_s, UNSURE_S + PAUSE_UNSURE_S)
+        return max(UNSURE_S, UNSURE_GAPS * self.usual_s, pause_s)
+
+    def reports_to_blame(
+        self, reports: Mapping[str, NodeReport], begun: datetime, stalled_s: float
+    ) -> dict[str, NodeReport]:
+        """Those of the losses that may be why it has made no step for so long."""
+        news = self.job.news_s
+        news_s = float(np.quantile(news, IN_TURN, method="higher")) if len(news) >= NEWS_LEAST else SENDS_S
+        overdue_s = LINK_GAPS * max(self.usual_s, news_s)
+        if stalled_s <= overdue_s:
+            return {}
+        stopped = stalled_s > self.stopped_s()
+        return {
+            node: report
+            for node, report in reports.items()
+            if (stopped or not fault_is(report.fault, Trait.may_stop_work))
+            and (
+                (stalled_s > LINK_S and report.at >= begun - LINK_BEFORE)
+                or self._stopped_by(report, begun + timedelta(seconds=overdue_s))
+            )
+        }
+
+    def _stopped_by(self, report: NodeReport, overdue_at: datetime) -> bool:
+        """It was not stuck yet when the loss was reported, and made hardly a step since."""
+        ended_at = self.job.at[self.job.number >= 0]
+        steps = np.count_nonzero(ended_at > report.at.timestamp())
+        return report.at <= overdue_at and bool(steps <= AT_ONCE_STEPS)
+
+    def is_due(self, stand: Standstill, now: datetime) -> bool:
+        """Whether to report it now; True counts as reported."""
+        missing, last = tuple(stand.named.tolist()), self.reported
+        if last is not None:
+            after = CHANGED_AFTER if missing and missing != last.missing else AGAIN_AFTER
+            if now - last.at < after:
+                return False
+        self.reported = _Reported(self.newest, missing, now, last.quiet if last is not None else ())
+        return True
+
+    def look_is_due(self, now: datetime) -> bool:
+        """Whether GPUs that are quiet now are one look more."""
+        seen = self.reported.quiet if self.reported is not None else ()
+        return self.reported is not None and len(seen) < LOOKS and (not seen or now - seen[-1] >= LOOKS_APART)
+
+    def note_quiet(self, now: datetime) -> None:
+        if self.reported is not None:
+            self.reported = replace(self.reported, quiet=(*self.reported.quiet, now))
+
+    def inherit(self, before: "JobWatch") -> None:
+        """A restarted job keeps the pace of its life before until it has shown its own."""
+        self.usual_s, self.longest_s = before.usual_s, before.longest_s

@@ -44,9 +44,10 @@ from healer.model.faults import (
     silences_behind,
     traits_of,
 )
+from healer.model.hostlist import name_some
 from healer.observations import Picture
 from healer.observations.silences import Outage
-from healer.text import NO_WORDS, Said, joined, quoted, say
+from healer.text import NO_WORDS, Said, quoted, say
 
 #: How long after its last news a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)
@@ -179,7 +180,7 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
     where = say(f"incidents.spot_{sharing.place}", place=place)
     who = say("incidents.nodes_of_it", n=len(names)) if names[1:] else quoted(names[0])
     title = quoted(sharing.title)
-    text = say("incidents.told_by", title=title, where=where, who=who, nodes=_named(names))
+    text = say("incidents.told_by", title=title, where=where, who=who, nodes=name_some(names, _NAMED))
     return Finding(
         rule=sharing.name,
         fault=sharing.fault,
@@ -192,11 +193,6 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
         confidence=0.9,
         evidence=tuple(incident.evidence[0] for incident in members if incident.evidence)[:1],
     )
-
-
-def _named(names: Sequence[str]) -> Said:
-    first, more = joined(names[:_NAMED], "comma"), len(names) - _NAMED
-    return say("incidents.and_more", names=first, n=more) if more > 0 else first
 
 
 def still_explains(incident: Incident, finding: Finding) -> bool:

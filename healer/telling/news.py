@@ -31,6 +31,7 @@ from healer.model import (
     Ticket,
     TicketStage,
 )
+from healer.model.hostlist import name_some
 from healer.model.shown import one_line, shown
 from healer.ports.answers import SEAL
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
@@ -321,9 +322,7 @@ def demotion_message(cluster: str, rule: str, why: str, incident: str, request: 
 
 def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], at: datetime) -> Message:
     """`at`: the beginning of the minutes in which they enrolled."""
-    named, more = joined(nodes[:DIGEST_MAX], "comma"), len(nodes) - DIGEST_MAX
-    if more > 0:
-        named = say("incidents.and_more", names=named, n=more)
+    named = name_some(nodes, DIGEST_MAX)
     askers = joined(sorted(set(who))[:DIGEST_MAX], "comma")
     first = say("telling.enrolled_by", nodes=named, who=askers)
     return Message(

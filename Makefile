@@ -57,7 +57,7 @@ types: ## pyright
 	@tools/setup --dev
 	@echo "== pyright"; .venv/bin/pyright
 
-audit: ## the locked packages against known vulnerabilities: by a service, else by tools/advisories.yaml
+audit: ## the locked packages against known vulnerabilities, by pip-audit: OSV, PyPI, else tools/advisories.yaml
 	@tools/setup --dev
 	@echo "== advisories"; .venv/bin/python tools/check-advisories
 

@@ -257,7 +257,7 @@ def main() -> None:
                     by="bench",
                 )
                 seal_all(engine)
-                opened = httpx.get(f"{api.url}/sign-in", params={"token": token}, follow_redirects=False)
+                opened = httpx.post(f"{api.url}/sign-in", data={"token": token}, follow_redirects=False)
                 cookies = dict(opened.cookies)
                 print(f"{given.nodes} nodes, {given.incidents} open incidents, load {os.getloadavg()[0]:.1f}")
                 serve(api, cookies, pages_of(given.nodes), given.rounds)

@@ -126,7 +126,8 @@ async def send(port: int, token: str, body: bytes) -> float:
     """One report as a hook sends it; seconds until its answer. Ends the program for any but a 2xx."""
     begun = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /api/v1/signals/hooks/health-check HTTP/1.0\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    head = "POST /api/v1/signals/hooks/health-check HTTP/1.0\r\nHost: [::1]\r\n"
+    head += f"Authorization: Bearer {token}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = await reader.read()

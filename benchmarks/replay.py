@@ -3,12 +3,13 @@
 `python -m benchmarks.replay --nodes 1250 --minutes 60` writes a folder as the recorder does (a heartbeat of
 each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
 5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
-`--idle`: nothing but heartbeats.
+`--idle`: nothing but heartbeats. `--gauge`: nothing but one node's temperatures each minute.
 
 `python -m benchmarks.replay --recording FILE` replays one, such as `healer simulate --record` writes.
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -64,15 +65,24 @@ def entries(
             yield at, "signals/metrics", _reports(known[second % SAMPLE_S :: SAMPLE_S], at, signals), True
 
 
+def slow_gauge(nodes: int, minutes: int) -> Iterator[tuple[datetime, str, Any, bool]]:
+    """The same shape: one node reports one signal each minute."""
+    yield from itertools.islice(entries(nodes, 0, [], idle=True), 2)
+    for minute in range(1, minutes):
+        at, value = START + timedelta(minutes=minute), 50 + minute % 5
+        report = {"cluster": "pod1", "node": names(1)[0], "gpu": {"gpu_temp_c": [value] * GPUS}}
+        yield at, "signals/metrics", [report], True
+
+
 def _reports(nodes: list[str], at: datetime, signals: list[str]) -> list[dict[str, Any]]:
     gpu = {name: [40 + (at.second + index) % 30 for index in range(GPUS)] for name in signals}
     return [{"cluster": "pod1", "node": node, "time": at.isoformat(), "gpu": gpu} for node in nodes]
 
 
-def recorded(folder: Path, nodes: int, minutes: int, signals: list[str], *, idle: bool) -> None:
+def recorded(folder: Path, rows: Iterator[tuple[datetime, str, Any, bool]]) -> None:
     clock = SimClock(START)
     made = RecordingFolder(folder, max_bytes=10**12, max_age=timedelta(days=400), now=clock.now)
-    for at, route, body, samples in entries(nodes, minutes, signals, idle=idle):
+    for at, route, body, samples in rows:
         clock.set(at)
         made.begun()
         line = json.dumps({"at": at.isoformat(), "route": route, "body": body}, separators=(",", ":"))
@@ -111,6 +121,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--samples", action="store_true")
     parser.add_argument("--idle", action="store_true")
+    parser.add_argument("--gauge", action="store_true")
     parser.add_argument("--recording", type=Path)
     chosen = parser.parse_args()
     log_to_stderr()
@@ -121,7 +132,9 @@ def main() -> None:
     signals = [name for name, one in rules.catalogue.signals.items() if one.scope == "gpu"][:SIGNALS]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        recorded(folder, chosen.nodes, chosen.minutes, signals if chosen.samples else [], idle=chosen.idle)
+        sampled = signals if chosen.samples else []
+        rows = entries(chosen.nodes, chosen.minutes, sampled, idle=chosen.idle)
+        recorded(folder, slow_gauge(chosen.nodes, chosen.minutes) if chosen.gauge else rows)
         size = recordings(folder).bytes
         memory: list[float] = []
         begun = time.process_time()

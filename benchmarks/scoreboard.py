@@ -2,7 +2,10 @@
 
     make scoreboard    or    python -m benchmarks.scoreboard [--json] [--runs 10] [--fleets 3] [--seed 9001]
         [--jobs 100] [--job-days 30] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
-        [--fleet-seed N]
+        [--fleet-seed N] [--keep | --draw]
+
+`--keep` keeps the figures of the fresh seed that `docs/scoreboard.md` shows, in `docs/scoreboard.json`, and
+draws its pictures; `--draw` draws them from what is kept.
 
 Events count, not samples, and nothing is point-adjusted (`benchmarks/_scoreboard/events.py`). Each detector
 runs with the one setting that ships; of a baseline the threshold is the best in hindsight. Where the public
@@ -16,11 +19,16 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks._scoreboard import fleet, metric_worlds, repeats, sites, slow_worlds, smap, step_times
+from benchmarks._scoreboard.charts import charts_of, shown, svg_of
 from benchmarks._scoreboard.table import Board
 
 SEED = 9001
+KEPT = Path(__file__).parents[1] / "docs/scoreboard.json"
+#: `scoreboard-recall.svg` and so on.
+PICTURES = KEPT.parent / "images"
 
 
 def slow_nodes(runs: int, seed: int) -> Board:
@@ -124,6 +132,22 @@ def measured(asked: argparse.Namespace, data: Path | None) -> Iterator[Board | s
     yield from public(data)
 
 
+def pictures(text: str) -> dict[Path, str]:
+    """The pictures of kept figures, by where they lie."""
+    charts = charts_of(json.loads(text)["boards"])
+    return {PICTURES / f"scoreboard-{chart.file}.svg": svg_of(chart) for chart in charts}
+
+
+def keep(boards: list[dict[str, Any]]) -> None:
+    KEPT.write_text(json.dumps({"boards": shown(boards)}, indent=1) + "\n", encoding="utf-8")
+    draw()
+
+
+def draw() -> None:
+    for path, picture in pictures(KEPT.read_text(encoding="utf-8")).items():
+        path.write_text(picture, encoding="utf-8")
+
+
 def main() -> None:
     told = argparse.ArgumentParser()
     told.add_argument("--json", action="store_true")
@@ -137,7 +161,17 @@ def main() -> None:
     told.add_argument("--jobs", type=int, default=100, help="jobs with a slow node, of each kind")
     told.add_argument("--job-days", type=float, default=30.0, help="without any, of each noise")
     told.add_argument("--quick", action="store_true", help="a tenth of these jobs and days")
+    keeps = told.add_mutually_exclusive_group()
+    keeps.add_argument(
+        "--keep", action="store_true", help="keep the figures, and draw the pictures of the page"
+    )
+    keeps.add_argument(
+        "--draw", action="store_true", help="draw them again from what is kept; measure nothing"
+    )
     asked = told.parse_args()
+    if asked.draw:
+        draw()
+        return
     if asked.quick:
         asked.jobs, asked.job_days = max(1, asked.jobs // 10), asked.job_days / 10
     folder = os.environ.get("SCOREBOARD_DATA")
@@ -151,8 +185,11 @@ def main() -> None:
         if not asked.json:
             print(one.text(), end="\n\n", flush=True)
     took_s = time.process_time() - begun
+    text = json.dumps({"boards": boards, "skipped": skipped, "cpu_s": round(took_s, 1)}, indent=1)
+    if asked.keep:
+        keep(boards)
     if asked.json:
-        print(json.dumps({"boards": boards, "skipped": skipped, "cpu_s": round(took_s, 1)}, indent=1))
+        print(text)
         return
     for line in skipped:
         print(f"skipped: {line}")

@@ -73,7 +73,7 @@ class Client(asyncio.Protocol):
             }
         ).replace('"seq": 0', '"seq": @@@@@@@@')
         head = (
-            f"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+            f"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: [::1]\r\nAuthorization: Bearer {token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._form = (head + body).replace("@@@@@@@@", "%d").replace("@@@@", "%04d").encode()

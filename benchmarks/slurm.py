@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_token import FileToken
+from healer.adapters.system_clock import SystemClock
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmCall
 from healer.ports.scheduling import Scheduler
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler, SlurmTimes
 from tests.support.slurm import sbatch
 from tests.support.trixie import TrixieSlurm
@@ -97,7 +97,7 @@ class RestBench(CliBench):
 
 class SimBench(Bench):
     def __init__(self, count: int) -> None:
-        self.sim = SimScheduler("pod1", WallClock(), count, times=SlurmTimes(completing_s=0))
+        self.sim = SimScheduler("pod1", SystemClock(), count, times=SlurmTimes(completing_s=0))
         super().__init__(self.sim, [f"gpu{number:04d}" for number in range(1, count + 1)])
 
     def submit(self, *, held: bool) -> str:

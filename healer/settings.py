@@ -15,6 +15,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast, get_type_hints
 from urllib.parse import urlsplit
@@ -35,6 +36,9 @@ TICKET_SYSTEMS = (WEBHOOK, JIRA, GITHUB, SERVICENOW)
 
 class SettingsError(Exception):
     """A setting is wrong or unknown. The text is one sentence that names it."""
+
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 # --- what a value may be ---------------------------------------------------------------------------------
@@ -180,6 +184,47 @@ parse_matchers = matching(
 )
 
 
+def parse_origin(text: str) -> str:
+    """The site's address, as a browser writes an origin: no path, no port that the scheme has anyway."""
+    words = "an http or https URL without a path, like https://healer.example"
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError(words) from None
+    bare = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not bare or set(text) & set(" \t\\"):
+        raise ValueError(words)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    usual = {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{host}" + (f":{port}" if port not in (None, usual) else "")
+
+
+def parse_issuer(text: str) -> str:
+    parts = urlsplit(text)
+    secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+    if not secure or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("the provider's https URL, like https://sso.example/realms/hpc")
+    return text
+
+
+def parse_proxies(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    try:
+        return tuple(ip_network(part.strip()) for part in text.split(","))
+    except ValueError:
+        raise ValueError("a comma list of addresses and networks, like 10.0.0.5, 10.1.0.0/24") from None
+
+
+parse_switch = matching(f"{ON}|off", f"{ON} or off")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def parse_slurmrestd(text: str) -> str:
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https", "unix"} or not rest or (scheme == "unix" and rest[0] != "/"):
@@ -247,6 +292,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Annotated[Path, Reads(parse_path)]
     listen: Annotated[Listen, Reads(parse_listen)]
     slurm_adapters: Annotated[tuple[str, ...], Reads(parse_adapters)]
+    # --- how it is reached
+    tls_cert: OptionalPath = None
+    tls_key: OptionalPath = None
+    tls_client_ca: OptionalPath = None
+    public_url: Annotated[str | None, Reads(parse_origin)] = None
+    proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], Reads(parse_proxies)] = ()
+    allow_plain_http: Annotated[str, Reads(parse_switch)] = "off"
+    # --- how people sign in
+    oidc_issuer: Annotated[str | None, Reads(parse_issuer)] = None
+    oidc_client_id: Text = None
+    oidc_client_secret: Secret = None
+    sign_in_proxy_secret: Secret = None
+    # --- what it may do
     mode: Annotated[Mode, Reads(parse_mode)] = Mode.shadow
     settle_s: Annotated[float, Reads(number_between(0, 60))] = 2.0
     database_url: Annotated[str | None, Reads(parse_database, secret=True)] = None
@@ -261,6 +319,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slurm_token_command: Annotated[tuple[str, ...] | None, Reads(parse_command)] = None
     slurm_user: Text = None
     munge_socket: OptionalPath = None
+    munge_login: Annotated[str, Reads(parse_switch)] = "off"
     slurm_bin_dir: OptionalPath = None
     slurm_conf: Path | None = None
     sim_socket: OptionalPath = None
@@ -435,7 +494,8 @@ def _load(
     _check_apart(clusters)
     if not clusters:
         _check_ways(values, kind)
-    if (problem := _ticket_problem(values)) is not None:
+    _check_tls(values)
+    if (problem := _ticket_problem(values) or _sign_in_problem(values)) is not None:
         raise SettingsError(problem)
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
     _place_recording(values)
@@ -542,6 +602,45 @@ def _check_ways(values: dict[str, Any], kind: type[Settings]) -> None:
     else:
         _check_rest(values)
     _check_bmc(values)
+
+
+def _check_tls(values: Mapping[str, Any]) -> None:
+    if ("tls_cert" in values) != ("tls_key" in values):
+        raise SettingsError("HEALER_TLS_CERT and HEALER_TLS_KEY belong together: set both, or neither.")
+    if "tls_client_ca" in values and "tls_cert" not in values:
+        raise SettingsError("HEALER_TLS_CLIENT_CA is set, which needs HEALER_TLS_CERT and HEALER_TLS_KEY.")
+
+
+def plain_http_problem(settings: Settings) -> str | None:
+    """Where healer would be reached beyond this machine without TLS; None where it would not."""
+    public = urlsplit(settings.public_url or "")
+    if public.scheme == "http" and not is_loopback(public.hostname or ""):
+        return f"HEALER_PUBLIC_URL is {settings.public_url}, where others read what goes by"
+    if settings.tls_cert is None and not is_loopback(settings.listen.host):
+        return f"HEALER_LISTEN is {settings.listen}, which others reach without TLS"
+    return None
+
+
+def check_listener(settings: Settings) -> None:
+    """Raises SettingsError where tokens would go over the network in clear and no setting allows it."""
+    problem = plain_http_problem(settings)
+    if problem is not None and settings.allow_plain_http != ON:
+        raise SettingsError(
+            f"{problem}: set HEALER_TLS_CERT and HEALER_TLS_KEY, or listen on 127.0.0.1 behind a proxy with "
+            f"TLS; HEALER_ALLOW_PLAIN_HTTP={ON} allows it, and `healer doctor` calls it a fault."
+        )
+
+
+def site_url(settings: Settings) -> str:
+    """Where people and nodes reach healer."""
+    return settings.public_url or own_url(settings)
+
+
+def own_url(settings: Settings) -> str:
+    """Where a program on this machine reaches the API."""
+    host, port = settings.listen.host, settings.listen.port
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http{'s' if settings.tls_cert else ''}://{Listen(here, port)}"
 
 
 def _check_rest(values: Mapping[str, Any]) -> None:
@@ -655,7 +754,6 @@ _TICKETS_PROJECTS = {
     SERVICENOW: (re.compile(r"[a-z][a-z0-9_]*"), "a table, like incident"),
 }
 _TICKETS_BESIDE = ("url", "project", "user", "token", "type", "close")
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _ticket_problem(values: Mapping[str, Any]) -> str | None:
@@ -706,6 +804,33 @@ def _ticket_name(field: str) -> str:
     return f"HEALER_TICKETS_{field.upper()}"
 
 
+# --- the identity provider -------------------------------------------------------------------------------
+
+_PROXY_SECRET_LEAST = 24
+
+
+def _sign_in_problem(values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the settings of the identity provider and of a proxy that signs people in."""
+    oidc = [name for name in ("oidc_issuer", "oidc_client_id", "oidc_client_secret") if name in values]
+    if oidc:
+        for name in ("oidc_issuer", "oidc_client_id", "public_url"):
+            if name not in values:
+                return f"HEALER_{oidc[0].upper()} is set, which needs HEALER_{name.upper()}."
+        public = urlsplit(values["public_url"])
+        if public.scheme != "https" and not is_loopback(public.hostname or ""):
+            return (
+                "HEALER_OIDC_ISSUER needs a HEALER_PUBLIC_URL with https: the provider sends the code there."
+            )
+    secret = values.get("sign_in_proxy_secret")
+    if secret is not None and "proxies" not in values:
+        return "HEALER_SIGN_IN_PROXY_SECRET is set, which needs HEALER_PROXIES."
+    if secret is not None and len(secret) < _PROXY_SECRET_LEAST:
+        return f"HEALER_SIGN_IN_PROXY_SECRET must have at least {_PROXY_SECRET_LEAST} characters."
+    if secret is not None and oidc:
+        return "HEALER_OIDC_ISSUER and HEALER_SIGN_IN_PROXY_SECRET are both set: keep one."
+    return None
+
+
 _READS_OF: dict[type[Settings], dict[str, Reads]] = {
     kind: {
         f"HEALER_{field.upper()}": reads
@@ -717,7 +842,14 @@ _READS_OF: dict[type[Settings], dict[str, Reads]] = {
 #: Every setting there is.
 _READS = _READS_OF[ExecutorSettings]
 #: Where settings are read from, and what belongs to clients and hooks: no server reads them as its settings.
-_OF_CLIENTS = ("HEALER_CONFIG", "HEALER_URL", "HEALER_TOKEN", "HEALER_TOKEN_FILE", "HEALER_HOOK_SPOOL")
+_OF_CLIENTS = (
+    "HEALER_CONFIG",
+    "HEALER_URL",
+    "HEALER_TOKEN",
+    "HEALER_TOKEN_FILE",
+    "HEALER_HOOK_SPOOL",
+    "HEALER_CA_FILE",
+)
 
 
 def setting_names() -> tuple[str, ...]:

@@ -15,11 +15,11 @@ os.environ.setdefault("NOSETPS", "1")
 from celery import Celery, Task
 from kombu.entity import Queue
 
-ADVANCE = "workers.tasks.advance_run"
-#: Messages at once, and runs of one message at once beside its own thread: what many runs write at the same
-#: time goes to the database together, so more threads than cores cost less.
+from workers.broker_messages import ADVANCE, TOGETHER, install
+
+#: Messages at once, beside the `TOGETHER` runs of one message: what many runs write at the same time goes to
+#: the database together, so more threads than cores cost less.
 CONCURRENCY = 8
-TOGETHER = 32
 #: A message that no worker took by then is dropped: while a run is due the sweep sends another each second,
 #: and a day without workers would leave a heap. The worker's clock judges, which may be another.
 EXPIRES_S = 120
@@ -43,6 +43,7 @@ def make_app(broker_url: str, cluster: str) -> Celery:
 
     Publish with `send`.
     """
+    install()
     app = Celery("healer", broker=broker_url, task_cls=RunTask, set_as_current=False)
     app.conf.update(
         accept_content=["json"],

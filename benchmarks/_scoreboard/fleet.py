@@ -153,7 +153,8 @@ def by_model(given: Watched) -> NDArray[np.bool_]:
     ]
     fitted = Fitted(train(history, len(history), {}, at[-1]))
     own = np.nan_to_num(given.new[:, :, columns(fitted.model.features)]).astype(np.float32)
-    return held(fitted.above(own.reshape(-1, own.shape[2])).reshape(own.shape[:2]))
+    above = fitted.score(own.reshape(-1, own.shape[2])) > fitted.model.threshold
+    return held(above.reshape(own.shape[:2]))
 
 
 def robust(given: Watched) -> NDArray[np.bool_]:

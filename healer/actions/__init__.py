@@ -1,6 +1,6 @@
 """`VERBS`, what a step may do: probe, do, verify, undo. A call that returned 0 proves nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -55,40 +55,46 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
     }
 )
 
+
+def _looks(verify: Mapping[str, Callable[[Context], Result]]) -> Mapping[str, Action]:
+    """Actions that only read, by their names in playbooks."""
+    return MappingProxyType({name: Action(verify=look, effect=False) for name, look in verify.items()})
+
+
 #: Actions that `check:` may name.
-CHECKS: Mapping[str, Action] = MappingProxyType(
+CHECKS = _looks(
     {
-        "jobs_hit": checks.JOBS_HIT,
-        "jobs_left": drain.JOBS_LEFT,
-        "node_answers": checks.NODE_ANSWERS,
-        "still_silent": checks.STILL_SILENT,
-        "still_slow": checks.STILL_SLOW,
-        "fabric_state": node_work.FABRIC_STATE,
-        "link_counters": site_command.LINK_COUNTERS,
-        "history": checks.HISTORY,
-        "hung": hang.HUNG,
-        "stacks": hang.STACKS,
-        "spare_ready": spares.SPARE_READY,
-        "memory_health": node_work.MEMORY_HEALTH,
-        "second_look": ask_node.SECOND_LOOK,
-        "power_state": power.POWER_STATE,
+        "jobs_hit": checks.list_jobs,
+        "jobs_left": drain.jobs_left,
+        "node_answers": checks.node_answers,
+        "still_silent": checks.still_silent,
+        "still_slow": checks.still_slow,
+        "fabric_state": node_work.fabric_state,
+        "link_counters": site_command.link_counters,
+        "history": checks.history,
+        "hung": hang.hung,
+        "stacks": hang.stacks,
+        "spare_ready": spares.spare_ready,
+        "memory_health": node_work.memory_health,
+        "second_look": ask_node.second_look,
+        "power_state": power.power_state,
     }
 )
 
 #: Actions that `wait:` may name.
-WAITS: Mapping[str, Action] = MappingProxyType(
+WAITS = _looks(
     {
-        "job_end_or_checkpoint": waits.MOMENT,
-        "job_end": waits.JOB_END,
-        "checkpoint": waits.CHECKPOINT,
-        "job_runs": waits.JOB_RUNS,
-        "lifted": waits.LIFTED,
-        "time": waits.TIME,
-        "approval": waits.APPROVAL,
-        "empty": waits.EMPTY,
-        "told_out": waits.REPORTS_ENDED,
-        "reached": waits.REACHED,
-        "repair": waits.REPAIR,
+        "job_end_or_checkpoint": waits.job_end_or_checkpoint,
+        "job_end": waits.job_end,
+        "checkpoint": waits.checkpoint,
+        "job_runs": waits.job_runs,
+        "lifted": waits.lifted,
+        "time": waits.time,
+        "approval": waits.approval,
+        "empty": waits.empty,
+        "told_out": waits.reports_ended,
+        "reached": waits.reached,
+        "repair": waits.repair,
     }
 )
 
@@ -117,11 +123,13 @@ def calls_of(step: Step) -> tuple[SlurmCall, ...]:
 
 
 #: Checks that `probe` and `verify` of a step may add to its verb's own; they change nothing.
-_EXTRA_CHECKS = {
-    "fabric_state": node_work.FABRIC_STATE,
-    "node_answers": checks.NODE_ANSWERS,
-    "job_works": hang.JOB_WORKS,
-}
+_EXTRA_CHECKS = _looks(
+    {
+        "fabric_state": node_work.fabric_state,
+        "node_answers": checks.node_answers,
+        "job_works": hang.job_works,
+    }
+)
 _LOOK_AGAIN_S = 2.0
 
 
@@ -141,7 +149,7 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
         if isinstance(seen, Skipped):  # not to be done, which differs from done already
             return seen
         if seen is not None and _passes(seen):
-            return Done(text=say("actions.passes_already", check=probe), data={"probe": probe})
+            return Done(say("actions.passes_already", check=probe), {"probe": probe})
         found = action.probe(ctx)
         return found and also(found, ctx)
 
@@ -154,7 +162,7 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
         if isinstance(seen, Failed):
             return seen
         text = say("actions.passes_not_yet", text=found.text, check=verify, seen=seen.text)
-        return Again(text=text, after_s=_LOOK_AGAIN_S)
+        return Again(text, _LOOK_AGAIN_S)
 
     def does(ctx: Context) -> Result | None:
         found = action.do(ctx)
@@ -168,21 +176,3 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
 
 def _passes(seen: Result) -> bool:
     return isinstance(seen, Done) and seen.data.get("passed") is not False
-
-
-__all__ = [
-    "CHECKS",
-    "VERBS",
-    "WAITS",
-    "Action",
-    "Again",
-    "Context",
-    "Done",
-    "Failed",
-    "Result",
-    "Skipped",
-    "StepClaim",
-    "Toolbox",
-    "action_of",
-    "calls_of",
-]

@@ -1,6 +1,6 @@
 """Asks the node itself whether it is so what a relay says of it, in lines or in figures (law 2)."""
 
-from healer.actions.base import Action, Context, Done, Result, read_node
+from healer.actions.base import Context, Done, Result, read_node, tried
 from healer.incidents.second_look import (
     LookAnswer,
     asked_by,
@@ -9,7 +9,6 @@ from healer.incidents.second_look import (
     opening_of,
     unknown_answer,
 )
-from healer.model import SlurmNode
 from healer.ports.node_exec import NodeError
 from healer.text import said_by, say, to_stored
 
@@ -21,7 +20,7 @@ def second_look(ctx: Context) -> Result:
     """Always passes: an answer that does not come is one, too. Asks once."""
     answer = _answer(ctx)
     text = say(f"actions.second_look_says_{answer.result}", node=ctx.node, text=answer.text)
-    return Done(text=text, data={"look": to_stored(answer)})
+    return Done(text, {"look": to_stored(answer)})
 
 
 def _answer(ctx: Context) -> LookAnswer:
@@ -45,10 +44,7 @@ def _answer(ctx: Context) -> LookAnswer:
 def _shown(ctx: Context, limit_s: float) -> dict[str, bool]:
     """What nvidia-smi on the node shows now. Raises NodeError."""
     assert ctx.tools.nodes is not None
-    memory, node = ctx.tools.nodes.memory_state(ctx.node, limit_s), read_node(ctx)
-    if not isinstance(node, SlurmNode) or node.gpus_shared:
+    memory, node = ctx.tools.nodes.memory_state(ctx.node, limit_s), tried(lambda: read_node(ctx))
+    if node is None or node.gpus_shared:
         return memory.shown
     return memory.shown | {"missing": memory.gpus < node.gpus}
-
-
-SECOND_LOOK = Action(verify=second_look, effect=False)

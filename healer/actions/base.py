@@ -36,7 +36,7 @@ from healer.ports.transactions import Checkpoints
 from healer.text import Said, said_by, say
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class Done(msgspec.Struct, frozen=True):
     """Done and read back. `data` is kept in the log and shown as the step's evidence.
 
     Three of its keys steer the run: `passed` False is a negative result, which a later step's `when` may ask
@@ -48,14 +48,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+class Skipped(msgspec.Struct, frozen=True):
     """There was nothing to do, or it may not be done; the run goes on."""
 
     text: Said
     data: dict[str, Any] = {}
 
 
-class Again(msgspec.Struct, frozen=True, kw_only=True):
+class Again(msgspec.Struct, frozen=True):
     """Not yet: look again after `after_s` seconds; None: when a person or an event wakes the run.
 
     `since`: the step's time-out counts from here, as when a job was given time to save its work. `data` is
@@ -68,7 +68,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
+class Failed(msgspec.Struct, frozen=True):
     """It did not work. `final`: another attempt would be pointless, ask a person."""
 
     text: Said
@@ -76,6 +76,9 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Result = Done | Skipped | Again | Failed
+
+
+T = TypeVar("T")
 
 
 class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,8 +200,35 @@ def _nothing(_: Context) -> None:
     return None
 
 
+class Answered(Exception):
+    """The step cannot go on: this is what its action answers."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result)
+        self.result = result
+
+
+def answering(work: Callable[[Context], T]) -> Callable[[Context], T | Result]:
+    def answer(ctx: Context) -> T | Result:
+        try:
+            return work(ctx)
+        except Answered as answered:
+            return answered.result
+
+    return answer
+
+
+def tried(read: Callable[[], T]) -> T | None:
+    """What it reads; None where the step could not go on without it."""
+    try:
+        return read()
+    except Answered:
+        return None
+
+
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """`probe` checks whether it is done already (None: it is not); `do` causes it; `verify` reads it back.
+    Each may raise Answered.
 
     `do` may answer at once where there is nothing to wait for; a step that only checks, waits or sends has
     `verify` alone. `undo` is None where nothing can be undone. `effect` is False for steps that only look.
@@ -212,8 +242,20 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     effect: bool = True
     only_keeps: Callable[[Context], bool] = lambda _: False
 
+    def __post_init__(self) -> None:
+        for name in ("verify", "probe", "do", "undo"):
+            if (work := getattr(self, name)) is not None:
+                msgspec.structs.force_setattr(self, name, answering(work))
 
-# --- reading Slurm, or the step's answer where it cannot be read
+
+def read_back(
+    probe: Callable[[Context], Result | None], not_yet: Callable[[Context], Said], after_s: float
+) -> Callable[[Context], Result]:
+    """A `verify` that reads what the probe reads; the step waits while that shows nothing yet."""
+    return lambda ctx: probe(ctx) or Again(not_yet(ctx), after_s)
+
+
+# --- reading Slurm
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
@@ -268,21 +310,20 @@ def holder_of(node: SlurmNode, words: str = "") -> Said | None:
 
 LOOK_AGAIN_S = 2.0
 
-T = TypeVar("T")
 
-
-def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T | Failed | Again:
-    """The value of `read()`. Failed for a node that Slurm does not know, Again without an answer of Slurm."""
+def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T:
+    """The value of `read()`. Raises Answered: Failed for a node that Slurm does not know, Again without an
+    answer of Slurm."""
     try:
         return read()
     except UnknownNode as error:
-        return Failed(text=said_by(error), final=True)
+        raise Answered(Failed(said_by(error), final=True)) from None
     except SchedulerUnavailable as error:
-        return slurm_silent(error, after_s)
+        raise Answered(slurm_silent(error, after_s)) from None
 
 
 def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
-    return Again(text=say("actions.slurm_silent", error=said_by(error)), after_s=after_s)
+    return Again(say("actions.slurm_silent", error=said_by(error)), after_s)
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:
@@ -292,7 +333,7 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
     try:
         effect()
     except SchedulerRefused as error:
-        return Failed(text=said_by(error), final=needs_right and error.no_right)
+        return Failed(said_by(error), final=needs_right and error.no_right)
     except SchedulerUnavailable:
         pass
     return None
@@ -315,52 +356,49 @@ def first_logged(entries: Iterable[LogEntry], name: str) -> Any:
     return next((entry.data[name] for entry in entries if entry.data.get(name)), None)
 
 
-def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed | Again:
+def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
     return read_slurm(lambda: ctx.tools.scheduler.node(ctx.node), after_s)
 
 
-def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed | Again:
+def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode:
     """The node; Failed where another person or program holds it."""
     node = read_node(ctx, after_s)
-    if isinstance(node, SlurmNode) and (holder := holder_of(node, last_drain_reason(ctx.log))):
-        return held_by(holder, node)
+    if holder := holder_of(node, last_drain_reason(ctx.log)):
+        raise Answered(held_by(holder, node))
     return node
 
 
 def held_by(holder: Said, node: SlurmNode) -> Failed:
     """`holder`: as `holder_of` names it."""
     text = say("actions.holds_node", holder=holder, node=node.name, reason=reason_given(node))
-    return Failed(text=text, final=True)
+    return Failed(text, final=True)
 
 
-def read_node_and_jobs(
-    ctx: Context, after_s: float = LOOK_AGAIN_S
-) -> tuple[SlurmNode, list[SlurmJob]] | Failed | Again:
-    return read_slurm(
-        lambda: (ctx.tools.scheduler.node(ctx.node), ctx.tools.scheduler.jobs_on(ctx.node)), after_s
-    )
+def read_node_and_jobs(ctx: Context, after_s: float = LOOK_AGAIN_S) -> tuple[SlurmNode, list[SlurmJob]]:
+    slurm = ctx.tools.scheduler
+    return read_slurm(lambda: (slurm.node(ctx.node), slurm.jobs_on(ctx.node)), after_s)
 
 
-def read_job(ctx: Context) -> SlurmJob | Skipped | Failed | Again:
-    """The job of this step; Skipped for one that Slurm has forgotten."""
-    job = read_slurm(lambda: ctx.tools.scheduler.job(ctx.job))
-    return job if job is not None else job_forgotten(ctx)
-
-
-def job_forgotten(ctx: Context) -> Skipped:
-    return Skipped(text=say("actions.job_forgotten", job=ctx.job))
-
-
-def restarts_unknown(ctx: Context) -> Failed:
-    return Failed(text=say("actions.restarts_unknown", job=ctx.job), final=True)
-
-
-def read_job_of_run(ctx: Context) -> SlurmJob | Done | Failed | Again:
-    """The job of this run; a forgotten job ends the run. Failed without the restart count that the run is
-    about."""
-    job = read_job(ctx)
-    if isinstance(job, Skipped):
-        return Done(text=job.text, data={"ends_run": True})
-    if isinstance(job, SlurmJob) and ctx.restarts is None:
-        return restarts_unknown(ctx)
+def read_job(ctx: Context, *, leader: bool = False) -> SlurmJob:
+    """The job of this step, or its `leader` where it is a component of a heterogeneous job; Skipped for one
+    that Slurm has forgotten."""
+    slurm = ctx.tools.scheduler
+    job = read_slurm(lambda: whole_job(slurm, ctx.job) if leader else slurm.job(ctx.job))
+    if job is None:
+        raise Answered(Skipped(say("actions.job_forgotten", job=ctx.job)))
     return job
+
+
+def restarts_known(ctx: Context) -> int:
+    """The restart count that the run is about; Failed without one."""
+    if ctx.restarts is None:
+        raise Answered(Failed(say("actions.restarts_unknown", job=ctx.job), final=True))
+    return ctx.restarts
+
+
+def read_job_of_run(ctx: Context) -> tuple[SlurmJob, int]:
+    """The job of this run, and the restart count that the run is about; a forgotten job ends the run."""
+    job = read_slurm(lambda: ctx.tools.scheduler.job(ctx.job))
+    if job is None:
+        raise Answered(Done(say("actions.job_forgotten", job=ctx.job), {"ends_run": True}))
+    return job, restarts_known(ctx)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from healer.actions import group_job, test_job
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_slurm
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, answering, read_back, read_slurm
 from healer.actions.group_job import LEAST, LOOK_AGAIN_S, WAITS_AGAIN_S, Found, Round, few, search
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, node_kind
 from healer.model.hostlist import expand
@@ -69,8 +69,6 @@ def read_progress(ctx: Context) -> Progress:
 def _look(ctx: Context) -> Result | None:
     """None: the job of a group has to be submitted."""
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
-    if not isinstance(picture, SlurmSnapshot):
-        return picture
     progress = read_progress(ctx)
     if progress.doubt is None:
         return _gather(ctx, progress, picture)
@@ -91,28 +89,31 @@ def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
     job = picture.jobs.get(ctx.job)
     if not progress.of:
         return _list_nodes(ctx, job)
-    if progress.free_at is None and job is not None and _works_on(job, progress.of):
-        text = say("actions.bisect_job_runs", job=job.title)
-        return Again(text=text, after_s=WAITS_AGAIN_S, since=ctx.tools.now())
+    runs = job is not None and job.active and "COMPLETING" not in job.flags
+    if progress.free_at is None and job is not None and runs and set(progress.of) & set(job.nodes):
+        return Again(say("actions.bisect_job_runs", job=job.title), WAITS_AGAIN_S, since=ctx.tools.now())
     if progress.free_at is None:
         data = {"free_at": ctx.tools.now().isoformat()}
-        return Again(text=say("actions.bisect_job_over", job=ctx.job), after_s=0, data=data)
+        return Again(say("actions.bisect_job_over", job=ctx.job), 0, data=data)
     nodes = _alike(progress.of, picture)
     idle = _testable(ctx, nodes)
     left = [name for name in progress.of if name not in idle]
     waited = ctx.tools.now() - progress.free_at
     if left and waited < GATHER:
         text = say("actions.bisect_waits", nodes=few(left), idle=len(idle), all=len(progress.of))
-        return Again(text=text, after_s=WAITS_AGAIN_S)
+        return Again(text, WAITS_AGAIN_S)
     if idle and len(idle) < LEAST:
         idle += _fill_up_nodes(ctx, idle, picture)[: LEAST - len(idle)]
     if len(idle) < LEAST:
-        return _too_few(ctx, idle, waited)
+        text = say("actions.bisect_few_idle", n=len(idle), least=LEAST)
+        if waited < LASTS:
+            return Again(text, WAITS_AGAIN_S)
+        return _no_verdict(say("actions.bisect_none_free", text=text, time=str(LASTS)), idle)
     doubt = Doubt(nodes=tuple(idle), named=tuple(_suspects(ctx, idle)), left_out=tuple(left))
     text = say("actions.bisect_halves", n=len(idle))
     if left:
         text = say("actions.bisect_halves_without", n=len(idle), left=few(left))
-    return Again(text=text, after_s=0, data={"doubt": msgspec.to_builtins(doubt)})
+    return Again(text, 0, data={"doubt": msgspec.to_builtins(doubt)})
 
 
 def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
@@ -121,15 +122,11 @@ def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
     try:
         nodes = expand(given) if given else sorted(job.nodes if job is not None else ())
     except ValueError as error:
-        return Failed(text=say("actions.bisect_nodes_wrong", error=quoted(str(error))), final=True)
+        return Failed(say("actions.bisect_nodes_wrong", error=quoted(str(error))), final=True)
     if not nodes:
-        return Failed(text=say("actions.bisect_no_nodes", job=ctx.job), final=True)
+        return Failed(say("actions.bisect_no_nodes", job=ctx.job), final=True)
     text = say("actions.bisect_nodes", n=len(nodes), job=ctx.job, nodes=few(nodes))
-    return Again(text=text, after_s=0, data={"of": list(dict.fromkeys(nodes))})
-
-
-def _works_on(job: SlurmJob, nodes: Sequence[str]) -> bool:
-    return job.active and "COMPLETING" not in job.flags and not set(nodes).isdisjoint(job.nodes)
+    return Again(text, 0, data={"of": list(dict.fromkeys(nodes))})
 
 
 def _alike(names: Sequence[str], picture: SlurmSnapshot) -> list[str]:
@@ -161,13 +158,6 @@ def _fill_up_nodes(ctx: Context, idle: Sequence[str], picture: SlurmSnapshot) ->
     return _testable(ctx, near[: 4 * LEAST])
 
 
-def _too_few(ctx: Context, idle: Sequence[str], waited: timedelta) -> Result:
-    text = say("actions.bisect_few_idle", n=len(idle), least=LEAST)
-    if waited < LASTS:
-        return Again(text=text, after_s=WAITS_AGAIN_S)
-    return _no_verdict(say("actions.bisect_none_free", text=text, time=str(LASTS)), idle)
-
-
 def _suspects(ctx: Context, nodes: Sequence[str]) -> list[str]:
     """The incident's suspects, the likeliest first."""
     affected = ctx.incident.affected if ctx.incident is not None else ()
@@ -192,7 +182,7 @@ def _next(ctx: Context, progress: Progress, doubt: Doubt) -> Result:
         return _no_verdict(say("actions.bisect_late", time=str(LASTS)), found.nodes)
     number = len(progress.rounds) + 1
     text = say("actions.bisect_group", number=number, n=len(found.nodes), nodes=few(found.nodes))
-    return Again(text=text, after_s=0, data={"group": list(found.nodes)})
+    return Again(text, 0, data={"group": list(found.nodes)})
 
 
 def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
@@ -214,7 +204,7 @@ def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
         "open": msgspec.to_builtins(found.open),
         "left_out": list(doubt.left_out),
     }
-    return Done(text=text, data=data)
+    return Done(text, data)
 
 
 def _found(doubt: Doubt, found: Found) -> list[Said]:
@@ -235,14 +225,14 @@ def _no_verdict(why: Said, left: Sequence[str]) -> Done:
     text = say("actions.bisect_no_verdict", why=why)
     if left:
         text = say("actions.bisect_no_verdict_open", why=why, nodes=few(left))
-    return Done(text=text, data={"verdict": "none", "evidence": True, "left_out": list(left)})
+    return Done(text, {"verdict": "none", "evidence": True, "left_out": list(left)})
 
 
 # --- its steps ---
 
 
 def _probe(ctx: Context) -> Result | None:
-    return _timed(ctx, _look(ctx))
+    return _timed(ctx, answering(_look)(ctx))
 
 
 def _do(ctx: Context) -> Result | None:
@@ -250,10 +240,6 @@ def _do(ctx: Context) -> Result | None:
     if progress.open is None or progress.open.job is not None:
         return None  # nothing to submit
     return _timed(ctx, group_job.submit(ctx, len(progress.rounds), progress.open))
-
-
-def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=say("actions.bisect_begins"), after_s=LOOK_AGAIN_S)
 
 
 def _timed(ctx: Context, result: Result | None) -> Result | None:
@@ -266,13 +252,16 @@ def _timed(ctx: Context, result: Result | None) -> Result | None:
 def _undo(ctx: Context) -> Result:
     progress = read_progress(ctx)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
-    if not isinstance(picture, SlurmSnapshot):
-        return picture
     job = group_job.find(ctx, len(progress.rounds), progress.rounds[-1], picture) if progress.rounds else None
     if job is None or not (job.active or job.state == "PENDING"):
-        return Done(text=say("actions.test_job_none_left"))
+        return Done(say("actions.test_job_none_left"))
     failed = test_job.cancel(ctx, job)
-    return failed or Again(text=say("actions.bisect_cancelled", job=job.id), after_s=LOOK_AGAIN_S)
+    return failed or Again(say("actions.bisect_cancelled", job=job.id), LOOK_AGAIN_S)
 
 
-BISECT = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)
+BISECT = Action(
+    probe=_probe,
+    do=_do,
+    verify=read_back(_probe, lambda _: say("actions.bisect_begins"), LOOK_AGAIN_S),
+    undo=_undo,
+)

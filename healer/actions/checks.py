@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.actions.base import (
-    Action,
     Again,
     Context,
     Done,
@@ -27,7 +26,6 @@ from healer.model import (
     Evidence,
     Incident,
     SlurmJob,
-    SlurmNode,
     SlurmSnapshot,
 )
 from healer.model.slurm import is_empty_reason, slurm_kind
@@ -44,7 +42,7 @@ def list_jobs(ctx: Context) -> Result:
         hit = whole_jobs(ctx.tools.scheduler, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
-        return Failed(text=said_by(error), final=True)
+        return Failed(said_by(error), final=True)
     except SchedulerUnavailable as error:
         return slurm_silent(error, after_s=2.0)
     data: dict[str, object] = {
@@ -57,7 +55,7 @@ def list_jobs(ctx: Context) -> Result:
     if ctx.run.incident is not None:
         jobs = sorted({job.id for job in listed} | _gone(ctx, on_node))
         ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs))
-    return Done(text=_listed(ctx, hit, crashed, on_node, certain=certain), data=data)
+    return Done(_listed(ctx, hit, crashed, on_node, certain=certain), data)
 
 
 def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
@@ -114,20 +112,16 @@ LATELY = timedelta(minutes=1)
 def node_answers(ctx: Context) -> Result:
     """Fit to return by Slurm and the kernel log: the node answers, and no new fault line came."""
     node = read_node(ctx)
-    if not isinstance(node, SlurmNode):
-        return node
     if holder := holder_of(node):
-        text = say("actions.answers_holder", holder=holder, reason=reason_given(node))
-        return Failed(text=text, final=True)
+        return Failed(say("actions.answers_holder", holder=holder, reason=reason_given(node)), final=True)
     state = "+".join(node.state)
     if "NOT_RESPONDING" in node.state:
-        return Failed(text=say("actions.not_reached", node=node.name, state=state))
+        return Failed(say("actions.not_reached", node=node.name, state=state))
     if since := _recent_reports(ctx):
-        text = say("actions.answers_new_line", text=quoted(since[-1].text))
-        return Failed(text=text, final=True)
+        return Failed(say("actions.answers_new_line", text=quoted(since[-1].text)), final=True)
     return Done(
-        text=say("actions.answers_well", node=node.name, state=state),
-        data={"state": list(node.state), "gpus": node.gpus},
+        say("actions.answers_well", node=node.name, state=state),
+        {"state": list(node.state), "gpus": node.gpus},
     )
 
 
@@ -160,17 +154,17 @@ def still_slow(ctx: Context) -> Result:
     """
     incident = ctx.incident
     if incident is None or ctx.run.by != "healer":
-        return Done(text=say("actions.asks_for_it", who=ctx.run.by))
+        return Done(say("actions.asks_for_it", who=ctx.run.by))
     if over := cleared(ctx):
         return over
     if ctx.run.approved_by:
-        return Done(text=say("actions.slow_approved", who=ctx.run.approved_by))
+        return Done(say("actions.slow_approved", who=ctx.run.approved_by))
     needed = int(ctx.step.input.get("senses", 1))
     senses = senses_of(incident, ctx.tools.now())
     if len(senses) < needed:
-        return Failed(text=why_too_few_senses(incident, needed, ctx.tools.now()), final=True)
+        return Failed(why_too_few_senses(incident, needed, ctx.tools.now()), final=True)
     text = say("actions.slow_senses", senses=senses_text(senses), node=ctx.node)
-    return Done(text=text, data={"senses": [str(sense) for sense in senses]})
+    return Done(text, {"senses": [str(sense) for sense in senses]})
 
 
 def still_silent(ctx: Context) -> Result:
@@ -182,25 +176,22 @@ def still_silent(ctx: Context) -> Result:
     """
     incident = ctx.incident
     if incident is None or ctx.run.by != "healer":
-        return Done(text=say("actions.asks_for_it", who=ctx.run.by))
+        return Done(say("actions.asks_for_it", who=ctx.run.by))
     node = read_node(ctx, after_s=5.0)
-    if not isinstance(node, SlurmNode):
-        return node
     state = "+".join(node.state)
     picture = ctx.tools.picture()
     if node.responding:
         shown = picture.nodes.get(node.name) if picture is not None else None
         text = say("actions.silent_reached", node=node.name, state=state)
         if shown is not None and shown.responding:
-            return Done(text=text, data={"ends_run": True})
-        return Again(text=text, after_s=1.0)
+            return Done(text, {"ends_run": True})
+        return Again(text, 1.0)
     if incident.clear_since is not None:
         text = say("actions.silent_heard", node=node.name, since=f"{incident.clear_since:%H:%M:%S}")
-        return Done(text=text, data={"ends_run": True})
+        return Done(text, {"ends_run": True})
     if others := unreached_neighbours(node.name, picture):
-        text = say("actions.silent_others", nodes=", ".join(others[:3]))
-        return Again(text=text, after_s=5.0)
-    return Done(text=say("actions.silent_still", node=node.name, state=state))
+        return Again(say("actions.silent_others", nodes=", ".join(others[:3])), 5.0)
+    return Done(say("actions.silent_still", node=node.name, state=state))
 
 
 def unreached_neighbours(name: str, picture: SlurmSnapshot | None) -> list[str]:
@@ -222,20 +213,14 @@ def cleared(ctx: Context) -> Done | Again | None:
     if ctx.incident is None or ctx.run.by != "healer":
         return None
     if why := why_not_looked(ctx.incident, ctx.tools.now()):
-        return Again(text=why, after_s=5.0)
+        return Again(why, 5.0)
     since = ctx.incident.clear_since
     if since is None:
         return None
     clear = f"{since:%H:%M:%S}"
     if ctx.tools.now() - since < CLEAR_FOR:
-        return Again(text=say("actions.cleared_waits", node=ctx.node, since=clear), after_s=5.0)
-    return Done(text=say("actions.cleared_over", node=ctx.node, since=clear), data={"ends_run": True})
-
-
-JOBS_HIT = Action(verify=list_jobs, effect=False)
-NODE_ANSWERS = Action(verify=node_answers, effect=False)
-STILL_SILENT = Action(verify=still_silent, effect=False)
-STILL_SLOW = Action(verify=still_slow, effect=False)
+        return Again(say("actions.cleared_waits", node=ctx.node, since=clear), 5.0)
+    return Done(say("actions.cleared_over", node=ctx.node, since=clear), {"ends_run": True})
 
 
 DAYS = 14
@@ -252,7 +237,4 @@ def history(ctx: Context) -> Result:
         "tickets": len(found.ticketed),
         "out_s": round(out_of_service(found, since, now).total_seconds()),
     }
-    return Done(text=text, data=data)
-
-
-HISTORY = Action(verify=history, effect=False)
+    return Done(text, data)

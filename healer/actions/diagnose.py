@@ -55,8 +55,6 @@ def look_with_partner(ctx: Context, alone: Done) -> Result | None:
     if not asked:
         return alone
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
-    if not isinstance(picture, SlurmSnapshot):
-        return picture
     rounds = pair_rounds(ctx)
     if not rounds or rounds[-1].outcome is not None:
         return _next(ctx, alone, rounds, picture)
@@ -79,15 +77,15 @@ def _next(ctx: Context, alone: Done, rounds: list[Round], picture: SlurmSnapshot
             second=failed[1].partner,
             says=failed[1].says,
         )
-        return Done(text=text, data=alone.data | {"passed": False, "partners": partners})
+        return Done(text, alone.data | {"passed": False, "partners": partners})
     if (why := _too_late(ctx, rounds)) is not None:
         return _without(alone, failed, why)
     partner = next(_candidates(ctx, picture, {round_.partner for round_ in rounds}), None)
     if partner is None:
         text = say("actions.pair_none_idle", node=ctx.node)
-        return Again(text=text, after_s=NONE_FREE_AGAIN_S, data={"pair_since": _since(ctx)})
+        return Again(text, NONE_FREE_AGAIN_S, data={"pair_since": _since(ctx)})
     text = say("actions.pair_partner", partner=partner, node=ctx.node)
-    return Again(text=text, after_s=0, data={"partner": partner, "pair_since": _since(ctx)})
+    return Again(text, 0, data={"partner": partner, "pair_since": _since(ctx)})
 
 
 def _since(ctx: Context) -> float:
@@ -108,8 +106,8 @@ def _without(alone: Done, failed: list[Round], why: Said) -> Result:
     does."""
     if failed:
         text = say("actions.pair_unclear", partner=failed[0].partner, says=failed[0].says, why=why)
-        return Failed(text=text, final=True)
-    return Done(text=say("actions.pair_not_tested", alone=alone.text, why=why), data=alone.data)
+        return Failed(text, final=True)
+    return Done(say("actions.pair_not_tested", alone=alone.text, why=why), alone.data)
 
 
 def _candidates(ctx: Context, picture: SlurmSnapshot, tried: set[str]) -> Iterator[str]:
@@ -163,7 +161,7 @@ def submit_pair(ctx: Context) -> Result | None:
     kept = our_reservation(picture, ctx.node)
     node, other = picture.nodes[ctx.node], picture.nodes.get(partner)
     if kept is None:
-        return Failed(text=say("actions.test_job_not_reserved", node=ctx.node), final=True)
+        return Failed(say("actions.test_job_not_reserved", node=ctx.node), final=True)
     if other is None:
         return _over(rounds[-1], "void", say("actions.pair_unknown"))
     if why := ctx.claim.may_borrow([partner], False).get(partner):
@@ -187,15 +185,15 @@ def submit_pair(ctx: Context) -> Result | None:
         if not error.sent:
             return None
         why = said_by(error)
-        return Failed(text=say("actions.pair_unanswered", partner=partner, error=why))
+        return Failed(say("actions.pair_unanswered", partner=partner, error=why))
     text = say("actions.pair_submitted", job=number, node=ctx.node, partner=partner)
-    return Again(text=text, after_s=LOOK_AGAIN_S, data={"pair": {"job": number}})
+    return Again(text, LOOK_AGAIN_S, data={"pair": {"job": number}})
 
 
 def _over(now: Round, outcome: str, says: Said) -> Again:
     """Logs the end of this round, before the next partner is looked for."""
     text = say("actions.pair_over", partner=now.partner, says=says)
-    return Again(text=text, after_s=0, data={"pair": {"outcome": outcome, "says": to_stored(says)}})
+    return Again(text, 0, data={"pair": {"outcome": outcome, "says": to_stored(says)}})
 
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
@@ -207,11 +205,10 @@ def _under_way(ctx: Context, now: Round, job: SlurmJob) -> Result:
     if why is None:
         state = test_job.state_text(job)
         text = say("actions.pair_under_way", job=job.id, node=ctx.node, partner=now.partner, state=state)
-        return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
+        return Again(text, LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    text = say("actions.test_job_gives_way", job=job.id, why=quoted(why))
-    return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
+    return Again(say("actions.test_job_gives_way", job=job.id, why=quoted(why)), LOOK_AGAIN_S, data=noted)
 
 
 def _ended(ctx: Context, alone: Done, rounds: list[Round], job: SlurmJob) -> Result:
@@ -233,7 +230,7 @@ def _ended(ctx: Context, alone: Done, rounds: list[Round], job: SlurmJob) -> Res
         merged[part] = {**alone.data[part], **answer.data[part]}
     merged["compared"] = [*alone.data["compared"], *answer.data["compared"]]
     merged["partners"] = [now.partner]
-    return Done(text=say("actions.pair_passed", alone=alone.text, partner=now.partner), data=merged)
+    return Done(say("actions.pair_passed", alone=alone.text, partner=now.partner), merged)
 
 
 def _on_node(ctx: Context) -> bool:
@@ -257,13 +254,13 @@ def _look(ctx: Context, on_node: Callable[[Context], Result | None]) -> Result |
         return result
     # Logged, as Slurm forgets an ended job after some minutes, and finding a partner may take longer.
     alone_now = {"text": to_stored(result.text), "data": result.data}
-    return Again(text=result.text, after_s=0, data={"alone": alone_now})
+    return Again(result.text, 0, data={"alone": alone_now})
 
 
 def _alone(ctx: Context) -> Done | None:
     """The logged result of the tests of the node alone; None before that."""
     noted = first_logged(ctx.lines, "alone")
-    return Done(text=read_said(Said, noted["text"]), data=noted["data"]) if noted is not None else None
+    return Done(read_said(Said, noted["text"]), noted["data"]) if noted is not None else None
 
 
 def _probe(ctx: Context) -> Result | None:
@@ -277,7 +274,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    begins = Again(text=say("actions.test_job_begins", node=ctx.node), after_s=BEGIN_AGAIN_S)
+    begins = Again(say("actions.test_job_begins", node=ctx.node), BEGIN_AGAIN_S)
     return _look(ctx, OWN_TESTS.verify) or begins
 
 

@@ -14,6 +14,7 @@ from healer.actions.base import (
     LOOK_AGAIN_S,
     Action,
     Again,
+    Answered,
     Context,
     Done,
     Failed,
@@ -23,6 +24,7 @@ from healer.actions.base import (
     holder_of,
     is_ours,
     last_drain_reason,
+    read_back,
     read_node,
     read_node_and_jobs,
     read_slurm,
@@ -45,21 +47,20 @@ _ROUNDING = timedelta(seconds=1)
 def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     if node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id):
         return Done(
-            text=say("actions.drain_done", reason=node.reason),
-            data={"state": list(node.state), "reason": node.reason, "user": node.reason_user},
+            say("actions.drain_done", reason=node.reason),
+            {"state": list(node.state), "reason": node.reason, "user": node.reason_user},
         )
     if node.drain and is_ours(node.reason):
         return Done(
-            text=say("actions.drain_done_other", reason=node.reason),
-            data={"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
+            say("actions.drain_done_other", reason=node.reason),
+            {"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
         )
     if holder := _other(ctx, node):
         # Another owner drained it just before. Their reason is never replaced (law 5).
         reason = node.reason or say("actions.drain_no_reason")
-        text = say("actions.drain_holder", holder=holder, node=node.name, reason=reason)
-        return Failed(text=text, final=True)
+        return Failed(say("actions.drain_holder", holder=holder, node=node.name, reason=reason), final=True)
     if ctx.step.input.get("adopt") and not node.held:
-        return Skipped(text=say("actions.drain_in_service", node=node.name), data={"ends_run": True})
+        return Skipped(say("actions.drain_in_service", node=node.name), {"ends_run": True})
     return None
 
 
@@ -75,8 +76,6 @@ def _other(ctx: Context, node: SlurmNode) -> Said | None:
 
 def _probe_drain(ctx: Context) -> Result | None:
     node = read_node(ctx)
-    if not isinstance(node, SlurmNode):
-        return node
     result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
         return None  # the tests have to be ended first
@@ -92,8 +91,6 @@ def _tested(ctx: Context, drained: Done) -> bool:
 def _do_drain(ctx: Context) -> Result | None:
     if ctx.reserved or ctx.asked:  # a node's first drain is sent without another look
         node = read_node(ctx)
-        if not isinstance(node, SlurmNode):
-            return node
         if isinstance(_judge_drain(ctx, node), Done):
             return under_test.end_tests(ctx)
     return cause(ctx, lambda: ctx.tools.scheduler.drain(ctx.node, reason_of(ctx)), needs_right=True)
@@ -105,7 +102,7 @@ def _verify_drain(ctx: Context) -> Result:
     result = _probe_drain(ctx)
     if isinstance(result, Done) and (beaten := _overwritten_drain(ctx)) is not None:
         return _restore_reason(ctx, beaten)
-    return result or Again(text=say("actions.drain_not_shown"), after_s=1.0)
+    return result or Again(say("actions.drain_not_shown"), 1.0)
 
 
 # --- a race that was lost ---
@@ -152,21 +149,19 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
             incident=ctx.run.incident,
         )
     )
-    return Failed(text=text, final=True)
+    return Failed(text, final=True)
 
 
 def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
-    if not isinstance(node, SlurmNode):
-        return node
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
-        return Done(text=say("actions.drain_gone"))
+        return Done(say("actions.drain_gone"))
     ctx.fence()
     ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
     ctx.claim.release_slot("the drain was undone")
-    return Done(text=say("actions.drain_undone"))
+    return Done(say("actions.drain_undone"))
 
 
 DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)
@@ -181,42 +176,30 @@ def _names(jobs: list[SlurmJob]) -> str:
 
 
 def _probe_down(ctx: Context) -> Result | None:
-    read = read_node_and_jobs(ctx)
-    if not isinstance(read, tuple):
-        return read
-    return _judge_down(ctx, *read)
+    return _judge_down(ctx, *read_node_and_jobs(ctx))
 
 
 def _judge_down(ctx: Context, node: SlurmNode, jobs: list[SlurmJob]) -> Result | None:
     if not (node.drain and is_ours(node.reason)):
-        return Failed(text=say("actions.down_not_ours", node=node.name), final=True)
+        return Failed(say("actions.down_not_ours", node=node.name), final=True)
     if not jobs:
         if node.base == "DOWN":
-            return Done(text=say("actions.down_done", node=node.name), data={"state": list(node.state)})
-        return Skipped(text=say("actions.down_none_stuck", node=node.name))
+            return Done(say("actions.down_done", node=node.name), {"state": list(node.state)})
+        return Skipped(say("actions.down_none_stuck", node=node.name))
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     if alive and ctx.run.by == "healer" and ctx.run.approved_by is None:
-        text = say("actions.down_job_runs", jobs=_names(alive), node=node.name)
-        return Failed(text=text, final=True)
+        return Failed(say("actions.down_job_runs", jobs=_names(alive), node=node.name), final=True)
     if node.base == "DOWN":
-        text = say("actions.down_frees", node=node.name, jobs=_names(jobs))
-        return Again(text=text, after_s=LOOK_AGAIN_S)
+        return Again(say("actions.down_frees", node=node.name, jobs=_names(jobs)), LOOK_AGAIN_S)
     return None
 
 
 def _do_down(ctx: Context) -> Result | None:
-    read = read_node_and_jobs(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, jobs = read
+    node, jobs = read_node_and_jobs(ctx)
     if (seen := _judge_down(ctx, node, jobs)) is not None:  # a person may have been faster
         return seen
     # Keeps the reason as it is: it is healer's, maybe of another incident.
     return cause(ctx, lambda: ctx.tools.scheduler.down(node.name, node.reason))
-
-
-def _verify_down(ctx: Context) -> Result:
-    return _probe_down(ctx) or Again(text=say("actions.down_not_yet", node=ctx.node), after_s=LOOK_AGAIN_S)
 
 
 # --- check: jobs_left ---
@@ -228,27 +211,23 @@ def jobs_left(ctx: Context) -> Result:
     It waits `input.run_on_s` seconds for jobs that still run; after that nothing counts as stuck. The step's
     log holds when the jobs began to complete, so that it survives a worker's death.
     """
-    read = read_node_and_jobs(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, jobs = read
+    node, jobs = read_node_and_jobs(ctx)
     if not jobs:
-        return Done(text=say("actions.jobs_left_none", node=node.name), data={"passed": True})
+        return Done(say("actions.jobs_left_none", node=node.name), {"passed": True})
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     if alive:
         names = _names(alive)
         if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
-            return Again(text=say("actions.jobs_left_running", jobs=names, node=node.name), after_s=RUN_ON_S)
-        text = say("actions.jobs_left_not_stuck", jobs=names, node=node.name)
-        return Done(text=text, data={"passed": True})
+            return Again(say("actions.jobs_left_running", jobs=names, node=node.name), RUN_ON_S)
+        return Done(say("actions.jobs_left_not_stuck", jobs=names, node=node.name), {"passed": True})
     lives = {job.id: job.restarts for job in sorted(jobs, key=lambda job: job.id)}
     since = _since(ctx, lives)
     named = joined((say("actions.jobs_left_life", job=job, restarts=n) for job, n in lives.items()), "comma")
     if ctx.tools.now() - since < STUCK_FOR:
         text = say("actions.jobs_left_completing", node=node.name, jobs=named)
-        return Again(text=text, after_s=LOOK_AGAIN_S, data={"completing": lives})
+        return Again(text, LOOK_AGAIN_S, data={"completing": lives})
     text = say("actions.jobs_left_stuck", node=node.name, since=f"{since:%H:%M:%S}", jobs=named)
-    return Done(text=text, data={"passed": False, "stuck_since": since.isoformat()})
+    return Done(text, {"passed": False, "stuck_since": since.isoformat()})
 
 
 def _since(ctx: Context, lives: dict[str, int]) -> datetime:
@@ -259,8 +238,11 @@ def _since(ctx: Context, lives: dict[str, int]) -> datetime:
     return last.at if last is not None and same else ctx.tools.now()
 
 
-DOWN = Action(probe=_probe_down, do=_do_down, verify=_verify_down)
-JOBS_LEFT = Action(probe=lambda _: None, do=lambda _: None, verify=jobs_left, effect=False)
+DOWN = Action(
+    probe=_probe_down,
+    do=_do_down,
+    verify=read_back(_probe_down, lambda ctx: say("actions.down_not_yet", node=ctx.node), LOOK_AGAIN_S),
+)
 
 
 # --- resume lifts only a drain of ours, and our reservation ends with it; undrain leaves DOWN as it is
@@ -292,65 +274,52 @@ def _returned(ctx: Context, node: SlurmNode, text: Said) -> Done:
         )
     )
     ctx.claim.release_slot("the node returned to service")
-    return Done(text=text)
+    return Done(text)
 
 
-def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
-    read = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), under_test.reservation(ctx)))
-    if not isinstance(read, tuple):
-        return read
-    node, kept = read
+def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None]:
+    node, kept = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), under_test.reservation(ctx)))
     if holder := holder_of(node, last_drain_reason(ctx.log)):
         text = say("actions.lift_holder", holder=holder, node=node.name, reason=reason_given(node))
-        return Failed(text=text, final=True)
+        raise Answered(Failed(text, final=True))
     return node, kept
 
 
 def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
-    read = _read_held(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, kept = read
+    node, kept = _read_held(ctx)
     state = "+".join(node.state)
     if _NOT_YET.intersection(node.state):
-        return Again(text=say("actions.lift_state", node=node.name, state=state), after_s=5.0)
+        return Again(say("actions.lift_state", node=node.name, state=state), 5.0)
     if ctx.run.by == "healer":
         # A person may end any of healer's drains; healer by itself only that of this incident.
         if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
-            return Failed(text=say("actions.lift_else", node=node.name, reason=node.reason), final=True)
+            return Failed(say("actions.lift_else", node=node.name, reason=node.reason), final=True)
         if node.held and not node.resumable:
             text = say("actions.lift_unknown_flags", node=node.name, flags=", ".join(node.unknown_flags))
-            return Failed(text=text, final=True)
+            return Failed(text, final=True)
     back = node.in_service if resumes else not node.drain
     if not back or kept is not None:
         return None
     if node.in_service:
         return _returned(ctx, node, say("actions.lift_in_service", node=node.name, state=state))
     # Its slot and its incidents stay until it is back in service.
-    return Done(text=say("actions.lift_not_drained", node=node.name, state=state))
+    return Done(say("actions.lift_not_drained", node=node.name, state=state))
 
 
 def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
-    read = _read_held(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, kept = read
+    node, kept = _read_held(ctx)
     if kept is not None and not node.held:
         return under_test.end_tests(ctx)  # read back before anything else: one effect at a time
     lift = ctx.tools.scheduler.resume if resumes else ctx.tools.scheduler.undrain
     return cause(ctx, lambda: lift(ctx.node), needs_right=True)
 
 
-def _verify_lift(ctx: Context, *, resumes: bool) -> Result:
-    again = Again(text=say("actions.lift_not_yet"), after_s=1.0)
-    return _probe_lift(ctx, resumes=resumes) or again
-
-
 def _lift_action(*, resumes: bool) -> Action:
+    probe = partial(_probe_lift, resumes=resumes)
     return Action(
-        probe=partial(_probe_lift, resumes=resumes),
+        probe=probe,
         do=partial(_do_lift, resumes=resumes),
-        verify=partial(_verify_lift, resumes=resumes),
+        verify=read_back(probe, lambda _: say("actions.lift_not_yet"), 1.0),
     )
 
 

@@ -192,24 +192,19 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
     if job is None and now.job is not None:
         return _over(now, "void", say("actions.test_job_gone"))
     if job is None and now.asked_at is not None:
-        return _unanswered(ctx, now, now.asked_at)
+        if ctx.tools.now() - now.asked_at > APPEARS_WITHIN:
+            return _over(now, "void", say("actions.group_unanswered"))
+        return Again(say("actions.group_looked_for", nodes=few(now.nodes)), LOOK_AGAIN_S)
     if job is None:
         left = list(ctx.claim.may_borrow(now.nodes, False))
         if left and late:
             return _over(now, "void", say("actions.group_not_free", nodes=few(left)))
         if not left:
             return None
-        return Again(text=say("actions.group_waits", nodes=few(left)), after_s=WAITS_AGAIN_S)
+        return Again(say("actions.group_waits", nodes=few(left)), WAITS_AGAIN_S)
     if job.active or job.state == "PENDING":
         return _under_way(ctx, now, job, late=late)
     return _ended(now, job)
-
-
-def _unanswered(ctx: Context, now: Round, asked_at: datetime) -> Again:
-    """Slurm did not answer the submission: looks for the job by name, and never submits it again."""
-    if ctx.tools.now() - asked_at > APPEARS_WITHIN:
-        return _over(now, "void", say("actions.group_unanswered"))
-    return Again(text=say("actions.group_looked_for", nodes=few(now.nodes)), after_s=LOOK_AGAIN_S)
 
 
 def find(ctx: Context, number: int, now: Round, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -249,11 +244,10 @@ def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result
             nodes=few(now.nodes),
             state=test_job.state_text(job),
         )
-        return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
+        return Again(text, LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    text = say("actions.test_job_gives_way", job=job.id, why=quoted(why))
-    return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
+    return Again(say("actions.test_job_gives_way", job=job.id, why=quoted(why)), LOOK_AGAIN_S, data=noted)
 
 
 def _ended(now: Round, job: SlurmJob) -> Result:
@@ -279,15 +273,14 @@ def _over(now: Round, outcome: str, says: Said = NO_WORDS, answer: Answer = Answ
     found = says or answer.failed or figures
     text = say("actions.group_over", n=len(now.nodes), nodes=few(now.nodes), found=found)
     update = {"outcome": outcome, "says": to_stored(says), "answer": to_stored(answer)}
-    return Again(text=text, after_s=0, data={"told": update})
+    return Again(text, 0, data={"told": update})
 
 
 def submit(ctx: Context, number: int, now: Round) -> Result | None:
     depth = ctx.tools.validation.depths.get(str(ctx.step.input.get("depth")))
     lacks = [name for name in depth.tests if name not in ctx.tools.scripts] if depth is not None else []
     if depth is None or lacks:
-        text = say("actions.group_no_depth", depth=str(ctx.step.input.get("depth")))
-        return Failed(text=text, final=True)
+        return Failed(say("actions.group_no_depth", depth=str(ctx.step.input.get("depth"))), final=True)
     try:
         picture = ctx.tools.scheduler.snapshot()
     except SchedulerUnavailable:
@@ -312,11 +305,9 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
         if not error.sent:
             return None
         text = say("actions.test_job_unanswered", nodes=few(now.nodes), error=said_by(error))
-        return Again(
-            text=text, after_s=LOOK_AGAIN_S, data={"told": {"asked_at": ctx.tools.now().isoformat()}}
-        )
+        return Again(text, LOOK_AGAIN_S, data={"told": {"asked_at": ctx.tools.now().isoformat()}})
     text = say("actions.group_submitted", job=taken, n=len(now.nodes))
-    return Again(text=text, after_s=LOOK_AGAIN_S, data={"told": {"job": taken}})
+    return Again(text, LOOK_AGAIN_S, data={"told": {"job": taken}})
 
 
 def few(nodes: Sequence[str]) -> Said:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from healer.actions.base import (
-    Action,
     Again,
+    Answered,
     Context,
     Done,
     Failed,
@@ -19,6 +19,7 @@ from healer.actions.base import (
     Skipped,
     read_job,
     read_job_of_run,
+    tried,
 )
 from healer.detection.flight_recorder import Group, RecorderError, Stall, describe_stall, find_stall, read
 from healer.model import GpuActivity, JobOnNode, LogEntry, Sense, SlurmJob, StepEvent
@@ -48,10 +49,8 @@ def hung(ctx: Context) -> Result:
     """Yes: the dumps of all ranks show the same stalled collective, and all GPUs of the job were quiet twice.
     No: a hang is not proven, which does not prove that the job is well."""
     job = _job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if ctx.tools.nodes is None:
-        return Done(text=say("actions.hang_by_hand"), data={"passed": False, "evidence": True})
+        return Done(say("actions.hang_by_hand"), {"passed": False, "evidence": True})
     nodes = sorted(job.nodes)
     if len(nodes) > MOST_NODES:
         return _as_reported(ctx, job)
@@ -60,7 +59,7 @@ def hung(ctx: Context) -> Result:
         return _look_at_node(ctx, job, missing, with_dumps=True)
     again = [entry for entry in ctx.lines if "again" in entry.data]
     if not again and (left_s := (first[-1].at + APART - ctx.tools.now()).total_seconds()) > 0:
-        return Again(text=say("actions.hang_looks_again", job=job.title), after_s=left_s)
+        return Again(say("actions.hang_looks_again", job=job.title), left_s)
     if (missing := _next(nodes, again, "again")) is not None:
         return _look_at_node(ctx, job, missing, with_dumps=False)
     return _verdict(job, first, again)
@@ -77,12 +76,11 @@ def _as_reported(ctx: Context, job: SlurmJob) -> Result:
     ]
     over = incident is None or incident.clear_since is not None
     if looks and not over and looks[-1] - looks[0] >= APART and now - looks[-1] <= REPORT_LASTS:
-        text = say("actions.hang_reported", job=job.title)
-        return Done(text=text, data={"passed": True, "evidence": True})
+        return Done(say("actions.hang_reported", job=job.title), {"passed": True, "evidence": True})
     if not over and now - ctx.began_at < REPORT_LASTS:
-        return Again(text=say("actions.hang_waits_for_reports", job=job.title), after_s=5)
+        return Again(say("actions.hang_waits_for_reports", job=job.title), 5)
     text = say("actions.hang_too_large", job=job.title, nodes=len(job.nodes))
-    return Done(text=text, data={"passed": False, "evidence": True})
+    return Done(text, {"passed": False, "evidence": True})
 
 
 def _next(nodes: list[str], lines: list[LogEntry], name: str = "node") -> str | None:
@@ -104,7 +102,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
             node=node,
             error=said_by(error),
         )
-        return Again(text=text, after_s=0, data=data)
+        return Again(text, 0, data=data)
     quiet = is_quiet(_gpus_of_job(job, node, seen.gpus))
     data = {name: node, "quiet": quiet}
     words = [say(f"actions.hang_gpus_{_GPUS[quiet]}")]
@@ -118,7 +116,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
         node=node,
         what=joined(words, "comma"),
     )
-    return Again(text=text, after_s=0, data=data)
+    return Again(text, 0, data=data)
 
 
 def _gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
@@ -209,7 +207,7 @@ def _verdict(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Don
     )
     missing = sorted({nodes[rank] for rank in (stand.missing if stand else ()) if rank in nodes})
     data = {"passed": why is None, "evidence": True, "missing": missing}
-    return Done(text=text, data=data)
+    return Done(text, data)
 
 
 def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> Said | None:
@@ -236,11 +234,11 @@ def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float)
 def job_works(ctx: Context) -> Result:
     """Right before a requeue, which a pause or an approval may have delayed for hours: a job whose GPUs work
     again is left alone. Asked once, before any effect on the job; unknown does not stop the requeue."""
-    job = read_job(ctx)
-    if ctx.asked or ctx.tools.nodes is None or not isinstance(job, SlurmJob):
-        return Failed(text=say("actions.job_works_no_look"))
+    job = tried(lambda: read_job(ctx))
+    if ctx.asked or ctx.tools.nodes is None or job is None:
+        return Failed(say("actions.job_works_no_look"))
     if job.restarts != ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
-        return Failed(text=say("actions.job_works_state", job=job.title, state=job.state))
+        return Failed(say("actions.job_works_state", job=job.title, state=job.state))
     for node in dict.fromkeys((min(job.nodes), max(job.nodes))):
         ctx.fence()
         try:
@@ -248,8 +246,8 @@ def job_works(ctx: Context) -> Result:
         except NodeError:
             continue
         if is_quiet(_gpus_of_job(job, node, seen.gpus)) is False:
-            return Skipped(text=say("actions.job_works", job=job.title, node=node, id=job.id))
-    return Failed(text=say("actions.job_works_unseen", job=job.title))
+            return Skipped(say("actions.job_works", job=job.title, node=node, id=job.id))
+    return Failed(say("actions.job_works_unseen", job=job.title))
 
 
 # --- the check `stacks` ---
@@ -258,22 +256,19 @@ def job_works(ctx: Context) -> Result:
 def stacks(ctx: Context) -> Result:
     """Collects stacks as evidence; it never fails the run."""
     job = _job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if ctx.tools.nodes is None:
-        return Skipped(text=say("actions.stacks_no_way"))
+        return Skipped(say("actions.stacks_no_way"))
     asked = {entry.data["node"] for entry in ctx.lines if "node" in entry.data}
     node = next((name for name in _sample(ctx, job) if name not in asked), None)
     if node is None:
         found = [entry.text for entry in ctx.lines if entry.data.get("stacks")]
         text = joined(found, "semicolon") if found else say("actions.stacks_none", job=job.title)
-        return Done(text=text, data={"evidence": True})
+        return Done(text, {"evidence": True})
     ctx.fence()
     try:
         seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
-        text = say("actions.hang_node", node=node, what=said_by(error))
-        return Again(text=text, after_s=0, data={"node": node})
+        return Again(say("actions.hang_node", node=node, what=said_by(error)), 0, data={"node": node})
     shown = [
         say("actions.stacks_process", pid=stack.pid, frames=_where(stack.threads)) for stack in seen.stacks
     ]
@@ -281,7 +276,7 @@ def stacks(ctx: Context) -> Result:
         shown.append(seen.text)
     data = {"node": node, "stacks": msgspec.to_builtins(seen.stacks)} if seen.stacks else {"node": node}
     what = joined(shown, "comma") if shown else say("actions.stacks_nothing")
-    return Again(text=say("actions.hang_node", node=node, what=what), after_s=0, data=data)
+    return Again(say("actions.hang_node", node=node, what=what), 0, data=data)
 
 
 def _where(threads: dict[str, tuple[str, ...]]) -> str:
@@ -299,18 +294,10 @@ def _sample(ctx: Context, job: SlurmJob) -> list[str]:
     return list(dict.fromkeys([*first[: STACKS_OF - 1], *evenly]))[:STACKS_OF]
 
 
-def _job(ctx: Context) -> SlurmJob | Result:
+def _job(ctx: Context) -> SlurmJob:
     """The job while it runs under the restart count that the run is about; else the run is over."""
-    job = read_job_of_run(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
-    assert ctx.restarts is not None  # read_job_of_run checked it
-    if job.restarts > ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
+    job, restarts = read_job_of_run(ctx)
+    if job.restarts > restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
         text = say("actions.hang_over", job=job.title, state=job.state, restarts=job.restarts)
-        return Done(text=text, data={"ends_run": True})
+        raise Answered(Done(text, {"ends_run": True}))
     return job
-
-
-HUNG = Action(verify=hung, effect=False)
-JOB_WORKS = Action(verify=job_works, effect=False)
-STACKS = Action(verify=stacks, effect=False)

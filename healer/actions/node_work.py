@@ -6,7 +6,7 @@ from hashlib import sha256
 import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
-from healer.model import Bundle, Diagnosis, EvidenceFile, SlurmNode
+from healer.model import Bundle, Diagnosis, EvidenceFile
 from healer.ports.node_exec import EvidenceBroken, NodeError, NodeExec, NodeUnavailable
 from healer.text import joined, said_by, say
 
@@ -18,11 +18,11 @@ Look = Callable[[Context, NodeExec], Result]
 
 def no_way(ctx: Context, command: str) -> Failed:
     """Hands the work to a person, with the command to type."""
-    return Failed(text=say("actions.node_no_way", node=ctx.node, command=command), final=True)
+    return Failed(say("actions.node_no_way", node=ctx.node, command=command), final=True)
 
 
 def _silent(ctx: Context, error: NodeUnavailable, after_s: float) -> Again:
-    return Again(text=say("actions.node_silent", node=ctx.node, error=said_by(error)), after_s=after_s)
+    return Again(say("actions.node_silent", node=ctx.node, error=said_by(error)), after_s)
 
 
 def node_action(
@@ -53,9 +53,9 @@ def node_action(
             start(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
             # Sent: unknown whether it began, so poll. Not sent (other work runs there): try again later.
-            return None if error.sent else Again(text=said_by(error), after_s=after_s)
+            return None if error.sent else Again(said_by(error), after_s)
         except NodeError as error:
-            return Failed(text=said_by(error))
+            return Failed(said_by(error))
         return None
 
     def verify(ctx: Context) -> Result:
@@ -66,7 +66,7 @@ def node_action(
         except NodeUnavailable as error:
             return _silent(ctx, error, after_s)
         except NodeError as error:
-            return Failed(text=said_by(error))
+            return Failed(said_by(error))
 
     return Action(probe=probe, do=begin, verify=verify)
 
@@ -80,7 +80,7 @@ def _outcome(ctx: Context, result: Diagnosis | None, running: Again) -> Result:
     if result is None:
         return running
     text = say("actions.node_says", node=ctx.node, text=result.text)
-    return Done(text=text, data={"passed": result.passed, "failed": [str(test) for test in result.failed]})
+    return Done(text, {"passed": result.passed, "failed": [str(test) for test in result.failed]})
 
 
 # --- restart_service ---
@@ -104,9 +104,9 @@ def _restart(ctx: Context) -> Result | None:
         ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
     except NodeUnavailable as error:
         # Sent: read it back. Not sent: an active service would prove no restart.
-        return None if error.sent else Failed(text=said_by(error))
+        return None if error.sent else Failed(said_by(error))
     except NodeError as error:
-        return Failed(text=said_by(error))
+        return Failed(said_by(error))
     return None
 
 
@@ -117,19 +117,17 @@ def _restarted(ctx: Context) -> Result:
     except NodeUnavailable as error:
         return _silent(ctx, error, LOOK_AGAIN_S)
     except NodeError as error:
-        return Failed(text=said_by(error))
+        return Failed(said_by(error))
     if not active:
-        text = say("actions.node_service_inactive", service=service, node=ctx.node)
-        return Again(text=text, after_s=LOOK_AGAIN_S)
-    text = say("actions.node_service_restarted", service=service, node=ctx.node)
-    return Done(text=text, data={"service": service})
+        return Again(say("actions.node_service_inactive", service=service, node=ctx.node), LOOK_AGAIN_S)
+    return Done(say("actions.node_service_restarted", service=service, node=ctx.node), {"service": service})
 
 
 # --- the node's own tests: `healer.actions.diagnose` ---
 
 
 def _tests_result(ctx: Context, nodes: NodeExec) -> Result:
-    running = Again(text=say("actions.node_tests_run", node=ctx.node), after_s=TESTS_AGAIN_S)
+    running = Again(say("actions.node_tests_run", node=ctx.node), TESTS_AGAIN_S)
     return _outcome(ctx, nodes.diagnosis(ctx.node, ctx.key), running)
 
 
@@ -152,14 +150,13 @@ def fabric_state(ctx: Context) -> Result:
     try:
         fabric = ctx.tools.nodes.fabric_state(ctx.node)
     except NodeError as error:
-        text = say("actions.node_fabric_unread", node=ctx.node, error=said_by(error))
-        return Failed(text=text)
+        return Failed(say("actions.node_fabric_unread", node=ctx.node, error=said_by(error)))
     data: dict[str, object] = {"passed": fabric.healthy, "state": fabric.state, "status": fabric.status}
     seen = fabric.text or say("actions.node_fabric", state=fabric.state, status=fabric.status)
     text = say("actions.node_says", node=ctx.node, text=seen)
     if not fabric.healthy and (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
-        return Again(text=text, after_s=LOOK_AGAIN_S)
-    return Done(text=text, data=data)
+        return Again(text, LOOK_AGAIN_S)
+    return Done(text, data)
 
 
 # --- memory_health ---
@@ -171,30 +168,24 @@ def memory_health(ctx: Context) -> Result:
     if ctx.tools.nodes is None:
         return no_way(ctx, "nvidia-smi -q -d ROW_REMAPPER,ECC")
     node = read_node(ctx)
-    if not isinstance(node, SlurmNode):
-        return node
     try:
         memory = ctx.tools.nodes.memory_state(ctx.node)
     except NodeUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
             return _silent(ctx, error, LOOK_AGAIN_S)
-        text = say("actions.node_memory_unread", node=ctx.node, error=said_by(error))
-        return Failed(text=text)
+        return Failed(say("actions.node_memory_unread", node=ctx.node, error=said_by(error)))
     except NodeError as error:
-        return Failed(text=said_by(error))
+        return Failed(said_by(error))
     faults = list(memory.faults)
     if not node.gpus_shared and memory.gpus < node.gpus:
         faults.append(say("actions.node_memory_missing", shown=memory.gpus, gpus=node.gpus))
     if faults:
         text = say("actions.node_says", node=ctx.node, text=joined(faults, "semicolon"))
-        return Done(text=text, data={"passed": False, "faults": [str(fault) for fault in faults]})
-    text = say("actions.node_memory_well", node=ctx.node, gpus=memory.gpus)
-    return Done(text=text, data={"passed": True})
+        return Done(text, {"passed": False, "faults": [str(fault) for fault in faults]})
+    return Done(say("actions.node_memory_well", node=ctx.node, gpus=memory.gpus), {"passed": True})
 
 
 RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
-FABRIC_STATE = Action(verify=fabric_state, effect=False)
-MEMORY_HEALTH = Action(verify=memory_health, effect=False)
 
 
 ALL = "all"
@@ -215,7 +206,7 @@ def _reset_by_hand(ctx: Context) -> str:
 
 
 def _reset_result(ctx: Context, nodes: NodeExec) -> Result:
-    running = Again(text=say("actions.node_resetting", node=ctx.node), after_s=LOOK_AGAIN_S)
+    running = Again(say("actions.node_resetting", node=ctx.node), LOOK_AGAIN_S)
     return _outcome(ctx, nodes.reset(ctx.node, ctx.key), running)
 
 
@@ -234,7 +225,7 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
     assert book is not None  # the probe has looked
     bundle = nodes.collection(ctx.node, ctx.key)
     if bundle is None:
-        return Again(text=say("actions.node_collecting", node=ctx.node), after_s=TESTS_AGAIN_S)
+        return Again(say("actions.node_collecting", node=ctx.node), TESTS_AGAIN_S)
     file = _file(ctx, bundle)
     size, have = bundle.size_bytes, book.stored(file.id)
     for _ in range(PIECES):
@@ -243,18 +234,18 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
         ctx.fence()
         data = nodes.read_collection(ctx.node, ctx.key, have)[: size - have]
         if not data:
-            return Failed(text=say("actions.node_file_short", node=ctx.node, have=have, size=size))
+            return Failed(say("actions.node_file_short", node=ctx.node, have=have, size=size))
         book.add(file, have, data)
         have += len(data)
     if have < size:
-        return Again(text=say("actions.node_file_part", node=ctx.node, have=have, size=size), after_s=0.1)
+        return Again(say("actions.node_file_part", node=ctx.node, have=have, size=size), 0.1)
     try:
         book.finish(file)
     except EvidenceBroken as error:
-        return Failed(text=said_by(error))
+        return Failed(said_by(error))
     parts = joined(bundle.parts, "semicolon")
     text = say("actions.node_file_kept", node=ctx.node, mb=size / 1e6, file=file.id, parts=parts)
-    return Done(text=text, data={"evidence": file.id, "bytes": size, "sha256": bundle.sha256})
+    return Done(text, {"evidence": file.id, "bytes": size, "sha256": bundle.sha256})
 
 
 def _file(ctx: Context, bundle: Bundle) -> EvidenceFile:
@@ -280,7 +271,7 @@ _COLLECT = node_action(
 
 def _probe_collect(ctx: Context) -> Result | None:
     if ctx.tools.nodes is not None and ctx.tools.evidence is None:
-        return Failed(text=say("actions.node_no_evidence"), final=True)
+        return Failed(say("actions.node_no_evidence"), final=True)
     return _COLLECT.probe(ctx)
 
 

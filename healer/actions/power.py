@@ -14,6 +14,7 @@ from typing import Any
 from healer.actions.base import (
     Action,
     Again,
+    Answered,
     Context,
     Done,
     Failed,
@@ -22,8 +23,10 @@ from healer.actions.base import (
     cause,
     first_logged,
     is_ours,
+    read_back,
     read_free_node,
     reason_of,
+    tried,
 )
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
@@ -47,11 +50,6 @@ def _resets(lines: list[LogEntry]) -> list[LogEntry]:
     """
     places = [index for index, entry in enumerate(lines) if "asks" in entry.data]
     return [lines[index] for index in places if not _surely_not_sent(lines[index : index + 2])]
-
-
-def _asked(ctx: Context) -> LogEntry | None:
-    """The last reset since a person's retry."""
-    return next(reversed(_resets(ctx.lines)), None)
 
 
 def _since(ctx: Context) -> datetime | None:
@@ -87,10 +85,8 @@ def _booted_power(ctx: Context, node: SlurmNode) -> bool:
 
 def _probe_power(ctx: Context) -> Result | None:
     if ctx.tools.bmc is None:
-        return Failed(text=say("actions.power_by_hand", node=ctx.node), final=True)
+        return Failed(say("actions.power_by_hand", node=ctx.node), final=True)
     node = read_free_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
     if not _booted_power(ctx, node):
         return None
     state = "+".join(node.state)
@@ -99,58 +95,55 @@ def _probe_power(ctx: Context) -> Result | None:
     if not node.drain:
         return None  # it is drained again: DOWN alone may end by itself
     power = _power(ctx)
-    if not isinstance(power, Power):
-        return power
     if power.state != ON:
         return _wait(ctx, say("actions.power_booted_not_on", node=node.name, power=_state(power)))
     text = say("actions.power_cycled", node=node.name, state=state)
-    return Done(text=text, data={"state": list(node.state), "power": power.state})
+    return Done(text, {"state": list(node.state), "power": power.state})
 
 
 def _wait(ctx: Context, text: Said) -> Again:
-    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx))
+    return Again(text, LOOK_AGAIN_S, since=_since(ctx))
 
 
 def _state(power: Power) -> str:
     return power.state or say("actions.power_state_unknown")
 
 
-def _power(ctx: Context) -> Power | Result:
+def _power(ctx: Context) -> Power:
     assert ctx.tools.bmc is not None  # the probe has looked
     try:
         return ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
-        return Again(text=said_by(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
+        after_s = error.after_s or LOOK_AGAIN_S
+        raise Answered(Again(said_by(error), after_s, since=_since(ctx))) from None
     except BmcError as error:
-        return Failed(text=said_by(error), final=True)
+        raise Answered(Failed(said_by(error), final=True)) from None
 
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
     """The node has booted, and only has to be drained again."""
-    node = read_free_node(ctx, LOOK_AGAIN_S)
-    return isinstance(node, SlurmNode) and bool(booted(ctx, node)) and not node.drain
+    node = tried(lambda: read_free_node(ctx, LOOK_AGAIN_S))
+    return node is not None and bool(booted(ctx, node)) and not node.drain
 
 
 def _do_power(ctx: Context) -> Result | None:
     node = read_free_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
     if _booted_power(ctx, node):
         return None if node.drain else _drain_again(ctx, node)
     if not node.drain:
-        return Failed(text=say("actions.not_drained", node=node.name), final=True)
-    asked = _asked(ctx)
+        return Failed(say("actions.not_drained", node=node.name), final=True)
+    asked = next(reversed(_resets(ctx.lines)), None)
     if asked is not None and _is_next(ctx, asked):
         return _send(ctx, asked)
     power = _power(ctx)
-    if not isinstance(power, Power):
-        return power
     kind = _next_kind(ctx, asked, power)
     if kind is None:
-        return _goes_on(ctx, asked, power) if asked is not None else _cannot(ctx, power)
+        if asked is not None:
+            return _goes_on(ctx, asked, power)
+        text = say("actions.power_no_kind", node=ctx.node, kinds=", ".join(power.kinds))
+        return Failed(text, final=True)
     data: dict[str, Any] = {"asks": str(kind), "target": power.target, "power": power.state, **boot_of(node)}
-    text = say("actions.power_asked", node=node.name, kind=kind, power=_state(power))
-    return Again(text=text, after_s=0, data=data)
+    return Again(say("actions.power_asked", node=node.name, kind=kind, power=_state(power)), 0, data=data)
 
 
 def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind | None:
@@ -167,11 +160,6 @@ def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind 
     return ResetKind.force_off if both else None
 
 
-def _cannot(ctx: Context, power: Power) -> Failed:
-    text = say("actions.power_no_kind", node=ctx.node, kinds=", ".join(power.kinds))
-    return Failed(text=text, final=True)
-
-
 def _send(ctx: Context, asked: LogEntry) -> Result:
     assert ctx.tools.bmc is not None
     kind = ResetKind(asked.data["asks"])
@@ -184,11 +172,11 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
         data = {"sent": error.sent}
         if not error.sent:
             text = say("actions.power_not_sent", error=said_by(error))
-            return Again(text=text, after_s=error.after_s or LOOK_AGAIN_S, data=data)
+            return Again(text, error.after_s or LOOK_AGAIN_S, data=data)
         text = say("actions.power_maybe_sent", error=said_by(error), kind=kind)
     except BmcError as error:
-        return Failed(text=said_by(error), final=True)
-    return Again(text=text, after_s=LOOK_AGAIN_S, since=_since(ctx), data=data)
+        return Failed(said_by(error), final=True)
+    return Again(text, LOOK_AGAIN_S, since=_since(ctx), data=data)
 
 
 def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
@@ -199,7 +187,7 @@ def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
         try:
             if why := ctx.tools.bmc.task_failed(ctx.node, task):
                 text = say("actions.power_given_up", node=ctx.node, kind=kind, why=quoted(why))
-                return Failed(text=text, final=True)
+                return Failed(text, final=True)
         except BmcError:
             pass  # the boot decides
     text = say("actions.power_not_booted_since", node=ctx.node, kind=kind, power=_state(power))
@@ -220,27 +208,27 @@ def _verify_power(ctx: Context) -> Result:
 def power_state(ctx: Context) -> Result:
     """Yes: on. No: off. Skipped without a BMC, or without its answer within `timeout_s`."""
     if ctx.tools.bmc is None:
-        return Skipped(text=say("actions.power_no_bmc", node=ctx.node))
+        return Skipped(say("actions.power_no_bmc", node=ctx.node))
     try:
         power = ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
-            return Again(text=said_by(error), after_s=error.after_s or LOOK_AGAIN_S)
+            return Again(said_by(error), error.after_s or LOOK_AGAIN_S)
         return _unread(error)
     except BmcError as error:
         return _unread(error)
     if not power.state:
-        return Skipped(text=say("actions.power_not_said", node=ctx.node))
+        return Skipped(say("actions.power_not_said", node=ctx.node))
     if power.state not in {ON, OFF}:
-        return Skipped(text=say("actions.power_odd", node=ctx.node, power=power.state))
+        return Skipped(say("actions.power_odd", node=ctx.node, power=power.state))
     return Done(
-        text=say("actions.power_is", node=ctx.node, power=power.state),
-        data={"passed": power.state == ON, "power": power.state},
+        say("actions.power_is", node=ctx.node, power=power.state),
+        {"passed": power.state == ON, "power": power.state},
     )
 
 
 def _unread(error: BmcError) -> Skipped:
-    return Skipped(text=say("actions.power_unread", error=said_by(error)))
+    return Skipped(say("actions.power_unread", error=said_by(error)))
 
 
 POWER_CYCLE = Action(
@@ -249,7 +237,6 @@ POWER_CYCLE = Action(
     verify=_verify_power,
     only_keeps=partial(_only_keeps, booted=_booted_power),
 )
-POWER_STATE = Action(verify=power_state, effect=False)
 
 
 _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
@@ -278,58 +265,45 @@ def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
 
 def _probe_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
     booted, state = _booted_reboot(ctx, node), "+".join(node.state)
     if booted is None:
-        return Failed(text=say("actions.reboot_unprovable", node=node.name), final=True)
+        return Failed(say("actions.reboot_unprovable", node=node.name), final=True)
     if _UNDER_WAY.intersection(node.state):
-        return Again(text=say("actions.reboot_runs", node=node.name, state=state), after_s=LOOK_AGAIN_S)
+        return Again(say("actions.reboot_runs", node=node.name, state=state), LOOK_AGAIN_S)
     if not booted:
         if ctx.asked:
-            return Failed(text=say("actions.reboot_lost", node=node.name, state=state))
+            return Failed(say("actions.reboot_lost", node=node.name, state=state))
         return None
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
-        return Again(text=say("actions.power_booted", node=node.name, state=state), after_s=LOOK_AGAIN_S)
+        return Again(say("actions.power_booted", node=node.name, state=state), LOOK_AGAIN_S)
     if not node.drain:
         return None  # DOWN alone may end by itself: drain it again, without asking the guards
-    text = say("actions.power_booted", node=node.name, state=state)
-    return Done(text=text, data={"state": list(node.state)})
+    return Done(say("actions.power_booted", node=node.name, state=state), {"state": list(node.state)})
 
 
 def _do_reboot(ctx: Context) -> Result | None:
     node = read_free_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
     if _booted_reboot(ctx, node):
         return _drain_again(ctx, node)
     if not node.drain:
-        return Failed(text=say("actions.not_drained", node=node.name), final=True)
+        return Failed(say("actions.not_drained", node=node.name), final=True)
     reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # keep our reason as it is
     return cause(ctx, lambda: ctx.tools.scheduler.reboot(node.name, reason))
 
 
-def _verify_reboot(ctx: Context) -> Result:
-    return _probe_reboot(ctx) or Again(
-        text=say("actions.reboot_not_yet", node=ctx.node), after_s=LOOK_AGAIN_S
-    )
-
-
 def _undo(ctx: Context) -> Result:
     node = read_free_node(ctx, LOOK_AGAIN_S)
-    if not isinstance(node, SlurmNode):
-        return node
     if "REBOOT_REQUESTED" not in node.state:
-        return Done(text=say("actions.reboot_none_waits", node=node.name))
+        return Done(say("actions.reboot_none_waits", node=node.name))
     ctx.fence()
     ctx.tools.scheduler.cancel_reboot(node.name)
-    return Done(text=say("actions.reboot_taken_back", node=node.name))
+    return Done(say("actions.reboot_taken_back", node=node.name))
 
 
 REBOOT = Action(
     probe=_probe_reboot,
     do=_do_reboot,
-    verify=_verify_reboot,
+    verify=read_back(_probe_reboot, lambda ctx: say("actions.reboot_not_yet", node=ctx.node), LOOK_AGAIN_S),
     undo=_undo,
     only_keeps=partial(_only_keeps, booted=_booted_reboot),
 )

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from healer.actions import spares
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, cause, read_job
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    cause,
+    read_back,
+    read_job,
+)
 from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
 from healer.model.gate import is_held_after_launch
@@ -35,9 +46,8 @@ def keep_off(ctx: Context, job: SlurmJob) -> Again | None:
         ctx.tools.scheduler.exclude(job.id, (*job.excluded, *bad))
     except (NotAvailable, SchedulerRefused) as error:
         text = say("actions.release_not_kept_off", job=job.title, nodes=named, error=said_by(error))
-        return Again(text=text, after_s=0, data={"not_kept_off": bad})
-    text = say("actions.release_kept_off", job=job.title, nodes=named)
-    return Again(text=text, after_s=0, data={"off": bad})
+        return Again(text, 0, data={"not_kept_off": bad})
+    return Again(say("actions.release_kept_off", job=job.title, nodes=named), 0, data={"off": bad})
 
 
 def _remark(ctx: Context, job: SlurmJob, remark: Remark) -> None:
@@ -57,26 +67,24 @@ def left(job: SlurmJob, known_bad: Sequence[str] = ()) -> list[str]:
 
 def probe(ctx: Context) -> Result | None:
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     back = left(job, sorted(ctx.claim.known_bad()))
     if not back:
         if rest := remark_in(job.admin_comment).off:
-            return Done(text=say("actions.release_still_kept_off", job=job.title, nodes=", ".join(rest)))
-        return Done(text=say("actions.release_nothing_left", job=job.title))
+            return Done(say("actions.release_still_kept_off", job=job.title, nodes=", ".join(rest)))
+        return Done(say("actions.release_nothing_left", job=job.title))
     if job.active:
         # Slurm changes the list of pending jobs only. Once the job is pending again the walk starts another
         # run.
-        return Skipped(text=say("actions.release_job_runs", job=job.title))
+        return Skipped(say("actions.release_job_runs", job=job.title))
     if job.state != "PENDING":
-        return Skipped(text=say("actions.release_job_ended", job=job.title))
+        return Skipped(say("actions.release_job_ended", job=job.title))
     return None
 
 
 def take_back(ctx: Context) -> Result | None:
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob) or job.state != "PENDING":
-        return job if not isinstance(job, SlurmJob) else None
+    if job.state != "PENDING":
+        return None
     ours = remark_in(job.admin_comment)
     back = left(job, sorted(ctx.claim.known_bad()))
     try:
@@ -87,42 +95,35 @@ def take_back(ctx: Context) -> Result | None:
         kept = tuple(node for node in ours.off if node not in back)
         _remark(ctx, job, Remark(text=ours.text, off=kept))
     except SchedulerRefused as error:
-        return Failed(text=said_by(error))
+        return Failed(said_by(error))
     except SchedulerUnavailable:
         return None
-    text = say("actions.release_may_use", job=job.title, nodes=", ".join(back))
-    return Done(text=text, data={"back": back})
+    return Done(say("actions.release_may_use", job=job.title, nodes=", ".join(back)), {"back": back})
 
 
-def verify(ctx: Context) -> Result:
-    return probe(ctx) or Again(text=say("actions.release_still_shown", job=ctx.job), after_s=1.0)
-
-
-RELEASE = Action(probe=probe, do=take_back, verify=verify)
+RELEASE = Action(
+    probe=probe,
+    do=take_back,
+    verify=read_back(probe, lambda ctx: say("actions.release_still_shown", job=ctx.job), 1.0),
+)
 
 
 def _probe(ctx: Context) -> Result | None:
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if ctx.restarts is not None and job.restarts != ctx.restarts:
-        return Skipped(text=say("actions.release_other_hold", job=ctx.job))
+        return Skipped(say("actions.release_other_hold", job=ctx.job))
     if not job.held_by and job.state == "PENDING":
-        return Done(text=say("actions.release_not_held", job=ctx.job))
+        return Done(say("actions.release_not_held", job=ctx.job))
     if not is_held_after_launch(job):
-        return Skipped(text=say("actions.release_hold_gone", job=ctx.job, state=job.state))
+        return Skipped(say("actions.release_hold_gone", job=ctx.job, state=job.state))
     return None
 
 
-def _do(ctx: Context) -> Result | None:
-    return cause(ctx, lambda: ctx.tools.scheduler.release(ctx.job))
-
-
-def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=say("actions.release_still_held", job=ctx.job), after_s=1.0)
-
-
-_HOLD = Action(probe=_probe, do=_do, verify=_verify)
+_HOLD = Action(
+    probe=_probe,
+    do=lambda ctx: cause(ctx, lambda: ctx.tools.scheduler.release(ctx.job)),
+    verify=read_back(_probe, lambda ctx: say("actions.release_still_held", job=ctx.job), 1.0),
+)
 
 
 # --- the begin time of a job that Slurm itself requeued
@@ -130,36 +131,31 @@ _HOLD = Action(probe=_probe, do=_do, verify=_verify)
 
 def _probe_begin(ctx: Context) -> Result | None:
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     begin_at = datetime.fromisoformat(ctx.run.input["begin_at"])
     if job.restarts != ctx.restarts or job.active:
-        text = say("actions.release_restarted", job=job.title, state=job.state, restarts=job.restarts)
-        return Done(text=text)
+        return Done(say("actions.release_restarted", job=job.title, state=job.state, restarts=job.restarts))
     if job.held_by:
-        return Skipped(text=say("actions.release_held_by", job=job.title, who=job.held_by))
+        return Skipped(say("actions.release_held_by", job=job.title, who=job.held_by))
     if job.state != "PENDING":
-        return Skipped(text=say("actions.release_job_is", job=job.title, state=job.state))
+        return Skipped(say("actions.release_job_is", job=job.title, state=job.state))
     if job.eligible_at is not None and job.eligible_at > begin_at:
-        return Skipped(text=say("actions.release_other_begin", job=job.title))
+        return Skipped(say("actions.release_other_begin", job=job.title))
     if not job.reason.startswith("BeginTime"):
-        return Done(text=say("actions.release_its_turn", job=job.title), data={"reason": job.reason})
+        return Done(say("actions.release_its_turn", job=job.title), {"reason": job.reason})
     return None
 
 
 def _begin(ctx: Context) -> Result | None:
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     step = keep_off(ctx, job) or spares.hand_over(ctx, job, ctx.run.input["node"])
     return step or cause(ctx, lambda: ctx.tools.scheduler.start_now(ctx.job))
 
 
-def _verify_begin(ctx: Context) -> Result:
-    return _probe_begin(ctx) or Again(text=say("actions.release_asked", job=ctx.job), after_s=1.0)
-
-
-_BEGIN = Action(probe=_probe_begin, do=_begin, verify=_verify_begin)
+_BEGIN = Action(
+    probe=_probe_begin,
+    do=_begin,
+    verify=read_back(_probe_begin, lambda ctx: say("actions.release_asked", job=ctx.job), 1.0),
+)
 
 
 def _of(ctx: Context) -> Action:

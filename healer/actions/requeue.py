@@ -19,10 +19,9 @@ from healer.actions.base import (
     Result,
     Skipped,
     is_ours,
-    job_forgotten,
-    read_slurm,
-    restarts_unknown,
-    whole_job,
+    read_back,
+    read_job,
+    restarts_known,
 )
 from healer.decisions.comments import wish_of
 from healer.incidents.impact import crashed_among, moments_of
@@ -63,7 +62,7 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     except (NotAvailable, SchedulerRefused) as error:
         text = say("actions.requeue_not_signalled", job=job.title, error=said_by(error))
         now = ctx.tools.now().isoformat()
-        return Again(text=text, after_s=0, data={"signal": wish.signal, "until": now})
+        return Again(text, 0, data={"signal": wish.signal, "until": now})
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
 
 
@@ -84,7 +83,7 @@ def _until(data: dict[str, str]) -> datetime:
 def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
     until = _until(data)
     left_s = (until - ctx.tools.now()).total_seconds()
-    return Again(text=text, after_s=min(LOOK_AGAIN_S, left_s), since=until, data=data)
+    return Again(text, min(LOOK_AGAIN_S, left_s), since=until, data=data)
 
 
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
@@ -97,13 +96,10 @@ _BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "Jo
 ENDS_WITHIN = timedelta(seconds=30)
 
 
-def read_job_or_leader(ctx: Context) -> SlurmJob | Result:
+def read_job_or_leader(ctx: Context) -> SlurmJob:
     """The job of this step; for a component of a heterogeneous job its leader (2107)."""
-    job = read_slurm(lambda: whole_job(ctx.tools.scheduler, ctx.job))
-    if job is None:
-        return job_forgotten(ctx)
-    if isinstance(job, SlurmJob) and ctx.restarts is None:
-        return restarts_unknown(ctx)
+    job = read_job(ctx, leader=True)
+    restarts_known(ctx)
     return job
 
 
@@ -127,33 +123,33 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
     if "REVOKED" in {job.state, *job.flags}:
         where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster)
         where = where or say("actions.requeue_another_cluster")
-        return Done(text=say("actions.requeue_elsewhere", job=name, word=done, where=where))
+        return Done(say("actions.requeue_elsewhere", job=name, word=done, where=where))
     if job.state == "RUNNING":
         return Done(
-            text=say(
+            say(
                 "actions.requeue_runs",
                 job=name,
                 word=done,
                 nodes=_named(job.nodes),
                 restarts=job.restarts,
             ),
-            data={"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
+            {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
         if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
             return None
         return Done(
-            text=_why_pending(job, done),
-            data={"restarts": job.restarts, "state": job.state, "reason": job.reason},
+            _why_pending(job, done),
+            {"restarts": job.restarts, "state": job.state, "reason": job.reason},
         )
     if is_stuck(ctx, job, save_deadline(ctx)):
         text = say("actions.requeue_ends_first", job=name, word=done, nodes=_named(job.nodes))
-        return Done(text=text, data={"restarts": job.restarts, "state": job.state})
+        return Done(text, {"restarts": job.restarts, "state": job.state})
     if job.state in {"PENDING", "COMPLETING"} or job.active:
         return None
     return Done(
-        text=say("actions.requeue_restarted", job=name, state=job.state),
-        data={"restarts": job.restarts, "state": job.state},
+        say("actions.requeue_restarted", job=name, state=job.state),
+        {"restarts": job.restarts, "state": job.state},
     )
 
 
@@ -169,25 +165,26 @@ def _why_pending(job: SlurmJob, done: Said) -> Said:
         return say("actions.requeue_stays_held", job=name, word=done, restarts=restarts, who=job.held_by)
     if not job.reason and not job.dependency:
         return say("actions.requeue_starts", job=name, word=done, restarts=restarts)
-    text = say("actions.requeue_waits", job=name, word=done, restarts=restarts, reason=_reason(job))
+    reason = job.reason or say("actions.requeue_scheduling")
+    text = say("actions.requeue_waits", job=name, word=done, restarts=restarts, reason=reason)
     if not job.dependency:
         return text
     return say("actions.requeue_depends", text=text, dependency=job.dependency)
 
 
-def _reason(job: SlurmJob) -> str:
-    return job.reason or say("actions.requeue_scheduling")
-
-
 def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
     """Puts the job back by `effect`, once; a job that was put back is brought to its start."""
     job = read_job_or_leader(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     try:
         return _go_on(ctx, job) if is_restarted(ctx, job) else effect(ctx, job)
     except SchedulerRefused as error:
-        return _refused(error, job, word)
+        if error.code in _NEVER:
+            why = say(f"actions.requeue_never_{error.code}")
+            text = say(
+                "actions.requeue_never", job=job.title, word=say(f"actions.requeue_word_{word}"), why=why
+            )
+            return Skipped(text, {"code": error.code})
+        return None if error.code == _PENDING else Failed(said_by(error), final=error.no_right)
     except SchedulerUnavailable:
         return None  # unknown whether it happened: read it back
 
@@ -210,53 +207,35 @@ def _spare(ctx: Context, job: SlurmJob) -> Again | None:
     return spares.hand_over(ctx, job, ctx.node) if ctx.item is not None else None
 
 
-def _refused(error: SchedulerRefused, job: SlurmJob, word: Word) -> Result | None:
-    if error.code in _NEVER:
-        why = say(f"actions.requeue_never_{error.code}")
-        text = say("actions.requeue_never", job=job.title, word=say(f"actions.requeue_word_{word}"), why=why)
-        return Skipped(text=text, data={"code": error.code})
-    return None if error.code == _PENDING else Failed(text=said_by(error), final=error.no_right)
-
-
 def _probe_requeue(ctx: Context) -> Result | None:
     agreed = ctx.item in ctx.run.input.get("restart", {})
-    return _look(ctx, may_be_ours=_begun(ctx) or not agreed)
+    begun = any(entry.event is StepEvent.started for entry in ctx.lines)  # the restart may be this step's own
+    return _look(ctx, may_be_ours=begun or not agreed)
 
 
 def _look(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
     job = read_job_or_leader(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if is_restarted(ctx, job):
         if may_be_ours:
             return restart_result(ctx, job, "requeued")
-        return Skipped(text=say("actions.requeue_not_this_life", job=job.title))
+        return Skipped(say("actions.requeue_not_this_life", job=job.title))
     if is_stuck(ctx, job, save_deadline(ctx)):
-        return Skipped(text=say("actions.requeue_ends_not", job=job.title), data={"crashed": True})
+        return Skipped(say("actions.requeue_ends_not", job=job.title), {"crashed": True})
     if job.active:
         return None
     if job.state == "PENDING":
-        return Skipped(text=say("actions.requeue_pending", job=job.title))
+        return Skipped(say("actions.requeue_pending", job=job.title))
     return Skipped(
-        text=say("actions.requeue_ended", job=job.title, state=job.state),
-        data={"state": job.state, "crashed": job.crashed},
+        say("actions.requeue_ended", job=job.title, state=job.state),
+        {"state": job.state, "crashed": job.crashed},
     )
-
-
-def _begun(ctx: Context) -> bool:
-    """This step was started before: the restart may be its own."""
-    return any(entry.event is StepEvent.started for entry in ctx.lines)
-
-
-def _do_requeue(ctx: Context) -> Result | None:
-    return put_back(ctx, "requeued", _requeue)
 
 
 def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
     if "COMPLETING" in job.flags:
         return None
     if ctx.item is not None and not _still_ours(ctx):
-        return Skipped(text=say("actions.requeue_given_back", node=ctx.node, job=job.title))
+        return Skipped(say("actions.requeue_given_back", node=ctx.node, job=job.title))
     if (saves := save_first(ctx, job)) is not None:
         return saves
     ctx.fence()
@@ -272,31 +251,31 @@ def _still_ours(ctx: Context) -> bool:
 
 def _verify_requeue(ctx: Context) -> Result:
     text = say("actions.requeue_under_way", job=ctx.job)
-    return _look(ctx) or Again(text=text, after_s=0.25, since=save_deadline(ctx))
+    return _look(ctx) or Again(text, 0.25, since=save_deadline(ctx))
 
 
-REQUEUE = Action(probe=_probe_requeue, do=_do_requeue, verify=_verify_requeue)
+REQUEUE = Action(
+    probe=_probe_requeue, do=lambda ctx: put_back(ctx, "requeued", _requeue), verify=_verify_requeue
+)
 
 
 def _probe_revive(ctx: Context) -> Result | None:
     job = read_job_or_leader(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if is_restarted(ctx, job):
         return restart_result(ctx, job, "revived")
     if job.crashed and _by_the_fault(ctx, job):
         return None
     if job.crashed:
-        return Skipped(text=say("actions.revive_not_the_fault", job=job.title, state=job.state))
+        return Skipped(say("actions.revive_not_the_fault", job=job.title, state=job.state))
     if is_stuck(ctx, job):
-        return Skipped(text=say("actions.revive_ends_not", job=job.title))
+        return Skipped(say("actions.revive_ends_not", job=job.title))
     if "COMPLETING" in job.flags:
-        return Again(text=say("actions.revive_completing", job=job.title), after_s=1.0)
+        return Again(say("actions.revive_completing", job=job.title), 1.0)
     if job.active or job.state == "PENDING":
-        return Skipped(text=say("actions.revive_nothing", job=job.title, state=job.state))
+        return Skipped(say("actions.revive_nothing", job=job.title, state=job.state))
     return Skipped(
-        text=say("actions.revive_ended", job=job.title, state=job.state),
-        data={"state": job.state},
+        say("actions.revive_ended", job=job.title, state=job.state),
+        {"state": job.state},
     )
 
 
@@ -307,10 +286,6 @@ def _by_the_fault(ctx: Context, job: SlurmJob) -> bool:
     return bool(crashed_among([job], ctx.incident.root, moments_of(ctx.incident)))
 
 
-def _do_revive(ctx: Context) -> Result | None:
-    return put_back(ctx, "revived", _revive)
-
-
 def _revive(ctx: Context, job: SlurmJob) -> Result | None:
     if job.crashed:
         ctx.fence()
@@ -318,8 +293,8 @@ def _revive(ctx: Context, job: SlurmJob) -> Result | None:
     return None
 
 
-def _verify_revive(ctx: Context) -> Result:
-    return _probe_revive(ctx) or Again(text=say("actions.revive_under_way", job=ctx.job), after_s=0.25)
-
-
-REVIVE = Action(probe=_probe_revive, do=_do_revive, verify=_verify_revive)
+REVIVE = Action(
+    probe=_probe_revive,
+    do=lambda ctx: put_back(ctx, "revived", _revive),
+    verify=read_back(_probe_revive, lambda ctx: say("actions.revive_under_way", job=ctx.job), 0.25),
+)

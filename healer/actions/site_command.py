@@ -84,15 +84,15 @@ def is_unchanged(points: Points, now: datetime, still: timedelta) -> bool | None
     return None if changed is None else False
 
 
-def _check(ctx: Context) -> Result:
+def link_counters(ctx: Context) -> Result:
     """Whether the link's error counters have stopped, from the beginning of this check.
 
     No: they still count when the step's time is over. Unknown then: a person is asked.
     """
     if ctx.incident is None or (link := link_of(ctx.incident)) is None:
-        return Failed(text=say("actions.link_not_named"), final=True)
+        return Failed(say("actions.link_not_named"), final=True)
     if ctx.tools.readings is None:
-        return Failed(text=say("actions.link_no_readings"), final=True)
+        return Failed(say("actions.link_no_readings"), final=True)
     still = timedelta(seconds=min(int(ctx.step.input.get("still_s", STILL_S)), STILL_MOST_S))
     now = ctx.tools.now()
     counters = ctx.tools.readings.counters(link.subject, ctx.began_at)
@@ -102,39 +102,32 @@ def _check(ctx: Context) -> Result:
         if column.part in link.parts and counts_errors(column.signal)
     }
     answers = {column: is_unchanged(points, now, still) for column, points in of_link.items()}
-    where = joined([link.subject.removeprefix(DEVICE_MARK), _named(link.parts)], "space")
+    names = [part.port or say("actions.link_of_gpu", gpu=part.gpu, link=part.link) for part in link.parts]
+    where = joined([link.subject.removeprefix(DEVICE_MARK), name_some(names, 3)], "space")
     over = (now - ctx.began_at).total_seconds() >= ctx.step.timeout_s
     if answers and all(answers.values()):
         text = say("actions.link_still", where=where, n=len(answers), seconds=still.total_seconds())
-        return Done(text=text, data={"passed": True, "counters": sorted(column.signal for column in answers)})
+        return Done(text, {"passed": True, "counters": sorted(column.signal for column in answers)})
     moving = sorted({column.signal for column, answer in answers.items() if answer is False})
     if moving:
         figures = ", ".join(f"{name} {_last(of_link, name)}" for name in moving[:4])
         text = say("actions.link_errors", where=where, figures=figures)
-        return Done(text=text, data={"passed": False, "counters": moving}) if over else _again(text)
+        return Done(text, {"passed": False, "counters": moving}) if over else _again(text)
     if not answers:
         text = say("actions.link_no_counters", where=where, time=f"{ctx.began_at:%H:%M:%S}")
     else:
         text = say("actions.link_not_known_yet", where=where, n=len(answers))
     if over:
-        return Failed(text=say("actions.link_look_yourself", text=text), final=True)
+        return Failed(say("actions.link_look_yourself", text=text), final=True)
     return _again(text)
 
 
 def _again(text: Said) -> Again:
-    return Again(text=text, after_s=_COUNTERS_AGAIN_S)
-
-
-def _named(parts: Sequence[Part]) -> Said:
-    names = [part.port or say("actions.link_of_gpu", gpu=part.gpu, link=part.link) for part in parts]
-    return name_some(names, 3)
+    return Again(text, _COUNTERS_AGAIN_S)
 
 
 def _last(counters: Mapping[Column, Points], signal: str) -> str:
     return f"{max(points[-1][1] for column, points in counters.items() if column.signal == signal):.0f}"
-
-
-LINK_COUNTERS = Action(verify=_check, effect=False)
 
 
 _RUNNING_AGAIN_S = 2.0
@@ -193,13 +186,13 @@ def _probe(ctx: Context) -> Result | None:
     if command is None:
         return _by_hand(ctx, name)
     if ctx.tools.commands is None:
-        return Failed(text=say("actions.command_none_here", name=name), final=True)
+        return Failed(say("actions.command_none_here", name=name), final=True)
     seen = ctx.tools.commands.look(ctx.key)
     if seen.state != "never":
         return _result_of(ctx, seen)
     if ctx.asked:
         # A worker on another machine started it, or its record is lost: a restart might do it twice.
-        return Failed(text=say("actions.command_elsewhere", name=name), final=True)
+        return Failed(say("actions.command_elsewhere", name=name), final=True)
     return None
 
 
@@ -207,14 +200,14 @@ def _by_hand(ctx: Context, name: str) -> Result:
     """Without a command of the site a person does what the step's `by_hand` says; their retry confirms it."""
     what = ctx.step.input.get("by_hand")
     if not what:
-        return Failed(text=say("actions.command_missing", name=name), final=True)
+        return Failed(say("actions.command_missing", name=name), final=True)
     text = say("actions.command_by_hand", name=name, what=quoted(str(what)))
     entries = [entry for entry in ctx.log if entry.step == ctx.part]
     for question, answer in pairwise(entries):
         if question.text == text and answer.event is StepEvent.retry:
             done = say("actions.command_done_by_hand", name=name, text=answer.text)
-            return Done(text=done, data={"passed": True, "by_hand": True})
-    return Failed(text=text, final=True)
+            return Done(done, {"passed": True, "by_hand": True})
+    return Failed(text, final=True)
 
 
 def _do(ctx: Context) -> Result | None:
@@ -233,7 +226,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _not_run(name: str, error: MissingValue | CommandFailed) -> Failed:
-    return Failed(text=say("actions.command_not_run", name=name, error=said_by(error)), final=True)
+    return Failed(say("actions.command_not_run", name=name, error=said_by(error)), final=True)
 
 
 def _verify(ctx: Context) -> Result:
@@ -244,15 +237,15 @@ def _verify(ctx: Context) -> Result:
 def _result_of(ctx: Context, seen: CommandSeen) -> Result:
     name = _name(ctx)
     if seen.state == "running":
-        return Again(text=say("actions.command_running", name=name), after_s=_RUNNING_AGAIN_S)
+        return Again(say("actions.command_running", name=name), _RUNNING_AGAIN_S)
     if seen.state == "never":  # its runner was too slow, and ended before it
-        return Failed(text=say("actions.command_not_begun", name=name))
+        return Failed(say("actions.command_not_begun", name=name))
     if seen.state == "ended" and seen.code in (0, 1):
         data = {"passed": seen.code == 0, "code": seen.code, "output": seen.output}
         text = say("actions.command_did_it" if seen.code == 0 else "actions.command_says_no", name=name)
-        return Done(text=_with_output(text, seen), data=data)
+        return Done(_with_output(text, seen), data)
     how = _with_output(say(f"actions.command_how_{seen.state}", name=name, code=seen.code), seen)
-    return Failed(text=say("actions.command_unclear", how=how), final=True)
+    return Failed(say("actions.command_unclear", how=how), final=True)
 
 
 def _with_output(text: Said, seen: CommandSeen) -> Said:

@@ -6,7 +6,7 @@ given back, and the repaired node is a spare.
 
 import msgspec
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, first_logged, read_slurm
+from healer.actions.base import Again, Context, Done, Failed, Result, first_logged, read_slurm
 from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.scheduling import NotAvailable, SchedulerRefused
@@ -33,7 +33,7 @@ def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
     if _chosen(ctx) != chosen.name:
         # Logged before the change: without Slurm's answer it is recognised as ours when it is read back.
         text = say("actions.spare_chosen", spare=chosen.name, name=kept.reservation, node=lost.name)
-        return Again(text=text, after_s=0, data={"handing": chosen.name})
+        return Again(text, 0, data={"handing": chosen.name})
     nodes = sorted({*held.nodes, lost.name} - {chosen.name})
     ctx.fence()
     try:
@@ -41,8 +41,7 @@ def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
     except (NotAvailable, SchedulerRefused) as error:
         why = said_by(error)
         return _no_spare(say("actions.spare_not_taken", spare=chosen.name, name=kept.reservation, error=why))
-    text = say("actions.spare_leaves", spare=chosen.name, name=kept.reservation, node=lost.name)
-    return Again(text=text, after_s=0.25)
+    return Again(say("actions.spare_leaves", spare=chosen.name, name=kept.reservation, node=lost.name), 0.25)
 
 
 def _chosen(ctx: Context) -> str:
@@ -62,11 +61,11 @@ def _read_back(ctx: Context, held: Reservation, node: str) -> Again:
     if not handed or handed in held.nodes:
         return _no_spare(say("actions.spare_was_one", node=node, name=held.name))
     text = say("actions.spare_taken", spare=handed, name=held.name, node=node)
-    return Again(text=text, after_s=0, data={"spare": handed, "reservation": held.name})
+    return Again(text, 0, data={"spare": handed, "reservation": held.name})
 
 
 def _no_spare(text: Said) -> Again:
-    return Again(text=text, after_s=0, data={"spare": ""})
+    return Again(text, 0, data={"spare": ""})
 
 
 def _with_places(fresh: SlurmSnapshot, stored: SlurmSnapshot | None) -> SlurmSnapshot:
@@ -90,32 +89,25 @@ def spare_ready(ctx: Context) -> Result:
     """A spare is free that fits the node and the job on it. It is not taken yet: other runs may be first."""
     kept = ctx.tools.guards.spares
     if kept is None:
-        return Failed(text=say("actions.spare_ready_no_rule"), final=True)
-    read = read_slurm(
+        return Failed(say("actions.spare_ready_no_rule"), final=True)
+    seen, jobs = read_slurm(
         lambda: (
             _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture()),
             ctx.tools.scheduler.jobs_on(ctx.node),
         )
     )
-    if not isinstance(read, tuple):
-        return read
-    seen, jobs = read
     lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
     if held is None:
-        return Failed(text=say("actions.spare_no_reservation", name=kept.reservation), final=True)
+        return Failed(say("actions.spare_no_reservation", name=kept.reservation), final=True)
     if lost is None:
-        return Failed(text=say("actions.spare_ready_no_node", node=ctx.node), final=True)
+        return Failed(say("actions.spare_ready_no_node", node=ctx.node), final=True)
     if lost.name in held.nodes:
-        return Failed(text=say("actions.spare_ready_is_one", node=lost.name, name=held.name), final=True)
+        return Failed(say("actions.spare_ready_is_one", node=lost.name, name=held.name), final=True)
     alive = [job for job in jobs if job.active and "COMPLETING" not in job.flags]
     if not alive:
-        text = say("actions.spare_ready_no_job", node=lost.name)
-        return Done(text=text, data={"ends_run": True})
+        return Done(say("actions.spare_ready_no_job", node=lost.name), {"ends_run": True})
     chosen = _nearest(ctx, seen, lost, alive[0])
     if chosen is None:
-        return Failed(text=say("actions.spare_ready_none", name=held.name, node=lost.name), final=True)
+        return Failed(say("actions.spare_ready_none", name=held.name, node=lost.name), final=True)
     text = say("actions.spare_ready", spare=chosen.name, name=held.name, node=lost.name, job=alive[0].title)
-    return Done(text=text, data={"free": chosen.name})
-
-
-SPARE_READY = Action(verify=spare_ready, effect=False)
+    return Done(text, {"free": chosen.name})

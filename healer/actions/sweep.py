@@ -8,7 +8,7 @@ cancelled, and nothing else is. A job that was cancelled, preempted or killed gi
 from collections.abc import Iterator
 
 from healer.actions import test_job
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, first_logged, read_slurm
+from healer.actions.base import Action, Again, Context, Done, Result, first_logged, read_back, read_slurm
 from healer.actions.test_form import TestOutcome
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import SlurmJob
@@ -51,8 +51,6 @@ def _gives_way(ctx: Context) -> Said | None:
 
 def _probe(ctx: Context) -> Result | None:
     job = read_slurm(lambda: _job(ctx), LOOK_AGAIN_S)
-    if isinstance(job, Failed | Again):
-        return job
     if job is None:
         number = _submitted(ctx)
         return _no_verdict(ctx, say("actions.job_forgotten", job=number)) if number is not None else None
@@ -63,7 +61,7 @@ def _probe(ctx: Context) -> Result | None:
     if (why := ctx.claim.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
         # Logged first: from here on the tests may fail because they are ended.
         noted = {"gives_way": to_stored(quoted(why)), "submitted": job.id}
-        return Again(text=say("actions.sweep_gives_way", why=quoted(why)), after_s=0, data=noted)
+        return Again(say("actions.sweep_gives_way", why=quoted(why)), 0, data=noted)
     return test_job.under_way(ctx, job, LOOK_AGAIN_S)
 
 
@@ -71,11 +69,11 @@ def _cancelled(ctx: Context, job: SlurmJob) -> Result:
     """Cancels this step's own job."""
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
-    return Again(text=say("actions.sweep_cancelled", job=job.id), after_s=LOOK_AGAIN_S)
+    return Again(say("actions.sweep_cancelled", job=job.id), LOOK_AGAIN_S)
 
 
 def _no_verdict(ctx: Context, why: Said) -> Done:
-    return Done(text=say("actions.sweep_no_verdict", why=why, node=ctx.node), data={"verdict": "none"})
+    return Done(say("actions.sweep_no_verdict", why=why, node=ctx.node), {"verdict": "none"})
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
@@ -91,13 +89,11 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
         test = failed[0] if failed else "compared"
         says = answer.report.says.get(test, "") if failed else joined(answer.worse, "semicolon")
         ctx.claim.tell_detector(test_job.failed_test_command(ctx, ctx.node, test, says or answer.head))
-    return Done(text=answer.text, data=answer.data)
+    return Done(answer.text, answer.data)
 
 
 def _do(ctx: Context) -> Result | None:
     asked = test_job.runnable_tests(ctx)
-    if isinstance(asked, Failed):
-        return asked
     try:
         node = ctx.tools.scheduler.node(ctx.node)
     except SchedulerUnavailable:
@@ -117,17 +113,16 @@ def _do(ctx: Context) -> Result | None:
     return test_job.submit_job(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
 
 
-def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=say("actions.test_job_begins", node=ctx.node), after_s=LOOK_AGAIN_S)
-
-
 def _undo(ctx: Context) -> Result:
     job = read_slurm(lambda: _job(ctx), LOOK_AGAIN_S)
-    if isinstance(job, Failed | Again):
-        return job
     if job is None or not (job.active or job.state == "PENDING"):
-        return Done(text=say("actions.test_job_none_left"))
+        return Done(say("actions.test_job_none_left"))
     return _cancelled(ctx, job)
 
 
-SWEEP = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)
+SWEEP = Action(
+    probe=_probe,
+    do=_do,
+    verify=read_back(_probe, lambda ctx: say("actions.test_job_begins", node=ctx.node), LOOK_AGAIN_S),
+    undo=_undo,
+)

@@ -47,15 +47,15 @@ def notify_owner(ctx: Context) -> Result:
     try:
         job = ctx.tools.scheduler.job(ctx.job)
         if job is None:
-            return Skipped(text=say("actions.notify_job_gone", job=ctx.job))
+            return Skipped(say("actions.notify_job_gone", job=ctx.job))
         text = line_for(ctx, job)
         if not job.batch and _notified(ctx, job, text):
-            return Done(text=say("actions.notify_on_terminal", who=_owner(job), text=text))
+            return Done(say("actions.notify_on_terminal", who=_owner(job), text=text))
         return _remarked(ctx, job, text)
     except SchedulerUnavailable as error:
         return slurm_silent(error, 2.0)
     except (NotAvailable, SchedulerRefused) as error:
-        return Skipped(text=say("actions.notify_refused", job=ctx.job, error=said_by(error)))
+        return Skipped(say("actions.notify_refused", job=ctx.job, error=said_by(error)))
 
 
 def _owner(job: SlurmJob) -> str:
@@ -79,8 +79,8 @@ def _remarked(ctx: Context, job: SlurmJob, text: str) -> Result:
         ctx.tools.scheduler.remark(job.id, wanted)
     read = ctx.tools.scheduler.job(job.id)
     if read is None or remark_in(read.admin_comment).text != text:
-        return Again(text=say("actions.notify_not_shown", job=job.id), after_s=1.0)
-    return Done(text=say("actions.notify_in_comment", who=_owner(job), text=text))
+        return Again(say("actions.notify_not_shown", job=job.id), 1.0)
+    return Done(say("actions.notify_in_comment", who=_owner(job), text=text))
 
 
 def _found(ctx: Context) -> list[Said]:
@@ -158,7 +158,7 @@ def open_ticket(ctx: Context) -> Result:
             since=incident.opened if incident else ctx.run.created_at,
         )
     )
-    return Done(text=say("actions.ticket_filed", title=title), data={"id": name})
+    return Done(say("actions.ticket_filed", title=title), {"id": name})
 
 
 def notify(ctx: Context) -> Result:
@@ -179,7 +179,7 @@ def notify(ctx: Context) -> Result:
             about=about_incident(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
         )
     )
-    return Done(text=say("actions.notify_queued", title=title), data={"id": name})
+    return Done(say("actions.notify_queued", title=title), {"id": name})
 
 
 TICKET = Action(verify=open_ticket)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from healer.actions import under_test
-from healer.actions.base import Again, Context, Done, Failed, Result, first_logged, read_slurm
+from healer.actions.base import Again, Answered, Context, Done, Failed, Result, first_logged, read_slurm
 from healer.actions.test_form import NOT_TESTED, TestReport, batch, compare, parse_report, report_text
 from healer.model import (
     FIT,
@@ -91,17 +91,15 @@ def _highest_remedy(ctx: Context) -> Remedy | None:
 def look(ctx: Context) -> Result | None:
     """The result of the test job; None: it was never submitted."""
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
-    if not isinstance(picture, SlurmSnapshot):
-        return picture
     if our_reservation(picture, ctx.node) is None:
-        return Failed(text=say("actions.test_job_reservation_gone", node=ctx.node), final=True)
+        return Failed(say("actions.test_job_reservation_gone", node=ctx.node), final=True)
     submitted = first_logged(ctx.lines, "submitted")
     job = picture.jobs.get(submitted) if submitted is not None else _find(ctx, picture)
     if job is not None:
         return _verdict(ctx, job)
     if submitted is None:
         return None
-    return Failed(text=say("actions.test_job_forgotten", job=submitted, node=ctx.node), final=True)
+    return Failed(say("actions.test_job_forgotten", job=submitted, node=ctx.node), final=True)
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -126,8 +124,8 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
     answer = judge_job(ctx, job)
     untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
     if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
-        return Failed(text=say("actions.test_job_not_tested", head=answer.head), final=True)
-    return Done(text=answer.text, data=answer.data)
+        return Failed(say("actions.test_job_not_tested", head=answer.head), final=True)
+    return Done(answer.text, answer.data)
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,15 +201,15 @@ def reference_for(ctx: Context, name: str) -> Reference | None:
     return next((reference for reference in ctx.claim.references() if reference.kind == kind), None)
 
 
-def runnable_tests(ctx: Context) -> Wanted | Failed:
+def runnable_tests(ctx: Context) -> Wanted:
     """The tests that this step runs as a job; Failed where `rules/validation` lacks one."""
     asked = wanted_tests(ctx)
     if asked is None or not asked.tests:
-        depth = asked.depth if asked else ""
-        return Failed(text=say("actions.test_job_no_depth", depth=depth), final=True)
+        text = say("actions.test_job_no_depth", depth=asked.depth if asked else "")
+        raise Answered(Failed(text, final=True))
     lacks = next((name for name in asked.tests if name not in ctx.tools.scripts), None)
     if lacks is not None:
-        return Failed(text=say("actions.test_job_no_script", name=lacks), final=True)
+        raise Answered(Failed(say("actions.test_job_no_script", name=lacks), final=True))
     return asked
 
 
@@ -219,13 +217,11 @@ def submit(ctx: Context) -> Result | None:
     """Submits the job for the whole node, with all GPUs that Slurm knows: the script compares their
     number."""
     asked = runnable_tests(ctx)
-    if isinstance(asked, Failed):
-        return asked
     try:
         node = ctx.tools.scheduler.node(ctx.node)
         kept = under_test.reservation(ctx)
         if kept is None:
-            return Failed(text=say("actions.test_job_not_reserved", node=ctx.node), final=True)
+            return Failed(say("actions.test_job_not_reserved", node=ctx.node), final=True)
     except SchedulerUnavailable:
         return None  # nothing was submitted
     script = script_of(ctx, asked.tests, asked.depth)
@@ -261,10 +257,10 @@ def submit_job(
             return None
         # Unknown whether Slurm took it: the next attempt looks for the job's name first.
         why = said_by(error)
-        return Failed(text=say("actions.test_job_unanswered", nodes=ctx.node, error=why))
+        return Failed(say("actions.test_job_unanswered", nodes=ctx.node, error=why))
     text = say("actions.test_job_submitted", job=number, node=ctx.node)
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
-    return Again(text=text, after_s=look_again_s, data=data)
+    return Again(text, look_again_s, data=data)
 
 
 def failed_test_command(ctx: Context, node: str, test: str, says: str, **more: str) -> Command:
@@ -287,7 +283,7 @@ def shared_partition(nodes: Sequence[SlurmNode]) -> str:
 
 def under_way(ctx: Context, job: SlurmJob, look_again_s: float = LOOK_AGAIN_S) -> Again:
     text = say("actions.test_job_under_way", job=job.id, node=ctx.node, state=state_text(job))
-    return Again(text=text, after_s=look_again_s)
+    return Again(text, look_again_s)
 
 
 def state_text(job: SlurmJob) -> Said:
@@ -321,7 +317,7 @@ def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
     except SchedulerRefused as error:
         if error.code not in under_test.JOB_OVER:
             text = say("actions.test_job_not_cancelled", job=job.id, error=said_by(error))
-            return Failed(text=text, final=error.no_right)
+            return Failed(text, final=error.no_right)
     except SchedulerUnavailable:
         pass  # unknown whether it happened
     return None

@@ -3,7 +3,6 @@ Slurm does not know, and its slot."""
 
 from healer.actions.base import (
     Action,
-    Again,
     Context,
     Done,
     Failed,
@@ -11,46 +10,42 @@ from healer.actions.base import (
     Skipped,
     cause,
     is_ours,
-    slurm_silent,
+    read_slurm,
 )
 from healer.actions.drain import our_notes
 from healer.actions.under_test import end_tests, reservation
 from healer.model import Reservation, SlurmNode
-from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import UnknownNode
 from healer.text import say
 
 
-def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None] | Again:
-    try:
+def _read(ctx: Context) -> tuple[SlurmNode | None, Reservation | None]:
+    """The node, None where Slurm does not know it, and healer's reservation on it."""
+
+    def read() -> tuple[SlurmNode | None, Reservation | None]:
         kept = reservation(ctx)
         try:
             return ctx.tools.scheduler.node(ctx.node), kept
         except UnknownNode:
             return None, kept
-    except SchedulerUnavailable as error:
-        return slurm_silent(error, 1.0)
+
+    return read_slurm(read, 1.0)
 
 
 def _probe(ctx: Context) -> Result | None:
-    read = _read(ctx)
-    if isinstance(read, Again):
-        return read
-    node, kept = read
+    node, kept = _read(ctx)
     if node is not None and node.held and is_ours(node.reason):
-        return Skipped(text=say("actions.tidy_held", node=node.name))
+        return Skipped(say("actions.tidy_held", node=node.name))
     if node is not None and kept is not None:
-        return Skipped(text=say("actions.tidy_tested", reservation=kept.name, node=node.name))
+        return Skipped(say("actions.tidy_tested", reservation=kept.name, node=node.name))
     if kept is None and (node is None or not our_notes(node)):
         ctx.claim.free_left_slot()
-        return Done(text=say("actions.tidy_done", node=ctx.node))
+        return Done(say("actions.tidy_done", node=ctx.node))
     return None
 
 
 def _do(ctx: Context) -> Result | None:
-    read = _read(ctx)
-    if isinstance(read, Again):
-        return read
-    node, kept = read
+    node, kept = _read(ctx)
     if node is None:
         return end_tests(ctx) if kept is not None else None
     texts = dict.fromkeys(our_notes(node), "")
@@ -58,7 +53,7 @@ def _do(ctx: Context) -> Result | None:
 
 
 def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Failed(text=say("actions.tidy_stays", node=ctx.node))
+    return _probe(ctx) or Failed(say("actions.tidy_stays", node=ctx.node))
 
 
 TIDY = Action(probe=_probe, do=_do, verify=_verify)

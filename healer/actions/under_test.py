@@ -9,6 +9,7 @@ from datetime import timedelta
 from healer.actions.base import (
     Action,
     Again,
+    Answered,
     Context,
     Done,
     Failed,
@@ -18,6 +19,7 @@ from healer.actions.base import (
     held_by,
     holder_of,
     last_drain_reason,
+    read_back,
     read_slurm,
     reason_of,
 )
@@ -54,7 +56,7 @@ def end_tests(ctx: Context) -> Result | None:
         ctx.fence()
         ctx.tools.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
-        return None if error.code == _NO_RESERVATION else Failed(text=said_by(error))
+        return None if error.code == _NO_RESERVATION else Failed(said_by(error))
     except SchedulerUnavailable:
         return None
     return None
@@ -68,8 +70,7 @@ def hand_over(ctx: Context) -> Skipped | None:
     if holder is None or end_tests(ctx) is not None or reservation(ctx) is not None:
         return None
     ctx.claim.release_slot(say("actions.under_test_holds_it", holder=holder))
-    text = say("actions.under_test_ended", held=held_by(holder, node).text)
-    return Skipped(text=text, data={"ends_run": True})
+    return Skipped(say("actions.under_test_ended", held=held_by(holder, node).text), {"ends_run": True})
 
 
 def _cancel(ctx: Context, job: str) -> None:
@@ -84,17 +85,14 @@ def _cancel(ctx: Context, job: str) -> None:
 # --- reserve ---
 
 
-def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
-    read = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), reservation(ctx)))
-    if not isinstance(read, tuple):
-        return read
-    node, found = read
+def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None]:
+    node, found = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), reservation(ctx)))
     if holder := holder_of(node, last_drain_reason(ctx.log)):
-        return held_by(holder, node)
+        raise Answered(held_by(holder, node))
     if found is not None and not _as_made(ctx, found):
-        return Failed(text=say("actions.reserve_changed", name=found.name), final=True)
+        raise Answered(Failed(say("actions.reserve_changed", name=found.name), final=True))
     if found is None and not node.held:
-        return Failed(text=say("actions.reserve_given_back", node=node.name), final=True)
+        raise Answered(Failed(say("actions.reserve_given_back", node=node.name), final=True))
     return node, found
 
 
@@ -105,25 +103,18 @@ def _as_made(ctx: Context, found: Reservation) -> bool:
 
 
 def _probe(ctx: Context) -> Result | None:
-    read = _read(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, found = read
+    node, found = _read(ctx)
     if found is None or node.held:
         return None
     if not node.in_service:
-        text = say("actions.reserve_state", node=node.name, state="+".join(node.state))
-        return Again(text=text, after_s=LOOK_AGAIN_S)
+        return Again(say("actions.reserve_state", node=node.name, state="+".join(node.state)), LOOK_AGAIN_S)
     text = say("actions.reserve_done", node=node.name, name=found.name)
-    return Done(text=text, data={"reservation": found.name, "state": list(node.state)})
+    return Done(text, {"reservation": found.name, "state": list(node.state)})
 
 
 def _do(ctx: Context) -> Result | None:
     """Reserves the node, or lifts its drain once the reservation was read back."""
-    read = _read(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, found = read
+    node, found = _read(ctx)
     if found is not None:
         return cause(ctx, lambda: ctx.tools.scheduler.resume(ctx.node)) if node.held else None
     wanted = Reservation(
@@ -136,29 +127,27 @@ def _do(ctx: Context) -> Result | None:
     return cause(ctx, lambda: ctx.tools.scheduler.reserve(wanted))
 
 
-def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or Again(text=say("actions.reserve_runs", node=ctx.node), after_s=LOOK_AGAIN_S)
-
-
 def _undo(ctx: Context) -> Result:
     """Drains the node again, then ends the reservation. It stays until the drain is read back, so that no job
     starts in between."""
-    read = _read(ctx)
-    if not isinstance(read, tuple):
-        return read
-    node, found = read
+    node, found = _read(ctx)
     if found is None:
-        return Done(text=say("actions.reserve_none"))
+        return Done(say("actions.reserve_none"))
     if not node.drain:
         ctx.fence()
         try:
             ctx.tools.scheduler.drain(ctx.node, reason_of(ctx))
         except SchedulerRefused as error:
-            return Failed(text=say("actions.reserve_stays", error=said_by(error)), final=error.no_right)
+            return Failed(say("actions.reserve_stays", error=said_by(error)), final=error.no_right)
         except SchedulerUnavailable:
             pass  # unknown whether it happened: read it back
-        return Again(text=say("actions.reserve_drains", node=node.name), after_s=LOOK_AGAIN_S)
-    return end_tests(ctx) or Done(text=say("actions.reserve_ended"))
+        return Again(say("actions.reserve_drains", node=node.name), LOOK_AGAIN_S)
+    return end_tests(ctx) or Done(say("actions.reserve_ended"))
 
 
-RESERVE = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)
+RESERVE = Action(
+    probe=_probe,
+    do=_do,
+    verify=read_back(_probe, lambda ctx: say("actions.reserve_runs", node=ctx.node), LOOK_AGAIN_S),
+    undo=_undo,
+)

@@ -3,7 +3,6 @@
 from datetime import datetime, timedelta
 
 from healer.actions.base import (
-    Action,
     Again,
     Context,
     Done,
@@ -20,6 +19,7 @@ from healer.actions.base import (
     read_node_and_jobs,
     reason_given,
     slurm_silent,
+    tried,
 )
 from healer.actions.checks import cleared, reported_since
 from healer.decisions.comments import restart_consent, wish_of
@@ -44,25 +44,21 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     """
     if over := cleared(ctx):
         return over
-    read = read_node_and_jobs(ctx, LOOK_AGAIN_S)
-    if not isinstance(read, tuple):
-        return read
-    node, jobs = read
+    node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     if holder := holder_of(node):
-        return Again(text=_holder(holder, node), after_s=LOOK_AGAIN_S)
+        return Again(_holder(holder, node), LOOK_AGAIN_S)
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
     if waits and _is_late(ctx):
         hours = int(ctx.step.input["limit_s"]) // 3600
         text = say("actions.waits_no_moment", hours=hours, why=joined(waits[:5], "semicolon"))
-        return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
+        return Done(text, {"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
     if waits:
-        return Again(text=joined(waits[:5], "semicolon"), after_s=LOOK_AGAIN_S)
+        return Again(joined(waits[:5], "semicolon"), LOOK_AGAIN_S)
     if not alive:
         return _no_job_on(node)
     names = [job.id for job in alive]
-    text = say("actions.waits_saved", jobs=", ".join(names))
-    return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
+    return Done(say("actions.waits_saved", jobs=", ".join(names)), {"moment_s": MOMENT_S, "jobs_then": names})
 
 
 def _holder(holder: Said, node: SlurmNode) -> Said:
@@ -70,8 +66,7 @@ def _holder(holder: Said, node: SlurmNode) -> Said:
 
 
 def _no_job_on(node: SlurmNode) -> Done:
-    text = say("actions.no_job_on", node=node.name)
-    return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": []})
+    return Done(say("actions.no_job_on", node=node.name), {"moment_s": MOMENT_S, "jobs_then": []})
 
 
 def _is_late(ctx: Context) -> bool:
@@ -86,14 +81,10 @@ def job_end(ctx: Context) -> Result:
     """No job runs on the node; a completing one counts as ended. New jobs may still start."""
     if over := cleared(ctx):
         return over
-    read = read_node_and_jobs(ctx, LOOK_AGAIN_S)
-    if not isinstance(read, tuple):
-        return read
-    node, jobs = read
+    node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     alive = [job.id for job in jobs if "COMPLETING" not in job.flags]
     if alive:
-        text = say("actions.waits_job_end", jobs=", ".join(alive[:5]))
-        return Again(text=text, after_s=LOOK_AGAIN_S)
+        return Again(say("actions.waits_job_end", jobs=", ".join(alive[:5])), LOOK_AGAIN_S)
     return _no_job_on(node)
 
 
@@ -137,23 +128,20 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     kept = (job.start_at, _saved_at(ctx, job))
     if any(at is not None and ctx.tools.now() - at <= lasts for at in kept):
         return None
-    return Again(text=say("actions.next_checkpoint", job=job.id), after_s=LOOK_AGAIN_S)
+    return Again(say("actions.next_checkpoint", job=job.id), LOOK_AGAIN_S)
 
 
 def empty(ctx: Context) -> Result:
     """The node is drained, and no job is on it."""
-    read = read_node_and_jobs(ctx, LOOK_AGAIN_S)
-    if not isinstance(read, tuple):
-        return read
-    node, jobs = read
+    node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     if jobs:
         text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=node.name)
-        return Again(text=text, after_s=LOOK_AGAIN_S)
+        return Again(text, LOOK_AGAIN_S)
     if node.busy:
-        return Again(text=say("actions.waits_work_on", node=node.name), after_s=LOOK_AGAIN_S)
+        return Again(say("actions.waits_work_on", node=node.name), LOOK_AGAIN_S)
     if not node.drain:
-        return Again(text=say("actions.not_drained", node=node.name), after_s=LOOK_AGAIN_S)
-    return Done(text=say("actions.waits_empty", node=node.name))
+        return Again(say("actions.not_drained", node=node.name), LOOK_AGAIN_S)
+    return Done(say("actions.waits_empty", node=node.name))
 
 
 #: The longest wait for a broken GPU to stop logging.
@@ -166,18 +154,18 @@ def reports_ended(ctx: Context) -> Result:
     incident, now = ctx.incident, ctx.tools.now()
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
     if incident is None:
-        return Done(text=say("actions.waits_no_incident"))
+        return Done(say("actions.waits_no_incident"))
     lines = reported_since(incident, incident.opened)
     last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
     left_s = (last + still - now).total_seconds()
     if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:
-        return Done(text=say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
-    return Again(text=say("actions.waits_reports_more", node=ctx.node), after_s=max(1.0, left_s))
+        return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
+    return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))
 
 
 def repair(ctx: Context) -> Result:
     """Waits for a person's repair of the node: their `resume` takes this run over."""
-    return Again(text=say("actions.waits_repair", node=ctx.node), after_s=None)
+    return Again(say("actions.waits_repair", node=ctx.node), None)
 
 
 def time(ctx: Context) -> Result:
@@ -185,8 +173,8 @@ def time(ctx: Context) -> Result:
     until = ctx.began_at + timedelta(seconds=int(ctx.step.input["lasts_s"]))
     left_s = (until - ctx.tools.now()).total_seconds()
     if left_s <= 0:
-        return Done(text=say("actions.waits_time_over"))
-    return Again(text=say("actions.waits_until", until=f"{until:%Y-%m-%d %H:%M:%S}"), after_s=left_s)
+        return Done(say("actions.waits_time_over"))
+    return Again(say("actions.waits_until", until=f"{until:%Y-%m-%d %H:%M:%S}"), left_s)
 
 
 def approval(ctx: Context) -> Result:
@@ -194,22 +182,13 @@ def approval(ctx: Context) -> Result:
     what = quoted(ctx.step.title) or say(
         "actions.waits_playbook_on", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
     )
-    read = read_node_and_jobs(ctx, LOOK_AGAIN_S) if ctx.run.node else None
-    jobs = [job.id for job in read[1]] if isinstance(read, tuple) else []
+    read = tried(lambda: read_node_and_jobs(ctx, LOOK_AGAIN_S)) if ctx.run.node else None
+    jobs = [job.id for job in read[1]] if read is not None else []
     text = say("actions.waits_approval", what=what)
     if jobs:
         named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)
         text = say("actions.waits_approval_jobs", what=what, jobs=named)
-    return Again(text=text, after_s=None, data={"approval": True})
-
-
-MOMENT = Action(verify=job_end_or_checkpoint, effect=False)
-EMPTY = Action(verify=empty, effect=False)
-REPORTS_ENDED = Action(verify=reports_ended, effect=False)
-REPAIR = Action(verify=repair, effect=False)
-JOB_END = Action(verify=job_end, effect=False)
-TIME = Action(verify=time, effect=False)
-APPROVAL = Action(verify=approval, effect=False)
+    return Again(text, None, data={"approval": True})
 
 
 def checkpoint(ctx: Context) -> Result:
@@ -218,39 +197,31 @@ def checkpoint(ctx: Context) -> Result:
     A job that saves its work on a signal is ready at any time: its restart sends the signal. One that ended
     or was restarted meanwhile ends the run. Failed where Slurm would refuse the restart.
     """
-    job = read_job_of_run(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
-    assert ctx.restarts is not None  # read_job_of_run checked it
-    if job.restarts > ctx.restarts:
-        return Done(text=say("actions.waits_job_restarted", job=job.title), data={"ends_run": True})
+    job, restarts = read_job_of_run(ctx)
+    if job.restarts > restarts:
+        return Done(say("actions.waits_job_restarted", job=job.title), {"ends_run": True})
     if not job.active or "COMPLETING" in job.flags:
-        text = say("actions.waits_job_over", job=job.title, state=job.state)
-        return Done(text=text, data={"ends_run": True})
+        return Done(say("actions.waits_job_over", job=job.title, state=job.state), {"ends_run": True})
     if why := why_not_restartable(job):
-        return Failed(text=why, final=True)
+        return Failed(why, final=True)
     if wish := wish_of(job).signal:
-        text = say("actions.waits_job_saves", job=job.title, signal=wish)
-        return Done(text=text, data={"moment_s": MOMENT_S})
+        return Done(say("actions.waits_job_saves", job=job.title, signal=wish), {"moment_s": MOMENT_S})
     if is_saved(ctx, job):
-        return Done(text=say("actions.waits_job_saved", job=job.title), data={"moment_s": MOMENT_S})
-    return Again(text=say("actions.next_checkpoint", job=job.title), after_s=LOOK_AGAIN_S)
+        return Done(say("actions.waits_job_saved", job=job.title), {"moment_s": MOMENT_S})
+    return Again(say("actions.next_checkpoint", job=job.title), LOOK_AGAIN_S)
 
 
 def job_runs(ctx: Context) -> Result:
     """A job that was put back runs again; Skipped for one that was not."""
     job = read_job(ctx)
-    if not isinstance(job, SlurmJob):
-        return job
     if ctx.restarts is None or job.restarts <= ctx.restarts:
-        return Skipped(text=say("actions.waits_not_put_back", job=job.title))
+        return Skipped(say("actions.waits_not_put_back", job=job.title))
     if job.state == "RUNNING" and "COMPLETING" not in job.flags:
-        return Done(text=_runs_again(ctx, job), data={"nodes": list(job.nodes), "restarts": job.restarts})
+        return Done(_runs_again(ctx, job), {"nodes": list(job.nodes), "restarts": job.restarts})
     if job.state == "PENDING" or "COMPLETING" in job.flags:
         why = job.reason or say("actions.waits_its_turn")
-        return Again(text=say("actions.waits_job_pending", job=job.title, why=why), after_s=LOOK_AGAIN_S)
-    text = say("actions.waits_put_back", job=job.title, state=job.state)
-    return Done(text=text, data={"state": job.state})
+        return Again(say("actions.waits_job_pending", job=job.title, why=why), LOOK_AGAIN_S)
+    return Done(say("actions.waits_put_back", job=job.title, state=job.state), {"state": job.state})
 
 
 def _runs_again(ctx: Context, job: SlurmJob) -> Said:
@@ -264,29 +235,17 @@ def _runs_again(ctx: Context, job: SlurmJob) -> Said:
     return say("actions.waits_job_runs_no_spare", text=text, spare=spare)
 
 
-CHECKPOINT = Action(verify=checkpoint, effect=False)
-JOB_RUNS = Action(verify=job_runs, effect=False)
-
-
 def reached(ctx: Context) -> Result:
     """Waits until Slurm reaches a node that it took out itself. A node back in service ends the run."""
     node = read_node(ctx, after_s=5.0)
-    if not isinstance(node, SlurmNode):
-        return node
     state = "+".join(node.state)
     if not node.held:
-        text = say("actions.waits_nothing_to_take", node=node.name, state=state)
-        return Done(text=text, data={"ends_run": True})
+        return Done(say("actions.waits_nothing_to_take", node=node.name, state=state), {"ends_run": True})
     if slurm_kind(node.reason) is None and (holder := holder_of(node)):
         return held_by(holder, node)
     if "NOT_RESPONDING" in node.state:
-        return Again(text=say("actions.not_reached", node=node.name, state=state), after_s=5.0)
-    return Done(
-        text=say("actions.waits_reached", node=node.name, state=state), data={"state": list(node.state)}
-    )
-
-
-REACHED = Action(verify=reached, effect=False)
+        return Again(say("actions.not_reached", node=node.name, state=state), 5.0)
+    return Done(say("actions.waits_reached", node=node.name, state=state), {"state": list(node.state)})
 
 
 # --- another owner's drain: healer waits for its end and never lifts it (law 5)
@@ -305,28 +264,24 @@ def lifted(ctx: Context) -> Result:
     # From the stored picture: hundreds of drains that last for weeks must not query Slurm all the time.
     shown = ctx.tools.picture()
     if shown is None:
-        return Again(text=say("actions.waits_no_picture"), after_s=OWNER_AGAIN_S)
+        return Again(say("actions.waits_no_picture"), OWNER_AGAIN_S)
     node = shown.nodes.get(ctx.node)
     if node is None:
-        return Done(text=say("actions.waits_node_forgotten", node=ctx.node), data={"ends_run": True})
+        return Done(say("actions.waits_node_forgotten", node=ctx.node), {"ends_run": True})
     if not node.held:
-        return Done(text=say("actions.waits_not_held", node=node.name), data={"ends_run": True})
+        return Done(say("actions.waits_not_held", node=node.name), {"ends_run": True})
     if is_ours(node.reason) or slurm_kind(node.reason):
-        text = say("actions.waits_held_by_none", node=node.name, reason=node.reason)
-        return Done(text=text, data={"ends_run": True})
+        return Done(say("actions.waits_held_by_none", node=node.name, reason=node.reason), {"ends_run": True})
     taken = ctx.incident.acknowledged_by if ctx.incident is not None else None
     if taken is not None:
-        return Again(text=say("actions.waits_taken", who=taken), after_s=OWNER_AGAIN_S)
+        return Again(say("actions.waits_taken", who=taken), OWNER_AGAIN_S)
     lasts_s = ctx.step.input.get("lasts_s")
     text = _holder(holds(node), node)
     if lasts_s is None:
-        return Again(text=text, after_s=OWNER_AGAIN_S)
+        return Again(text, OWNER_AGAIN_S)
     since = max(ctx.began_at, node.reason_at) if node.reason_at is not None else ctx.began_at
     until = since + timedelta(seconds=int(lasts_s))
     left_s = (until - ctx.tools.now()).total_seconds()
     if left_s <= 0:
-        return Done(text=say("actions.waits_no_answer", text=text, since=f"{since:%Y-%m-%d %H:%M}"))
-    return Again(text=text, after_s=min(OWNER_AGAIN_S, left_s))
-
-
-LIFTED = Action(verify=lifted, effect=False)
+        return Done(say("actions.waits_no_answer", text=text, since=f"{since:%Y-%m-%d %H:%M}"))
+    return Again(text, min(OWNER_AGAIN_S, left_s))

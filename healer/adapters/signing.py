@@ -2,9 +2,11 @@
 
 `audit-key` is the private key (0600) in the worker's data directory, created once. `audit-keys.pub` lists all
 public keys that ever signed here, one per line, so that old checkpoints remain valid after a key was lost and
-replaced; it and the checkpoints may be in another folder, which others read.
+replaced; it and the checkpoints may be in another folder, which others read. Who holds an export may check
+it, so every user may read the public keys, whatever the umask of the worker.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable
@@ -51,6 +53,9 @@ def load_signer(data_dir: Path, published: Path | None = None) -> Ed25519Signer:
     signer = Ed25519Signer(_read(path))
     if signer.key not in trusted_keys(published):
         _append(published / PUBLIC_FILE, f"{signer.key}\n".encode(), mode=0o644)
+    # Each time: an earlier version, or a process that ended right here, left it to the umask.
+    with contextlib.suppress(PermissionError):  # another worker's file, of another user
+        (published / PUBLIC_FILE).chmod(0o644)
     return signer
 
 

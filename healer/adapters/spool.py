@@ -109,7 +109,6 @@ class FileSpool:
     # --- writing ---
 
     def append(self, records: Sequence[Spooled]) -> None:
-        """Writes all records, safe on disk when it returns, or none and raises NoRoom."""
         size = _size_of(records)
         with self._lock:
             used = self._unreadable_bytes + sum(segment.size for segment in self._segments)
@@ -193,7 +192,6 @@ class FileSpool:
     # --- reading ---
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
-        """The oldest records: at most `most`, and at most `size` bytes except for the first one."""
         while True:
             with self._lock:
                 if not self._segments:
@@ -214,7 +212,6 @@ class FileSpool:
                 self._drop(segment)  # the rest of it is unreadable
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
-        """Drops the records that `oldest` returned last."""
         with self._lock:
             segment = self._segments[0]
             self._read_at = self._returned_to
@@ -223,7 +220,6 @@ class FileSpool:
                 self._drop(segment)
 
     def take_lost(self) -> list[tuple[int, str]]:
-        """Losses since the last call: (minimum number of entries, a sentence)."""
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
@@ -396,7 +392,6 @@ def _sync_folder(path: Path) -> None:
 
 
 # --- the format of a segment: a sequence of records, readable also around corrupted ones ---
-#
 # A record is its length, the CRC-32 of the rest, a byte for its kind, and the body. The CRC starts from the
 # segment's random salt, which no sender knows, so that no body can be taken for a record.
 

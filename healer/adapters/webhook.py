@@ -265,3 +265,8 @@ def system_words(error: BaseException) -> str | None:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def cause_of(error: Exception) -> str:
+    """The operating system's message if there is one, else the error's own."""
+    return system_words(error) or str(error) or type(error).__name__

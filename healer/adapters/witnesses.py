@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -137,35 +138,13 @@ class DatabaseWitness:
             for (line,) in connection.execute(_SELECT):
                 yield line.encode() + b"\n"
 
-    def _connected(self) -> "_Connected":
-        return _Connected(self._address, self.name)
-
-
-class _Connected:
-    """A connection; its errors are WitnessAway, without the address, which holds a password."""
-
-    def __init__(self, address: str, name: str) -> None:
-        self._address, self._name = address, name
-
-    def __enter__(self) -> psycopg.Connection[Any]:
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """One transaction; its errors are WitnessAway, without the address, which holds a password."""
         try:
-            self._connection = psycopg.connect(self._address, connect_timeout=int(TIMEOUT_S))
-            self._connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{TIMEOUT_S:g}s"])
+            with psycopg.connect(self._address, connect_timeout=int(TIMEOUT_S)) as connection:
+                connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{TIMEOUT_S:g}s"])
+                yield connection
         except psycopg.Error as error:
-            raise self._away(error) from None
-        return self._connection
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._connection.commit()
-        except psycopg.Error as failed:
-            raise self._away(failed) from None
-        finally:
-            self._connection.close()
-        if isinstance(error, psycopg.Error):
-            raise self._away(error) from None
-
-    def _away(self, error: psycopg.Error) -> WitnessAway:
-        words = error.diag.message_primary or type(error).__name__
-        return WitnessAway(f"{self._name} did not take it: {words}")
+            words = error.diag.message_primary or type(error).__name__
+            raise WitnessAway(f"{self.name} did not take it: {words}") from None

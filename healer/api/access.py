@@ -10,21 +10,37 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, NamedTuple, NoReturn
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
-from healer.api.db_health import PATIENCE_S, Crowded, Reach
+from healer.api.cookies import read_cookie
+from healer.api.credential_budget import (
+    DELAY_S,
+    CredentialBudget,
+    Hold,
+    OverBudget,
+    StrangersWait,
+    address_of,
+)
+from healer.api.db_health import PATIENCE_S, Crowded, Lane, Reach
+from healer.api.granted import OF_NO_PERSON, check_person, has_role, narrowed, resolved
+from healer.api.metrics import REFUSED_ADDRESSES
 from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.services import Services, services_of
+from healer.api.site_address import is_own_origin
+from healer.api.token_uses import LastUses
 from healer.model import AuditRecord, Component, Role
 from healer.model.shown import shown
-from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, SESSION_LASTS, Caller
+from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, Caller
+from healer.ports.directory import SESSION_LASTS
 from healer.ports.request_errors import Unavailable
+from healer.ports.service_accounts import ACCOUNT_PREFIX, LOGIN_PREFIX, PREFIX, is_well_formed
 from healer.text import say
 
 CSRF_HEADER = "x-healer-csrf"
@@ -43,7 +59,16 @@ _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
 #: While the database is away, a token for signals that was valid within this time still writes signals.
 REMEMBERED_S = 900.0
+#: Threads that look up the credentials of people, and those that were not accepted lately.
+_OF_PEOPLE, _OF_STRANGERS = 4, 4
+#: How long a look-up waits for others of its address, and how often it asks.
+_HELD_S, _HELD_AGAIN_S = 2.0, 0.05
+#: While so many strangers' look-ups wait, the answer to a wrong credential does too.
+_MANY_STRANGERS = 20
+#: Wrong codes of a local account at once, and seconds until it may show another one.
+CODES, CODE_EVERY_S = 5.0, 900.0
 _NO_CLUSTER = say("api.access_this_token_bound_node_or")
+_BEARER = (f"Bearer {PREFIX}".encode(), f"Bearer {ACCOUNT_PREFIX}".encode())
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Refusals recorded per minute: of all, and of one token.
 _REFUSALS, _REFUSALS_OF_ONE = 100, 20
@@ -65,7 +90,8 @@ def digest_of(secret: str) -> bytes:
 def is_named_in(secret: str, caller: Caller) -> bool:
     """Whether this secret was made for this very token, as a token and a session's cookie say in clear. Who
     writes rows could else copy his own secret's digest into the row of another, or into a session of it."""
-    return secret.startswith((f"heal_{caller.id}_", f"{caller.id}."))
+    named = (f"heal_{caller.id}_", f"{ACCOUNT_PREFIX}{caller.id}_", f"{LOGIN_PREFIX}{caller.id}_")
+    return secret.startswith((*named, f"{caller.id}."))
 
 
 def csrf_of(cookie: str) -> str:
@@ -106,7 +132,12 @@ class Access:
 
     def __init__(self, services: Services, reach: Reach) -> None:
         self._services = services
-        self.reach = reach
+        self.uses = LastUses(services.token_book, services.clock)
+        self.reach, self.budget = reach, CredentialBudget()
+        REFUSED_ADDRESSES.set_function(self.budget.in_debt)
+        #: Wrong codes of an account whose password was right: who knows it must not try all codes.
+        self.codes = CredentialBudget(burst=CODES, per_s=1 / CODE_EVERY_S)
+        self._people, self._strangers = Lane(_OF_PEOPLE, "people"), Lane(_OF_STRANGERS, "strangers")
         #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
@@ -163,10 +194,49 @@ class Access:
         key, now = (kind, digest), time.monotonic()
         begun, look = self._looks.get(key, (float("-inf"), None))
         if look is None or now - begun > _CACHE_S:
-            look = asyncio.ensure_future(self.reach.ask(self.look_up, kind, digest))
+            look = asyncio.ensure_future(self.reach.ask_in(self._lane(digest), partial(self.look_up, *key)))
             self._looks[key] = (now, look)
             look.add_done_callback(lambda done: self._looked(key, done))
         return await asyncio.shield(look)
+
+    def _lane(self, digest: bytes) -> Lane:
+        """Strangers take no thread from those who were accepted lately, nor senders from people."""
+        is_person = self.budget.is_person(digest)
+        if is_person is None:
+            return self._strangers
+        return self._people if is_person else self.reach.common
+
+    async def _identify(self, request: HTTPConnection, kind: str, secret: str) -> Caller | None:
+        """Whose credential it is, looked up within the budget of the request's address."""
+        digest = digest_of(secret)
+        is_cached, caller = self.cached(kind, digest)
+        if not is_cached:
+            with await self._hold(address_of(request), digest) as hold:
+                caller = await self._find_in_lane(kind, digest)
+                self._judge(hold, secret, caller)
+        return caller if caller is not None and is_named_in(secret, caller) else None
+
+    async def _find_in_lane(self, kind: str, digest: bytes) -> Caller | None:
+        try:
+            return await self.find(kind, digest)
+        except Crowded:
+            if self._lane(digest) is self._strangers:
+                raise StrangersWait from None
+            raise
+
+    async def _hold(self, address: str, digest: bytes) -> Hold:
+        until = time.monotonic() + _HELD_S
+        while (hold := self.budget.hold(address, digest)) is None:
+            if time.monotonic() >= until:
+                raise OverBudget(address, 1)
+            await asyncio.sleep(_HELD_AGAIN_S)
+        return hold
+
+    def _judge(self, hold: Hold, secret: str, caller: Caller | None) -> None:
+        if caller is None or not is_named_in(secret, caller):
+            hold.wrong()
+        else:
+            hold.right(person=caller.role is not Role.signals)
 
     def _looked(self, key: tuple[str, bytes], look: "asyncio.Future[Caller | None]") -> None:
         if self._looks.get(key, (0.0, None))[1] is look:
@@ -177,7 +247,7 @@ class Access:
     def cached_sender(self, authorization: bytes | None) -> Caller | None:
         """The caller of this header if its token was looked up within the last second; else None: ask
         `sender`."""
-        if authorization is None or authorization[:12] != b"Bearer heal_":
+        if authorization is None or not authorization.startswith(_BEARER):
             return None
         token = authorization[7:].strip()
         _, caller = self.cached("token", hashlib.sha256(token).digest())
@@ -205,19 +275,23 @@ class Access:
         if header is not None:
             scheme, _, token = header.partition(" ")
             secret = token.strip()
-            if scheme.lower() != "bearer" or not token.startswith("heal_"):
+            if scheme.lower() != "bearer" or not is_well_formed(secret):
                 raise unauthenticated()
-            caller = await self.find("token", digest_of(secret))
+            # A command's session needs no CSRF proof: no browser sends this header by itself.
+            kind = "session" if secret.startswith(LOGIN_PREFIX) else "token"
+            caller = await self._identify(request, kind, secret)
         else:
-            secret = request.cookies.get(SESSION_COOKIE, "")
-            if not secret:
+            secret = read_cookie(request, SESSION_COOKIE)
+            if not secret or secret.startswith(LOGIN_PREFIX):
                 raise unauthenticated()
-            caller = await self.find("session", digest_of(secret))
+            caller = await self._identify(request, "session", secret)
             if caller is not None:
                 caller = msgspec.structs.replace(caller, csrf=csrf_of(secret))
                 _check_csrf(request, caller)
-        if caller is None or not is_named_in(secret, caller):
-            raise unauthenticated()
+        if caller is None:
+            wrong = unauthenticated()
+            wrong.delay_s = DELAY_S if self._strangers.queued >= _MANY_STRANGERS else 0.0
+            raise wrong
         return self._checked(caller)
 
     def _checked(self, caller: Caller) -> Caller:
@@ -227,7 +301,14 @@ class Access:
             raise Problem(503, NOT_SEALED, code="not_sealed", headers={"Retry-After": "1"})
         if (caller.node or caller.job) and not caller.cluster and not self._services.only:
             raise Problem(403, _NO_CLUSTER)
-        return caller
+        self.uses.note(caller)
+        if caller.granted is not None:
+            caller = resolved(caller, self._services.rules().access)
+        return check_person(caller, provided=self._services.sign_in is not None)
+
+    def narrowed(self, caller: Caller, roles: Collection[Role]) -> Caller | None:
+        """See `healer.api.granted`."""
+        return narrowed(caller, roles, _all_clusters(self._services))
 
     def records_refusal(self, caller: Caller) -> bool:
         """Whether one more refusal of this caller would be recorded now."""
@@ -266,36 +347,65 @@ class Access:
 
     # --- what the console's pages use ---
 
-    def session(self, cookie: str) -> Caller | None:
-        """The caller of a session cookie, for pages; from a thread.
+    def session(self, cookie: str, address: str) -> Caller | None:
+        """The caller of a session cookie that came from `address`, for pages; from a thread.
 
         Pages show the whole cluster: a token bound to a node or job, or one for signals, opens none.
         """
-        if not cookie:
+        if not cookie or cookie.startswith(LOGIN_PREFIX):
             return None
         digest = digest_of(cookie)
         is_cached, caller = self.cached("session", digest)
-        caller = caller if is_cached else self.look_up("session", digest)
+        if not is_cached:
+            with self.budget.hold_now(address, digest) as hold:
+                caller = self.look_up("session", digest)
+                self._judge(hold, cookie, caller)
         if caller is None or not is_named_in(cookie, caller) or not caller.sealed:
             return None
         if caller.node or caller.job or caller.role is Role.signals:
             return None
-        return msgspec.structs.replace(caller, csrf=csrf_of(cookie))
+        try:
+            granted = self.narrowed(self._checked(caller), _READERS)
+        except Problem:
+            return None
+        return None if granted is None else msgspec.structs.replace(granted, csrf=csrf_of(cookie))
 
-    def sign_in(self, token: str) -> str | None:
+    def sign_in(self, token: str, address: str) -> str | None:
         """Uses up a sign-in link; the value of the session cookie, or None."""
-        now = self._services.clock.now()
+        now, digest = self._services.clock.now(), digest_of(token)
         cookie = f"{token.removeprefix('heal_').partition('_')[0]}.{secrets.token_urlsafe(32)}"
-        caller = self._services.tokens.sign_in(
-            digest_of(token), digest_of(cookie), now=now, until=now + SESSION_LASTS
-        )
-        return cookie if caller is not None and is_named_in(token, caller) else None
+        with self.budget.hold_now(address, digest) as hold:
+            caller = self._services.tokens.sign_in(
+                digest, digest_of(cookie), now=now, until=now + SESSION_LASTS
+            )
+            if caller is None or not is_named_in(token, caller):
+                hold.wrong()
+                return None
+        self.budget.accept_credential(digest_of(cookie), person=True)
+        return cookie
 
     def sign_out(self, cookie: str) -> None:
         digest = digest_of(cookie)
         self._services.tokens.sign_out(digest, self._services.clock.now())
         with self._lock:
             self._cache.pop(("session", digest), None)
+
+
+class FloodReports:
+    """Has people notified of addresses that are refused for long, once an hour."""
+
+    def __init__(self, budget: CredentialBudget, services: Services) -> None:
+        self._budget, self._services = budget, services
+        self._reported: datetime | None = None
+
+    def flush(self) -> None:
+        """From a thread. Raises Unavailable; then it is reported the next time."""
+        floods = self._budget.floods()
+        hour = self._services.clock.now().replace(minute=0, second=0, microsecond=0)
+        if floods and hour != self._reported:
+            refused = sum(flood.refused for flood in floods)
+            self._services.controls.report_flood([flood.address for flood in floods], refused)
+            self._reported = hour
 
 
 def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
@@ -306,9 +416,7 @@ def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
         raise Problem(403, say("api.access_x_healer_csrf_header_does"), code="csrf")
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
-    same = site in {"same-origin", "none"} or (
-        origin is not None and urlsplit(origin).netloc == request.headers.get("host")
-    )
+    same = site in {"same-origin", "none"} or (origin is not None and is_own_origin(request.scope, origin))
     if not same:
         raise Problem(403, say("api.access_request_with_session_must_come"), code="csrf")
 
@@ -322,14 +430,35 @@ class Need:
     async def __call__(self, request: Request) -> Caller:
         access: Access = request.app.state.access
         caller = await access.caller(request)
-        if caller.role not in ALLOWED[self.role]:
-            await refuse(
-                request,
-                caller,
-                say("api.access_this_needs_role_yours", value=self.role.value, value2=caller.role.value),
-            )
+        granted = access.narrowed(caller, ALLOWED[self.role])
+        if granted is None:
+            await refuse(request, caller, _lacking(caller, self.role))
+        if (why := outside_routes(caller, request.scope["path"])) is not None:
+            await refuse(request, caller, why)
         _only_known_query(request)
-        return caller
+        return granted
+
+
+def _lacking(caller: Caller, needed: Role) -> str:
+    if caller.granted is OF_NO_PERSON:
+        return say("api.granted_nobody", name=caller.name)
+    return say("api.access_this_needs_role_yours", value=needed.value, value2=caller.role.value)
+
+
+def is_role(request: Request, caller: Caller, role: Role, cluster: str | None = None) -> bool:
+    """Whether the caller has that role or one that includes it at the cluster; None: at all of the site."""
+    return has_role(caller, ALLOWED[role], cluster, _all_clusters(services_of(request)))
+
+
+def _all_clusters(services: Services) -> Sequence[str]:
+    return services.clusters or (services.cluster,)
+
+
+def outside_routes(caller: Caller, path: str) -> str | None:
+    """Why a service account may not use this route; None where it may."""
+    if not caller.routes or path.removeprefix("/api/v1").split("/")[1] in caller.routes:
+        return None
+    return say("api.access_account_confined", name=caller.name, routes=", ".join(caller.routes))
 
 
 def need(role: Role) -> Any:
@@ -400,16 +529,18 @@ def confine(
             why = f"this token is bound to the {kind} {bound}"
             break
     else:
-        return
+        if caller.clusters is None or cluster in caller.clusters:
+            return
+        why = say("api.granted_elsewhere", clusters=", ".join(caller.clusters))
     access: Access = request.app.state.access
     spoken = [Component(cluster=cluster or "", node=node, job=job)] if cluster or node or job else []
     access.note_refusal(caller, _asked(request), why, spoken)
     raise Problem(403, why)
 
 
-def named_cluster(services: Services, caller: Caller, wanted: str | None = None) -> str:
+def named_cluster(services: Services, caller: Caller | None, wanted: str | None = None) -> str:
     """The cluster as named, else the token's own, else the only one. 422 if that leaves it open."""
-    cluster = wanted or caller.cluster or services.only
+    cluster = wanted or (caller and caller.cluster) or services.only
     if not cluster:
         raise field_error(
             "cluster", say("api.access_name_cluster_one", clusters=", ".join(services.clusters))
@@ -426,11 +557,11 @@ def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None)
 
 def clusters_shown(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:
     """The clusters a list may show this caller; None for all. 403 when it asks for another one."""
-    if caller.node or caller.job or (wanted and caller.cluster):
+    if caller.node or caller.job or (wanted and (caller.cluster or caller.clusters)):
         confine(request, caller, cluster=wanted or caller.cluster)
     if wanted:
         return [wanted]
-    return [caller.cluster] if caller.cluster else None
+    return [caller.cluster] if caller.cluster else list(caller.clusters) if caller.clusters else None
 
 
 def _only_known_query(request: Request) -> None:

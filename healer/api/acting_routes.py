@@ -4,10 +4,11 @@ The gate decides; these routes only pass the commands on."""
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from healer.api.access import (
@@ -21,9 +22,12 @@ from healer.api.access import (
     named_cluster,
 )
 from healer.api.documents import answers
+from healer.api.granted import may_use
+from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import (
     ApproveBody,
+    AssignBody,
     BreakerBody,
     Id,
     MergeBody,
@@ -50,15 +54,19 @@ from healer.api.rule_views import (
     rule_view,
 )
 from healer.api.services import Services, services_of
-from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState
+from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState, Verb
 from healer.model.node import Drift, Reconciled
 from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
+from healer.ports.directory import UNPROVEN
 from healer.ports.request_errors import GuardRefused, NotFound
 from healer.text import say
 
-router = APIRouter(tags=["acting"])
+router = LaneRouter(COMMANDS, tags=["acting"])
+_pauses = LaneRouter(PAUSES)
+#: How long a proof of who somebody is serves for power.
+FRESH = timedelta(minutes=5)
 #: How long an answer waits for the detector; after it, 202.
 WAIT_S = 2.0
 _POLL_S = (0.005, 0.01, 0.02, 0.04, 0.08)
@@ -112,6 +120,12 @@ def _wait_until(is_done: Callable[[], bool]) -> bool:
 def acknowledge(request: Request, caller: Responder, id: Id, body: Nothing | None = None) -> Response:
     """Somebody has seen it and takes care."""
     return _command(request, caller, id, body or Nothing(), "acknowledge")
+
+
+@router.post("/incidents/{id}/assign", responses=_DONE)
+def assign(request: Request, caller: Responder, id: Id, body: AssignBody) -> Response:
+    """Another person looks after it from now on."""
+    return _command(request, caller, id, body, "assign", to=body.to)
 
 
 @router.post("/incidents/{id}/resolve", responses=_DONE)
@@ -179,7 +193,8 @@ def start_run(
     cluster = named_cluster(services, caller, body.cluster)
     _check_target(playbook, body)
     confine(request, caller, cluster=cluster, node=body.node, job=body.job)
-    _check_level(request, caller, playbook)
+    _check_level(request, caller, playbook, cluster)
+    check_fresh(services, caller, playbook)
     _check_reach(request, caller, restart=body.restart, nodes=body.inputs.get("nodes"))
     wanted = RunRequest(
         id="preview",
@@ -224,9 +239,9 @@ def _check_target(playbook: Playbook, body: RunBody) -> None:
         )
 
 
-def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
+def _check_level(request: Request, caller: Caller, playbook: Playbook, cluster: str) -> None:
     least = Role.responder if playbook.level <= 1 else Role.operator
-    if caller.role not in ALLOWED[least]:
+    if not may_use(caller, ALLOWED[least], cluster, playbook.name):
         why = say(
             "api.acting_routes_playbook_needs_role_yours",
             name=playbook.name,
@@ -234,6 +249,21 @@ def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
             value2=caller.role.value,
         )
         raise _refusal(request, caller, why)
+
+
+def switches_power(playbook: Playbook | None) -> bool:
+    return playbook is not None and any(step.do is Verb.power_cycle for step in playbook.steps)
+
+
+def check_fresh(services: Services, caller: Caller, playbook: Playbook | None) -> None:
+    """403: who signed in by the identity provider or a local account proves it again before power is
+    switched: an open console must not be enough."""
+    session = caller.session
+    if session is None or not switches_power(playbook) or not (caller.granted or session.has_account):
+        return
+    if services.clock.now() - session.proven_at > FRESH:
+        where = "/sign-in" if session.has_account and services.sign_in is None else "/auth/begin?again=true"
+        raise Problem(403, say("api.sign_in_again_for_power", where=where), code="sign_in_again")
 
 
 def _check_reach(request: Request, caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
@@ -267,6 +297,13 @@ def _on_run(
     if run is None:
         raise NotFound(say("api.acting_routes_there_no_run", id=id))
     confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    if not may_use(caller, ALLOWED[Role.operator], run.cluster, run.playbook):
+        why = say("api.granted_not_this_playbook", playbook=run.playbook, cluster=run.cluster)
+        raise _refusal(request, caller, why)
+    if verb == "approve":
+        if caller.session is not None and caller.session.proven_at == UNPROVEN:
+            raise _refusal(request, caller, say("api.munge_never_approves"))
+        check_fresh(services, caller, services.rules().playbooks.get(run.playbook))
     command = getattr(services.runs, verb)
 
     def act(identity: str) -> Response:
@@ -321,7 +358,7 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
     services = services_of(request)
     rule = rule_named(services.rules(), name)
     check_mode(rule, Mode(body.mode))
-    if caller.cluster or caller.node or caller.job:
+    if caller.cluster or caller.clusters or caller.node or caller.job:
         confine(request, caller)
 
     def act(identity: str) -> Response:
@@ -335,7 +372,7 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
     return once(request, caller, body, act)
 
 
-@router.post("/pauses", responses=answers(Pause, "the pause, in force", 201), status_code=201)
+@_pauses.post("/pauses", responses=answers(Pause, "the pause, in force", 201), status_code=201)
 def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
     """Stops healer from acting on its own in this scope, within a second, until ended or over."""
     services = services_of(request)
@@ -385,7 +422,7 @@ def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str |
     return body.cluster or caller.cluster
 
 
-@router.delete("/pauses/{id}", responses=answers(Pause, "the pause that ended"))
+@_pauses.delete("/pauses/{id}", responses=answers(Pause, "the pause that ended"))
 def end_pause(
     request: Request,
     caller: Operator,
@@ -407,6 +444,9 @@ def end_pause(
         return answer(request, ended)
 
     return once(request, caller, words, act)
+
+
+router.include_router(_pauses)
 
 
 @router.post("/breaker/reset", responses=answers(BreakerView, "the breaker, half-open"))

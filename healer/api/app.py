@@ -13,20 +13,28 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from healer.api import (
+    account_routes,
     acting_routes,
+    break_glass_routes,
     collection_routes,
     documents,
     enroll_routes,
+    login_routes,
     message_routes,
+    munge_login_routes,
+    people_routes,
     problems,
     reading_routes,
     reference_routes,
     rehearsal_routes,
+    session_routes,
     system_routes,
+    token_routes,
 )
-from healer.api.access import Access
+from healer.api.access import Access, FloodReports
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
 from healer.api.db_health import Fleet, Reach, shared_readiness
+from healer.api.door import Door
 from healer.api.edge import PREFIX, Application
 from healer.api.event_routes import LogRoutes, SignalRoutes
 from healer.api.group_commit import BEGIN_AT, GroupCommit, QueueBounds, in_thread
@@ -38,7 +46,9 @@ from healer.api.request_preamble import Preamble
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
 from healer.api.spooling import Spooling, events_lane, steps_lane
+from healer.api.token_uses import LastUses
 from healer.ports.request_errors import Unavailable
+from healer.text import say
 
 log = logging.getLogger("healer.api")
 Queues = Mapping[str, GroupCommit[Any, Any]]
@@ -57,6 +67,8 @@ def create_app(services: Services) -> FastAPI:
         Tally(services.unknown),
         Losses(services.losses, services.clock.now),
         Senders(services.senders, services.clock.now, services.cluster),
+        access.uses,
+        FloodReports(access.budget, services),
     )
     preamble = Preamble(services, access, fleet, Meter(counts.losses, counts.senders, services.cluster))
     spooling = Spooling(services.spool, reach, counts.losses) if services.spool is not None else None
@@ -73,6 +85,7 @@ def create_app(services: Services) -> FastAPI:
     )
     shared = {
         "services": services,
+        "site": services.site,
         "access": access,
         "preamble": preamble,
         "reach": reach,
@@ -81,7 +94,8 @@ def create_app(services: Services) -> FastAPI:
         "fleet": fleet,
         "queues": queues,
         "losses": counts.losses,
-        "door": enroll_routes.Door(),
+        "door": Door("many nodes enrol at this moment"),
+        "login_door": Door(say("api.login_busy")),
         "errors": problems.install(app, PREFIX),
     }
     for name, part in shared.items():
@@ -101,7 +115,14 @@ _ROUTERS = (
     reference_routes,
     message_routes,
     enroll_routes,
+    login_routes,
+    munge_login_routes,
     rehearsal_routes,
+    token_routes,
+    session_routes,
+    account_routes,
+    break_glass_routes,
+    people_routes,
 )
 
 
@@ -163,6 +184,8 @@ class _Counts(NamedTuple):
     tally: Tally
     losses: Losses
     senders: Senders
+    uses: LastUses
+    floods: FloodReports
 
 
 async def _write_counts(counts: _Counts) -> None:

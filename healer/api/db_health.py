@@ -7,6 +7,7 @@ whether it is back.
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ PATIENCE_S = 2.0
 _PROBE_S, _PROBE_AGAIN_S = 0.5, 10.0
 #: Queries at once; those that hang hold no thread of the other routes.
 _THREADS = 8
-#: Requests that may wait for one of these threads, and for how long.
+#: Requests that may wait for a thread of a lane, and for how long.
 _QUEUED_MAX, _QUEUE_S = 200, 0.5
 _SILENT = "the database does not answer"
 _CROWDED = "too many questions wait for the database"
@@ -36,6 +37,14 @@ class Crowded(Unavailable):
     """Too many queries wait for a thread; this one was not sent. It says nothing about the database."""
 
 
+class Lane:
+    """Threads for the queries of some callers, so that no others take them. `queued` wait for one."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.queued = 0
+
+
 class Reach:
     """Thread-safe, but for `ask`, which belongs to the event loop."""
 
@@ -43,13 +52,13 @@ class Reach:
         self.patience_s = patience_s
         #: Why nothing more can be written, while the database answers: its disk is full.
         self.disk_full = ""
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ask")
+        #: Of all that have no lane of their own.
+        self.common = Lane(_THREADS, "ask")
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._why = ""
         self._probed_at = float("-inf")
         self._probe: Future[Any] | None = None
-        self._queued = 0
 
     @property
     def away(self) -> bool:
@@ -68,10 +77,14 @@ class Reach:
     async def ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of the query `work`, run in a thread. Raises Unavailable within the patience, and at
         once while the database is known to be away."""
+        return await self.ask_in(self.common, functools.partial(work, *args, **kwargs))
+
+    async def ask_in(self, lane: Lane, work: Callable[[], T]) -> T:
+        """The same in a thread of this lane."""
         if self.away:
-            self._start_probe(lambda: work(*args, **kwargs))
+            self._start_probe(work)
             raise Unavailable(self._why or _SILENT)
-        return await self.insist(work, *args, **kwargs)
+        return await self._run(lane, work)
 
     async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same, even while the database is known to be away.
@@ -79,7 +92,10 @@ class Reach:
         Patience counts from when the query starts. Waiting too long for a thread raises Crowded, which says
         nothing about the database.
         """
-        if self._queued >= _QUEUED_MAX:
+        return await self._run(self.common, functools.partial(work, *args, **kwargs))
+
+    async def _run(self, lane: Lane, work: Callable[[], T]) -> T:
+        if lane.queued >= _QUEUED_MAX:
             raise Crowded(_CROWDED)
         loop = asyncio.get_running_loop()
         begun = asyncio.Event()
@@ -87,17 +103,17 @@ class Reach:
         def begin() -> T:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no request waits any more
                 loop.call_soon_threadsafe(begun.set)
-            return self._observed(lambda: work(*args, **kwargs))
+            return self._observed(work)
 
-        asked = self._threads.submit(begin)
-        self._queued += 1
+        asked = lane.threads.submit(begin)
+        lane.queued += 1
         try:
             await asyncio.wait_for(begun.wait(), _QUEUE_S)
         except TimeoutError:
             if asked.cancel():
                 raise Crowded(_CROWDED) from None
         finally:
-            self._queued -= 1
+            lane.queued -= 1
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience_s)
         except TimeoutError:
@@ -109,7 +125,7 @@ class Reach:
         busy = self._probe is not None and not self._probe.done()
         if now - self._probed_at < (_PROBE_AGAIN_S if busy else _PROBE_S):
             return
-        self._probed_at, self._probe = now, self._threads.submit(self._observed, work)
+        self._probed_at, self._probe = now, self.common.threads.submit(self._observed, work)
 
     def _observed(self, work: Callable[[], T]) -> T:
         """`work`, with its outcome noted."""

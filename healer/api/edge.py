@@ -9,12 +9,12 @@ others out. The outermost layer bounds bodies, and answers every error.
 import asyncio
 import collections
 import logging
-import os
 import resource
+import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from prometheus_client import Counter
@@ -23,13 +23,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from healer.api.client_certificates import CERTIFICATE, names_shown
+from healer.api.cookies import read_cookie
 from healer.api.metrics import REGISTRY, REQUESTS
-from healer.api.problems import Errors, Problem, ending, problem_of
+from healer.api.problems import Errors, Problem, ending, held_back, problem_of
 from healer.api.quotas import SENDER, loss_of, route_of
 from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
+from healer.api.site_address import PEER, Reached, SiteNames
 from healer.ports.callers import Caller
 from healer.text import language
 
@@ -92,6 +94,8 @@ class _Bounded(HttpToolsProtocol):
     _peer: str | None = None
     #: What the next bytes belong to.
     _place = _Place.head
+    #: In the client's certificate.
+    _names: tuple[str, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,6 +106,7 @@ class _Bounded(HttpToolsProtocol):
             return
         self._peer = peer
         self.peers[peer] += 1
+        self._names = names_shown(transport)
         self._within(self.bounds.head_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -137,6 +142,8 @@ class _Bounded(HttpToolsProtocol):
             self._last(_WRONG)
 
     def on_headers_complete(self) -> None:
+        if self._names:
+            self.scope[CERTIFICATE] = self._names  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._place = _Place.body
         self._stop()
@@ -198,6 +205,11 @@ def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
     }
 
 
+def tls_settings(context: ssl.SSLContext) -> dict[str, Any]:
+    """uvicorn's settings for TLS by this context."""
+    return {"ssl_context_factory": lambda *_: context, "loop": "healer.api.handshakes:HandshakeLoop"}
+
+
 log = logging.getLogger("healer.api")
 Headers = Sequence[tuple[bytes, bytes]]
 #: Bodies of everything but signals.
@@ -218,11 +230,15 @@ _STRICT = (
     (b"content-security-policy", _API_POLICY.encode()),
 )
 
+#: For a year this host is reached by https alone. A browser does not heed it for an address.
+HSTS = (b"strict-transport-security", b"max-age=31536000")
+_STRICT_BY_TLS = (*_STRICT, HSTS)
+
 
 def speak_to(request: Request) -> None:
     """Answers it in the language of who asks."""
     accepts = request.headers.get("accept-language", "")
-    language.current.set(language.chosen(request.cookies.get(language.COOKIE), accepts))
+    language.current.set(language.chosen(read_cookie(request, language.COOKIE), accepts))
 
 
 class Edge:
@@ -247,6 +263,8 @@ class Edge:
             if message["type"] == "http.response.start":
                 started = True
                 more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
+                if scope["scheme"] == "https":
+                    more = (*more, HSTS)
                 message["headers"] = _with_headers(message["headers"], more)
                 self._count(scope, message["status"])
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -254,6 +272,9 @@ class Edge:
             await send(message)
 
         try:
+            site: SiteNames = scope["app"].state.site
+            site.check_host(scope)
+            _behind_proxies(scope, site.reached(scope))
             if "\x00" in scope["path"]:
                 raise Problem(404, "no such address")
             if not scope["path"].startswith(self.signals):
@@ -278,7 +299,8 @@ class Edge:
     async def send(self, scope: Scope, answer: Response, send: Send) -> None:
         """Sends a whole answer of the API to a POST, with the headers that all answers carry."""
         self._count(scope, answer.status_code)
-        headers = [*_with_headers(answer.raw_headers, _STRICT)]
+        more = _STRICT_BY_TLS if scope["scheme"] == "https" else _STRICT
+        headers = [*_with_headers(answer.raw_headers, more)]
         await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
@@ -323,6 +345,14 @@ class Edge:
         counter.inc()
 
 
+def _behind_proxies(scope: Scope, reached: Reached) -> None:
+    """Makes the client and its scheme those of the request, as every route reads them."""
+    scope["scheme"] = reached.scheme
+    scope[PEER] = scope["client"][0] if scope.get("client") else ""
+    if scope.get("client") and scope["client"][0] != reached.client:
+        scope["client"] = (reached.client, 0)
+
+
 def _with_headers(headers: Headers, more: Headers) -> Headers:
     """With those of `more` that the answer does not set itself."""
     names = {name for name, _ in headers}
@@ -337,22 +367,22 @@ class Application(FastAPI):
         self.router.routes.extend(routes)
         self._hot = {route.path: route.endpoint for route in routes}
         self._edge = Edge(super().__call__, PREFIX)
-        # Only the token says who sends signals: proxies' headers do not matter to those routes.
-        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")  # as uvicorn reads it
-        self._behind_proxies: Any = ProxyHeadersMiddleware(cast(Any, self._edge), trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if hot is None:
-            await self._behind_proxies(scope, receive, send)
+            await self._edge(scope, receive, send)
             return
         try:
+            self.state.site.check_host(scope)
             answer = await hot(Request(scope, receive))
         except (Exception, asyncio.CancelledError) as raised:
             error = raised if isinstance(raised, Exception) else ending()
             self._count(scope, error)
             answer = self._edge.failed(scope, error)
+            if isinstance(error, Problem):
+                await held_back(error)
         await self._edge.send(scope, answer, send)
 
     def _count(self, scope: Scope, error: Exception) -> None:

@@ -13,9 +13,6 @@ import ipaddress
 import json
 import re
 import socket
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -25,39 +22,39 @@ from fastapi import APIRouter, Request
 from pydantic import StringConstraints
 from starlette.responses import Response
 
-from healer.api.access import Access, is_named_in
+from healer.api.access import Access, is_named_in, named_cluster
+from healer.api.client_certificates import CERTIFICATE, foreign_node
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
-from healer.api.problems import Problem, field_error
+from healer.api.door import Door
+from healer.api.problems import Problem
 from healer.api.request_fields import Body, Word
 from healer.api.responses import answer
 from healer.api.services import services_of
+from healer.api.site_address import client_address
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.callers import Caller, Credential, CredentialRefused
-from healer.ports.request_errors import TooMany
-from healer.text import say
 
 router = APIRouter(tags=["signals"])
 PURPOSE = "healer enroll"
 JOB_PURPOSE = "healer enroll job"
 FRESH = timedelta(minutes=5)
-#: Credentials decoded at once, and refusals of one address per minute; beyond that 429.
-AT_ONCE = 4
-REFUSALS_PER_MIN = 20
-_ADDRESSES = 10_000
 #: What a credential made for a purpose identifies.
 _ABOUT = {PURPOSE: "node", JOB_PURPOSE: "job"}
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
 Resolve = Callable[[str], Iterable[str]]
 
 
+MungeCredential = Annotated[
+    str, StringConstraints(strip_whitespace=True, max_length=8192, pattern=r"^MUNGE:[A-Za-z0-9+/=]+:$")
+]
+
+
 class EnrollBody(Body):
     """`credential` is what `munge` printed for {"for": "healer enroll", "node", "nonce", "cluster"?}, or for
     {"for": "healer enroll job", "job", "nonce", "cluster"?}."""
 
-    credential: Annotated[
-        str, StringConstraints(strip_whitespace=True, max_length=8192, pattern=r"^MUNGE:[A-Za-z0-9+/=]+:$")
-    ]
+    credential: MungeCredential
     cluster: Word | None = None
 
 
@@ -71,54 +68,18 @@ class EnrolledView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     job: str | None = None
 
 
-class Door:
-    """Bounds the cost of enrolment: few at once, and few refusals from one address."""
-
-    def __init__(self) -> None:
-        self._room = threading.BoundedSemaphore(AT_ONCE)
-        self._lock = threading.Lock()
-        self._refused: OrderedDict[str, list[float]] = OrderedDict()
-
-    def __enter__(self) -> None:
-        if not self._room.acquire(blocking=False):
-            raise TooMany("many nodes enrol at this moment", 2)
-
-    def __exit__(self, *_: object) -> None:
-        self._room.release()
-
-    def check(self, peer: str) -> None:
-        with self._lock:
-            if len(self._recent(peer)) >= REFUSALS_PER_MIN:
-                raise TooMany(f"{peer} was refused {REFUSALS_PER_MIN} times within a minute", 60)
-
-    def refused(self, peer: str) -> None:
-        with self._lock:
-            self._refused[peer] = [*self._recent(peer), time.monotonic()]
-            self._refused.move_to_end(peer)
-            while len(self._refused) > _ADDRESSES:
-                self._refused.popitem(last=False)
-
-    def _recent(self, peer: str) -> list[float]:
-        now = time.monotonic()
-        return [at for at in self._refused.get(peer, ()) if now - at < 60]
-
-
 @router.post("/enroll", responses=answers(EnrolledView, "the token, shown this once", 201), status_code=201)
 def enroll(request: Request, body: EnrollBody) -> Response:
     """Gives a node or a job a token for its munge credential. It may only write signals of that node, or step
     times and checkpoints of that job."""
     services = services_of(request)
     door: Door = request.app.state.door
-    peer = request.client.host if request.client else ""
+    peer = client_address(request.scope)
     door.check(peer)
     try:
         with door:
             # Each cluster's munge has its own key: what it decodes was made on a machine of that cluster.
-            cluster = body.cluster or services.only
-            if not cluster:
-                raise field_error(
-                    "cluster", say("api.access_name_cluster_one", clusters=", ".join(services.clusters))
-                )
+            cluster = named_cluster(services, None, body.cluster)
             credential = services.credentials(cluster).decode(body.credential)
             view = _enrolled(request, cluster, credential, peer)
     except CredentialRefused as error:
@@ -146,6 +107,8 @@ def _enrolled(request: Request, cluster: str, credential: Credential, peer: str)
         )  # fmt: skip
         return EnrolledView(token=made.token, job=job.id, cluster=cluster, expires_at=made.expires_at)
     node = _node(snapshot, payload["node"], credential.host, peer)
+    if (why := foreign_node(request.scope.get(CERTIFICATE, ()), node.name)) is not None:
+        raise Problem(403, why)
     by = f"munge, root at {credential.host}"
     proven = _shows_token(request, cluster, node.name, now)
     made = services.tokens.enroll(cluster, node.name, nonce=payload["nonce"], by=by, now=now, proven=proven)

@@ -23,6 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from healer.api.access import ALLOWED, Responder, Viewer, clusters_shown, confine
+from healer.api.acting_routes import switches_power
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
@@ -196,12 +197,22 @@ def press_done(services: Services, press: Press) -> str:
         return f"Nothing was done: it takes the role operator, yours is {person.role}."
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
     if press.verb == "approve":
+        playbook = services.rules().playbooks.get(run.playbook)
+        if switches_power(playbook) and (where := _proves_at(services, person.name)):
+            return say("api.sign_in_again_for_power", where=where)
         done = services.runs.approve(run.id, by=caller.name, reason="approved in Slack", request=press.key)
         held = f" It waits: {done.question}" if done.state is RunState.held and done.question else ""
         return f"{caller.name} approved {_named(done)}.{held}"
     reason = f"rejected in Slack: {REJECTIONS.get(press.why, 'without a reason')}"
     done = services.runs.reject(run.id, by=caller.name, reason=reason, request=press.key)
     return f"{caller.name} rejected {_named(done)}. Nothing is done; the incident stays open."
+
+
+def _proves_at(services: Services, name: str) -> str:
+    """Where this person signs in again; empty: nowhere at this site."""
+    if services.sign_in is not None:
+        return "/auth/begin?again=true"
+    return "/sign-in" if services.accounts is not None and services.accounts.book.find(name) else ""
 
 
 def _named(run: Run) -> str:

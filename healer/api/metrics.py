@@ -20,14 +20,18 @@ REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
-SIGNALS = Counter(
-    "healer_signals", "Signals by route and what became of them.", ("route", "result"), registry=REGISTRY
-)
-LOST = Counter(
-    "healer_signals_lost",
-    "Signals that were sent and are not stored, by route and reason.",
-    ("source", "reason"),
-    registry=REGISTRY,
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"healer_{name}", text, labels, registry=REGISTRY)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"healer_{name}", text, labels, registry=REGISTRY)
+
+
+SIGNALS = _counter("signals", "Signals by route and what became of them.", "route", "result")
+LOST = _counter(
+    "signals_lost", "Signals that were sent and are not stored, by route and reason.", "source", "reason"
 )
 COMMIT_S = Histogram(
     "healer_signals_commit_seconds",
@@ -35,24 +39,23 @@ COMMIT_S = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
     registry=REGISTRY,
 )
-QUEUED = Gauge(
-    "healer_signals_queued",
-    "What waits to be written: events, and bytes of steps and metrics.",
-    ("queue",),
-    registry=REGISTRY,
+QUEUED = _gauge(
+    "signals_queued", "What waits to be written: events, and bytes of steps and metrics.", "queue"
 )
-SPOOLED = Gauge(
-    "healer_spool_entries", "Accepted signals on disk while the database is away.", registry=REGISTRY
+SPOOLED = _gauge("spool_entries", "Accepted signals on disk while the database is away.")
+SPOOL_BYTES = _gauge("spool_bytes", "What they take on disk.")
+SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Since when they wait.")
+REQUESTS = _counter("http_requests", "Requests by method and status.", "method", "status")
+CREDENTIALS_REFUSED = _counter(
+    "credentials_refused",
+    "Credentials that were refused: wrong, or not looked up as their address had spent its budget.",
+    "why",
 )
-SPOOL_BYTES = Gauge("healer_spool_bytes", "What they take on disk.", registry=REGISTRY)
-SPOOL_AGE_S = Gauge("healer_spool_oldest_seconds", "Since when they wait.", registry=REGISTRY)
-REQUESTS = Counter(
-    "healer_http_requests", "Requests by method and status.", ("method", "status"), registry=REGISTRY
-)
-REFUSALS = Counter("healer_guard_refusals", "Requests that a guard refused.", ("guard",), registry=REGISTRY)
+REFUSED_ADDRESSES = _gauge("refused_addresses", "Addresses that have spent their budget now.")
+REFUSALS = _counter("guard_refusals", "Requests that a guard refused.", "guard")
 #: Key in `FigureQueries.gauges` and `scrape_gauges` -> the gauge. Its labels are the cluster, and one more.
 _GAUGES = {
-    key: Gauge(f"healer_{name}", text, ("cluster", *labels), registry=REGISTRY)
+    key: _gauge(name, text, "cluster", *labels)
     for key, name, text, *labels in (
         ("incidents_open", "incidents_open", "Unresolved incidents.", "severity"),
         ("runs", "runs_active", "Runs that have not ended.", "state"),

@@ -3,6 +3,7 @@
 To a person's browser, outside of the API, it is a page, where the application has one for it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -51,10 +52,12 @@ _CODES = {
 
 
 class Problem(Exception):
-    """An answer that is an error. `detail` is a sentence for people; `lost` entries are not stored. `heading`
-    is that of its page, where a page of the console ends so."""
+    """An answer that is an error. `detail` is a sentence for people; `lost` entries are not stored, and the
+    answer waits `delay_s`. `heading` is that of its page, where a page of the console ends so."""
 
     lost = 1
+    #: Before it is answered.
+    delay_s = 0.0
 
     def __init__(
         self,
@@ -123,6 +126,12 @@ def problem_of(error: Exception) -> Problem:
     return Problem(500, say("api.problems_something_went_wrong_here_log"))
 
 
+async def held_back(problem: Problem) -> None:
+    """Waits as long as this problem's answer is to be delayed."""
+    if problem.delay_s:
+        await asyncio.sleep(problem.delay_s)
+
+
 def _guard_refused(error: GuardRefused) -> Problem:
     answer = error.answer
     problem = Problem(409, answer.why, code="guard_refused")
@@ -189,6 +198,7 @@ class Errors:
     async def answer(self, request: Request, error: Exception) -> Response:
         """The one place where an error of a route, or of none, becomes an answer."""
         problem = problem_of(error)
+        await held_back(problem)
         path: str = request.scope["path"]
         if problem.status == 500:
             log.error("%s %s failed", request.method, path, exc_info=error)

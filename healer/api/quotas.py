@@ -373,7 +373,7 @@ def loss_of(error: Exception, *, disk_full: bool = False) -> tuple[LossReason, i
         return LossReason.disk_full if full else LossReason.database_away, 1, str(error)
     problem: Problem = problem_of(error)
     reason = LossReason.quota if problem.code == "quota" else _BY_STATUS.get(problem.status)
-    return None if reason is None else (reason, problem.lost, problem.detail)
+    return None if reason is None or not problem.lost else (reason, problem.lost, problem.detail)
 
 
 #: Key of a request's scope for its Caller, for what is counted after a failure.

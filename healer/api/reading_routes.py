@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from healer.api.access import Viewer, clusters_shown, confine, named_cluster, need
@@ -287,10 +288,13 @@ async def events(request: Request, caller: Viewer, cluster: Name = None) -> Stre
         raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
     if caller.cluster and cluster not in (None, caller.cluster):
         raise Problem(403, say("api.access_this_token_bound_cluster", cluster=caller.cluster))
+    named = cluster or caller.cluster
+    if named and caller.clusters is not None:
+        await run_in_threadpool(confine, request, caller, cluster=named)
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
     return StreamingResponse(
-        event_stream(request, last_id, cluster or caller.cluster),
+        event_stream(request, last_id, (named,) if named else caller.clusters),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
     )

@@ -145,7 +145,7 @@ def diff(request: Request, caller: Viewer, id: Id) -> Response:
 
 @router.get("/rehearsals/{id}/file", response_class=Response)
 def file(request: Request, caller: Viewer, id: Id) -> Response:
-    """The file as it would be."""
+    """The changed file."""
     rehearsal = _allowed_rehearsal(request, caller, id)
     return _download(rehearsal.text, rehearsal.file.rpartition("/")[2])
 

@@ -85,6 +85,12 @@ class ReviewBody(Body):
     reason: Text | None = None
 
 
+class AssignBody(Reason):
+    """`to` is the person who looks after it."""
+
+    to: Word
+
+
 class MergeBody(Body):
     """`into` is the incident that stays."""
 

@@ -25,7 +25,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from healer.api.access import ALLOWED, Access, Pairs, foreign, named_cluster, refuse
+from healer.api.access import ALLOWED, Access, Pairs, foreign, named_cluster, outside_routes, refuse
+from healer.api.client_certificates import CERTIFICATE, bound, foreign_node
 from healer.api.db_health import Fleet
 from healer.api.group_commit import WAIT_S
 from healer.api.problems import Problem, field_error
@@ -107,6 +108,12 @@ class Preamble:
             await refuse(
                 request, caller, f"signals are written with the role signals, yours is {caller.role}"
             )
+        if caller.routes and (outside := outside_routes(caller, scope["path"])) is not None:
+            await refuse(request, caller, outside)
+        if CERTIFICATE in scope:
+            if (why := foreign_node(scope[CERTIFICATE], caller.node)) is not None:
+                await refuse(request, caller, why)
+            caller = bound(scope, caller)
         scope[SENDER] = caller
         if caller.job and not of_jobs:
             why = f"this token is bound to the job {caller.job}"

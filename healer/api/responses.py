@@ -1,7 +1,7 @@
 """How answers leave: JSON by msgspec, with an ETag where something is read; and server-sent events."""
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -35,10 +35,12 @@ def answer(
 _encode_event = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
-async def event_stream(request: Request, last_id: int | None, cluster: str | None) -> AsyncIterator[bytes]:
+async def event_stream(
+    request: Request, last_id: int | None, clusters: Collection[str] | None
+) -> AsyncIterator[bytes]:
     """The bytes of the stream. It ends when the token or session is no longer valid.
 
-    Events of other clusters than `cluster` are left out; None: all. A comment each 15 s keeps proxies from
+    Events of other clusters than these are left out; None: all. A comment each 15 s keeps proxies from
     closing it.
     """
     services = services_of(request)
@@ -53,6 +55,6 @@ async def event_stream(request: Request, last_id: int | None, cluster: str | Non
             except Unavailable:
                 pass
             yield b": still here\n\n"
-        elif cluster is None or event.data.get("cluster") in {None, cluster}:
+        elif clusters is None or event.data.get("cluster") in {None, *clusters}:
             data = _encode_event(event.data)  # JSON never holds a line break
             yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -111,12 +112,8 @@ class MeasuringRoutes:
         media_type(request, JSON, "application/json")
         cluster = await self._cluster(request, caller, open_ok=True)  # each body may name its own
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
-        now = self._services.clock.now()
-
-        def read(by: Translator, allowed: HasNode) -> Measured:
-            return by.columnar(raw, allowed, now)
-
-        return await self._measured("metrics", Sent(request, caller, cluster, has_node, len(raw), read))
+        sent = self._sent(request, caller, cluster, has_node, raw, Translator.columnar)
+        return await self._measured("metrics", sent)
 
     async def remote_write(self, request: Request) -> Response:
         """204; a bad body is 400, as Prometheus would send it again and again after a 5xx."""
@@ -134,12 +131,9 @@ class MeasuringRoutes:
         raw = await (
             preamble.raw_body(request) if snappy else preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         )
-        now = self._services.clock.now()
-
-        def read(by: Translator, allowed: HasNode) -> Measured:
-            return by.remote_write(raw, allowed, now, packed=snappy)
-
-        sent = Sent(request, caller, cluster, has_node, len(raw), read)
+        sent = self._sent(
+            request, caller, cluster, has_node, raw, partial(Translator.remote_write, packed=snappy)
+        )
         try:
             await self._measured("prometheus/write", sent)
         except BadBody as error:
@@ -151,12 +145,8 @@ class MeasuringRoutes:
         media_type(request, _TEXT, "text/plain")
         cluster, node = await self._query(request, caller)
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
-        now = self._services.clock.now()
-
-        def read(by: Translator, allowed: HasNode) -> Measured:
-            return by.exposition(raw, allowed, now, node=node)
-
-        return await self._measured("openmetrics", Sent(request, caller, cluster, has_node, len(raw), read))
+        read = partial(Translator.exposition, node=node)
+        return await self._measured("openmetrics", self._sent(request, caller, cluster, has_node, raw, read))
 
     async def nvidia_smi(self, request: Request) -> Response:
         caller, has_node = await self._preamble.enter(request)
@@ -165,12 +155,8 @@ class MeasuringRoutes:
         if node is None:
             raise field_error("node", "the output of nvidia-smi needs ?node= in the address")
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
-        now = self._services.clock.now()
-
-        def read(by: Translator, allowed: HasNode) -> Measured:
-            return by.nvidia_smi(raw, allowed, now, node=node)
-
-        return await self._measured("nvidia-smi", Sent(request, caller, cluster, has_node, len(raw), read))
+        read = partial(Translator.nvidia_smi, node=node)
+        return await self._measured("nvidia-smi", self._sent(request, caller, cluster, has_node, raw, read))
 
     async def step_times(self, request: Request) -> Response:
         caller, has_node = await self._preamble.enter(request, of_jobs=True)
@@ -199,6 +185,20 @@ class MeasuringRoutes:
         return respond(count_accepted("step-times", steps, steps.accepted))
 
     # --- before and after the queue ---
+
+    def _sent(
+        self,
+        request: Request,
+        caller: Caller,
+        cluster: str,
+        has_node: HasNode,
+        raw: bytes,
+        read: Callable[[Translator, bytes, HasNode, datetime], Measured],
+    ) -> "Sent":
+        now = self._services.clock.now()
+        return Sent(
+            request, caller, cluster, has_node, len(raw), lambda by, allowed: read(by, raw, allowed, now)
+        )
 
     async def _query(self, request: Request, caller: Caller) -> tuple[str, str | None]:
         """The cluster and the node that the address names."""
@@ -252,13 +252,8 @@ class MeasuringRoutes:
         caller, has_node = await self._preamble.enter(request)
         cluster = await self._cluster(request, caller)
         raw = await self._preamble.body(request, unpacked_limit=OTLP_UNPACKED_LIMIT)
-        now = self._services.clock.now()
-
-        def read(by: Translator, allowed: HasNode) -> Measured:
-            return by.otlp(raw, allowed, now, json=json)
-
-        route = "otlp/v1/metrics"
-        measured = await self._take(route, Sent(request, caller, cluster, has_node, len(raw), read))
+        route, read = "otlp/v1/metrics", partial(Translator.otlp, json=json)
+        measured = await self._take(route, self._sent(request, caller, cluster, has_node, raw, read))
         count_accepted(route, measured, measured.samples, unrecognised=measured.unrecognised)
         return measured
 

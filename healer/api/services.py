@@ -4,14 +4,19 @@ Nothing in `healer.api` imports an adapter.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from healer.api.site_address import SiteNames
 from healer.engine.command import Commands
 from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.emergency import Emergency
+from healer.engine.leavers import Leavers
+from healer.engine.local_accounts import LocalAccounts
 from healer.engine.permission import HookPermits
 from healer.engine.reconciler import Reconciler
 from healer.model import Ruleset
@@ -19,9 +24,12 @@ from healer.model.recordings import Recordings
 from healer.ports.answers import Readiness
 from healer.ports.callers import Credentials, Idempotency, Tokens
 from healer.ports.clock import Clock
+from healer.ports.directory import People
 from healer.ports.measurements import ColumnBook, Samples, ScrapeBook
 from healer.ports.node_exec import EvidenceBook
 from healer.ports.queries import AuditTrail, EventFeed, MessageBook, Queries, Rehearsals, RuleFiles
+from healer.ports.service_accounts import TokenBook
+from healer.ports.sign_in import SignIn
 from healer.ports.signal_stores import LossBook, SenderBook, SignalStore, Spool, UnknownBook
 
 
@@ -46,12 +54,16 @@ class Services:
     scrapes: ScrapeBook
     queries: Queries
     tokens: Tokens
+    token_book: TokenBook
+    people: People
+    leavers: Leavers
     hooks: HookPermits
     controls: Controls
     incidents: IncidentCommands
     runs: Commands
     reconcile: Reconciler
     messages: MessageBook
+    emergency: Emergency
     idempotency: Idempotency
     audit: AuditTrail
     events: EventFeed
@@ -65,13 +77,19 @@ class Services:
     #: Decodes the credentials of a cluster's nodes when they enrol: each cluster has its own key.
     credentials: Callable[[str], Credentials]
     clusters: tuple[str, ...] = ()
+    #: Clusters whose users sign in by munge, each with the login name of a user id.
+    munge_users: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    #: Who signs people in; None: the site has no identity provider, and a token's name is a person.
+    sign_in: SignIn | None = None
+    #: Persons of a site without an identity provider; None where there is one.
+    accounts: LocalAccounts | None = None
     #: Where events and step times wait while the database is away; without one their senders get 503.
     spool: Spool | None = None
     #: Slack's signing secret, and how to answer the person who pressed a button.
     slack_secret: str | None = None
     tell_slack: Callable[[str, str], None] = lambda url, text: None
-    #: Cookies only over HTTPS; off for the loopback address.
-    secure_cookies: bool = False
+    #: How requests reach this site.
+    site: SiteNames = field(default_factory=partial(SiteNames, any_host=True))
 
     @property
     def only(self) -> str:

@@ -196,7 +196,8 @@ class Spooling:
             except Exception:
                 log.exception("the spool cannot be brought in")
                 pause = _ADOPT_S
-            self._count_lost()
+            for entries, why in self._spool.take_lost():
+                self._losses.add("spool", LossReason.rejected, entries, example=why)
             if pause:
                 self._wake.wait(pause)
                 self._wake.clear()
@@ -261,7 +262,10 @@ class Spooling:
             if unread:
                 self._set_aside(lane.name, unread, "that this version cannot read")
             for item, error in refused:
-                self._lose(lane, item, error)
+                log.error(
+                    "a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000]
+                )
+                self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=str(error)[:200])
 
         return [rest]
 
@@ -290,10 +294,6 @@ class Spooling:
             doubtful.clear()
         return refused + doubtful
 
-    def _lose(self, lane: Lane[Any, Any], item: Any, error: Exception) -> None:
-        log.error("a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000])
-        self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=str(error)[:200])
-
     def _set_aside(self, name: str, records: list[Spooled], why: str) -> None:
         """Keeps records on disk for another version that may be able to read them."""
         try:
@@ -305,10 +305,6 @@ class Spooling:
             self._losses.add(f"spool/{name}", LossReason.rejected, len(records), example=example)
         else:
             log.error("spooled signals are set aside", lane=name, why=why, entries=len(records))
-
-    def _count_lost(self) -> None:
-        for entries, why in self._spool.take_lost():
-            self._losses.add("spool", LossReason.rejected, entries, example=why)
 
     def _wait(self, lane: Lane[Any, Any], items: Sequence[Any]) -> None:
         """Waits until the store has answered: it may hang for as long as the database does."""

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import sqlalchemy as sa
 import structlog
 
+from healer.adapters.certificate_files import CertificateFiles, CertificateUnusable
+from healer.adapters.password_hashing import Argon2
+from healer.adapters.postgres.account_rows import PostgresAccounts
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import Beat, Waiting
 from healer.adapters.postgres.node_rows import PostgresSnapshots
@@ -32,6 +36,8 @@ from healer.adapters.token_key import TokenKeyUnreadable, token_key
 from healer.adapters.witnesses import witnessed_lines
 from healer.audit import Report, Trail, read_checkpoints, report_against
 from healer.bootstrap.log_lines import shown_by_logging, shown_traceback, with_symbols
+from healer.engine.emergency import Emergency
+from healer.engine.local_accounts import LocalAccounts
 from healer.model import Role, Ruleset
 from healer.observations.slurm_poll import POLL_S
 from healer.ports.callers import NewToken
@@ -39,6 +45,7 @@ from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import Poke
 from healer.processes.rulebook import KeptRules, Rulebook
 from healer.processes.scheduler import (
+    ACCOUNTS_S,
     DELIVER_S,
     ENROLMENTS_S,
     SWEEP_S,
@@ -46,6 +53,7 @@ from healer.processes.scheduler import (
     WATCH_S,
     Duty,
     Poll,
+    account_watch,
     enrolment_watch,
     run_duties,
     seal_watch,
@@ -54,7 +62,7 @@ from healer.processes.scheduler import (
 )
 from healer.rulebook.ruleset import RulesInvalid
 from healer.rulebook.ruleset import load as load_rules
-from healer.settings import SIM_FOLDER, Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings import SIM_FOLDER, Settings, SettingsError, check_listener, guard_overrides, rules_folder
 
 if TYPE_CHECKING:
     from healer.adapters.slurm.rest_reads import RestReads
@@ -288,6 +296,23 @@ def tokens_key(settings: Settings) -> bytes:
         raise SettingsError(str(error)) from None
 
 
+def emergency(settings: Settings, db: sa.Engine, cluster: str) -> Emergency:
+    """Break-glass; `cluster` takes its records and messages."""
+    return Emergency(PostgresBreakGlass(db, cluster, tokens_key(settings)), cluster, SystemClock())
+
+
+def has_provider(settings: Settings) -> bool:
+    """Whether somebody else than this site says who is a person: an identity provider, or a proxy."""
+    return settings.oidc_issuer is not None or settings.sign_in_proxy_secret is not None
+
+
+def local_accounts(settings: Settings, db: sa.Engine, cluster: str) -> LocalAccounts | None:
+    """Persons of this site; None where it has an identity provider, which says who is who."""
+    if has_provider(settings):
+        return None
+    return LocalAccounts(PostgresAccounts(db, cluster), Argon2(), tokens_key(settings), SystemClock())
+
+
 def sign_in_link(settings: Settings, database: str, url: str, *, name: str) -> str:
     """A URL that signs in an administrator, once, within ten minutes."""
     now = SystemClock().now()
@@ -327,14 +352,26 @@ def demo_tokens(settings: Settings, database: str) -> None:
 # --- the parts ---
 
 
+def certificate_files(settings: Settings) -> CertificateFiles | None:
+    """The certificate that healer serves TLS by; None without one. Raises SettingsError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return CertificateFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    except CertificateUnusable as error:
+        raise SettingsError(f"{error}.") from None
+
+
 def run_api(settings: Settings) -> None:
     """Serves the REST API and the console until stopped."""
     import uvicorn
 
-    from healer.api.edge import uvicorn_settings
+    from healer.api.edge import tls_settings, uvicorn_settings
     from healer.bootstrap.web import web_app
 
-    app = web_app(settings)
+    check_listener(settings)
+    files = certificate_files(settings)
+    app = web_app(settings, files.names if files else tuple)
     collect_less()
     uvicorn.run(
         app,
@@ -345,6 +382,7 @@ def run_api(settings: Settings) -> None:
         timeout_graceful_shutdown=3,
         server_header=False,
         **uvicorn_settings(),
+        **(tls_settings(files.context()) if files else {}),
     )
 
 
@@ -392,6 +430,7 @@ def _database_duties(
     """Duties with work in the database; all but the last two are woken when there is some."""
     from healer.adapters.postgres.own_health import seal_state
     from healer.adapters.postgres.retention import free_share, tidy
+    from healer.adapters.postgres.token_book import accounts_ending
     from healer.adapters.postgres.tokens import enrolled_again
     from healer.bootstrap.messaging import Telling, delivery, event_duty
 
@@ -407,13 +446,18 @@ def _database_duties(
 
     woken = [
         Duty("sweep", SWEEP_S, sweeping),
-        Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
+        Duty(
+            "deliver",
+            DELIVER_S,
+            delivery(settings, db, lambda: rules().notifications.console_url),
+        ),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     return [
         *woken_by(Waiting(db, cluster, clock), woken),
         Duty("seal watch", WATCH_S, seal_watch(book, lambda: seal_state(db, cluster), clock)),
         Duty("enrolment watch", ENROLMENTS_S, enrolment_watch(book, again, clock)),
+        Duty("account watch", ACCOUNTS_S, account_watch(book, lambda now: accounts_ending(db, now), clock)),
         Duty("tidy", TIDY_S, lambda: tidy(db, clock.now(), free=free_share(db))),
         *event_duty(settings, db, cluster),
     ]

@@ -10,8 +10,10 @@ from healer.adapters.postgres import tokens as postgres_tokens
 from healer.adapters.postgres.engine import request_errors
 from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
 from healer.adapters.postgres.read_queries import cluster_names
-from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.postgres.token_book import PostgresTokenBook
 from healer.adapters.system_clock import SystemClock
+from healer.engine.emergency import Emergency
+from healer.engine.local_accounts import LocalAccounts
 from healer.settings import Settings, SettingsError
 
 #: The login of the embedded database's owner.
@@ -30,13 +32,32 @@ def adopt_key(settings: Settings, engine: sa.Engine) -> None:
 
 
 @contextmanager
-def tokens(settings: Settings) -> Iterator[PostgresTokens]:
+def tokens(settings: Settings) -> Iterator[PostgresTokenBook]:
     """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
     db = bootstrap.engine(settings, name="healer token", pool_size=1)
     try:
-        yield PostgresTokens(
-            db, settings.each()[0].cluster or _only_cluster(db), bootstrap.tokens_key(settings)
-        )
+        cluster, key = settings.each()[0].cluster or _only_cluster(db), bootstrap.tokens_key(settings)
+        yield PostgresTokenBook(db, cluster, key, provided=bootstrap.has_provider(settings))
+    finally:
+        db.dispose()
+
+
+@contextmanager
+def emergency(settings: Settings) -> Iterator[Emergency]:
+    """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
+    db = bootstrap.engine(settings, name="healer break-glass", pool_size=1)
+    try:
+        yield bootstrap.emergency(settings, db, settings.each()[0].cluster or _only_cluster(db))
+    finally:
+        db.dispose()
+
+
+@contextmanager
+def accounts(settings: Settings) -> Iterator[LocalAccounts | None]:
+    """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
+    db = bootstrap.engine(settings, name="healer account", pool_size=1)
+    try:
+        yield bootstrap.local_accounts(settings, db, settings.each()[0].cluster or _only_cluster(db))
     finally:
         db.dispose()
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer import bootstrap
 from healer.adapters.bmc.redfish import kinds_missing
+from healer.adapters.identity_provider.provider_client import ProviderClient
 from healer.adapters.postgres.gate_facts import read_facts
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import cluster_names
@@ -26,20 +27,22 @@ from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import database, executor
 from healer.bootstrap.messaging import access_to, tickets
 from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
+from healer.embedded.running import find, unchecked_tls
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
 from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
 from healer.ports.scheduling import SchedulerError, SlurmReads
+from healer.ports.sign_in import ProviderAway
 from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
-from healer.settings import ExecutorSettings, Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings import ExecutorSettings, Settings, SettingsError, guard_overrides, own_url, rules_folder
 
 #: What to check if an adapter does not answer.
 _REPAIRS = {
-    "rest": "Is slurmrestd up at HEALER_SLURM_REST_URL, and the token good? Its log says why it refused.",
-    "cli": "Is slurmctld up? SLURM_CONF right? munge running? May this user call scontrol?",
-    "pyslurm": "Is slurmctld up? SLURM_CONF right? munge running? pyslurm and libslurm of the same release?",
+    "rest": "Check that slurmrestd runs at HEALER_SLURM_REST_URL and that the token is valid; see its log.",
+    "cli": "Check that slurmctld and munge run, SLURM_CONF is correct, and this user may run scontrol.",
+    "pyslurm": "Check that slurmctld and munge run, and that pyslurm and libslurm are of the same release.",
     "sim": "Start `healer up`, or correct HEALER_SIM_SOCKET.",
 }
 
@@ -68,7 +71,7 @@ def _each_cluster(settings: ExecutorSettings, look: Callable[[ExecutorSettings],
 
 
 @contextlib.contextmanager
-def _database(settings: Settings) -> Iterator[sa.Engine | None]:
+def open_database(settings: Settings) -> Iterator[sa.Engine | None]:
     """The database; None if there is none, which another check reports."""
     try:
         db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
@@ -115,16 +118,14 @@ def _together(chain: PreferredReads[SlurmReads]) -> list[Look]:
         cluster, nodes = chain.cluster_name(), chain.snapshot().nodes.values()
         lacks = chain.unavailable()
     except SchedulerError as error:
-        return [Look("slurm", False, str(error), "Correct what is said of its adapters.")]
+        return [Look("slurm", False, str(error), "Fix the adapters listed above.")]
     gpus = sum(1 for node in nodes if node.gpus)
     text = f"cluster {cluster}, {len(nodes)} nodes, {gpus} with GPUs"
-    found = [Look("slurm", gpus > 0, text, "" if gpus else "healer only looks after nodes with Gres=gpu.")]
+    found = [Look("slurm", gpus > 0, text, "" if gpus else "healer monitors only nodes with Gres=gpu.")]
     if lacks:
         calls = "; ".join(f"{call} ({why})" for call, why in lacks.items())
-        hint = (
-            "What one adapter lacks another may have: `cli` has all of it, add it to HEALER_SLURM_ADAPTERS."
-        )
-        found.append(Look("slurm verbs", True, f"not available here: {calls}", hint))
+        hint = "Add `cli` to HEALER_SLURM_ADAPTERS: it supports every call."
+        found.append(Look("slurm verbs", True, f"not available: {calls}", hint))
     return found
 
 
@@ -135,31 +136,31 @@ def _token(settings: Settings) -> tuple[Look, str]:
         token = bootstrap.slurm_token(settings).current(now)
         end, user = ends_at(token), settings.slurm_user or user_of(token)
     except SchedulerError as error:
-        return Look("slurm rest token", False, str(error), "Correct the token's file or command."), ""
-    whose = f"for {user}" if user else "for a user that it does not name"
+        return Look("slurm rest token", False, str(error), "Fix the token file or the token command."), ""
+    whose = f"for {user}" if user else "for an unnamed user"
     if end is None:
-        return Look("slurm rest token", True, f"{whose}, without an end"), user
+        return Look("slurm rest token", True, f"{whose}, does not expire"), user
     left_s = end - now.timestamp()
     if left_s > 0:
-        return Look("slurm rest token", True, f"{whose}, {left_s / 60:.0f} minutes left by this clock"), user
-    repair = "Renew it; if it is new, this clock and slurmctld's differ: synchronise them by NTP."
-    return Look("slurm rest token", False, f"{whose}, ended {-left_s / 60:.0f} minutes ago", repair), user
+        return Look("slurm rest token", True, f"{whose}, expires in {left_s / 60:.0f} minutes"), user
+    repair = "Renew the token. If it is new, synchronise this host's clock and slurmctld's by NTP."
+    return Look("slurm rest token", False, f"{whose}, expired {-left_s / 60:.0f} minutes ago", repair), user
 
 
 def _read_token(settings: Settings) -> Look:
     name = "slurm rest read token"
     if settings.slurm_read_token_file is not None:
-        return Look(name, True, f"{settings.slurm_read_token_file}, for all parts but the worker")
+        return Look(name, True, f"{settings.slurm_read_token_file}, used by all parts except the worker")
     if settings.slurm_token_command is not None:
-        return Look(name, True, "none: each part asks the token command, as its own user")
-    repair = "Give the parts that only read one of a user without rights: HEALER_SLURM_READ_TOKEN_FILE."
-    return Look(name, True, "none: every part holds the token that may change Slurm", repair)
+        return Look(name, True, "none: each part runs the token command as its own user")
+    repair = "Set HEALER_SLURM_READ_TOKEN_FILE to the token of an unprivileged user."
+    return Look(name, True, "none: every part holds the token that can change Slurm", repair)
 
 
 def _rights(adapter: str, user: str, settings: Settings) -> Look:
     may, text, repair = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
     if may is False and settings.mode in (Mode.off, Mode.shadow):
-        return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", repair)
+        return Look(f"slurm {adapter} rights", True, f"{text}; sufficient in mode {settings.mode}", repair)
     return Look(f"slurm {adapter} rights", may is not False, text, repair)
 
 
@@ -175,14 +176,12 @@ def _node_actions_of_cluster(settings: ExecutorSettings) -> Look:
     try:
         executor.node_exec(settings)
     except SettingsError as error:
-        return Look(NODE_ACTIONS, False, str(error), "Take one of the two away.")
+        return Look(NODE_ACTIONS, False, str(error), "Remove one of the two settings.")
     if settings.sim_nodes_socket is not None:
         return Look(NODE_ACTIONS, True, f"simulated nodes at {settings.sim_nodes_socket}")
     if settings.ssh_key_file is None:
-        repair = "Set HEALER_SSH_KEY_FILE, and install healer-node on the nodes: docs/nodes.md."
-        return Look(
-            NODE_ACTIONS, True, "none is configured: steps on a node itself are handed to a person", repair
-        )
+        repair = "Set HEALER_SSH_KEY_FILE and install healer-node on the nodes: docs/nodes.md."
+        return Look(NODE_ACTIONS, True, "not configured: steps on a node wait for a person", repair)
     node = _some_node(settings, NODE_ACTIONS)
     if isinstance(node, Look):
         return node
@@ -194,8 +193,8 @@ def _some_node(settings: Settings, title: str) -> str | Look:
     try:
         nodes = bootstrap.slurm_reads(settings, cluster=settings.cluster).snapshot().gpu_nodes
     except SchedulerError:
-        return Look(title, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
-    return chosen(nodes) or Look(title, True, "not tried: no node of Slurm answers")
+        return Look(title, True, "not tested: Slurm lists no nodes", "Correct what is said of Slurm.")
+    return chosen(nodes) or Look(title, True, "not tested: no node responds to Slurm")
 
 
 def chosen(nodes: Sequence[SlurmNode]) -> str | None:
@@ -208,7 +207,7 @@ def _asked(settings: ExecutorSettings, node: str) -> Look:
     try:
         identity = executor.ssh_nodes(settings, settings.ssh_key_file).identify(node)
     except NodeError as error:
-        return Look(NODE_ACTIONS, False, str(error), "docs/nodes.md says how a node is set up.")
+        return Look(NODE_ACTIONS, False, str(error), "See docs/nodes.md for the setup of a node.")
     gpus = identity.get("gpus") or []
     return Look(
         NODE_ACTIONS, True, f"{node} answers by SSH: driver {identity.get('driver', '?')}, {len(gpus)} GPUs"
@@ -234,13 +233,15 @@ def _bmcs_of_cluster(settings: ExecutorSettings) -> Look:
     node = _some_node(settings, BMCS)
     if isinstance(node, Look):
         return node
-    repair = "docs/runbooks/power-cycle.md says what a BMC needs; until then a person switches power."
+    repair = "See docs/runbooks/power-cycle.md for what a BMC needs. Until then, a person switches power."
     try:
         power = bmc.power(node)
     except BmcError as error:
         return Look(BMCS, False, str(error), repair)
     if lacks := kinds_missing(power.kinds):
-        return Look(BMCS, False, f"the BMC of {node} takes no PowerCycle, nor {' and '.join(lacks)}", repair)
+        return Look(
+            BMCS, False, f"the BMC of {node} supports neither PowerCycle nor {' and '.join(lacks)}", repair
+        )
     return Look(
         BMCS, True, f"{node} answers by Redfish: system {power.system}, power {power.state or 'unknown'}"
     )
@@ -252,7 +253,7 @@ _NAMED = 5
 
 def look_at_nodes(settings: ExecutorSettings) -> list[Look]:
     """Which nodes are silent. Never a failure: a site may not run the follower, and a node may be down."""
-    with _database(settings) as db:
+    with open_database(settings) as db:
         if db is None:
             return []
         try:
@@ -271,14 +272,12 @@ def look_at_nodes(settings: ExecutorSettings) -> list[Look]:
 
 def heard_of_nodes(cluster: str, nodes: set[str], heard: set[tuple[str, str]]) -> Look:
     silent = sorted(name for name in nodes if (cluster, name) not in heard)
-    text = f"{len(nodes) - len(silent)} of {len(nodes)} nodes of {cluster} spoke in the last 15 min"
+    text = f"{len(nodes) - len(silent)} of {len(nodes)} nodes of {cluster} reported in the last 15 min"
     if not silent:
         return Look("nodes", True, text)
     named = ", ".join(silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
-    repair = (
-        "Install follower and hooks there (`healer node-package`), or see why: journalctl -u healer-follow."
-    )
-    return Look("nodes", True, f"{text}; not {named}", repair)
+    repair = "Install follower and hooks (`healer node-package`), or see `journalctl -u healer-follow` there."
+    return Look("nodes", True, f"{text}; silent: {named}", repair)
 
 
 def _spoken() -> sa.Select:
@@ -296,7 +295,7 @@ def look_at_site_commands(settings: ExecutorSettings) -> list[Look]:
     except ruleset.RulesInvalid:
         return []
     if not commands:
-        return [Look(SITE_COMMANDS, True, "none: what only the site can do is handed to a person")]
+        return [Look(SITE_COMMANDS, True, "none: steps that need the site's own tools wait for a person")]
     return [_checked(name, command.argv[0]) for name, command in sorted(commands.items())]
 
 
@@ -307,17 +306,17 @@ def _checked(name: str, program: str) -> Look:
             title,
             False,
             f"{program} is missing",
-            "Install it on this machine, or correct rules/commands.yaml.",
+            "Install it on this machine, or fix rules/commands.yaml.",
         )
     if not os.access(program, os.X_OK):
-        return Look(title, False, f"{program} may not be started by this user", f"chmod a+x {program}")
+        return Look(title, False, f"this user may not run {program}", f"chmod a+x {program}")
     return Look(title, True, program)
 
 
 def look_at_guards(settings: Settings) -> list[Look]:
     """Warns of guards that never or always hold; a site may want that. Empty if rules or database cannot be
     read, which other checks report."""
-    with _database(settings) as db:
+    with open_database(settings) as db:
         try:
             return [look for of in settings.each() for look in _guards_of(db, of, settings)] if db else []
         except (SQLAlchemyError, ruleset.RulesInvalid):
@@ -335,13 +334,17 @@ def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
                 warn_of_bound(cluster, limit)
                 for limit in ineffective_limits(facts, rules, SystemClock().now())
             ]
-    return found or ([Look("guards", True, "every cap can bind, and none always would")] if names else [])
+    return found or (
+        [Look("guards", True, "every cap can take effect, and none blocks everything")] if names else []
+    )
 
 
 def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Look:
-    what = "always holds" if bound.always else "can never bind"
+    what = "blocks every removal" if bound.always else "never takes effect"
     text = f"{cluster}: guard {bound.guard} {what}: {bound.text}"
-    return Look("guards", True, text, f"If that is not meant: {bound.setting} in rules/guards.yaml.")
+    return Look(
+        "guards", True, text, f"If this is not intended, change {bound.setting} in rules/guards.yaml."
+    )
 
 
 #: How far back dead letters are reported.
@@ -356,7 +359,7 @@ def look_at_channels(settings: Settings) -> list[Look]:
         return []
     if not named:
         return []
-    with _database(settings) as db:
+    with open_database(settings) as db:
         if db is None:
             return []
         try:
@@ -387,18 +390,14 @@ def look_at_channel(settings: Settings, channel: Channel, history: sa.Row | None
     try:
         access_to(settings, channel)
     except SettingsError as error:
-        return Look(name, False, str(error), "Set it for the scheduler (docs/notifications.md).")
+        return Look(name, False, str(error), "Set it in the scheduler's environment (docs/notifications.md).")
     if history is None:
-        return Look(name, True, f"{channel.kind}: its secrets are there, and it was told nothing yet")
-    last = f"told last at {history.sent_at:%Y-%m-%d %H:%M} UTC" if history.sent_at else "never told anything"
+        return Look(name, True, f"{channel.kind}: secrets found, nothing sent yet")
+    last = f"last message at {history.sent_at:%Y-%m-%d %H:%M} UTC" if history.sent_at else "nothing sent yet"
     if not history.failing and not history.dead:
         return Look(name, True, f"{channel.kind}: {last}")
-    text = (
-        f"{channel.kind}: {last}; {history.failing} wait after a failed try, {history.dead} given up in 24 h"
-    )
-    repair = (
-        f"`healer messages --channel {channel.name}` lists them, `healer messages retry` sends one again."
-    )
+    text = f"{channel.kind}: {last}; {history.failing} waiting to be retried, {history.dead} given up in 24 h"
+    repair = f"`healer messages --channel {channel.name}` lists them; `healer messages retry` resends one."
     return Look(name, False, f"{text}: {history.error}", repair)
 
 
@@ -411,7 +410,7 @@ def look_at_tickets(settings: Settings) -> list[Look]:
         return [Look("tickets", True, system.check())]
     except DeliveryFailed as error:
         repair = (
-            "Correct HEALER_TICKETS_* or the rights of its user; tickets wait in healer's list meanwhile."
+            "Fix HEALER_TICKETS_* or the permissions of its user. Tickets stay in healer's list until then."
         )
         return [Look("tickets", False, str(error), repair)]
 
@@ -435,10 +434,15 @@ def _recording_of(settings: Settings, cluster: str | None) -> Look:
     found = recordings(folder)
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if found.problem or not os.access(nearest, os.W_OK | os.X_OK):
-        why = found.problem or f"{nearest} cannot be written by this user"
-        return Look(name, False, why, f"Let healer's user write {folder}, or set another HEALER_RECORDING.")
+        why = found.problem or f"this user cannot write {nearest}"
+        return Look(
+            name,
+            False,
+            why,
+            f"Make {folder} writable for healer's user, or set HEALER_RECORDING to another folder.",
+        )
     if found.oldest is None or found.newest is None:
-        return Look(name, True, f"on, nothing in {folder} yet")
+        return Look(name, True, f"on, {folder} is still empty")
     lost = sum(file.lost for file in found.files)
     holes = f", {lost} entries lost" if lost else ""
     since = f"{found.oldest:%Y-%m-%d %H:%M} UTC"
@@ -448,7 +452,7 @@ def _recording_of(settings: Settings, cluster: str | None) -> Look:
     return Look(name, True, text)
 
 
-_SILENT_REPAIR = "The detector records: look whether it runs, and into its log."
+_SILENT_REPAIR = "The detector writes the recording: check that it runs, and read its log."
 
 
 def look_at_rules(settings: Settings) -> list[Look]:
@@ -456,7 +460,7 @@ def look_at_rules(settings: Settings) -> list[Look]:
     try:
         rules = ruleset.load(folder)
     except ruleset.RulesInvalid as error:
-        return [Look("rules", False, str(error), "Correct the file; `healer rules check` names every fault.")]
+        return [Look("rules", False, str(error), "Fix the file; `healer rules check` lists every error.")]
     return [Look("rules", True, f"{len(rules.rules)} rules, {len(rules.playbooks)} playbooks in {folder}")]
 
 
@@ -477,30 +481,28 @@ def look_at_database(settings: Settings) -> list[Look]:
             Look(
                 "database",
                 False,
-                f"does not answer: {' '.join(str(error.orig).split())}",
-                "Start PostgreSQL, or correct HEALER_DATABASE_URL.",
+                f"does not respond: {' '.join(str(error.orig).split())}",
+                "Start PostgreSQL, or fix HEALER_DATABASE_URL.",
             )
         ]
     is_supported = int(version.split(".")[0]) >= OLDEST_POSTGRES
     postgres = Look("database", is_supported, f"PostgreSQL {version}")
     needed = database.head()
-    text = f"revision {revision or 'none'}, this version needs {needed}"
+    text = f"revision {revision or 'none'}; this version needs {needed}"
     tables = Look("tables", revision == needed, text)
-    text = f"the database's clock is {ahead_s:+.3f} s from this machine's"
+    text = f"the database's clock differs from this machine's by {ahead_s:+.3f} s"
     clock = Look("clock", abs(ahead_s) < CLOCK_S, text)
     return [
-        postgres if postgres.ok else postgres._replace(repair=f"Use {OLDEST_POSTGRES} or newer."),
+        postgres if postgres.ok else postgres._replace(repair=f"Use PostgreSQL {OLDEST_POSTGRES} or newer."),
         tables if tables.ok else tables._replace(repair="Run `healer db upgrade`."),
-        clock if clock.ok else clock._replace(repair="Synchronise both by NTP."),
+        clock if clock.ok else clock._replace(repair="Synchronise both hosts by NTP."),
     ]
 
 
 def look_at_broker(settings: Settings) -> list[Look]:
     from workers.app import make_app
 
-    repair = (
-        "Start Redis, or correct HEALER_REDIS_URL; until then runs are found by the sweep, a little later."
-    )
+    repair = "Start Redis, or fix HEALER_REDIS_URL. Until then runs start a little later, by the sweep."
     try:
         url = bootstrap.broker_url(settings)
         with make_app(url, "doctor").connection_for_write() as connection:
@@ -508,28 +510,51 @@ def look_at_broker(settings: Settings) -> list[Look]:
     except EmbeddedError as error:
         return [Look("broker", False, str(error))]
     except OSError as error:
-        return [Look("broker", False, f"does not answer: {error}", repair)]
+        return [Look("broker", False, f"does not respond: {error}", repair)]
     except Exception as error:  # each transport of kombu has errors of its own
-        return [Look("broker", False, f"does not answer: {type(error).__name__}: {error}", repair)]
-    return [Look("broker", True, f"answers ({url.split(':', 1)[0]})")]
+        return [Look("broker", False, f"does not respond: {type(error).__name__}: {error}", repair)]
+    return [Look("broker", True, f"responds ({url.split(':', 1)[0]})")]
 
 
 def look_at_api(settings: Settings) -> list[Look]:
-    url = f"http://{settings.listen}"
+    url = own_url(settings)
     if settings.database_url is None:
-        from healer.embedded.running import find
-
         try:
             url = find(settings.data_dir).url
         except EmbeddedError as error:
             return [Look("api", False, str(error))]
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5):  # noqa: S310 - our own address
+        # It carries no secret, and asks for an address that the certificate need not name.
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=unchecked_tls()):  # noqa: S310
             return [Look("api", True, f"ready at {url}")]
     except urllib.error.HTTPError as error:
         return [Look("api", False, f"{url} is not ready: {error.read(2000).decode(errors='replace')}")]
     except OSError as error:
-        return [Look("api", False, f"{url} does not answer: {error}", "Start `healer api` or `healer up`.")]
+        return [Look("api", False, f"{url} does not respond: {error}", "Start `healer api` or `healer up`.")]
+
+
+def look_at_sign_in(settings: Settings) -> list[Look]:
+    """Whether people can sign in by the site's identity provider."""
+    if settings.oidc_issuer is None:
+        return []
+    client = settings.oidc_client_id or "", settings.oidc_client_secret or ""
+    redirect = f"{settings.public_url}/auth/callback"
+    document = ProviderClient(settings.oidc_issuer, client, SystemClock().now).document
+    try:
+        document.published()
+        document.keys(None)
+    except ProviderAway as error:
+        repair = "Check HEALER_OIDC_ISSUER, and that this machine reaches it by HTTPS."
+        return [Look("sign-in", False, str(error), repair)]
+    looks = [Look("sign-in", True, f"{settings.oidc_issuer} responds; its redirect URI is {redirect}")]
+    try:
+        grants = ruleset.load(rules_folder(settings), prove=False).access.grants
+    except ruleset.RulesInvalid:
+        return looks  # the look at the rules says so
+    if not grants:
+        text = "rules/access.yaml grants no roles: people can sign in, but see nothing"
+        looks.append(Look("sign-in", False, text, "Add an entry under grants (docs/sign-in.md)."))
+    return looks
 
 
 #: In the order in which `healer doctor` prints them.
@@ -546,5 +571,6 @@ LOOKS = (
     look_at_tickets,
     look_at_channels,
     look_at_recordings,
+    look_at_sign_in,
     look_at_api,
 )

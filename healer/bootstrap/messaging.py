@@ -138,7 +138,7 @@ class Telling:
     ) -> None:
         self._db, self._cluster, self._rules, self._clock = db, cluster, rules, clock
         self._book = ChannelBook(settings)
-        self._link_secret = settings.link_secret
+        self._link_secret, self._site_url = settings.link_secret, settings.public_url or ""
         self._busy: dict[str, threading.Thread] = {}
 
     def __call__(self) -> None:
@@ -182,7 +182,7 @@ class Telling:
             tell.deliver_to(
                 outbox,
                 lambda: self._book.of(channel),
-                tell.Links(notifications.console_url, self._link_secret),
+                tell.Links(notifications.console_url or self._site_url, self._link_secret),
                 clock=self._clock,
                 chance=random.random,
             )
@@ -257,11 +257,8 @@ class Switch:
 
 def tickets(settings: Settings) -> Tickets | None:
     """The adapter of the site's ticket system; None: tickets are only in healer's own list."""
-    if settings.ticket_webhook_url is not None:
-        try:
-            return WebhookTickets(SignedWebhook(settings.ticket_webhook_url, settings.webhook_secret))
-        except ValueError as error:
-            raise SettingsError(f"{error}.") from None
+    if (webhook := _webhook(settings, settings.ticket_webhook_url)) is not None:
+        return WebhookTickets(webhook)
     return DeskTickets(_desk(settings)) if settings.tickets is not None else None
 
 
@@ -291,7 +288,7 @@ def delivery(
     outbox, clock = PostgresOutbox(db), SystemClock()
 
     def work() -> None:
-        url = console_url()
+        url = console_url() or settings.public_url or ""
         deliver_due(outbox, notifier, repairs, clock=clock, chance=random.random, console_url=url)
 
     return work

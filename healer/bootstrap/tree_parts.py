@@ -20,7 +20,7 @@ from healer.model import SlurmSnapshot
 from healer.model.shown import shown
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.rulebook.proven import code_digest
-from healer.settings import SIM_FOLDER, SettingsError, load
+from healer.settings import SIM_FOLDER, SettingsError, load, own_url
 from healer.sim.nodes import NodesClient
 from healer.sim.nodes import main as run_nodes
 from healer.sim.sim_slurm import SimClient
@@ -71,7 +71,7 @@ def run_injector() -> None:
     settings = load()
     if settings.sim_nodes_socket is None:
         raise SettingsError("HEALER_SIM_NODES_SOCKET must name the socket of the simulated nodes.")
-    url = f"http://{settings.listen}"
+    url = own_url(settings)
     _wait_ready(url)
     cluster = bootstrap.cluster_name(settings)
     tokens = _tokens(settings.data_dir / SIM_FOLDER / bootstrap.DEMO_TOKENS)
@@ -138,6 +138,7 @@ _MODULES = (
     "kombu.transport.redis",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
+    "healer.api.handshakes",
     "httpx",
 )
 

@@ -1,10 +1,11 @@
 """The API and the console on PostgreSQL, as one application."""
 
+import dataclasses
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,10 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer import bootstrap
+from healer.adapters.identity_provider.code_flow import OidcProvider
+from healer.adapters.identity_provider.device_flow import DeviceFlow
+from healer.adapters.identity_provider.provider_client import ProviderClient
+from healer.adapters.identity_provider.proxy_headers import TrustedProxy
 from healer.adapters.munge import Munge, NoMunge
 from healer.adapters.notify.slack import SlackReplies
 from healer.adapters.postgres.arrivals import (
@@ -32,23 +37,26 @@ from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses, stored
+from healer.adapters.postgres.people_rows import PostgresPeople
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.run_rows import logs_of, run_of
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import decisions, incidents, runs
+from healer.adapters.postgres.token_book import PostgresTokenBook
 from healer.adapters.postgres.tokens import (
     OtherTokenKey,
     PostgresIdempotency,
-    PostgresTokens,
     check_key,
 )
 from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
+from healer.adapters.unix_users import login_name
 from healer.api.access import Access
 from healer.api.app import create_app
 from healer.api.services import Services
+from healer.api.site_address import SiteNames
 from healer.api.system_routes import process_checks
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.rehearse import overlaid
@@ -57,24 +65,28 @@ from healer.console.router import Console
 from healer.embedded.user import EmbeddedError
 from healer.engine.command import Commands, Site
 from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.leavers import Leavers
 from healer.engine.permission import HookPermits
 from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
 from healer.model import Decision, Incident, Outcome, Ruleset
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving, Queue, SelfHealth
+from healer.ports.answers import Arriving, Queue, Readiness, SelfHealth
 from healer.ports.request_errors import NotFound
 from healer.ports.scheduling import SlurmReads
+from healer.ports.sign_in import SignIn
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
 from healer.rulebook.ruleset import RulesInvalid
-from healer.settings import Settings, SettingsError, rules_folder
+from healer.settings import ON, Settings, SettingsError, rules_folder
 from healer.sim.ledger_tables import Tables
 from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
 from healer.text import from_stored
 
+#: Connections for what people do, which no signal and no page takes: `healer.api.lanes` has the threads.
+_ACTING_POOL = 6
 #: Least interval of calls to the broker; no page waits for them.
 ASK_EVERY_S = 15.0
 
@@ -216,16 +228,15 @@ PROVE_AFTER_S = 30.0
 
 
 def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> Services:
-    sites = _sites(settings, db, snapshots)
-    cluster, *_ = sites
+    acting_db = bootstrap.engine(settings, name="healer api acting", pool_size=_ACTING_POOL)
+    cluster, *_ = sites = _sites(settings, acting_db, snapshots)
     clock, columns, watched = SystemClock(), PostgresColumns(db), Watched(settings)
-    rules = bootstrap.rulebook(settings)
-    # Pages show when rules contradict their test cases; this is checked some time after the start.
-    proof = threading.Timer(PROVE_AFTER_S, rules.prove)
-    proof.daemon = True
-    proof.start()
-    commands = Commands(sites, rules, clock)
-    key = bootstrap.tokens_key(settings)
+    rules, key = _proven_later(bootstrap.rulebook(settings)), bootstrap.tokens_key(settings)
+    people, sign_in = PostgresPeople(db, cluster, key), sign_in_of(settings, key)
+    commands = Commands(sites, rules, clock, people, provided=sign_in is not None)
+    token_book, ledger = PostgresTokenBook(db, cluster, key), sites[cluster].ledger
+    queries = postgres_queries(db, snapshots=snapshots, columns=columns, rules=rules)
+    incident_commands = IncidentCommands(ledger, rules, clock)
     return Services(
         cluster=cluster,
         spool=_spool(settings.data_dir / "spool"),
@@ -239,18 +250,24 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         losses=PostgresLosses(db),
         scrapes=PostgresScrapes(db),
         senders=PostgresSenders(db),
-        queries=postgres_queries(db, snapshots=snapshots, columns=columns, rules=rules),
-        tokens=PostgresTokens(db, cluster, key),
+        queries=queries,
+        tokens=token_book,
+        people=people,
+        sign_in=sign_in,
+        accounts=bootstrap.local_accounts(settings, db, cluster),
+        token_book=token_book,
         credentials=credentials(settings),
         hooks=HookPermits(PostgresHooks(db, snapshots), rules, clock),
-        controls=Controls(sites[cluster].ledger, rules, clock),
-        incidents=IncidentCommands(sites[cluster].ledger, rules, clock),
+        controls=Controls(ledger, rules, clock),
+        incidents=incident_commands,
+        leavers=Leavers(token_book, queries, incident_commands, clock),
         runs=commands,
         reconcile=Reconciler(commands, clock),
         messages=PostgresMessageBook(db),
         slack_secret=settings.slack_signing_secret,
         tell_slack=SlackReplies().respond,
-        idempotency=PostgresIdempotency(db),
+        emergency=bootstrap.emergency(settings, acting_db, cluster),
+        idempotency=PostgresIdempotency(acting_db),
         audit=bootstrap.audit_trail(settings, db),
         events=PostgresEvents(db),
         evidence=PostgresEvidence(db),
@@ -258,10 +275,34 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         done=lambda name, since, until: done(db, name, rules(), since, until),
         rehearsals=PostgresRehearsals(db),
         rule_files=RuleFiles(settings),
-        ready=lambda: watched.with_troubles(
-            readiness(lambda: pulses(db, list(sites)), clock.now(), stale_s=rules().guards.stale_s)
-        ),
+        ready=lambda: watched.with_troubles(_readiness(db, list(sites), rules, clock)),
     )
+
+
+def _readiness(db: sa.Engine, clusters: list[str], rules: Rulebook, clock: SystemClock) -> Readiness:
+    return readiness(lambda: pulses(db, clusters), clock.now(), stale_s=rules().guards.stale_s)
+
+
+def _proven_later(rules: Rulebook) -> Rulebook:
+    """Pages show when rules contradict their test cases; this is checked some time after the start."""
+    proof = threading.Timer(PROVE_AFTER_S, rules.prove)
+    proof.daemon = True
+    proof.start()
+    return rules
+
+
+def sign_in_of(settings: Settings, key: bytes) -> SignIn | None:
+    """How people sign in, where the site has an identity provider. The provider is not asked now."""
+    now = SystemClock().now
+    if settings.oidc_issuer is not None:
+        client = settings.oidc_client_id or "", settings.oidc_client_secret or ""
+        redirect = f"{settings.public_url}/auth/callback"
+        provider = ProviderClient(settings.oidc_issuer, client, now)
+        return SignIn(provider=OidcProvider(provider, redirect, key), devices=DeviceFlow(provider, key))
+    if settings.sign_in_proxy_secret is not None:
+        proxy = TrustedProxy(settings.proxies, settings.sign_in_proxy_secret, now)
+        return SignIn(proxy=proxy)
+    return None
 
 
 def _sites(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> dict[str, Site]:
@@ -315,8 +356,9 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
     return lambda name: by_cluster.get(name) or NoMunge(name)
 
 
-def web_app(settings: Settings) -> FastAPI:
-    """The whole application. The console authenticates by the API's own Access."""
+def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> FastAPI:
+    """The whole application. The console authenticates by the API's own Access. `names` are those of the
+    certificate."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
     snapshots = PostgresSnapshots(db)
     with suppress(SQLAlchemyError), db.connect() as conn:  # a database that is away is no other key
@@ -324,7 +366,11 @@ def web_app(settings: Settings) -> FastAPI:
             check_key(conn, bootstrap.tokens_key(settings))
         except OtherTokenKey as error:
             raise SettingsError(str(error)) from None
+    site = SiteNames(settings.public_url, settings.proxies, names=names)
     wired = services(settings, db, snapshots)
+    named = wired.clusters or (wired.cluster,)
+    users = {name: login_name for name in named if settings.of(name).munge_login == ON}
+    wired = dataclasses.replace(wired, site=site, munge_users=users)
     app = create_app(wired)
     access: Access = app.state.access
     book = wired.rules
@@ -342,8 +388,17 @@ def web_app(settings: Settings) -> FastAPI:
         charts=RememberedCharts(settings, wired.rules, wired.columns),
         trying=Trying(rehearsals=wired.rehearsals, files=wired.rule_files, recordings=wired.recordings),
         self_health=OwnHealth(settings, db, wired, app),
+        leavers=wired.leavers,
+        glass=wired.emergency.state,
     )
-    pages = Pages(sources, access, secure_cookie=wired.secure_cookies, link_secret=settings.link_secret)
+    pages = Pages(
+        sources,
+        access,
+        link_secret=settings.link_secret,
+        people=wired.people,
+        sign_in=wired.sign_in,
+        accounts=wired.accounts,
+    )
     console = Console(pages)
     app.include_router(console)
     app.state.errors.page = console.error_page

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     file: Path | None = typer.Option(None, help="Verify this export instead of the database; - reads it in."),
     checkpoints: Path | None = typer.Option(
-        None, help="With --file: an audit-checkpoints.jsonl that was kept apart, to hold the export against."
+        None, help="With --file: a separately stored audit-checkpoints.jsonl to compare the export with."
     ),
     key: list[str] = typer.Option(
         [],
@@ -35,11 +35,11 @@ def verify(
         "the export's, or that of the witness's first checkpoint.",
     ),
     against: str | None = typer.Option(
-        None, help="Hold the database against this witness: a file, or the address of a second database."
+        None, help="Compare the database with this witness: a file, or the address of a second database."
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Verify the audit chain. Names every broken place; ends with 1 when there is one."""
+    """Verify the audit chain and list every broken record; exits with 1 if there is one."""
     if file is None and (checkpoints is not None or (key and against is None)):
         raise typer.BadParameter(
             "--checkpoints and --key go with --file; the database uses the data directory's"
@@ -63,7 +63,7 @@ def verify(
 
 
 def export(
-    out: Path | None = typer.Option(None, help="Write here instead of to standard output."),
+    out: Path | None = typer.Option(None, help="Output file instead of standard output."),
 ) -> None:
     """Export the audit chain as JSON Lines, which `healer audit verify --file` checks on any machine."""
     with _database() as trail:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from healer import __version__
+from healer.commands.examples import add_examples
 
 if TYPE_CHECKING:
     import typer
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 COMMANDS = (
     "up",
     "parts",
+    "login",
     "token",
+    "local_account",
+    "who",
+    "emergency_access",
+    "person_access",
     "send",
     "nodes",
     "node_package",
@@ -62,12 +68,13 @@ def build() -> "typer.Typer":
     @app.callback()
     def _root(
         version: bool = typer.Option(
-            False, "--version", callback=_version, is_eager=True, help="Print the version and end."
+            False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ) -> None: ...
 
     for name in COMMANDS:
         importlib.import_module(f"healer.commands.{name}").register(app)
+    add_examples(app)
     return app
 
 

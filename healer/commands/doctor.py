@@ -13,13 +13,15 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
-    """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, channels, API; repairs."""
+    """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, channels, API, TLS."""
     settings = load_executor()
     from healer.bootstrap import log_to_stderr
+    from healer.bootstrap.access_checks import look_at_access
     from healer.bootstrap.doctor_checks import LOOKS
+    from healer.bootstrap.listener_checks import look_at_listener
 
     log_to_stderr()
-    checks = [check for look in LOOKS for check in look(settings)]
+    checks = [check for look in (*LOOKS, look_at_access, look_at_listener) for check in look(settings)]
     if as_json:
         say_json(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
     else:

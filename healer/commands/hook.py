@@ -12,13 +12,13 @@ from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, add_group, print_json
 
 if TYPE_CHECKING:
-    from healer.commands.hook_install import Change, Plan
+    from healer.commands.hook_install import Plan
 
 _SLURM_CONF = typer.Option(
     os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"), "--slurm-conf", help="Slurm's configuration file."
 )
 _TO = typer.Option("/usr/local/lib/healer", "--to", help="The folder for healer-hook and what calls it.")
-_YES = typer.Option(False, "--yes", help="Do not ask.")
+_YES = typer.Option(False, "--yes", help="Do not ask for confirmation.")
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +36,7 @@ def install(
     yes: bool = _YES,
     json: bool = AS_JSON,
 ) -> None:
-    """Put prolog, epilog and health check in place; shows what changes first. The site's own go on."""
+    """Install prolog, epilog and health check; shows the changes first. The site's own keep running."""
     from healer.commands.hook_install import installation
 
     make = lambda: installation(slurm_conf, to, conf, url=url, token_file=token_file)  # noqa: E731
@@ -44,7 +44,7 @@ def install(
 
 
 def uninstall(slurm_conf: Path = _SLURM_CONF, to: Path = _TO, yes: bool = _YES, json: bool = AS_JSON) -> None:
-    """Take them away again; slurm.conf is given back byte for byte, the hook's settings stay."""
+    """Uninstall them; slurm.conf is restored byte for byte, the hook's settings stay."""
     from healer.commands.hook_install import removal
 
     _go(slurm_conf, to, lambda: removal(slurm_conf, to), yes=yes, json=json)
@@ -79,12 +79,10 @@ def _show(plan: "Plan") -> None:
     for change in plan.changes:
         say(f"--- {change.what} {change.path}")
         if change.what == "change" and change.path.suffix == ".conf":
-            say(_difference(change), lines=True)
+            before, after = (
+                (data or b"").decode("utf-8", "replace") for data in (change.before, change.after)
+            )
+            rows = list(difflib.unified_diff(before.split("\n"), after.split("\n"), n=1, lineterm=""))
+            say("\n".join(rows[2:]), lines=True)
     for warning in plan.warnings:
         say(f"warning: {warning}")
-
-
-def _difference(change: "Change") -> str:
-    before, after = ((data or b"").decode("utf-8", "replace") for data in (change.before, change.after))
-    rows = list(difflib.unified_diff(before.split("\n"), after.split("\n"), n=1, lineterm=""))
-    return "\n".join(rows[2:])

@@ -20,12 +20,12 @@ def register(app: typer.Typer) -> None:
 def incidents(
     incident: str | None = typer.Argument(None, help="An incident's id, or its first 8 characters."),
     *,
-    all_: bool = typer.Option(False, "--all", help="Resolved ones too."),
+    all_: bool = typer.Option(False, "--all", help="Include resolved ones."),
     severity: list[str] = typer.Option([], help="P0, P1, P2 or P3; repeat for more."),
     node: str | None = typer.Option(None, help="Only those of this node."),
     q: str | None = typer.Option(None, "--search", help="Words to look for."),
     cluster: str | None = CLUSTER,
-    limit: int = typer.Option(200, min=1, help="Rows at most."),
+    limit: int = typer.Option(200, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
 ) -> None:
     """List the open incidents, or show one."""
@@ -145,7 +145,7 @@ def evidence(
     file: str | None = typer.Option(None, help="With --out: this file instead of the newest."),
     json: bool = AS_JSON,
 ) -> None:
-    """List what was collected for an incident, or take a file of it."""
+    """List the evidence of an incident, or download a file."""
     if (incident is None) == (run is None):
         raise Failed("name an incident, or a run with --run")
     where = f"/incidents/{incident}/evidence" if incident is not None else f"/runs/{run}/evidence"

@@ -16,15 +16,15 @@ def register(app: typer.Typer) -> None:
 def learn(
     *,
     node: str | None = typer.Option(None, "--node", help="The good node."),
-    kind: str | None = typer.Option(None, "--kind", help="The GPU model; without it that of the node."),
-    show: bool = typer.Option(False, "--show", help="Show the references that stand."),
+    kind: str | None = typer.Option(None, "--kind", help="The GPU model; default: the node's."),
+    show: bool = typer.Option(False, "--show", help="Show the recorded references."),
     forget: bool = typer.Option(False, "--forget", help="Forget the reference of --kind."),
-    reason: str = typer.Option("no reason given", "--reason", help="Why: it stands in the audit."),
-    yes: bool = typer.Option(False, "--yes", help="Take it; without it only show."),
+    reason: str = typer.Option("no reason given", "--reason", help="Reason, recorded in the audit."),
+    yes: bool = typer.Option(False, "--yes", help="Record it; otherwise only show it."),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Take driver, firmware, BIOS and settings of a good node as what all nodes of its kind should have."""
+    """Record the driver, firmware, BIOS and settings of a good node as the reference for its kind."""
     if sum((node is not None, show, forget)) != 1:
         raise Failed("name one: --node GOOD, --show, or --forget --kind KIND")
     with Client() as api:

@@ -24,10 +24,10 @@ def messages(
     channel: str | None = typer.Option(None, help="Only those to this channel."),
     incident: str | None = typer.Option(None, help="Only those of this incident."),
     cluster: str | None = CLUSTER,
-    limit: int = typer.Option(50, min=1, help="Rows at most."),
+    limit: int = typer.Option(50, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
 ) -> None:
-    """List messages and the state of their delivery, newest first; --state failed are the dead letters."""
+    """List messages and their delivery state, newest first; --state failed shows the dead letters."""
     if context.invoked_subcommand is not None:
         return
     asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}
@@ -50,7 +50,9 @@ _COLUMNS: dict[str, Column] = {
 def retry(
     message: str = typer.Argument(help="The message's id."),
     *,
-    channel: str | None = typer.Option(None, help="Only at this channel; else wherever it failed."),
+    channel: str | None = typer.Option(
+        None, help="Only through this channel; otherwise through every channel that failed."
+    ),
     reason: str = REASON,
     json: bool = AS_JSON,
 ) -> None:

@@ -31,8 +31,8 @@ def register(app: typer.Typer) -> None:
     app.command("node-keys")(node_keys)
 
 
-def node_keys(folder: Path = typer.Argument(help="Where they are kept; it is made.")) -> None:
-    """Make two keys: requests.key signs what the worker asks of nodes, package.key what nodes install."""
+def node_keys(folder: Path = typer.Argument(help="Folder for the keys; created if missing.")) -> None:
+    """Create two keys: requests.key signs the worker's requests to nodes, package.key what nodes install."""
     from healer.bootstrap.node_keys import make_key
 
     try:
@@ -48,19 +48,19 @@ def node_keys(folder: Path = typer.Argument(help="Where they are kept; it is mad
 
 def node_package(
     url: str = typer.Option(..., help="Where nodes reach healer, like https://healer.example."),
-    cluster: str = typer.Option("", help="Its cluster, where healer looks after several."),
+    cluster: str = typer.Option("", help="Its cluster, if healer serves several."),
     ca_file: Path | None = typer.Option(
         None, help="Certificate (PEM) that signed healer's, if it is your own."
     ),
     slurm_conf: Path | None = typer.Option(
         None,
-        help="The cluster's slurm.conf, for the site's own hooks: /etc/slurm/slurm.conf where it is there.",
+        help="The cluster's slurm.conf, for the site's own hooks. Default: /etc/slurm/slurm.conf.",
     ),
     keys: Path | None = typer.Option(
         None,
         help="Folder of `healer node-keys`: requests.pub goes to the nodes, package.key signs the script.",
     ),
-    output: Path | None = typer.Option(None, help="Write it there instead of to standard output."),
+    output: Path | None = typer.Option(None, help="Output file instead of standard output."),
 ) -> None:
     """Print one script that installs healer's hook and follower on a node: sh SCRIPT install."""
     if not _URL.fullmatch(url):

@@ -13,8 +13,8 @@ def nodes(
     q: str | None = typer.Option(None, "--search", help="A part of the name."),
     verdict: list[str] = typer.Option([], help="healthy, watch, suspect or isolate; repeat for more."),
     cluster: str | None = CLUSTER,
-    lemons: bool = typer.Option(False, "--lemons", help="Only nodes that fail again and again, by score."),
-    limit: int = typer.Option(10_000, min=1, help="Rows at most."),
+    lemons: bool = typer.Option(False, "--lemons", help="Only nodes that fail repeatedly, by score."),
+    limit: int = typer.Option(10_000, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
 ) -> None:
     """List the nodes: healer's verdict, Slurm's state, and why; or how often each of them failed."""

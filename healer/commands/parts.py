@@ -9,7 +9,7 @@ from healer.commands import Failed, say
 from healer.commands.remote import add_group
 from healer.settings import Settings, load, load_executor
 
-_CLUSTER = typer.Option(None, "--cluster", help="Which one, where HEALER_CONFIG has tables of several.")
+_CLUSTER = typer.Option(None, "--cluster", help="The cluster, if HEALER_CONFIG has tables of several.")
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def detector(cluster: str | None = _CLUSTER) -> None:
 
 
 def worker(cluster: str | None = _CLUSTER) -> None:
-    """Run a worker: it carries out the steps of runs."""
+    """Run a worker: it executes the steps of runs."""
     settings = _part_of("worker", cluster, load_executor())
     from healer.bootstrap.executor import run_worker
 
@@ -64,7 +64,7 @@ def worker(cluster: str | None = _CLUSTER) -> None:
 
 
 def scheduler(cluster: str | None = _CLUSTER) -> None:
-    """Run the scheduler: reads Slurm, wakes runs, delivers messages."""
+    """Run the scheduler: it polls Slurm, resumes waiting runs and delivers messages."""
     settings = _part_of("scheduler", cluster, load())
     from healer import bootstrap
 
@@ -72,8 +72,8 @@ def scheduler(cluster: str | None = _CLUSTER) -> None:
 
 
 def scraper(cluster: str | None = _CLUSTER) -> None:
-    """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one waits to take
-    over."""
+    """Run the scraper: it fetches the targets of rules/scrape.yaml. One per cluster; a second one waits to
+    take over."""
     settings = _part_of("scraper", cluster, load())
     from healer.bootstrap.scraper_part import run_scraper
 
@@ -81,7 +81,7 @@ def scraper(cluster: str | None = _CLUSTER) -> None:
 
 
 def upgrade() -> None:
-    """Bring the database to the tables that this version needs."""
+    """Upgrade the database schema to this version."""
     import sqlalchemy as sa
     from sqlalchemy.exc import OperationalError
 

@@ -15,11 +15,11 @@ def register(app: typer.Typer) -> None:
 def reconcile(
     *,
     repair: bool = typer.Option(False, "--repair", help="Repair what is healer's own."),
-    reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed with --repair."),
+    reason: str = typer.Option("", "--reason", help="Reason, recorded in the audit. Required with --repair."),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Show where healer's book and Slurm do not agree; with --repair mend what is healer's own."""
+    """Show where healer's records and Slurm differ; with --repair fix what is healer's own."""
     if repair and not reason:
         raise Failed("a repair needs --reason")
     with Client() as api:

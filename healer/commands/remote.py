@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from healer.commands import Failed, say_json
+from healer.commands.kept_logins import kept_login
 from healer.model.shown import one_line, shown
 
 if TYPE_CHECKING:
@@ -28,18 +30,23 @@ class ClientError(Failed):
 
 
 class Client:
-    """Speaks to HEALER_URL with HEALER_TOKEN, or the token in the file HEALER_TOKEN_FILE."""
+    """Speaks to HEALER_URL with HEALER_TOKEN, or the token in the file HEALER_TOKEN_FILE, else as who has
+    used `healer login` there. `anonymous`: with none of them."""
 
-    def __init__(self, environ: Mapping[str, str] | None = None, *, timeout_s: float = 30) -> None:
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, *, timeout_s: float = 30, anonymous: bool = False
+    ) -> None:
         variables = os.environ if environ is None else environ
-        self.url = (variables.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
+        self.url = url_of(variables)
+        token = "" if anonymous else _token(variables, self.url)
         import httpx  # heavy, and only some commands ask the API
 
         self._http = httpx.Client(
             base_url=self.url,
             timeout=timeout_s,
-            headers={"Authorization": f"Bearer {_token(variables)}"},
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             follow_redirects=False,
+            verify=_trust(variables),
         )
 
     def __enter__(self) -> "Client":
@@ -109,7 +116,22 @@ def given(query: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value not in (None, "", [], (), {})}
 
 
-def _token(environ: Mapping[str, str]) -> str:
+def _trust(environ: Mapping[str, str]) -> "ssl.SSLContext | bool":
+    """The authority in the file HEALER_CA_FILE, else the system's."""
+    path = environ.get("HEALER_CA_FILE")
+    if not path:
+        return True
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise ClientError(f"HEALER_CA_FILE: {path} cannot be read: {error}") from error
+
+
+def url_of(environ: Mapping[str, str]) -> str:
+    return (environ.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
+
+
+def _token(environ: Mapping[str, str], url: str) -> str:
     token = environ.get("HEALER_TOKEN", "").strip()
     path = environ.get("HEALER_TOKEN_FILE")
     if not token and path:
@@ -117,8 +139,13 @@ def _token(environ: Mapping[str, str]) -> str:
             token = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ClientError(f"HEALER_TOKEN_FILE: {path} cannot be read: {error}") from error
+    if not token and (kept := kept_login(environ, url)) is not None:
+        token = kept.token
     if not token:
-        raise ClientError("no token: set HEALER_TOKEN or HEALER_TOKEN_FILE (`healer token create` makes one)")
+        raise ClientError(
+            "no token: `healer login` signs you in, or set HEALER_TOKEN or HEALER_TOKEN_FILE "
+            "(`healer token create` makes one)"
+        )
     if not token.isascii() or not token.isprintable():
         raise ClientError("the token holds characters that no token has")
     return token
@@ -126,8 +153,8 @@ def _token(environ: Mapping[str, str]) -> str:
 
 #: Declared once, so that it reads the same everywhere.
 AS_JSON = typer.Option(False, "--json", help="Print JSON.")
-REASON = typer.Option(..., "--reason", help="Why: it stands in the audit.")
-CLUSTER = typer.Option(None, "--cluster", help="The cluster, where there is more than one.")
+REASON = typer.Option(..., "--reason", help="Reason, recorded in the audit.")
+CLUSTER = typer.Option(None, "--cluster", help="The cluster, if there is more than one.")
 
 
 def print_json(value: Any) -> None:

@@ -137,20 +137,20 @@ def replay(  # noqa: PLR0917 - options of a command
     recordings: list[Path] = typer.Argument(
         help="Recordings by time, or a folder of them; - reads standard input."
     ),
-    rules: Path | None = typer.Option(None, help="The rules to judge by, instead of those in force."),
+    rules: Path | None = typer.Option(None, help="The rules to use instead of the active ones."),
     against: str | None = typer.Option(
         None,
         help="Compare with other rules: a folder, `shipped`, or `done` (what was really done, by the API).",
     ),
-    since: str | None = typer.Option(None, help="Only from here on: a moment, or so long ago (36h, 7d)."),
-    until: str | None = typer.Option(None, help="Only up to here."),
-    samples: bool = typer.Option(True, help="Replay what was measured too: far slower."),
+    since: str | None = typer.Option(None, help="Start time: a time with zone, or an age (36h, 7d)."),
+    until: str | None = typer.Option(None, help="End time."),
+    samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
     fail_on: str | None = typer.Option(
         None, "--fail-on", help=f"End with {DIFFERS} where the comparison has these: {', '.join(KINDS)}."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the whole document as JSON."),
 ) -> None:
-    """Feed recorded signals through detection and decisions in simulated time; nothing is touched."""
+    """Replay recorded signals through detection and decisions in simulated time; nothing is changed."""
     from healer.bootstrap import log_to_stderr
     from healer.bootstrap import offline as run
 
@@ -298,7 +298,7 @@ def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
 
 
 def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
-    """List recordings on this machine: their span, what they hold, their size, what was lost."""
+    """List recordings on this machine: time span, content, size, losses."""
     import msgspec
 
     from healer.recordings.recording_folder import recordings as recordings_in

@@ -9,7 +9,7 @@ from healer.commands import Failed, say, say_json
 from healer.commands.remote import REASON, Client, add_group, print_json, print_list
 from healer.settings import load, rules_folder
 
-_Folder = Annotated[Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")]
+_Folder = Annotated[Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(rules: _Folder = None, json: _Json = False) -> None:
-    """Check every file and print what is wrong where; ends with 1 if anything is."""
+    """Check every file and print each error with its place; exits with 1 if there are any."""
     import msgspec
 
     from healer.rulebook.ruleset import RulesInvalid
@@ -60,14 +60,14 @@ def schema() -> None:
 
 
 def try_change(
-    file: Path = typer.Argument(help="The file as it would be."),
-    name: str = typer.Option(..., "--as", help="Which file of rules/ it is, like policies.yaml."),
+    file: Path = typer.Argument(help="The changed file."),
+    name: str = typer.Option(..., "--as", help="The file of rules/ it replaces, like policies.yaml."),
     reason: str = REASON,
-    days: float = typer.Option(7.0, help="So many of the newest recorded days."),
-    samples: bool = typer.Option(False, help="With what was measured: far slower."),
+    days: float = typer.Option(7.0, help="Number of the newest recorded days."),
+    samples: bool = typer.Option(False, help="With measurements: much slower."),
     json: _Json = False,
 ) -> None:
-    """Try a change of one file over the recordings, on healer's machine; prints the page to look at."""
+    """Rehearse a changed file over the recordings, on healer's machine; prints the page with the result."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -83,12 +83,12 @@ def try_change(
 
 
 def proof(
-    replay: str = typer.Option(..., "--from-replay", help="The change that was tried: its id."),
+    replay: str = typer.Option(..., "--from-replay", help="The ID of the rehearsal."),
     rule: list[str] = typer.Option(..., "--rule", help="A rule that it changes; may be given again."),
     reason: str = REASON,
     json: _Json = False,
 ) -> None:
-    """Count what rules, as edited, opened in a replay as proof, as far as it is known how it turned out."""
+    """Accept what the edited rules opened in a replay as proof, where the outcome is known."""
     with Client() as api:
         found = api.post(f"/rehearsals/{replay}/proof", {"rules": rule, "reason": reason})["items"]
     names = ("rule", "right", "wrong", "unknown", "missed_true", "missed_wrong", "counted_by")
@@ -96,7 +96,7 @@ def proof(
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:
-    """Run the test cases of the rules; ends with 1 if one fails."""
+    """Run the test cases of the rules; exits with 1 if one fails."""
     import msgspec
 
     from healer.rulebook.cases.rule_cases import run_cases

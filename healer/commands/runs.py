@@ -26,7 +26,7 @@ from healer.model.hostlist import expand
 RESTART: Any = typer.Option(
     [],
     metavar="JOB",
-    help="Agree to the restart of this job on the node, of this life of it if JOB:RESTARTS; repeat for more.",
+    help="Consent to restart this job on the node; JOB:RESTARTS means this run of the job. Repeat for more.",
 )
 RUN: Any = typer.Argument(metavar="RUN", help="The run's id.")
 
@@ -47,10 +47,10 @@ def runs(
     state: list[str] = typer.Option([], help="Only runs in this state; repeat for more."),
     node: str | None = typer.Option(None, help="Only those of this node."),
     cluster: str | None = CLUSTER,
-    limit: int = typer.Option(200, min=1, help="Rows at most."),
+    limit: int = typer.Option(200, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
 ) -> None:
-    """List the runs of playbooks, newest first, or show one with its steps."""
+    """List playbook runs, newest first, or show one with its steps."""
     with Client() as api:
         if run_id is not None:
             found = api.get(f"/runs/{run_id}")
@@ -96,11 +96,13 @@ def run(
     job: str | None = typer.Option(None, help="The job it works on."),
     cluster: str | None = CLUSTER,
     incident: str | None = typer.Option(None, help="The incident it belongs to."),
-    reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed unless --dry-run."),
-    inputs: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="What the playbook takes."),
+    reason: str = typer.Option(
+        "", "--reason", help="Reason, recorded in the audit. Required unless --dry-run."
+    ),
+    inputs: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="An input of the playbook."),
     restart: list[str] = RESTART,
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Show the plan and what the guards say; do nothing."
+        False, "--dry-run", help="Show the planned steps and the guard results; do nothing."
     ),
     json: bool = AS_JSON,
 ) -> None:
@@ -205,27 +207,27 @@ def approve(
 
 
 def reject(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
-    """Refuse a run that waits for approval: it ends, and nothing is done."""
+    """Reject a run that waits for approval: it ends without doing anything."""
     _on_run(run_id, "reject", {"reason": reason}, json)
 
 
 def cancel(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
-    """Stop a run before its next step. What it did stays done."""
+    """Stop a run before its next step. Completed steps stay in place."""
     _on_run(run_id, "cancel", {"reason": reason}, json)
 
 
 def retry(
     run_id: str = RUN,
-    step: str | None = typer.Option(None, "--from", metavar="STEP", help="Go back to this step."),
+    step: str | None = typer.Option(None, "--from", metavar="STEP", help="Restart from this step."),
     reason: str = REASON,
     json: bool = AS_JSON,
 ) -> None:
-    """Let a stuck run go on where it stopped, or repeat one that is stuck or waits from a step on."""
+    """Continue a stuck run, or restart a stuck or waiting run from a step."""
     _on_run(run_id, "retry", given({"reason": reason, "step": step}), json)
 
 
 def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
-    """Take back what a run has done, the last step first."""
+    """Roll back what a run did, last step first."""
     _on_run(run_id, "undo", {"reason": reason}, json)
 
 
@@ -238,17 +240,17 @@ def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
 def pause(
     *,
     scope: str = typer.Option("all", help="all, cluster, partition, node, rule or playbook."),
-    name: str | None = typer.Option(None, help="Which one (not for all)."),
+    name: str | None = typer.Option(None, help="The name (not for scope all)."),
     cluster: str | None = CLUSTER,
-    reason: str = typer.Option("", "--reason", help="Why: it stands in the audit."),
+    reason: str = typer.Option("", "--reason", help="Reason, recorded in the audit."),
     lasts: str | None = typer.Option(
-        None, "--for", help="End it by itself after 30m, 12h, 7d. Default: never."
+        None, "--for", help="End it automatically after 30m, 12h, 7d. Default: never."
     ),
-    listed: bool = typer.Option(False, "--list", help="Show the pauses in force."),
+    listed: bool = typer.Option(False, "--list", help="Show the active pauses."),
     end: str | None = typer.Option(None, "--end", help="End the pause with this id."),
     json: bool = AS_JSON,
 ) -> None:
-    """Stop healer from acting, show what is paused, or end a pause. Takes effect within a second."""
+    """Pause healer, show the active pauses, or end one. Takes effect within a second."""
     with Client() as api:
         if listed:
             print_list(api.get("/pauses")["items"], _PAUSES, json)

@@ -147,10 +147,10 @@ def _sized(lines: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
 #: Most objects or lines of one request.
 _MOST = 500
 _JSON_FILES = typer.Argument(
-    None, help="Files of one JSON document or of JSON lines; - or nothing: standard input."
+    None, help="Files with a JSON document or JSON lines; - or none: standard input."
 )
-_JOB = typer.Option(None, "--job", help="The job, where an object names none.")
-_NODE = typer.Option(None, "--node", help="The node, where an object names none.")
+_JOB = typer.Option(None, "--job", help="The job, for objects without one.")
+_NODE = typer.Option(None, "--node", help="The node, for objects without one.")
 
 
 def metrics(
@@ -159,7 +159,7 @@ def metrics(
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Send metrics, columnar by node. Ends with 1 when some were rejected."""
+    """Send metrics, columnar by node. Exits with 1 if some were rejected."""
     _send_objects("metrics", files, {"node": node, "cluster": cluster}, "entry", json)
 
 
@@ -174,10 +174,10 @@ def step_times(
     form: str = typer.Option(
         "auto", "--format", help="What wrote the log: auto, megatron, deepspeed or lightning."
     ),
-    follow: bool = typer.Option(False, "--follow", help="Go on as the log grows, until Ctrl-C."),
+    follow: bool = typer.Option(False, "--follow", help="Follow the log as it grows, until Ctrl-C."),
     json: bool = AS_JSON,
 ) -> None:
-    """Send step times of a job's ranks. Ends with 1 when some were rejected."""
+    """Send step times of a job's ranks. Exits with 1 if some were rejected."""
     if from_log is not None:
         from healer.commands import send_step_log
 
@@ -202,17 +202,17 @@ def checkpoints(
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Send a job's checkpoints. Ends with 1 when some were rejected."""
+    """Send a job's checkpoints. Exits with 1 if some were rejected."""
     _send_objects("checkpoints", files, {"job": job, "cluster": cluster}, "entry", json)
 
 
 def openmetrics(
-    files: list[Path] = typer.Argument(None, help="What exporters print; - or nothing: standard input."),
-    node: str | None = typer.Option(None, "--node", help="The node, where no label names it."),
+    files: list[Path] = typer.Argument(None, help="Exporter output; - or none: standard input."),
+    node: str | None = typer.Option(None, "--node", help="The node, for series without a node label."),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Send metrics as exporters print them. Ends with 1 when some were rejected."""
+    """Send metrics in exporter text format. Exits with 1 if some were rejected."""
     total = Total("line")
     with Client() as api:
         for path in files or [Path("-")]:
@@ -226,13 +226,13 @@ def openmetrics(
 
 def nvidia_smi(
     files: list[Path] = typer.Argument(
-        None, help="The output of nvidia-smi -q -x, one in each file; - or nothing: standard input."
+        None, help="Output of nvidia-smi -q -x, one per file; - or none: standard input."
     ),
-    node: str = typer.Option(..., help="The node that it is of."),
+    node: str = typer.Option(..., help="The node it came from."),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Send the XML of nvidia-smi. Ends with 1 when some was rejected."""
+    """Send nvidia-smi XML. Exits with 1 if some was rejected."""
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:
@@ -247,7 +247,7 @@ def remote_write(
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Send bodies of Prometheus remote_write. What was accepted shows in healer's own metrics."""
+    """Send Prometheus remote_write bodies. healer's own metrics show what was accepted."""
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:
@@ -325,13 +325,13 @@ def _whole_document(raw: bytes, path: Path) -> Any:
 
 
 def kernel_log(
-    files: list[Path] = typer.Argument(None, help="Files of kernel lines; - or nothing: standard input."),
-    node: str = typer.Option(..., help="The node that the lines are of."),
+    files: list[Path] = typer.Argument(None, help="Files of kernel lines; - or none: standard input."),
+    node: str = typer.Option(..., help="The node the lines came from."),
     cluster: str | None = CLUSTER,
-    boot_id: str | None = typer.Option(None, "--boot-id", help="The boot that the lines are of."),
+    boot_id: str | None = typer.Option(None, "--boot-id", help="The boot ID of the lines."),
     json: bool = AS_JSON,
 ) -> None:
-    """Send kernel lines. Ends with 1 when lines were rejected."""
+    """Send kernel lines. Exits with 1 if some were rejected."""
     outer = given({"node": node, "cluster": cluster, "boot_id": boot_id})
     total = Total("line")
     lines = (line for line in lines_of(files or [Path("-")]) if line.strip())
@@ -344,7 +344,7 @@ def kernel_log(
 
 
 def heartbeat(
-    node: str = typer.Option(..., help="The node that lives."),
+    node: str = typer.Option(..., help="The node that sends the heartbeat."),
     cluster: str | None = CLUSTER,
     boot_id: str | None = typer.Option(None, "--boot-id", help="Its boot."),
     json: bool = AS_JSON,
@@ -357,17 +357,17 @@ def heartbeat(
     total.report(json)
 
 
-_LIMIT = typer.Option(500, min=1, max=500, help="Rows at most.")
+_LIMIT = typer.Option(500, min=1, max=500, help="Maximum number of rows.")
 
 
 def senders(cluster: str | None = CLUSTER, limit: int = _LIMIT, json: bool = AS_JSON) -> None:
-    """Show who sends what, the latest first."""
+    """Show the senders and what they send, latest first."""
     names = ("who", "source", "node", "requests", "bytes", "last_seen")
     _show_signals("/signals/senders", names, cluster, limit, json)
 
 
 def losses(cluster: str | None = CLUSTER, limit: int = _LIMIT, json: bool = AS_JSON) -> None:
-    """Show what was sent and is not stored, and why: the latest first."""
+    """Show rejected data and why, latest first."""
     names = ("reason", "source", "who", "count", "last_seen", "example")
     _show_signals("/signals/losses", names, cluster, limit, json)
 

@@ -23,14 +23,14 @@ def simulate(
     scenario: str | None = typer.Argument(None, help="A scenario's name, or a YAML file."),
     *,
     seed: int = typer.Option(1, min=0, help="Same seed, same bytes."),
-    days: float | None = typer.Option(None, help="So many days instead of the scenario's."),
-    alone: bool = typer.Option(False, "--alone", help="Only healer, without those it is compared with."),
-    record: Path | None = typer.Option(None, help="Write what healer saw, for `healer replay`."),
-    rules: Path | None = typer.Option(None, help="The rules to heal by, instead of those in force."),
+    days: float | None = typer.Option(None, help="Number of days instead of the scenario's."),
+    alone: bool = typer.Option(False, "--alone", help="Only healer, without the baselines."),
+    record: Path | None = typer.Option(None, help="Record what healer saw, for `healer replay`."),
+    rules: Path | None = typer.Option(None, help="The rules to use instead of the active ones."),
     as_json: bool = typer.Option(False, "--json", help="Print the score cards as JSON."),
     names: bool = typer.Option(False, "--list", help="List the scenarios that ship."),
 ) -> None:
-    """Run a fleet with faults in simulated time, and print the score card; nothing is touched."""
+    """Run a fleet with faults in simulated time and print the score card; nothing is changed."""
     import msgspec
 
     from healer.bootstrap import offline

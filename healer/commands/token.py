@@ -12,10 +12,12 @@ import typer
 
 from healer.commands import Failed, person, say
 from healer.commands.remote import AS_JSON, add_group, print_json, print_list
-from healer.model.shown import shown
+from healer.model.grants import ACTING
 from healer.model.vocabulary import Role
 from healer.ports.callers import NewToken
-from healer.settings import load
+from healer.ports.request_errors import Conflict, Invalid, NotFound
+from healer.ports.service_accounts import OVERLAP, ROUTE_GROUPS, TokenRow, id_in
+from healer.settings import load, site_url
 
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -34,19 +36,28 @@ class Vouched(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"create": create, "list": list_tokens, "revoke": revoke}
+    commands = {"create": create, "list": list_tokens, "rotate": rotate, "revoke": revoke}
     add_group(app, "token", "Tokens for the API.", commands)
 
 
 def create(
     role: Role = typer.Option(..., help="What the token may do."),
-    name: str = typer.Option("", help="Whose it is. Tokens of one name are one person to the audit."),
+    name: str = typer.Option(
+        "",
+        help="The person whose it is; above viewer the login name, if left out. All tokens of a name are one "
+        "person. OWNER/NAME is a service account of that person: above viewer it lasts 90 days at most, and "
+        "it never approves.",
+    ),
     *,
-    node: str | None = typer.Option(None, help="Bind it to this node: it speaks of and sees nothing else."),
+    node: str | None = typer.Option(None, help="Bind it to this node: it reports and sees nothing else."),
     job: str | None = typer.Option(None, help="Bind it to this job."),
     cluster: str | None = typer.Option(None, help="Bind it to this cluster."),
+    only: list[str] = typer.Option(
+        [], help=f"Confine a service account to these routes; repeat for more: {', '.join(ROUTE_GROUPS)}."
+    ),
     expires: str | None = typer.Option(
-        None, help="How long it lasts: 30m, 12h, 90d, 52w. Default: for ever."
+        None,
+        help="How long it lasts: 30m, 12h, 90d, 52w. Default: for ever, for a service account 90d.",
     ),
     quota: float = typer.Option(
         1.0, min=0.001, max=1000, help="How many times the usual quota of signals it may send."
@@ -60,37 +71,47 @@ def create(
     json: bool = AS_JSON,
 ) -> None:
     """Print a new token. It is shown this once; the database keeps only its digest."""
-    now = datetime.now(UTC)
-    lasts = expires or (_LINK_LASTS if once else None)
-    until = None if lasts is None else now + parse_lasts(lasts)
+    now, lasts = datetime.now(UTC), expires or (_LINK_LASTS if once else None)
     _check_cluster(cluster, node or job)
-    _check_name(name)
     _check_vouching(vouches, role)
-    token = _make(
+    new = _checked(
         NewToken(
             role=role,
-            name=name,
+            name=name or (person() if role in ACTING else ""),
             node=node,
             job=job,
             cluster=cluster,
-            expires_at=until,
+            expires_at=None if lasts is None else now + parse_lasts(lasts),
             once=once,
             quota=quota,
             vouches=vouches.value if vouches is not None else "",
+            routes=tuple(only),
         ),
         now,
     )
+    _print_made(_make(new, now), new, json)
+
+
+def _print_made(token: str, new: NewToken, json: bool) -> None:
     if json:
-        document = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
-        print_json(document | {"expires_at": until.isoformat() if until else None, "once": once})
+        document: dict[str, Any] = {"token": token, "id": id_in(token), "role": new.role.value}
+        document |= {"name": new.name, "once": new.once}
+        if new.owner:
+            document |= {"owner": new.owner, "routes": new.routes}
+        print_json(document | {"expires_at": new.expires_at.isoformat() if new.expires_at else None})
+    elif new.once:
+        site = os.environ.get("HEALER_URL") or site_url(load())
+        say(f"{site.rstrip('/')}/sign-in?token={token}")
     else:
-        site = os.environ.get("HEALER_URL") or f"http://{load().listen}"
-        say(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
+        say(token)
 
 
 def _make(new: NewToken, now: datetime) -> str:
     with _tokens() as tokens:
-        token = tokens.create(new, now=now, by=person())
+        try:
+            token = tokens.create(new, now=now, by=person())
+        except Conflict as error:
+            raise Failed(f"--name: {error}") from None
         is_sealed = tokens.wait_for_seal(token)
     if not is_sealed:
         say(_NOT_YET, err=True)
@@ -104,9 +125,13 @@ def _check_cluster(cluster: str | None, bound_to: str | None) -> None:
         raise Failed(f"--cluster says which cluster is meant: one of {', '.join(clusters)}")
 
 
-def _check_name(name: str) -> None:
-    if shown(name) != name:
-        raise Failed(f"--name holds a character that cannot be seen: {name}")
+def _checked(new: NewToken, now: datetime) -> NewToken:
+    from healer.engine.token_making import checked_token
+
+    try:
+        return checked_token(new, now)
+    except Invalid as error:
+        raise Failed(f"--{error.field}: {error}") from None
 
 
 def _check_vouching(vouches: Vouched | None, role: Role) -> None:
@@ -114,31 +139,87 @@ def _check_vouching(vouches: Vouched | None, role: Role) -> None:
         raise Failed("--vouches is for tokens of role signals: no other sends kernel lines")
 
 
-def list_tokens(json: bool = AS_JSON) -> None:
+def list_tokens(
+    *,
+    person: str | None = typer.Option(None, help="Only those that this person holds, or owns."),
+    json: bool = AS_JSON,
+) -> None:
     """Show all tokens, newest first; never their secrets."""
     with _tokens() as tokens:
-        found = [dict(row) for row in tokens.all()]
-    if json:
-        found = [
-            {k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found
-        ]
-    print_list(found, {name: name for name in _COLUMNS}, json)
+        found = tokens.all() if person is None else tokens.listed(person=person)
+    print_list([_document(row) for row in found], {name: name for name in _COLUMNS}, json)
 
 
 #: Columns of `healer token list`, headed as they are named in JSON.
 _COLUMNS = (
-    "id", "role", "name", "node", "job", "cluster", "quota", "vouches", "created_at", "expires_at",
-    "revoked_at",
+    "id", "role", "name", "routes", "node", "job", "cluster", "quota", "vouches", "created_at", "expires_at",
+    "revoked_at", "last_used_at",
 )  # fmt: skip
 
 
-def revoke(token: str = typer.Argument(help="The token's id, or the token itself.")) -> None:
-    """Make a token worthless, within a second, on all machines. Its sessions end too."""
-    identity = token.split("_")[1] if token.startswith("heal_") and token.count("_") >= 2 else token
+def _document(row: TokenRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in row.__struct_fields__} | {"role": row.role.value}
+    return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values.items()}
+
+
+def rotate(
+    token: str = typer.Argument(help="The token's id, or the token itself."),
+    *,
+    overlap: str = typer.Option(f"{OVERLAP.days}d", help="How long the old one still counts."),
+    expires: str | None = typer.Option(
+        None, help="How long the new one lasts. Default: as long as the old one."
+    ),
+    json: bool = AS_JSON,
+) -> None:
+    """Print a new token with the rights of this one, which ends after a time in which both count."""
+    from healer.engine.token_making import successor
+
+    now = datetime.now(UTC)
+    lasts = None if expires is None else parse_lasts(expires)
+    ends = now + parse_lasts(overlap, "--overlap")
     with _tokens() as tokens:
-        if not tokens.revoke(identity, by=person(), now=datetime.now(UTC)):
-            raise Failed(f"there is no token {identity} in force")
-    say(f"revoked {identity}")
+        try:
+            rotated = tokens.rotate(
+                id_in(token), lambda row: successor(row, now, lasts), by=person(), now=now, ends=ends
+            )
+        except Invalid as error:
+            raise Failed(f"--{error.field}: {error}") from None
+        except (NotFound, Conflict) as error:
+            raise Failed(str(error)) from None
+        is_sealed = tokens.wait_for_seal(rotated.token)
+    if not is_sealed:
+        say(_NOT_YET, err=True)
+    if json:
+        until = rotated.expires_at.isoformat() if rotated.expires_at else None
+        document = {"token": rotated.token, "id": id_in(rotated.token), "expires_at": until}
+        print_json(document | {"old_ends_at": rotated.ends_at.isoformat()})
+    else:
+        say(rotated.token)
+        say(f"the old one ends {rotated.ends_at:%Y-%m-%d %H:%M} UTC", err=True)
+
+
+def revoke(
+    token: str | None = typer.Argument(None, help="The token's id, or the token itself."),
+    *,
+    accounts_of: str | None = typer.Option(None, help="All service accounts of this person instead."),
+) -> None:
+    """Make a token worthless, within a second, on all machines. Its sessions end too."""
+    if (token is None) is (accounts_of is None):
+        raise Failed("name one token, or a person with --accounts-of")
+    now = datetime.now(UTC)
+    with _tokens() as tokens:
+        if accounts_of is not None:
+            rows = tokens.revoke_accounts(accounts_of, by=person(), now=now)
+            if not rows:
+                raise Failed(f"{accounts_of} owns no service account in force")
+            ended = [f"{row.id} {row.name}" for row in rows]
+        else:
+            identity = id_in(token or "")
+            if not tokens.revoke(identity, by=person(), now=now):
+                raise Failed(f"there is no token {identity} in force")
+            ended = [identity]
+    for line in ended:
+        say(f"revoked {line}")
 
 
 def parse_lasts(text: str, option: str = "--expires") -> timedelta:

@@ -32,17 +32,17 @@ def import_(
         ),
     ],
     *,
-    host: Annotated[str, typer.Option("--host", help="Whose LLDP it is, where it does not say.")] = "",
+    host: Annotated[str, typer.Option("--host", help="The node of the LLDP data, if it does not say.")] = "",
     slurm: Annotated[
         Path | None, typer.Option("--slurm", help="Output of `scontrol show topology`, to compare with.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Keep what was found before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Write it.")] = False,
     rules: Annotated[
-        Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")
+        Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")
     ] = None,
 ) -> None:
-    """Show what the cables say and what changes by it; with --yes write topology-found.yaml."""
+    """Show the cabling and the changes it implies; with --yes write topology-found.yaml."""
     from healer.topology.found import FOUND, as_yaml, by_hand_first, changes, merged, topology_of
 
     found = _read_cables(cables, host)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed, say
-from healer.settings import SIM_FOLDER, Settings, load, own_sim_socket, shipped_rules
+from healer.settings import SIM_FOLDER, Settings, check_listener, load, own_sim_socket, shipped_rules
 
 if TYPE_CHECKING:
     from healer.embedded.embedded_slurm import RealSlurm
@@ -38,7 +38,9 @@ def up(
     from healer.embedded.executor_environ import withhold
 
     withhold()
-    run_tree(load(data_dir=data_dir, listen=listen))
+    settings = load(data_dir=data_dir, listen=listen)
+    check_listener(settings)
+    run_tree(settings)
 
 
 def run_tree(settings: Settings) -> None:
@@ -85,10 +87,10 @@ def demo(
         "auto",
         "--slurm",
         envvar="SLURM",
-        help="auto: real where it is installed; real; sim; install: Debian's first.",
+        help="auto (real if installed), real, sim, or install (installs Debian's first).",
     ),
 ) -> None:
-    """Start everything and a faulty cluster to heal."""
+    """Start everything and a simulated faulty cluster."""
     from healer.embedded.embedded_slurm import SlurmNotStarted
     from healer.embedded.tree import check_port
     from healer.embedded.user import FolderUnusable, system_users, usable

@@ -1,14 +1,24 @@
 """The pages of the person on duty: approvals, pauses and caps, signals, reports, healer's own health."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from healer.console.pages import Here, PageRoute, Pages
-from healer.console.render import markdown_file
-from healer.console.views import health_view, node_view, pauses_view, queue_view, reports_view
+from healer.console.pages import Here, PageRoute, Pages, missing
+from healer.console.render import markdown_file, text_file
+from healer.console.views import (
+    Shown,
+    health_view,
+    node_view,
+    pauses_view,
+    queue_view,
+    report_charts_view,
+    reports_view,
+)
 from healer.console.views.playbooks_view import takes
+from healer.console.views.report_charts_view import Span
 from healer.console.views.runs_view import run_row
+from healer.console.views.svg_charts import SvgChart
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 
 #: Records of pauses read for those that are over.
@@ -99,14 +109,55 @@ def health_page(request: Request, pages: Here) -> Response:
 # --- reports: figures of a period, and the hand-over of a shift ---
 
 
+#: The first and the last day of a report.
+_From = Annotated[str, Query(alias="from")]
+_To = Annotated[str, Query(alias="to")]
+
+
 @routes.get("/reports")
-def reports_page(request: Request, pages: Here, period: str = "24h") -> Response:
-    context = _report_context(request, pages, period, "24h")
+def reports_page(
+    request: Request, pages: Here, period: str = "", since: _From = "", until: _To = ""
+) -> Response:
+    context = _report_context(request, pages, period or "24h", "24h")
     if "x-partial" in request.headers:
         # A page that updates itself only exchanges its strip; the figures stay.
         return pages.show("base.html", context)
-    figures = pages.queries.figures.period(context["cluster"], context["since"])
-    return pages.show("reports.html", context | {"reports": reports_view.reports(figures)})
+    span = _span(context, since, until)
+    figures = pages.queries.figures.period(context["cluster"], span.since, span.until)
+    context |= {
+        "span": span,
+        "asked": {"period": "" if span.first else context["period"], "from": since, "to": until},
+        "not_understood": bool(since or until) and span.first is None,
+        "reports": reports_view.reports(figures),
+        "charts": _charts(pages, context["cluster"], span),
+    }
+    return pages.show("reports.html", context)
+
+
+@routes.get("/reports/{chart}.csv")
+def chart_file(
+    request: Request, pages: Here, chart: str, period: str = "", since: _From = "", until: _To = ""
+) -> Response:
+    """The table behind a chart."""
+    context = _report_context(request, pages, period or "24h", "24h")
+    span = _span(context, since, until)
+    drawn = {picture.id: picture for picture in _charts(pages, context["cluster"], span)}.get(chart)
+    if drawn is None:
+        raise missing("chart")
+    name = f"{chart}-{span.since:%Y-%m-%d}-{span.until:%Y-%m-%d}.csv"
+    return text_file(name, report_charts_view.csv_text(drawn, pages.render.translate), "text/csv")
+
+
+def _span(context: dict[str, Any], since: str, until: str) -> Span:
+    """The days that the address names, else its period."""
+    named = report_charts_view.span_between(since, until, context["now"])
+    return named or Span(since=context["since"], until=context["now"])
+
+
+def _charts(pages: Pages, cluster: str, span: Span) -> list[SvgChart]:
+    parts, reviewed = report_charts_view.buckets(span), report_charts_view.review_buckets(span)
+    figures = pages.queries.figures.charts(cluster, parts, reviewed)
+    return report_charts_view.charts(figures, parts, reviewed)
 
 
 @routes.get("/reports/handover")
@@ -129,17 +180,19 @@ def _report_context(request: Request, pages: Pages, period: str, usual: str) -> 
     return context | {"period": chosen, "periods": reports_view.PERIOD_WORDS, "since": since}
 
 
-def _handover(pages: Pages, context: dict[str, Any]) -> reports_view.Handover:
+def _handover(pages: Pages, context: dict[str, Any]) -> Shown:
     clusters, since, queries = [context["cluster"]], context["since"], pages.queries
     ended = IncidentQuery(clusters=clusters, open=False, closed_since=since)
     people = AuditQuery(clusters=clusters, people_since=since, but=reports_view.DOORS)
     # One more than is listed, to know that there are more.
     some = reports_view.SHOWN + 1
-    shift = reports_view.Shift(
+    return reports_view.handover(
+        context["standing"],
+        context["strip"],
+        context["rows"],
         since=since,
         now=context["now"],
         ended=queries.incidents.page(ended, limit=some).items,
-        runs=queries.runs.page(RunQuery(clusters=clusters), limit=RUNS_READ).items,
+        recent=queries.runs.page(RunQuery(clusters=clusters), limit=RUNS_READ).items,
         records=queries.audit.page(people, limit=some).items,
     )
-    return reports_view.handover(context["standing"], context["strip"], context["rows"], shift)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from healer.api.credential_budget import OverBudget
 from healer.api.problems import Problem
 from healer.console import words
 from healer.console.pages import MAY_LOOK, Pages, to_sign_in
@@ -37,8 +38,9 @@ _ABOVE_WORDS = {
     "pauses": say("console.errors_pauses"),
     "signals": say("console.errors_signals"),
     "audit": say("console.errors_audit"),
+    "tokens": say("console.errors_tokens"),
 }
-_ABOVE = {"runbooks": "playbooks", "rehearsals": "rules"}
+_ABOVE = {"runbooks": "playbooks", "rehearsals": "rules", "people": "tokens"}
 #: Addresses that scripts and programs read, among the pages.
 _FILES = re.compile(r"\.(json|md)$|^/static/")
 _ACCEPT_MAX = 1000
@@ -78,7 +80,7 @@ class ErrorPages:
     def _layout(self, request: Request, problem: Problem) -> dict[str, Any] | None:
         """The names of the layout for a signed-in person; none for others, and where reading them may fail.
         None: the person has to sign in first."""
-        if problem.status >= 500:
+        if problem.status >= 500 or isinstance(problem, OverBudget):
             return {}
         session = self._pages.signed_in(request)
         if session is None:

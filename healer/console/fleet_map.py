@@ -243,6 +243,10 @@ class FleetBodies:
                 self._kept.popitem(last=False)
         return body
 
+    def past(self, standing: Standing, rows: Sequence[NodeRow]) -> bytes:
+        """The whole body of a moment of the past, which no page updates."""
+        return _body(standing, rows, Colour.service, Measurements(), self._translate).whole
+
     def since(self, tag: str, standing: Standing, colour: Colour, body: Body) -> bytes | None:
         """The changes for a page that has `tag`; None: that version is unknown, or of another fleet."""
         with self._lock:

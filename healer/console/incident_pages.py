@@ -1,13 +1,15 @@
 """The pages of incidents: the queue, one of them, and its report."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 
+from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import markdown_file, next_link, one_of
-from healer.console.views import charts_view, incident_view
+from healer.console.views import Shown, charts_view, glance_view, incident_view, job_view
 from healer.console.views.buttons import split_buttons
+from healer.console.views.glance_view import JobProgress
 from healer.console.views.queue_view import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
 from healer.console.views.timeline_view import timeline
 from healer.engine.records import IncidentRecord, incident_record
@@ -16,9 +18,10 @@ from healer.ports.answers import Standing
 from healer.ports.callers import Caller
 from healer.ports.queries import IncidentQuery
 from healer.ports.request_errors import Invalid
-from healer.text import say
 
 _FILTERS = ("severity", "state", "needs", "q")
+#: Step times of the hit jobs are read for incidents that were opened within this time.
+_STEPS_WITHIN = timedelta(hours=1)
 
 
 routes = APIRouter(route_class=PageRoute)
@@ -67,16 +70,18 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
     session = pages.session(request)
     detail = _read_incident(pages, session, incident_id)
     context = pages.context(request, "incident", detail.incident.cluster)
-    now = context["now"]
+    now, role = context["now"], role_at(session, detail.incident.cluster)
+    rows = timeline(detail)
     context |= {
         "detail": detail,
-        "view": incident_view.view_incident(detail, context["standing"], session.role, now),
-        "timeline": timeline(detail),
+        "view": incident_view.view_incident(detail, context["standing"], role, now),
+        "timeline": rows,
+        "glance": glance_view.glance(detail, rows, _jobs(pages, detail, now), now),
         "charts": _charts(pages, detail, now),
         "similar": detail.similar,
-        "collected": detail.collected if session.role in (Role.operator, Role.admin) else (),
+        "collected": detail.collected if role in (Role.operator, Role.admin) else (),
         "same_words": incident_view.SAME_WORDS,
-        "split": split_buttons(detail, session.role),
+        "split": split_buttons(detail, role),
     }
     return pages.show("incident.html", context)
 
@@ -85,10 +90,7 @@ def _read_incident(pages: Pages, session: Caller, name: str) -> IncidentRecord:
     """The incident whose id begins so, of a cluster that the session sees. Raises Problem."""
     rows = pages.queries.incidents.rows(name)
     if rows is None or rows.incident.cluster not in pages.clusters(session):
-        raise missing(
-            say("console.incident_no_such_incident"),
-            say("console.incident_no_incident_begins_with", name=name),
-        )
+        raise missing("incident", name=name)
     return incident_record(rows, pages.rules, pages.queries, of_runs=True)
 
 
@@ -120,7 +122,21 @@ def _list_past(pages: Pages, cluster: str, wanted: Wanted, show: str, cursor: st
     return found.items, found.next_cursor or "", None
 
 
-def _charts(pages: Pages, detail: IncidentRecord, now: datetime) -> list[charts_view.FindingCharts]:
+def _jobs(pages: Pages, detail: IncidentRecord, now: datetime) -> dict[str, JobProgress]:
+    """Of the jobs that have a lane. Step times are kept so briefly that only those of a fresh incident
+    are read."""
+    incident, found = detail.incident, {}
+    fresh = now - incident.opened <= _STEPS_WITHIN
+    for job in glance_view.jobs_drawn(incident):
+        batches = (
+            pages.queries.signals.job_steps(incident.cluster, job, now - job_view.WINDOW) if fresh else []
+        )
+        checkpoints = tuple(pages.queries.jobs.checkpoints(incident.cluster, job))
+        found[job] = JobProgress(checkpoints=checkpoints, steps=glance_view.steps_seen(batches))
+    return found
+
+
+def _charts(pages: Pages, detail: IncidentRecord, now: datetime) -> list[Shown]:
     """The charts of the findings, continued with later samples of the node that are still kept."""
     if not charts_view.newest_findings(detail.findings):
         return []

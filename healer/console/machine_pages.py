@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from healer.console import words
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, asking_by_incident, missing
-from healer.console.views import incident_view, job_view, node_view
+from healer.console.views import Shown, incident_view, job_view, life_view, node_view
 from healer.console.views.buttons import node_buttons
 from healer.console.views.fleet_view import NodeRow
 from healer.console.views.node_view import NodeNow
@@ -56,14 +55,13 @@ def node_page(
     row = next((row for row in context["rows"] if row.name == name), None)
     rows = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
     if row is None or rows is None:
-        raise missing(
-            say("console.machine_no_such_node"),
-            say("console.machine_slurm_shows_no_node", name=name, cluster=cluster),
-        )
+        raise missing("node", name=name, cluster=cluster)
     asking = asking_by_incident(standing)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], node=name), limit=PAGE_ROWS)
+    life = pages.queries.nodes.life(cluster, name, now - life_view.LIFE)
     context |= {
         "row": row,
+        "life": life_view.life_line(life, rows.node, rows.inventory, now),
         "going_on": context_of(pages.rules, rows.snapshot, rows.node, rows.inventory, now),
         "lemon": rows.lemon,
         "lemon_limit": LIMIT,
@@ -157,7 +155,7 @@ def _measured(
     except HistoryAway as error:
         return shown | {"hours": hours, "history_away": str(error)}
     chart = node_view.remembered_chart(points, drawn, node, hours=hours)
-    return shown | {"hours": hours, "measured": msgspec.structs.replace(measured, chart=chart)}
+    return shown | {"hours": hours, "measured": Shown(**vars(measured) | {"chart": chart})}
 
 
 # --- jobs ---
@@ -202,8 +200,5 @@ def _read_job(
     batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
     steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
     if shown is None and steps is None and history.empty:
-        raise missing(
-            say("console.machine_no_such_job"),
-            say("console.machine_neither_slurm_nor_healer_knows", job=job, cluster=cluster),
-        )
+        raise missing("job", job=job, cluster=cluster)
     return context, shown, history, steps

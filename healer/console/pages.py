@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlencode
 
 import msgspec
@@ -13,19 +13,28 @@ from fastapi import Depends, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
+from healer.api.access import ALLOWED
+from healer.api.cookies import read_cookie
+from healer.api.credential_budget import address_of
+from healer.api.granted import has_role, role_at
 from healer.api.problems import Problem
 from healer.console.fleet_map import FleetBodies, FleetMeasures
 from healer.console.render import Renderer, Runbooks, runbooks_dir
 from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
+from healer.engine.leavers import Leavers
+from healer.engine.local_accounts import LocalAccounts
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
 from healer.model.shown import shown
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
+from healer.ports.break_glass import GlassState
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
+from healer.ports.directory import People
 from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
+from healer.ports.sign_in import SignIn
 from healer.telling.news import LINK_NAME, is_valid_link
 from healer.text import say
 
@@ -65,9 +74,9 @@ class PageRoute(APIRoute):
         return answer
 
 
-def missing(heading: str, text: str) -> Problem:
-    """404: there is no such thing, or this person may not see it."""
-    return Problem(404, text, heading=heading)
+def missing(what: str, **args: str) -> Problem:
+    """404: there is no such thing, or this person may not see it. `what`: its key in the catalogue."""
+    return Problem(404, say(f"console.why_missing_{what}", **args), heading=say(f"console.missing_{what}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,8 @@ class Sources:
 
     `unknown` and `arriving`: of a cluster, at most so many. `modes`: of several clusters each, with the mode
     of rules without their own. `rules_error`: why changed rule files were not loaded. `cases`: test cases of
-    the rule files, by rule. `trying` None: no rehearsals here; `self_health` None: its page does not exist.
+    the rule files, by rule. `trying` None: no rehearsals here; `self_health` or `leavers` None: their
+    pages do not exist.
     """
 
     queries: Queries
@@ -99,6 +109,8 @@ class Sources:
     charts: Charts | None = None
     trying: Trying | None = None
     self_health: SelfHealthReads | None = None
+    leavers: Leavers | None = None
+    glass: Callable[[], GlassState] = GlassState
 
 
 class FleetRows:
@@ -123,11 +135,16 @@ class FleetRows:
         return rows
 
 
+class RoleCheck(Protocol):
+    """Whether a person has the role or one that includes it at the cluster; None: at all of the site."""
+
+    def __call__(self, role: Role, cluster: str | None = None) -> bool: ...
+
+
 class Pages:
     """What all pages share: the caller, the cluster and its state.
 
-    `secure_cookie`: the site is reached by https, so the cookie may only be sent by https. `link_secret`
-    signs the links of messages that show a run without signing in; None: there are none.
+    `link_secret` signs the links of messages that show a run without signing in; None: there are none.
     """
 
     def __init__(
@@ -135,17 +152,26 @@ class Pages:
         sources: Sources,
         sessions: Sessions,
         *,
-        secure_cookie: bool = False,
         link_secret: str | None = None,
+        people: People | None = None,
+        sign_in: SignIn | None = None,
+        accounts: LocalAccounts | None = None,
     ) -> None:
         self.sources, self.queries, self.sessions = sources, sources.queries, sessions
-        self.secure_cookie, self._link_secret = secure_cookie, link_secret
+        self._link_secret = link_secret
+        self.people, self.sign_in, self.accounts = people, sign_in, accounts
         self.render = Renderer()
         self.clock = sources.clock
         self.fleet_rows = FleetRows()
         self.bodies = FleetBodies(self.render.translate)
         self.measures = FleetMeasures(self.queries, self.clock)
         self.runbooks = Runbooks(runbooks_dir())
+
+    @property
+    def leavers(self) -> Leavers:
+        """For the pages that exist where there is one."""
+        assert self.sources.leavers is not None
+        return self.sources.leavers
 
     @property
     def rules(self) -> Ruleset:
@@ -165,8 +191,8 @@ class Pages:
         return session
 
     def signed_in(self, request: Request) -> Caller | None:
-        cookie = request.cookies.get(SESSION_COOKIE)
-        return self.sessions.session(cookie) if cookie else None
+        cookie = read_cookie(request, SESSION_COOKIE)
+        return self.sessions.session(cookie, address_of(request)) if cookie else None
 
     def is_guest(self, request: Request) -> bool:
         """Whether a person who is not signed in came by a signed link that shows this page."""
@@ -177,8 +203,18 @@ class Pages:
         return is_valid_link(request.url.path, given, secret, self.clock())
 
     def clusters(self, session: Caller) -> list[str]:
-        names = sorted({*self.queries.clusters.names(), *self.sources.modes})
+        names = self._cluster_names()
+        if session.clusters is not None:
+            return [name for name in names if name in session.clusters]
         return [name for name in names if session.cluster in (None, name)]
+
+    def role_check(self, session: Caller) -> RoleCheck:
+        """The check for one page: it reads the clusters once, however many rows ask."""
+        names = self._cluster_names()
+        return lambda role, cluster=None: has_role(session, ALLOWED[role], cluster, names)
+
+    def _cluster_names(self) -> list[str]:
+        return sorted({*self.queries.clusters.names(), *self.sources.modes})
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
         """The names that every template uses. Raises `Stop` and Problem."""
@@ -188,10 +224,7 @@ class Pages:
         if wanted is None:
             raise Problem(503, _NO_CLUSTER, heading=say("console.pages_no_cluster_yet"))
         if wanted not in clusters:
-            raise missing(
-                say("console.pages_no_such_cluster"),
-                say("console.pages_healer_knows_no_cluster", wanted=wanted),
-            )
+            raise missing("cluster", wanted=wanted)
         return self.around(request, page, session, clusters, self.standing(wanted))
 
     def standing(self, cluster: str) -> Standing:
@@ -219,16 +252,19 @@ class Pages:
         self, request: Request, page: str, session: Caller, clusters: list[str], standing: Standing
     ) -> dict[str, Any]:
         """The names of the layout."""
-        now = self.clock()
+        now, role = self.clock(), role_at(session, standing.cluster)
         rows = self.fleet_rows.of(standing)
+        strip = standing_view.strip(standing, rows, now)
+        if glass := standing_view.glass_banner(self.sources.glass(), now):
+            strip = msgspec.structs.replace(strip, banners=(glass, *strip.banners))
         return {
             "session": session,
-            "acts": may_act(session.role),
-            "responds": may_respond(session.role),
+            "acts": may_act(role),
+            "responds": may_respond(role),
             "clusters": clusters,
             "cluster": standing.cluster,
             "standing": standing,
-            "strip": standing_view.strip(standing, rows, now),
+            "strip": strip,
             "rows": rows,
             "page": page,
             # Where a form returns to.
@@ -238,7 +274,9 @@ class Pages:
             "end_pause": partial(standing_view.end_pause_button, session=session),
             "reset_breaker": standing_view.reset_breaker_button(standing.cluster),
             "runbooks": self.runbooks,
+            "lists_sessions": self.people is not None,
             "tells_health": self.sources.self_health is not None,
+            "lists_tokens": self.sources.leavers is not None,
             "admin": session.role is Role.admin,
             "keep": {"cluster": standing.cluster} if len(clusters) > 1 else {},
         }

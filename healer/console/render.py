@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from healer import data_folder
 from healer.console import words
+from healer.console.views import svg_charts, svg_lanes
 from healer.model.shown import shown
 from healer.text import in_language, language, to_plain, to_text
 from healer.text.catalogues import ENGLISH, catalogue, scripts_of
@@ -61,9 +62,13 @@ def next_link(path: str, keep: dict[str, str], cursor: str | None, **query: str)
 
 
 def markdown_file(name: str, text: str) -> Response:
-    text = shown(text, keep="\n\t")
-    headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
-    return Response(text, media_type="text/markdown", headers=headers)
+    return text_file(name, text, "text/markdown", opened="inline")
+
+
+def text_file(name: str, text: str, kind: str, *, opened: str = "attachment") -> Response:
+    """A file that a browser saves, or shows where `opened` is inline."""
+    headers = {**PAGE_HEADERS, "Content-Disposition": f'{opened}; filename="{name}"'}
+    return Response(shown(text, keep="\n\t"), media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 def web_dir() -> Path:
@@ -120,18 +125,23 @@ class Renderer:
         install(texts.forms.gettext, texts.forms.ngettext, newstyle=True)
         env.filters.update(
             utc=words.utc,
+            minute=words.minute,
             iso=words.iso,
             span=lambda seconds: texts.text(words.span(seconds)),
             clock_ms=words.clock_ms,
+            offset=lambda start, at: texts.text(words.offset(at, start)),
             number=words.number,
             size=words.size,
             sentence=texts.sentence,
             body=_body_attribute,
             t=texts.text,
             said=texts.within,
+            svg=lambda chart: svg_charts.svg(chart, texts.text),
+            lanes=lambda chart: svg_lanes.lanes_svg(chart, texts.text),
         )
         env.globals.update(
             asset=self.assets.url,
+            swatch=svg_charts.swatch,
             counted=lambda count, noun: texts.text(words.counted(count, noun)),
             when=texts.when,
             link=link,

@@ -4,10 +4,13 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
 from healer.console import (
+    access_pages,
     desk_pages,
     fleet_pages,
     incident_pages,
     machine_pages,
+    people_pages,
+    provider_pages,
     rule_pages,
     run_pages,
     session_pages,
@@ -17,7 +20,6 @@ from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link
 from healer.console.views import timeline_view
 from healer.ports.queries import AuditQuery
-from healer.text import say
 
 routes = APIRouter(route_class=PageRoute)
 
@@ -34,8 +36,11 @@ class Console(APIRouter):
         self.error_page = ErrorPages(pages)
         parts = [fleet_pages.routes, incident_pages.routes, machine_pages.routes, desk_pages.routes]
         parts += [desk_pages.health_routes] if pages.sources.self_health is not None else []
-        parts += [rule_pages.routes]
+        parts += [people_pages.routes] if pages.sources.leavers is not None else []
+        parts += [rule_pages.routes, access_pages.routes]
         parts += [rule_pages.rehearsal_routes] if pages.sources.trying is not None else []
+        parts += [session_pages.list_routes] if pages.people is not None else []
+        parts += [provider_pages.routes] if pages.sign_in is not None else []
         for part in (*parts, run_pages.routes, routes, session_pages.routes):
             self.include_router(part)
 
@@ -67,7 +72,7 @@ def audit_page(
 def static_file(pages: Here, name: str, v: str = "") -> Response:
     found = pages.render.assets.response(name, v)
     if found is None:
-        raise missing(say("console.router_no_such_file"), say("console.router_there_no_file_this_address"))
+        raise missing("file")
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from healer.api.granted import role_at
 from healer.console.pages import Here, PageRoute, Pages, Trying, missing
 from healer.console.views import playbooks_view, rules_view
 from healer.console.views.runs_view import run_row
@@ -12,7 +13,6 @@ from healer.model import Mode
 from healer.model.run import ACTIVE_REHEARSALS, Rehearsal
 from healer.ports.queries import RunQuery
 from healer.rulebook.source import unified_diff
-from healer.text import say
 
 #: The most frequent names that arrive and that no rule can use.
 UNKNOWN_SHOWN = 200
@@ -74,7 +74,7 @@ def playbook_page(request: Request, pages: Here, name: str) -> Response:
     book = pages.rule_book(cluster)
     playbook = book.rules.playbooks.get(name)
     if playbook is None:
-        raise missing(say("console.rule_no_such_playbook"), say("console.rule_there_no_playbook", name=name))
+        raise missing("playbook", name=name)
     rows = rules_view.rule_rows(book)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], playbook=name), limit=RUNS_SHOWN).items
     runbook = playbook.runbook
@@ -93,7 +93,7 @@ def playbook_page(request: Request, pages: Here, name: str) -> Response:
 def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context = pages.context(request, "playbooks")
     if name not in pages.runbooks:
-        raise missing(say("console.rule_no_such_runbook"), say("console.rule_there_no_runbook", name=name))
+        raise missing("runbook", name=name)
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
@@ -136,7 +136,7 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
     session, book = pages.session(request), _trying(pages).rehearsals
     rehearsal = book.find(name)
     if rehearsal is None or rehearsal.cluster not in pages.clusters(session):
-        raise missing(say("console.rule_no_such_change"), say("console.rule_no_change_was_tried", name=name))
+        raise missing("change", name=name)
     context = pages.context(request, "rules", rehearsal.cluster)
     outcomes = book.outcomes(rehearsal)
     context |= {
@@ -144,7 +144,7 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
         "tone": rules_view.REHEARSAL_TONES[rehearsal.state],
         "under_way": rehearsal.state in ACTIVE_REHEARSALS,
         "outcomes": outcomes,
-        "buttons": rules_view.rehearsal_buttons(rehearsal, outcomes, session.role),
+        "buttons": rules_view.rehearsal_buttons(rehearsal, outcomes, role_at(session, rehearsal.cluster)),
         "diff": unified_diff(rehearsal.file, rehearsal.before, rehearsal.text),
     }
     return pages.show("rehearsal.html", context | _result(_trying(pages), rehearsal))

@@ -5,10 +5,11 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
+from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link, one_of
 from healer.console.views.buttons import from_here_buttons, run_buttons
-from healer.console.views.runs_view import guard_rows, last_decision, mode_note, run_row, steps
+from healer.console.views.runs_view import guard_rows, last_decision, run_row, steps
 from healer.model import RunState
 from healer.ports.answers import RunRecord
 from healer.ports.queries import RunQuery
@@ -40,16 +41,17 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
     session = pages.session(request)
     detail = pages.queries.runs.record(run_id)
     if detail is None or detail.run.cluster not in pages.clusters(session):
-        raise missing(say("console.run_no_such_run"), say("console.run_there_no_run", run_id=run_id))
+        raise missing("run", run_id=run_id)
     context = pages.context(request, "run", detail.run.cluster) | _decided(detail)
+    role = role_at(session, detail.run.cluster)
     context |= {
         "run": detail.run,
         "row": run_row(detail.run, context["now"]),
         "steps": steps(detail.log, detail.run.created_at),
         "log": detail.log,
-        "buttons": run_buttons(detail.run, session.role),
-        "again": from_here_buttons(detail.run, detail.log, session.role),
-        "mode_note": mode_note(detail.run.mode),
+        "buttons": run_buttons(detail.run, role),
+        "again": from_here_buttons(detail.run, detail.log, role),
+        "mode_note": say(f"console.mode_{detail.run.mode}"),
     }
     return pages.show("run.html", context)
 
@@ -58,7 +60,7 @@ def _look(pages: Pages, run_id: str) -> Response:
     """The run for a person who came by a link of a message."""
     detail = pages.queries.runs.record(run_id)
     if detail is None:
-        raise missing(say("console.run_no_such_run"), say("console.run_there_no_run", run_id=run_id))
+        raise missing("run", run_id=run_id)
     context = {
         "run": detail.run,
         "row": run_row(detail.run, pages.clock()),

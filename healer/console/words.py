@@ -43,6 +43,11 @@ def utc(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def minute(moment: datetime) -> str:
+    """`2026-11-20 03:12 UTC`."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def clock_ms(moment: datetime) -> str:
     """`03:12:04.123`, UTC."""
     moment = moment.astimezone(UTC)

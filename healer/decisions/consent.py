@@ -26,6 +26,8 @@ from healer.model import (
     Trial,
     Verb,
 )
+from healer.model.grants import OWNED
+from healer.model.person_names import count_people
 from healer.model.slurm import is_ours, our_reservation
 from healer.text import Said, at, joined, say
 
@@ -38,16 +40,19 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
     A time-out never approves."""
     if proposal.verb is Verb.down and (why := _why_down_takes_nothing(proposal, facts, now)):
         return allow(Guard.approval, why)
-    people = {person for person in (proposal.by, proposal.approved_by) if person}
-    needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
-    if len(people) >= needed:
+    # A service account is no person: its request needs a person, as healer's own does.
+    people = {name for name in (proposal.by, proposal.approved_by) if name and OWNED not in name}
+    asked = proposal.by is not None and proposal.by in people
+    needed = 2 if asked and not _drained_and_empty(proposal, facts) else 1
+    counted = count_people(people)
+    if counted >= needed:
         why = say("decisions.agreed_by", people=joined(sorted(people), "and"))
-        return allow(Guard.approval, why, used=len(people), limit=needed)
+        return allow(Guard.approval, why, used=counted, limit=needed)
     verb = say(f"words.verb_{proposal.verb}")
     if not people:
         return hold(Guard.approval, say("decisions.needs_person", verb=verb), used=0, limit=needed)
     why = say("decisions.needs_second", verb=verb, who=proposal.by)
-    return hold(Guard.approval, why, used=len(people), limit=needed)
+    return hold(Guard.approval, why, used=counted, limit=needed)
 
 
 def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> Said | None:
@@ -201,6 +206,9 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if proposal.verb in IRREVERSIBLE_VERBS:
         return irreversible(proposal, facts, now)
     if proposal.by is not None:
+        if not proposal.approved_by and rules.access.needs_second(proposal.playbook):
+            why = say("decisions.duty_needs_second", playbook=proposal.playbook, who=proposal.by)
+            return hold(Guard.approval, why, used=1, limit=2)
         return allow(Guard.approval, say("decisions.asks_is_approval", who=proposal.by))
     if proposal.approved_by:
         return allow(Guard.approval, say("decisions.approved_by", who=proposal.approved_by))

@@ -35,8 +35,6 @@ from healer.detection.watches import watch_findings
 from healer.model import Finding, Ruleset
 from healer.model.faults import Trait, fault_is
 
-__all__ = ["DETECTORS", "PictureLook", "Sources", "detect", "read_all"]
-
 
 class Sources(NamedTuple):
     """What detectors over windows are made from. None: there is no store for it here, as in simulations."""

@@ -1,8 +1,9 @@
 """How unusual each sample of one or many series is, against a healthy past: for any machine's metrics.
 
-It looks at every feature in four ways (level, spread, surprise, stillness), asks of each how rare the value
-is against all that came before, and adds the evidence up. Method, sources, figures and limits:
-`docs/detection.md`. Arrays are feature-major inside, (columns, samples).
+It looks at every feature, at what the others do not explain of it, and at all together, in four ways (level,
+spread, surprise, stillness), asks of each how rare the value is against all that came before, and adds the
+evidence up. Method, sources, figures and limits: `docs/detection.md`. Arrays are feature-major inside,
+(columns, samples).
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ WINDOWS = (8, 64)
 LEARN = 8
 #: Earlier samples from which the next one is predicted.
 LAGS = 16
-#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), or from the recent level
-#: where that is more, and up to so many more.
-COUNTS_FROM, COUNTS_MOST = 1.5, 20.0
+#: Evidence counts from so many decades of rarity on (one sample in 56 reaches that), or from the recent level
+#: where that is more, and up to so many more: a feature among others has to be unusual in two ways.
+COUNTS_FROM, COUNTS_MOST = 1.75, 4.0
 #: Columns that are looked at together: as many as stay in the processor's cache.
 AT_ONCE = 4
 #: Share of a feature's spread in training below which no difference matters; a decade of rarity is at least
@@ -41,6 +42,12 @@ SAMPLED = 2048
 FRESH, GROWN = 64, 1 / 16
 #: With fewer independent values their tail is unknown.
 LEAST = 10
+#: The past is cut into so many stretches; the one that reaches highest may hold a fault, and its values are
+#: not taken for usual. Shorter stretches than that show nothing.
+STRETCHES, SHORTEST = 16, 8
+#: A feature is predicted from so many others (those that move most as it does), now and on average over so
+#: many samples; what is left is looked at where its spread is less than this share of the feature's.
+PEERS, SMOOTHED, EXPLAINED = 8, (4, 16), 0.7
 #: So many samples well before a value show whether it was rare then, too; each for so many decades at most.
 LATELY, LATELY_MOST = 256, 6.0
 _MIDDLE = 0.3  # decades of the median
@@ -102,15 +109,30 @@ def _columns(x: Floats, n: int) -> Floats:
     if flags.all():
         flags[:] = False
     # A flag marks what was commanded. Only a value that no flag has is news.
+    marks = np.clip(x[flags], 0, 1)
     strange = np.where(flags, np.abs(x - np.clip(x, 0, 1)).max(axis=1), 0) > 0
     x = np.concatenate([x[~flags], np.abs(x[strange] - np.clip(x[strange], 0, 1))])
+    x = _tamed(x, n)
+    together = [_together(x, n)] if len(x) > 1 else []
+    return np.concatenate([x, *together, *_unexplained(x, marks, n)])
+
+
+def _tamed(x: Floats, n: int) -> Floats:
+    """In spreads of training around its median, on a scale that is straight within the usual deviation and
+    logarithmic beyond: load and latency are as often ten times as high as one part in ten."""
     middle = np.median(x[:, :n], axis=1, keepdims=True)
     x = x - middle
-    spread = x[:, :n].std(axis=1, keepdims=True)
     level = np.maximum(np.abs(x[:, :n]).max(axis=1, keepdims=True), np.abs(middle))
-    spread = np.maximum(spread, CONSTANT * level)
+    spread = np.maximum(x[:, :n].std(axis=1, keepdims=True), CONSTANT * level)
     x = np.clip(x / np.where(spread > 0, spread, CONSTANT**2), -FARTHEST, FARTHEST)
-    return np.concatenate([x, _together(x, n)]) if len(x) > 1 else x
+    x = np.arcsinh(x / np.maximum(_deviation(x[:, :n]), 4 * FINEST))
+    spread = x[:, :n].std(axis=1, keepdims=True)
+    return x / np.where(spread > 0, spread, 1.0)
+
+
+def _deviation(x: Floats) -> Floats:
+    """(columns, 1) median absolute deviation from 0, as a standard deviation."""
+    return 1.4826 * np.median(np.abs(x), axis=1, keepdims=True)
 
 
 def _filled(x: Floats, n: int) -> Floats:
@@ -139,6 +161,49 @@ def _together(x: Floats, n: int) -> Floats:
     spread = sizes / np.sqrt(n) + FINEST
     distance = np.sqrt((((directions @ x) / spread[:, None]) ** 2).mean(axis=0, keepdims=True))
     return np.minimum(distance / max(float(distance[:, :n].std()), FINEST), FARTHEST)
+
+
+def _unexplained(x: Floats, marks: Floats, n: int) -> list[Floats]:
+    """(1, samples) each: of the features that the others, and marks of what was commanded, explain, what is
+    left, in spreads of training. A fault that stays within a feature's range shows here; a change that all
+    share or that follows a command does not."""
+    marks = marks - marks[:, :n].mean(axis=1, keepdims=True)
+    spread = marks[:, :n].std(axis=1)
+    given = np.concatenate([x, marks[spread > 0] / spread[spread > 0, None]])
+    if len(given) < 2 or n <= LEARN:
+        return []
+    # Averages, as the effect of a command lasts; the ramp keeps what never moved from having no spread.
+    alike = np.abs(np.corrcoef(_mean(given, SMOOTHED[0])[:, :n] + 1e-9 * np.arange(n)))
+    np.fill_diagonal(alike, -1)
+    means = [given, *(_mean(given, window) for window in SMOOTHED if n >= 2 * LEARN * window)]
+    found = []
+    for at, feature in enumerate(x):
+        peers = np.argsort(-alike[at])[: min(PEERS, len(given) - 1)]
+        others = np.concatenate([mean[peers] for mean in means])
+        if n <= 4 * len(others):
+            continue
+        left = feature - _predicted(others, feature, n)
+        left -= np.median(left[:n])
+        usual = feature[None, :n] - np.median(feature[:n])
+        if _deviation(left[None, :n]).item() < EXPLAINED * _deviation(usual).item():
+            left /= max(float(left[:n].std()), FINEST)
+            found.append(np.clip(left[None], -FARTHEST, FARTHEST))
+    return found
+
+
+def _predicted(others: Floats, feature: Floats, n: int) -> Floats:
+    """(samples,) by ridge regression on training, three times, where what lay far off before counts less."""
+    weights = np.ones(n)
+    predicted = np.zeros_like(feature)
+    for _ in range(3):
+        weighted = others[:, :n] * weights
+        gram = weighted @ others[:, :n].T
+        ridge = 1e-3 * np.trace(gram) / len(gram) + 1e-9
+        predicted = np.linalg.solve(gram + ridge * np.eye(len(gram)), weighted @ feature[:n]) @ others
+        left = feature[:n] - predicted[:n]
+        left -= np.median(left)
+        weights = np.maximum(1, np.abs(left) / (3 * _deviation(left[None]).item() + 3e-3)) ** -2
+    return predicted
 
 
 # --- how it is looked at
@@ -202,24 +267,32 @@ def _rarity(values: Floats, n: int, width: int) -> Floats:
     """(columns, samples - n) decades of each value after the first `n`, against those well before it.
 
     `values` (columns, samples); high is rare. `width`: samples that one value speaks of, so that neighbours
-    are no news of each other. Within what was seen it is -log10 of the share that was as high; beyond the
-    highest it goes on along the mean slope of the tail (an exponential tail, as in peaks over threshold),
-    where a decade is at least `FINEST`. The past ends two widths (64 samples at least) before a block of
-    samples, so that an event is not its own yardstick.
+    are no news of each other. Within what was usual it is -log10 of the share that was as high; beyond, it
+    goes on along the mean slope of the tail (an exponential tail, as in peaks over threshold), where a decade
+    is at least `FINEST`. The past ends two widths (64 samples at least) before a block of samples, so that an
+    event is not its own yardstick.
     """
     found = np.empty((values.shape[0], values.shape[1] - n))
-    highest, upto, begin = values[:, :n].max(axis=1), n, n
+    begin = n
     while begin < values.shape[1]:
         end = min(values.shape[1], begin + max(FRESH, int(begin * GROWN)))
-        past = max(n, begin - _lag(width))
-        if past > upto:
-            highest = np.maximum(highest, values[:, upto:past].max(axis=1))
-            upto = past
-        ordered = np.sort(values[:, : past : -(-past // SAMPLED)], axis=1)
-        independent = max(past / width, LEAST)
+        past = values[:, : max(n, begin - _lag(width))]
+        highest, times = _usually_highest(past)
+        ordered = np.sort(past[:, :: -(-past.shape[1] // SAMPLED)], axis=1)
+        independent = max(past.shape[1] / width / times, LEAST)
         found[:, begin - n : end - n] = _decades(values[:, begin:end], ordered, highest, independent)
         begin = end
     return found
+
+
+def _usually_highest(past: Floats) -> tuple[Floats, int]:
+    """(columns,) what the past reached in two of its stretches, and 2; the highest, and 1, where it is too
+    short to be cut."""
+    each = past.shape[1] // STRETCHES
+    if each < SHORTEST:
+        return past.max(axis=1), 1
+    stretches = past[:, -each * STRETCHES :].reshape(len(past), STRETCHES, each)
+    return np.sort(stretches.max(axis=2), axis=1)[:, -2], 2
 
 
 def _lately(decades: Floats, width: int) -> Floats:
@@ -245,7 +318,9 @@ def _decades(x: Floats, ordered: Floats, highest: Floats, independent: float) ->
     """Through median, 90 %, 99 % (where so many are independent) and the highest; then straight on."""
     most = float(np.log10(independent + 1))
     marks = [(_MIDDLE, 0.5), (1.0, 0.9), *([(2.0, 0.99)] if most > 2.1 else [])]
-    at = [ordered[:, round(share * (ordered.shape[1] - 1))] for _, share in marks] + [highest]
+    at = [ordered[:, round(share * (ordered.shape[1] - 1))] for _, share in marks]
+    highest = np.maximum(highest, at[1])
+    at.append(highest)
     decades = [*(decade for decade, _ in marks), most]
     slope = np.maximum((highest - at[0]) / (most - _MIDDLE), np.maximum(at[1] - at[0], FINEST))
     found = np.zeros_like(x)

@@ -68,7 +68,7 @@ def _finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) ->
     where = Component(cluster=cluster, node=node.name)
     text = say("detection.booted_under_jobs", node=node.name, jobs=", ".join(jobs[:5]))
     evidence = Evidence(
-        digest=digest_of(REBOOTED, cluster, node.name, node.boot_id or ""),
+        digest=digest_of(REBOOTED, cluster, node.name, node.boot or ""),
         at=node.booted_at or now,
         component=where,
         text=text,

@@ -220,7 +220,7 @@ def against_own_past(matrix: Matrix, usual: Matrix, peers: Groups, racks: Groups
     NaN where a node's past or that of its peers is unknown.
     """
     away = (matrix - usual).astype(np.float64)
-    columns = [_apart(column, peers, racks) for column in away.T]
+    columns = [column if np.isnan(column).all() else _apart(column, peers, racks) for column in away.T]
     return np.clip(np.stack(columns, axis=1), -CUT, CUT).astype(np.float32)
 
 

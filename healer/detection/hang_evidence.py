@@ -1,6 +1,6 @@
 """What nodes say of a job that makes no step: whether its GPUs are idle, and ports that went down."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 import numpy as np
@@ -14,6 +14,9 @@ from healer.text import Said, say
 #: All GPUs have to be quiet for this long: a job at work pauses too.
 QUIET_S = 60.0
 _LIMITS = ("power_limit_enforced_w", "power_limit_w", "power_limit_default_w")
+
+#: Whether all GPUs of a job are idle at that moment; None: not known.
+AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
 
 
 def at_rest(telemetry: Telemetry, job: SlurmJob, now: datetime) -> bool | None:
@@ -40,6 +43,29 @@ def at_rest(telemetry: Telemetry, job: SlurmJob, now: datetime) -> bool | None:
     if works.any():
         return False
     return True if bool((idle | waits).all()) else None
+
+
+#: Of a minute's figures so many have to be there. More of the other nodes than this share have such processes
+#: too: then they wait for a file server.
+BLOCKED, FIGURES_LEAST, BLOCKED_TOO = "procs_blocked", 3, 0.1
+
+
+def are_blocked(telemetry: Telemetry, node: str, nodes: Iterable[str], now: datetime) -> bool:
+    """Whether processes of the node have waited in the kernel (state D) for a minute, and on the others of
+    `nodes` have not."""
+    if telemetry.scope_of(BLOCKED) is not Scope.node:
+        return False
+    window = telemetry.window(BLOCKED, QUIET_S, now)
+    shown = np.count_nonzero(np.isfinite(window), axis=0) >= FIGURES_LEAST
+    always = shown & (np.fmin.reduce(window, axis=0) >= 1)
+    rows = [telemetry.rows_of(name, Scope.node) for name in nodes if name != node]
+    others = np.concatenate([*rows, np.zeros(0, np.int64)])
+    others = others[shown[others]]
+    return (
+        bool(always[telemetry.rows_of(node, Scope.node)].any())
+        and len(others) > 0
+        and bool(always[others].mean() <= BLOCKED_TOO)
+    )
 
 
 def _gpu_rows(telemetry: Telemetry, job: SlurmJob, node: str) -> NDArray[np.int64] | None:

@@ -2,19 +2,22 @@
 
 Silence alone is no hang: its ranks have to report that they are stuck, or its GPUs have to be idle, or one of
 its nodes has to have lost a link, a file system, a disk or memory. Where one node alone has, and its own
-kernel or port says so, the node is found too: its word and the job's ranks agree.
+kernel or port says so, the node is found too: its word and the job's ranks agree. A job that has not made its
+first step is judged by its earlier starts (`job_starts`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import numpy as np
 
-from healer.detection.hang_evidence import are_measured_since, at_rest, ports_down
-from healer.detection.job_watch import AT_ONCE_S, LINK_BEFORE, LINK_GAPS, JobWatch
-from healer.detection.protocol import Detector, Look, Pair, new_evidence, watch_jobs
+from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, loss_text, reported_losses
+from healer.detection.hang_evidence import AtRest, at_rest, ports_down
+from healer.detection.job_starts import STARTS, Starts
+from healer.detection.job_watch import AT_ONCE_S, LINK_GAPS, JobWatch
+from healer.detection.protocol import Detector, Look, Pair, new_evidence, unreadable, watch_jobs
 from healer.detection.standstill import Standstill, missing_text, standstill, suspects_of
 from healer.model import (
     Component,
@@ -22,22 +25,15 @@ from healer.model import (
     FaultClass,
     Finding,
     NodeReport,
-    Remedy,
     Sense,
     SlurmJob,
+    SlurmSnapshot,
 )
-from healer.model.faults import HANG, STOPPED_JOB, Trait, fault_is
+from healer.model.faults import HANG
 from healer.observations.steps import LifeKey, active_job, is_of_life
 from healer.observations.telemetry_windows import Telemetry
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, say
 
-#: A port that is down for less may be a link that trains again, or a switch that restarts.
-PORT_STAYS = timedelta(seconds=30)
-#: Losses of one place within this time of each other are the place's; elsewhere in the job within
-#: `LINK_BEFORE`.
-PLACE_LOSES = timedelta(minutes=5)
-#: The node is reported again so soon: while its place was in trouble, nothing was done.
-BLAMED_AGAIN = timedelta(seconds=5)
 #: An older snapshot of Slurm shows no job as running.
 PICTURE_S = 30.0
 #: Without a report by this process, a step that came this recently means that the job goes on.
@@ -45,8 +41,6 @@ GOES_ON_S = 30.0
 #: Before this a rank that reported fewer steps than others is not missing yet.
 HEARD_S = 15.0
 
-#: Whether all GPUs of a job are idle at that moment; None: not known.
-AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
 #: The nodes of these that have lost what a job may need.
 ReportsOf = Callable[[Iterable[str]], Mapping[str, NodeReport]]
 
@@ -70,7 +64,7 @@ class _Hang:
         watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
         places = job.places(look.slurm)
         suspects = suspects_of(job, stand, places, self.reports)
-        losses = (_loss_text(node, report) for node, report in self.reports.items())
+        losses = (loss_text(node, report) for node, report in self.reports.items())
         text = joined((self._since_text(now), missing_text(stand, places), *losses), "semicolon")
         named = ",".join(str(rank) for rank in stand.named[:64].tolist()) if stand.speaks else ""
         identity = (
@@ -107,64 +101,20 @@ class _Hang:
         )
 
     def blamed(self, look: Look) -> Finding | None:
-        """The node that alone has lost something, if that is sure: the kernel says so of a file system, a
-        disk or memory, and a lost port has been down for a while. None: no node, or several, of the job or of
-        the node's places, whichever of them the ranks wait for."""
-        stalled_s = (look.now - self.begun).total_seconds()
-        if len(self.reports) != 1 or stalled_s <= self.watch.stopped_s():
+        """The node that has stopped the job, if that is sure."""
+        if (look.now - self.begun).total_seconds() <= self.watch.stopped_s():
             return None
-        ((node, report),) = self.reports.items()
-        neighbours = {other.name for other in look.slurm.neighbours_of(node)} if look.slurm else set[str]()
-        of_place = (
-            *ports_down(look.telemetry, neighbours, look.now).values(),
-            *_reported(look, neighbours).values(),
-        )
-        of_job = (other for name, other in self.lost.items() if name != node)
-        if _is_among(report, of_place, PLACE_LOSES) or _is_among(report, of_job, LINK_BEFORE):
-            return None
-        job, where = self.watch.job, Component(cluster=self.watch.job.cluster, node=node)
-        identity = f"{STOPPED_JOB}|{job.cluster}|{job.job}|{job.restart}|{self.watch.newest}|{node}"
-        # On a shared node only the job that stopped is restarted.
-        line = report.evidence
-        signs = [msgspec.structs.replace(line, job=job.job)] if line is not None else []
-        if not fault_is(report.fault, Trait.may_stop_work):
-            port = ports_down(look.telemetry, (node,), look.now).get(node)
-            if port is None or look.now - port.at < PORT_STAYS:
-                return None
-            if not are_measured_since(look.telemetry, neighbours, port.at, look.now):
-                return None
-            signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
-        text = joined((self._since_text(look.now), _loss_text(node, report)), "semicolon")
-        steps = new_evidence(f"{identity}|steps", where, self.begun, text, look.now, Sense.step_times)
-        found = Finding.from_evidence(
-            signs[0],
-            fault=STOPPED_JOB,
-            fault_class=FaultClass.fatal,
-            component=where,
-            arrived_at=look.now,
-            title=say("detection.stopped_job", job=job.job, loss=_at_most(report.text, 80)),
-            text=text,
+        life = self.watch.job
+        stop = Stop(
+            job=Component(cluster=life.cluster, job=life.job),
+            key=f"{life.restart}|{self.watch.newest}",
+            begun=self.begun,
+            text=self._since_text(look.now),
+            reports=self.reports,
+            lost=self.lost,
             confidence=self.confidence,
-            unusable=signs[0].sense is Sense.kernel,
-            jobs=(job.job,),
-            remedy=report.remedy if report.remedy not in {None, Remedy.none} else Remedy.ticket,
         )
-        return msgspec.structs.replace(found, evidence=(*signs, steps))
-
-
-def _loss_text(node: str, report: NodeReport) -> Said:
-    text = _at_most(report.text, 160)
-    return say("detection.reported_loss", node=node, time=f"{report.at:%H:%M:%S}", text=text)
-
-
-def _at_most(text: Said, characters: int) -> Said:
-    """What is that long is a kernel's line, and no sentence of healer's."""
-    return text if len(text) <= characters else quoted(text[:characters])
-
-
-def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:
-    """Whether another one came at about its time."""
-    return any(abs(other.at - loss.at) <= within for other in others)
+        return blamed_node(stop, look)
 
 
 class Hangs(Detector):
@@ -172,14 +122,15 @@ class Hangs(Detector):
 
     def __init__(self, rests: AtRest = at_rest) -> None:
         self._rests = rests
+        self._starts = Starts(rests)
         self._watches: dict[LifeKey, JobWatch] = {}
         self._clear: dict[Pair, datetime] = {}
 
     def tick(self, look: Look) -> Detections:
         def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
-            return ports_down(look.telemetry, nodes, look.now) | _reported(look, nodes)
+            return ports_down(look.telemetry, nodes, look.now) | reported_losses(look, nodes)
 
-        findings = tuple(self._found(look, lost, self._rests))
+        findings = (*self._found(look, lost, self._rests), *self._stuck_starts(look))
         pairs = [pair for pair in look.watched if pair[0] == HANG and self._is_over(pair, look)]
         self._clear = {pair: self._clear.get(pair, look.now) for pair in pairs}
         return Detections(at=look.now, findings=findings, clear_since=dict(self._clear))
@@ -189,9 +140,23 @@ class Hangs(Detector):
         GPUs."""
 
         def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
-            return _reported(look, nodes)
+            return reported_losses(look, nodes)
 
         return tuple(self._found(look, lost, lambda *_: None, for_reports=True))
+
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
+        self._starts.forget(node, since)
+
+    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        return self._starts.pack()
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        return unreadable(packed, STARTS, self._starts.load)
+
+    def _stuck_starts(self, look: Look) -> Iterator[Finding]:
+        slurm = look.slurm
+        if slurm is not None and _is_fresh(slurm, look.now):
+            yield from self._starts.stuck(look, slurm)
 
     def _found(
         self, look: Look, reports_of: ReportsOf, rests: AtRest, *, for_reports: bool = False
@@ -220,7 +185,6 @@ class Hangs(Detector):
     def _follow(self, look: Look) -> list[tuple[JobWatch, SlurmJob]]:
         """Takes in new steps; the watches of jobs that Slurm shows running in the life that reported them."""
         slurm, now = look.slurm, look.now
-        is_fresh = slurm is not None and (now - slurm.taken_at).total_seconds() <= PICTURE_S
         before = {watch.job.job: watch for watch in self._watches.values()}
         self._watches = watch_jobs(self._watches, look.steps, JobWatch)
         live: list[tuple[JobWatch, SlurmJob]] = []
@@ -230,11 +194,12 @@ class Hangs(Detector):
             if earlier is not None and earlier is not watch and earlier.job.restart < job.restart:
                 watch.inherit(earlier)
             watch.follow(now)
-            shown = slurm.jobs.get(job.job) if slurm is not None and is_fresh else None
+            shown = slurm.jobs.get(job.job) if slurm is not None and _is_fresh(slurm, now) else None
             if shown is None or shown.state != "RUNNING" or "COMPLETING" in shown.flags:
                 # Suspended or starting again: steps not made meanwhile were not missed.
                 watch.moved_at = now if shown is not None and watch.moved_at is not None else watch.moved_at
             elif job.vouched and is_of_life(job, shown):
+                self._starts.note(job, shown, look.listening_since)
                 live.append((watch, shown))
         return live
 
@@ -248,6 +213,10 @@ class Hangs(Detector):
         if watch is None or watch.moved_at is None or watch.reported is not None:
             return False
         return (look.now - watch.moved_at).total_seconds() <= GOES_ON_S
+
+
+def _is_fresh(slurm: SlurmSnapshot, now: datetime) -> bool:
+    return (now - slurm.taken_at).total_seconds() <= PICTURE_S
 
 
 def _find_hang(
@@ -279,7 +248,3 @@ def _find_hang(
     waits_for = {part.node for part in suspects_of(watch.job, stand, watch.job.places(look.slurm), ())}
     reports = {node: report for node, report in lost.items() if node in waits_for}
     return _Hang(watch, stand, begun, reports, lost, 0.9 if sure else 0.7, waits=sure)
-
-
-def _reported(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:
-    return {name: look.node_reports[name] for name in nodes if name in look.node_reports}

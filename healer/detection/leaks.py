@@ -31,7 +31,7 @@ WINDOW, LEAST_POINTS = 36, 12
 TREND_Z = 4.0
 #: It is reported when nothing will be left within so many hours.
 WITHIN_H = 24.0
-#: ModelComparison only where this share of the highest level is gone.
+#: It is reported only where this share of the highest level is gone.
 GONE_LEAST = 0.03
 #: It is over when so many points in a row do not show it.
 OVER_POINTS = 3

@@ -108,6 +108,9 @@ class RuleEngine(Detector):
         roots = [root for rule in self.rules for root in (rule.when, rule.threshold) if root is not None]
         self.program = Program(roots, before.program if before else None)
         self._catalogue = catalogue
+        self._names = frozenset(rule.rule.name for rule in self.rules)
+        #: The rows and signals of the last tick, and the rules that are not asleep with them.
+        self._awake: tuple[object, list[_Rule]] | None = None
 
     @property
     def signals(self) -> frozenset[str]:
@@ -117,9 +120,24 @@ class RuleEngine(Detector):
     @property
     def is_idle(self) -> bool:
         """Only new samples, or their age, can change what a tick finds."""
-        return all(rule.is_idle for rule in self.rules)
+        return all(rule.is_idle for rule in (self._awake[1] if self._awake is not None else self.rules))
+
+    def _to_look_at(self, moment: Moment, watched: Collection[str]) -> Sequence[_Rule]:
+        """The rules that may find something; a watched fault needs an answer from its own."""
+        if not self._names.isdisjoint(watched):
+            self._awake = None
+        if self._awake is None or self._awake[0] != _reported(moment):
+            return self.rules
+        return self._awake[1]
+
+    def _note_awake(self, moment: Moment) -> None:
+        """Rules that slept in this tick sleep until rows change, or another signal is reported."""
+        reported = _reported(moment)
+        if self._awake is None or self._awake[0] != reported:
+            self._awake = reported, [rule for rule in self.rules if not rule.is_asleep(moment)]
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
+        self._awake = None
         moment, heard = self.program.tick(telemetry, now), Heard(telemetry, self._catalogue, now)
         for rule in self.rules:
             _update_holds(rule, _truth(rule, moment), heard, now)
@@ -129,6 +147,7 @@ class RuleEngine(Detector):
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         rows = {scope: telemetry.rows_of(node, scope) for scope in (Scope.node, Scope.gpu, Scope.link)}
+        self._awake = None
         for rule in self.rules:
             rule.seen = None  # the next tick may see the same, and has to start from it
             forgotten = rows.get(rule.rule.scope)
@@ -156,7 +175,7 @@ class RuleEngine(Detector):
         heard = Heard(telemetry, self._catalogue, now)
         charts = Charts(telemetry, self._catalogue, now)
         sentences = Sentences(telemetry, self._catalogue, now)
-        for rule in self.rules:
+        for rule in self._to_look_at(moment, by_fault):
             watched = by_fault.get(rule.rule.name, ())
             if not watched and rule.is_asleep(moment):
                 continue
@@ -173,7 +192,13 @@ class RuleEngine(Detector):
             for component, since in (*cleared, *_watched(rule, watched, telemetry, truth, at_s)):
                 clear[(rule.rule.name, component)] = datetime.fromtimestamp(since, UTC)
             rule.seen = seen
+        self._note_awake(moment)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
+
+
+def _reported(moment: Moment) -> object:
+    """Changes when rows do, or when a signal is reported for the first time."""
+    return moment.layout, len(moment.telemetry.reported_signals)
 
 
 def shown_signal(when: Expr) -> str:

@@ -91,7 +91,7 @@ class Sentences:
         *,
         peers: bool,
     ) -> Said:
-        """`GPU clock below its peers: clock of the SMs 1,290 MHz (peers 1,755 MHz, limit 1,492 MHz), …`"""
+        """`GPU clock below its peers: SM clock 1,290 MHz (peers 1,755 MHz, limit 1,492 MHz), …`"""
         notes = []
         if peers and (middle := self._peers(rule, signal, row)) is not None:
             notes.append(say("detection.of_peers", value=shown_value(signal, middle)))

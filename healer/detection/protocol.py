@@ -55,6 +55,8 @@ class Look:
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Since when senders were heard without a break: anything before that was not missed.
     listening_since: datetime | None = None
+    #: When any sender was last heard.
+    heard_at: datetime | None = None
 
 
 class Figures(NamedTuple):

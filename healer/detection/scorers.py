@@ -105,9 +105,6 @@ class Fitted:
         sizes = self.residual.sizes(matrix)
         return np.maximum(sizes[:, 0] - self._farthest, 0) - self._forest.score_samples(sizes)
 
-    def above(self, matrix: Matrix) -> NDArray[np.bool_]:
-        return self.score(matrix) > self.model.threshold
-
 
 def scored_of(model: Model, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
     """Rows of a matrix of all features that this model can score, and what it scores: a single feature that

@@ -251,7 +251,17 @@ class Senses:
         node_reports: Mapping[str, NodeReport],
         faults: Mapping[str, Sequence[str]],
     ) -> Look:
-        return Look(now, self.telemetry, self.steps, slurm, watched, node_reports, faults, self._listening)
+        return Look(
+            now,
+            self.telemetry,
+            self.steps,
+            slurm,
+            watched,
+            node_reports,
+            faults,
+            self._listening,
+            self._heard,
+        )
 
 
 def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:

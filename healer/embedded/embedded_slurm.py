@@ -227,6 +227,7 @@ class RealSlurm:
         )
 
     def _guardian_command(self) -> list[str]:
+        # Tests replace it, to start another Slurm.
         return [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)]
 
     def _checked(self, name: str) -> str:

@@ -210,7 +210,9 @@ class Postgres:
                 text = f"the embedded PostgreSQL does not start: {_last_lines(self.log)}"
                 raise refused(self.data_dir, text)
             try:
-                psycopg.connect(self._conninfo(), connect_timeout=5).close()
+                psycopg.connect(
+                    f"host='{self.sockets}' user={OWNER} dbname={DATABASE}", connect_timeout=5
+                ).close()
                 return
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
@@ -218,9 +220,6 @@ class Postgres:
                     text = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
                     raise refused(self.data_dir, text) from None
             time.sleep(0.02)
-
-    def _conninfo(self) -> str:
-        return f"host='{self.sockets}' user={OWNER} dbname={DATABASE}"
 
 
 def stop_postgres(

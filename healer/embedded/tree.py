@@ -48,7 +48,7 @@ from healer.embedded.user import (
 )
 from healer.model.shown import shown
 from healer.rulebook.signal_rules import wants_scraper
-from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, rules_folder
+from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, own_url, rules_folder, site_url
 
 #: The parts of each cluster, besides the API. The scraper runs only if there are targets.
 PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
@@ -63,8 +63,11 @@ STEADY_S = 10.0
 LOG_LIMIT_BYTES = 20_000_000
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
-#: Requests to our own address bypass the environment's proxy.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+#: Requests to our own address bypass the environment's proxy. They carry no secret, and ask for an address
+#: that its certificate need not name.
+_DIRECT = urllib.request.build_opener(
+    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=running.unchecked_tls())
+)
 
 
 def _always() -> bool:
@@ -244,7 +247,8 @@ class Child:
         try:
             descend()
         except EmbeddedError as error:
-            sys.exit(_wrong(str(error)))
+            print(f"healer: {shown(str(error))}", file=sys.stderr)
+            sys.exit(2)
         self._run()
 
     def ended(self) -> str | None:
@@ -281,11 +285,6 @@ class Child:
             self.process.kill()
             self.process.join()
         self.process = None
-
-
-def _wrong(text: str) -> int:
-    print(f"healer: {shown(text)}", file=sys.stderr)
-    return 2
 
 
 def open_streams() -> None:
@@ -365,10 +364,8 @@ class Tree:
 
     @property
     def url(self) -> str:
-        """The console's address for a browser on this machine."""
-        host, port = self.settings.listen.host, self.settings.listen.port
-        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-        return f"http://{Listen(here, port)}"
+        """Where this machine reaches the API and the console."""
+        return own_url(self.settings)
 
     def run(self) -> None:
         """Raises EmbeddedError or SettingsError if it cannot start, after stopping everything."""
@@ -613,7 +610,7 @@ class Tree:
             )
             return
         self._ready = True
-        self.say(f"healer is ready: {self.url}")
+        self.say(f"healer is ready: {site_url(self.settings)}")
         if text:
             self.say(f"not well yet: {text}")
         with suppress(OSError):

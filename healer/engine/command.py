@@ -50,6 +50,7 @@ from healer.model import (
     LogEntry,
     Outcome,
     Playbook,
+    Role,
     Ruleset,
     Run,
     RunState,
@@ -59,16 +60,21 @@ from healer.model import (
     Verb,
     audit_record,
 )
+from healer.model.grants import fits_any
+from healer.model.person_names import broke_glass, count_people
 from healer.playbooks import UNDO, keys_from_step, parts_to_undo, stuck_keys
 from healer.ports.answers import Preview
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequest
+from healer.ports.directory import LOCAL, Directory, Person
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SlurmReads
+from healer.ports.service_accounts import is_person, person_of
 from healer.ports.transactions import Poke
 from healer.text import Said, quoted, said_by, say
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+_APPROVING = frozenset({Role.operator, Role.admin})
 _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
@@ -97,10 +103,22 @@ class Order(NamedTuple):
 
 class Commands:
     """Commands to the runs of all clusters. They raise GuardRefused, NotFound, Conflict, Forbidden, Invalid,
-    and Unavailable where the database does not answer: then nothing was done."""
+    and Unavailable where the database does not answer: then nothing was done.
 
-    def __init__(self, sites: Mapping[str, Site], rules: Callable[[], Ruleset], clock: Clock) -> None:
+    `people` alone approve; left out: every name is a person's. `provided`: those of an identity provider, by
+    what their groups grant."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        rules: Callable[[], Ruleset],
+        clock: Clock,
+        people: Directory | None = None,
+        *,
+        provided: bool = False,
+    ) -> None:
         self._sites, self._rules, self._clock = sites, rules, clock
+        self._people, self._provided = people or _Everybody(), provided
         self._starts = {
             name: site.ledger.together(self._start_runs, partial(_wake, site)) for name, site in sites.items()
         }
@@ -153,15 +171,17 @@ class Commands:
         return start_runs(tx, many, self._rules(), self._clock)
 
     def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
-        """Forbidden where a second person is needed and `by` requested the run. `restart`: jobs on the run's
-        node whose restart `by` consents to."""
+        """Forbidden where `by` is no person, may not approve this playbook, or requested the run and a second
+        person is needed. `restart`: jobs on the run's node whose restart `by` consents to."""
         site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
+        approver = Approver(by, self._people.find(by), self._provided)
         if restart:  # Slurm is asked before the gate is locked
             with site.ledger.command() as tx:
                 stored = locked_run(tx, run)
             agreed = agreed_restarts(site.scheduler, rules.playbooks[stored.playbook], stored.node, restart)
         with _changing(site) as tx:
-            answer = approve(tx, self._order(run, by, reason, request), agreed, rules)
+            order = self._order(run, by, reason, request)
+            answer = approve(tx, order, agreed, rules, approver)
         return _woken(site, _or_refused(answer))
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
@@ -209,19 +229,38 @@ class Commands:
         return Order(about, by, reason, request, self._clock)
 
 
-def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset) -> Run | JudgeResult:
+class _Everybody:
+    """Of a simulation: each name is a person."""
+
+    def find(self, name: str) -> Person:
+        return Person(name=name, issuer=LOCAL, subject=name)
+
+
+class Approver(NamedTuple):
+    """Who approves. `person`: as the site knows them; `provided`: it has an identity provider."""
+
+    name: str
+    person: Person | None
+    provided: bool
+
+
+def approve(
+    tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset, approver: Approver
+) -> Run | JudgeResult:
     """The approved run, or the verdict that refused it; that is stored too, so raise after the commit.
 
     A run that waits for an approval at one of its steps goes on from there; one that has not begun is judged
     by the gate. The gate is locked before the run, as the walk does.
     """
+    if not is_person(order.by):
+        raise Forbidden(say("engine.accounts_never_approve", name=order.by))
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
     playbook = rules.playbooks[run.playbook]
-    _check_second(run, playbook, order.by)
+    _check_approver(run, playbook, approver, rules)
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
     if step is not None:
@@ -267,11 +306,53 @@ def _named(run: Run) -> dict[str, str]:
     return {"run": run.id, "state": say(f"words.run_{run.state}")}
 
 
-def _check_second(run: Run, playbook: Playbook, by: str) -> None:
+def _check_approver(run: Run, playbook: Playbook, approver: Approver, rules: Ruleset) -> None:
+    """Raises Forbidden. The owner of a service account that asked for the run counts as who asked."""
+    if not broke_glass(approver.name):
+        _check_person(run, approver, rules)
+    groups = approver.person.groups if approver.person else ()
+    for duty in rules.access.duties_of(run.playbook):
+        if barred := sorted({*duty.never} & {*groups}):
+            raise Forbidden(say("engine.never_approves", playbook=run.playbook, group=barred[0]))
+    if not _may_have_asked(person_of(run.by), approver.name):
+        return
+    if cannot_be_undone(playbook):
+        why = say("engine.second_person")
+        raise Forbidden(say("engine.glass_no_second") if person_of(run.by) != approver.name else why)
+    if rules.access.needs_second(run.playbook):
+        raise Forbidden(say("engine.duty_second_person", playbook=run.playbook))
+
+
+def cannot_be_undone(playbook: Playbook) -> bool:
+    """Whether who asked for a run never approves it, whatever rules/access.yaml says."""
     # DOWN that only frees a node needs one person; the gate holds any other DOWN when it is due.
     never_alone = IRREVERSIBLE_VERBS - {Verb.down}
-    if run.by == by and any(step.do in never_alone for step in playbook.steps):
-        raise Forbidden(say("engine.second_person"))
+    return any(step.do in never_alone for step in playbook.steps)
+
+
+def _may_have_asked(asker: str, approver: str) -> bool:
+    """Whether who approves may be the person who asked: who broke the glass may be anybody."""
+    return asker == approver or (asker != "healer" and count_people((asker, approver)) < 2)
+
+
+def _check_person(run: Run, approver: Approver, rules: Ruleset) -> None:
+    """Raises Forbidden for who is no person, and where an identity provider's groups do not grant it. What a
+    person of this site may do says the role, which the API has asked for."""
+    person = approver.person
+    if not approver.provided:
+        if person is None:
+            raise Forbidden(say("engine.unknown_approves", name=approver.name))
+        return
+    if person is None or person.issuer == LOCAL:
+        raise Forbidden(say("engine.nobody_approves", name=approver.name))
+    may = (
+        grant.role in _APPROVING and grant.covers(run.cluster) and fits_any(run.playbook, grant.playbooks)
+        for grant in rules.access.grants_of(person.subject, person.groups)
+    )
+    if not any(may):
+        raise Forbidden(
+            say("engine.not_granted", name=person.name, playbook=run.playbook, cluster=run.cluster)
+        )
 
 
 def _step_to_approve(tx: CommandTx, run: Run) -> str | None:

@@ -27,7 +27,8 @@ from healer.model import (
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx
 from healer.ports.request_errors import Conflict, Invalid, NotFound
-from healer.telling.news import demotion_message
+from healer.ports.service_accounts import is_person
+from healer.telling.news import demotion_message, flood_message
 from healer.text import quoted, say
 
 #: Who sets a mode that falls back by itself.
@@ -112,6 +113,15 @@ class Controls:
         with self._ledger.command() as tx:
             tx.audit(record)
 
+    def report_flood(self, addresses: Sequence[str], refused: int) -> None:
+        """Notifies people of addresses whose credentials are refused for long: once an hour."""
+        cluster, now = self._ledger.cluster, self._clock.now()
+        message = flood_message(cluster, addresses, refused, now)
+        data = {"addresses": [*addresses], "refused": refused}
+        with self._ledger.command() as tx:
+            tx.queue_message(message)
+            tx.audit(audit_record(cluster, now, "healer", "access.flooded", "access", **data))
+
 
 def store_mode(tx: CommandTx, cluster: str, order: Order, before: Mode | None, mode: Mode) -> None:
     """Sets the mode of the rule that the order is about. `before`: what was set while healer ran, if any."""
@@ -127,6 +137,7 @@ def store_mode(tx: CommandTx, cluster: str, order: Order, before: Mode | None, m
 #: The audit's verb of each command.
 _VERBS = {
     CommandKind.acknowledge: "incident.acknowledged",
+    CommandKind.assign: "incident.assigned",
     CommandKind.resolve: "incident.resolve_asked",
     CommandKind.reopen: "incident.reopen_asked",
     CommandKind.merge: "incident.merge_asked",
@@ -151,6 +162,16 @@ class IncidentCommands:
 
     def acknowledge(self, incident: str, *, by: str, reason: str, request: str) -> int:
         return self._give(CommandKind.acknowledge, self._order(incident, by, reason, request))
+
+    def assign(self, incident: str, *, to: str, by: str, reason: str, request: str) -> int:
+        """Another person looks after it from now on."""
+        if not is_person(to):
+            raise Invalid("to", say("engine.assigned_to_account", name=to))
+
+        def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
+            return _is_open(tx, current) | {"to": to}
+
+        return self._give(CommandKind.assign, self._order(incident, by, reason, request), judge)
 
     def resolve(self, incident: str, *, by: str, reason: str, request: str) -> int:
         """Ends the incident. The detector cancels a run that works on it."""

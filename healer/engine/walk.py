@@ -290,7 +290,9 @@ def close_all(walk: Walk) -> None:
             incident = _note_clear(walk, incident, pairs)
         elif (heard := note_speaking_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
-        closed = close_if_over(incident, walk.picture, walk.now, measured=bool(pairs))
+        closed = close_if_over(
+            incident, walk.picture, walk.now, measured=bool(pairs), has_ticket=walk.tx.has_ticket
+        )
         if closed is not incident and walk.end_plan(incident, closed.closed_why or NO_WORDS):
             walk.work.put(closed)
 

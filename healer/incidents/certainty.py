@@ -21,8 +21,7 @@ def is_proven_unusable(incident: Incident) -> bool:
     if not incident.unusable:
         return False
     claims = [evidence for evidence in _of_root(incident) if evidence.unusable]
-    # An earlier version marked no evidence: it took each line as the node's own.
-    return not claims or _is_proven(claims)
+    return bool(claims) and _is_proven(claims)
 
 
 def is_proven_fatal(incident: Incident) -> bool:

@@ -48,6 +48,7 @@ from healer.incidents.shared import (
     may_follow_outage,
     outage_of,
     place_finding,
+    reporters_of,
     wave_among,
     wave_fields,
     wave_finding,
@@ -70,7 +71,15 @@ from healer.model import (
     Sharing,
     Verdict,
 )
-from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
+from healer.model.faults import (
+    OUTAGES,
+    PLACES_SILENT,
+    SERVER_AWAY,
+    Trait,
+    fault_is,
+    silences_behind,
+    wave_rule,
+)
 from healer.observations.silences import Outage
 from healer.text import say
 
@@ -322,15 +331,24 @@ def cover_silences(book: Book, incident: Incident) -> None:
         for other in book.these(book.index.of_fault(fault)):
             if other.run is None and _covers_silence(book, incident, other):
                 _merge_silence(book, other, incident)
-    for node in [part.node for part in incident.affected] if incident.fault in PLACES_SILENT else ():
-        for other in book.at(node, (), None):
-            told_just_before = incident.opened - other.opened <= EXPLAINS_FOR
-            hard = other.unusable or other.fault_class is FaultClass.fatal
-            if may_follow_outage(other.fault) and told_just_before and not hard and is_free(other):
-                book.merge(other, incident)
+    if incident.fault in PLACES_SILENT:
+        _merge_losses(book, incident)
     place = incident.root.device or incident.root.switch
     for sharing in book.places.of_itself(incident.fault) if place else ():
         cover_members(book, book.by_id[incident.id], members_of(book, sharing, place or ""))
+
+
+def _merge_losses(book: Book, outage: Incident) -> None:
+    """What its members reported just before of links, packets and file servers that only members miss."""
+    members = {part.node for part in outage.affected if part.node}
+    there = [other for node in sorted(members) for other in book.at(node, (), None)]
+    for other in (*there, *book.these(book.index.of_fault(SERVER_AWAY))):
+        reporters = reporters_of(other.root, other.affected)
+        theirs = bool(reporters) and reporters <= members and may_follow_outage(other.fault)
+        just_before = outage.opened - other.opened <= EXPLAINS_FOR
+        hard = other.unusable or other.fault_class is FaultClass.fatal
+        if theirs and just_before and not hard and is_free(other):
+            book.merge(other, outage)
 
 
 def _covers_silence(book: Book, outage: Incident, other: Incident) -> bool:
@@ -354,9 +372,17 @@ def _all_at(book: Book, outage: Outage, place: Outage) -> bool:
 
 
 def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
-    """The members of a narrower outage also belong to the wider one, which lasts until all are back."""
+    """The members of a narrower outage also belong to the wider one, which lasts until all are back. What is
+    known of the same node goes with it."""
     outage = book.by_id[outage.id]  # a merge just before may have widened it
-    if silence.fault in PLACES_SILENT:
+    if silence.root.node is not None and silence.root.node == outage.root.node:
+        outage = msgspec.structs.replace(
+            add_evidence_of(outage, [silence]),
+            nodes=silence.nodes | outage.nodes,
+            jobs_hit=tuple(sorted({*outage.jobs_hit, *silence.jobs_hit})),
+        )
+        book.put(outage)
+    elif silence.fault in PLACES_SILENT:
         outage = msgspec.structs.replace(outage, affected=add_parts(outage, silence.affected))
         book.put(outage)
     book.merge(silence, outage)

@@ -16,8 +16,8 @@ from healer.model import (
     ForecastRule,
     Ruleset,
 )
+from healer.model.faults import REPLACED
 from healer.observations import Picture
-from healer.observations.fault_history import REPLACED
 from healer.ports.transactions import WalkTx
 from healer.text import Said, reworded, say
 

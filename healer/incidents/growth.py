@@ -6,6 +6,7 @@ Two senses that fail independently are worth more than one.
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence, Set
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,7 @@ from healer.model import (
     SenseReport,
     Verdict,
 )
+from healer.model.faults import Trait, fault_is
 from healer.text import Said, capital, joined, say
 
 #: Senses that conclude from others: only the first of them counts, where no other sense reports.
@@ -212,6 +214,10 @@ def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
 #: A root explains teardown lines and application faults of its job this long before and after. For this long
 #: an incident that no person has decided on may also find its root elsewhere.
 NEAR = timedelta(seconds=30)
+#: Peers lose packets of a broken link for so long.
+PACKETS_LOST_FOR = timedelta(seconds=60)
+#: What a sender gave no time for is dated by its arrival, and may be this much older (our figure).
+DATED_LATE = timedelta(minutes=2)
 #: The most parts that an incident lists; later ones are only counted.
 AFFECTED_KEPT = 1000
 
@@ -237,6 +243,43 @@ def is_near(incident: Incident, finding: Finding) -> bool:
     """Near in time by arrival or by the senders' clocks: those may differ, and old lines arrive together."""
     reported_at = incident.evidence[0].at if incident.evidence else incident.opened
     return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - reported_at) <= NEAR
+
+
+class Moment(NamedTuple):
+    """An event by its sender's clock, and its arrival."""
+
+    at: datetime
+    arrived_at: datetime
+
+    @property
+    def dated(self) -> bool:
+        """Its sender gave its time; else it is dated by its arrival."""
+        return self.at != self.arrived_at
+
+
+def moment_of_evidence(evidence: Evidence) -> Moment:
+    return Moment(evidence.at, evidence.arrived_at or evidence.at)
+
+
+def apart(root: Moment, effect: Moment) -> timedelta:
+    """How far the two events surely are from each other, where one of them may have no time of its own."""
+    first, last = sorted((root, effect))
+    unsure = first.dated and not last.dated
+    return max(last.at - first.at - (DATED_LATE if unsure else timedelta(0)), timedelta(0))
+
+
+def lasts_for(root: str, effect: str) -> timedelta:
+    """For how long such an effect of such a root is seen."""
+    lost = fault_is(effect, Trait.loses_packets) and fault_is(root, Trait.breaks_links)
+    return PACKETS_LOST_FOR if lost else NEAR
+
+
+def is_effect_of(incident: Incident, finding: Finding) -> bool:
+    """Whether the finding's event is near one of the incident's own faults by the senders' clocks."""
+    effect = Moment(finding.at, finding.arrived_at)
+    roots = (*incident.evidence[:1], *(evidence for evidence in incident.evidence[1:] if evidence.fatal))
+    within = lasts_for(incident.fault, finding.fault)
+    return any(apart(moment_of_evidence(root), effect) <= within for root in roots)
 
 
 def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:

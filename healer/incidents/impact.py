@@ -21,6 +21,7 @@ from healer.model import (
     Urgency,
 )
 from healer.observations import Picture
+from healer.observations.allocations import AFTER_ITS_END
 from healer.text import NO_WORDS, Said, say
 
 #: A job that ended within this of a root on its node ended because of it.
@@ -195,9 +196,9 @@ class Hits:
             jobs = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
         return jobs
 
-    def jobs_at_the_time(self, finding: Finding) -> Set[str]:
-        """Those of the allocations at the time of the event: a line may come an hour after it. The present
-        ones too where the host's clock may be off."""
+    def jobs_at_the_time(self, finding: Finding, *, grace: timedelta = AFTER_ITS_END) -> Set[str]:
+        """Those of the allocations at the time of the event, or that had ended at most `grace` before it: a
+        line may come an hour after its event. The present ones too where the host's clock may be off."""
         node = finding.component.node
         if node is None:
             return self.jobs(finding)
@@ -206,7 +207,7 @@ class Hits:
         running = self.jobs(finding)
         if shown.knows_clock:
             running = {job for job in running if allocations.had_begun(job, at)}
-        return running | allocations.ended_on(node, at)
+        return running | allocations.ended_on(node, at, finding.component.gpu, grace=grace)
 
     def named(self, finding: Finding) -> set[str]:
         """The jobs that the finding itself names."""
@@ -215,8 +216,10 @@ class Hits:
     def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
         """The jobs hit when an incident opens, with those that the fault ended before it was reported."""
         hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
-        if finding.fault_class is FaultClass.fatal and finding.arrived_at - finding.at > CRASH_WINDOW:
-            hit |= self.jobs_at_the_time(finding)
+        if finding.follows:
+            hit = set(self.jobs_at_the_time(finding) or hit)
+        if finding.fault_class is FaultClass.fatal:
+            hit |= self.jobs_at_the_time(finding, grace=timedelta(0))
         slurm = self._picture.slurm
         if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
             failed = slurm.failed_on(where.node)

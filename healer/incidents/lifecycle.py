@@ -1,6 +1,6 @@
 """How an incident changes after it opened: commands, news of runs, and its end."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -65,6 +65,8 @@ CLEAR_FOR = timedelta(minutes=5)
 FORGOTTEN_AFTER = timedelta(hours=24)
 #: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
+#: The incident ended, and its ticket did not.
+LEFT_TO_TICKET = "incidents.left_to_ticket"
 _WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
 #: How the same two begin in incidents of versions that stored no keys.
 _WITHOUT_KEY = ("well again", "nobody tells of it any more")
@@ -77,6 +79,8 @@ def apply_command(incident: Incident, command: Command) -> Incident:
     match command.kind:
         case CommandKind.acknowledge:
             change["acknowledged_by"] = command.by
+        case CommandKind.assign:
+            change["acknowledged_by"] = str(data["to"])
         case CommandKind.resolve:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
@@ -162,16 +166,27 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     return {}
 
 
-def close_if_over(incident: Incident, picture: Picture, now: datetime, *, measured: bool = False) -> Incident:
+def close_if_over(
+    incident: Incident,
+    picture: Picture,
+    now: datetime,
+    *,
+    measured: bool = False,
+    has_ticket: Callable[[str], bool] = lambda _: False,
+) -> Incident:
     """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
 
     The caller withdraws a run that only waits for permission. `measured`: ticks over the fleet report on it,
-    and `clear_since` is noted.
+    and `clear_since` is noted. `has_ticket`: whether the ticket of the incident of this id was filed.
     """
     if incident.state is not IncidentState.open:
         return incident
     over = _why_measured_over if measured else _why_gone
-    why = _why_not_seen_again(incident, now) or over(incident, picture, now)
+    why = (
+        _why_not_seen_again(incident, now)
+        or over(incident, picture, now)
+        or _why_left_to_ticket(incident, has_ticket, now)
+    )
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -192,6 +207,16 @@ def _why_not_seen_again(incident: Incident, now: datetime) -> Said | None:
     minutes = int(PROOF.total_seconds() // 60)
     after = "work" if incident.plan else "boot"
     return say(f"incidents.not_seen_after_{after}", minutes=minutes)
+
+
+def _why_left_to_ticket(incident: Incident, has_ticket: Callable[[str], bool], now: datetime) -> Said | None:
+    """Nothing but a ticket was wanted: it is filed, and its sign is quiet. People go on from the ticket."""
+    if not is_planned(incident) or rung_of(incident.remedy) is not Remedy.none:
+        return None
+    quiet = QUIET[FaultClass.degraded]
+    if now - max(incident.updated, last_heard(incident)) <= quiet or not has_ticket(incident.id):
+        return None
+    return say("incidents.left_to_ticket", hours=int(quiet.total_seconds() // 3600))
 
 
 def is_planned(incident: Incident) -> bool:
@@ -280,6 +305,10 @@ def ended_by_itself(incident: Incident) -> bool:
     """The measured fault ended or was no longer reported, without a person or a run."""
     why = quoted(incident.closed_why or "")
     return why.key in (_WELL, _NOT_REPORTED) if why.key else why.startswith(_WITHOUT_KEY)
+
+
+def is_left_to_ticket(incident: Incident) -> bool:
+    return quoted(incident.closed_why or "").key == LEFT_TO_TICKET
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:

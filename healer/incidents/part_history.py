@@ -34,6 +34,7 @@ from healer.model.faults import (
     ASKS_NOTHING,
     REBOOTED,
     REPEATS,
+    REPLACED,
     SERVER_AWAY,
     SERVER_BACK,
     Trait,
@@ -41,7 +42,8 @@ from healer.model.faults import (
     fits,
 )
 from healer.observations import Picture
-from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
+from healer.observations.allocations import Allocations
+from healer.observations.fault_history import ONE_MOMENT, SETTLED, Key, Noted
 from healer.text import NO_WORDS, Said, joined, quoted, say
 
 
@@ -118,7 +120,7 @@ def record_walk(
 ) -> None:
     """Records a walk; `lines`: those of `batch` that are current."""
     _record_identities(picture, batch)
-    people = _Occupants(picture.slurm)
+    people = _Occupants(picture.slurm, picture.allocations)
     order = {seen.digest: place for place, seen in enumerate(batch)}
     faults = [(seen, reading) for seen, reading in lines if reading is not None]
     for seen, reading in sorted(
@@ -150,12 +152,13 @@ def part_of(picture: Picture, where: Component) -> str:
 class _Occupants:
     """The jobs and users on a part, cached for a walk."""
 
-    def __init__(self, slurm: SlurmSnapshot | None) -> None:
-        self.slurm = slurm
+    def __init__(self, slurm: SlurmSnapshot | None, allocations: Allocations) -> None:
+        self.slurm, self.allocations = slurm, allocations
         self._known: dict[Component, JobsAndUsers] = {}
 
     def at(self, where: Component, at: datetime, job: str | None = None) -> JobsAndUsers:
-        """(jobs, users): the job that the line names, else those that Slurm shows there."""
+        """(jobs, users): the job that the line names, else those that Slurm shows there, else the one that
+        was there at that time and has ended since."""
         if self.slurm is None or where.node is None:
             return ((job,), ()) if job else ((), ())
         if job is not None:
@@ -170,7 +173,13 @@ class _Occupants:
                 jobs = []
             ids, users = (job_.leader for job_ in jobs), (job_.user for job_ in jobs if job_.user)
             self._known[place] = tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(users))
-        return self._known[place]
+        if self._known[place][0]:
+            return self._known[place]
+        ended = self.allocations.ended_on(where.node, at, where.gpu)
+        if len(ended) != 1:
+            return (), ()
+        shown = self.slurm.jobs.get(next(iter(ended)))
+        return tuple(ended), ((shown.user,) if shown is not None and shown.user else ())
 
 
 def _record_identities(picture: Picture, batch: Sequence[Observation]) -> None:
@@ -247,7 +256,7 @@ def _record_finding(picture: Picture, finding: Finding, people: _Occupants) -> N
     where = finding.component
     if where.node is None:
         return
-    jobs, users = people.at(where, finding.arrived_at)
+    node, (jobs, users) = picture.node(where.node), people.at(where, finding.arrived_at)
     picture.history.note(
         Noted(
             node=where.node,
@@ -256,7 +265,7 @@ def _record_finding(picture: Picture, finding: Finding, people: _Occupants) -> N
             fault_class=finding.fault_class,
             at=finding.arrived_at,
             component=where,
-            boot_id=picture.node(where.node).boot_id,
+            boot_id=node.boot if finding.fault == REBOOTED else node.boot_id,
             jobs=jobs,
             users=users,
             unit=f"link {where.link}" if where.link is not None else "",

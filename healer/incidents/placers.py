@@ -5,7 +5,7 @@ whether a finding has the cause of an open incident, and what a new root explain
 """
 
 from collections.abc import Callable, Iterator, Set
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from itertools import chain
 from typing import NamedTuple
@@ -14,16 +14,23 @@ from healer.detection.protocol import PictureLook
 from healer.detection.silence import loses_with_place
 from healer.incidents.book import Book, Policies
 from healer.incidents.growth import (
+    DATED_LATE,
     NEAR,
+    PACKETS_LOST_FOR,
+    Moment,
+    apart,
+    is_effect_of,
     is_idle,
     is_near,
     is_proof,
     is_untouched,
+    lasts_for,
+    moment_of_evidence,
     move_root,
     rank_of,
     rank_of_finding,
 )
-from healer.incidents.shared import may_follow_outage, still_explains, wave_continues
+from healer.incidents.shared import may_follow_outage, reporters_of, still_explains, wave_continues
 from healer.model import (
     HARDWARE,
     WAVE_FAULT,
@@ -128,7 +135,9 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
         return None
     jobs = book.hits.jobs_at_the_time(finding)
     hard = book.these(book.index.hard(finding.component.node, jobs))
-    found = _first(Way.count, (incident for incident in hard if is_near(incident, finding)))
+    near = (incident for incident in hard if is_near(incident, finding) or is_effect_of(incident, finding))
+    open_roots = (incident for incident in _roots_of(finding, jobs, book) if incident.is_open)
+    found = _first(Way.count, chain(near, open_roots))
     if found is None and finding.teardown:
         soft = book.these(book.index.find(None, jobs, None))
         errors = (incident for incident in soft if incident.fault_class is FaultClass.application)
@@ -188,14 +197,17 @@ def join_place_out(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_outage(finding: Finding, book: Book) -> Placement | None:
-    """Reports of members of an outage about links, packets and file servers belong to it."""
-    if finding.unusable or finding.fault_class is FaultClass.fatal or finding.component.node is None:
+    """Reports of members of an outage about links, packets and file servers belong to it; of a server, while
+    only members miss it."""
+    if finding.unusable or finding.fault_class is FaultClass.fatal or not may_follow_outage(finding.fault):
         return None
-    if not may_follow_outage(finding.fault):
-        return None
+    where, nodes = finding.component, reporters_of(finding.component, finding.affected)
+    others = book.at(None, (), where) if where.node is None else ()
+    if not nodes or any(incident.fault == finding.fault for incident in others):
+        return None  # others miss the server too
     for fault in sorted(PLACES_SILENT):
         for incident in book.these(book.index.of_fault(fault)):
-            if any(part.node == finding.component.node for part in incident.affected):
+            if nodes <= {part.node for part in incident.affected}:
                 return Placement(Way.cover, incident)
     return None
 
@@ -243,12 +255,29 @@ def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
     node, of_program = finding.component.node, finding.fault_class is FaultClass.application
     if node is None or not (of_program or finding.follows):
         return None
-    at = book.picture.node(node).moment(finding.at, finding.arrived_at)
-    jobs, history = sorted(book.hits.jobs_at_the_time(finding)), book.picture.history
-    names = history.incidents_of(jobs, finding.fault, at) if of_program else history.roots_of(jobs, at)
-    incidents = (book.told_before(name) for name in names)
+    jobs = book.hits.jobs_at_the_time(finding)
+    if of_program:
+        at = book.picture.node(node).moment(finding.at, finding.arrived_at)
+        names = book.picture.history.incidents_of(sorted(jobs), finding.fault, at)
+        incidents = (book.told_before(name) for name in names)
+    else:
+        incidents = _roots_of(finding, jobs, book)
     over = any(incident is not None and not incident.is_open for incident in incidents)
     return Placement(Way.drop) if over else None
+
+
+def _roots_of(finding: Finding, jobs: Set[str], book: Book) -> Iterator[Incident]:
+    """Incidents of hardware that hit one of these jobs when the finding's event happened, by the history:
+    whatever became of the jobs since, and of the incidents."""
+    if finding.component.node is None:
+        return
+    at = book.picture.node(finding.component.node).moment(finding.at, finding.arrived_at)
+    history, ordered = book.picture.history, sorted(jobs)
+    near = frozenset(history.roots_of(ordered, at - NEAR, at + NEAR))
+    for name in dict.fromkeys(history.roots_of(ordered, at - PACKETS_LOST_FOR, at + DATED_LATE)):
+        incident = book.told_before(name)
+        if incident is not None and (name in near or is_effect_of(incident, finding)):
+            yield incident
 
 
 def open_own(finding: Finding, book: Book) -> Placement:
@@ -541,12 +570,13 @@ def _happened_together(both: NewRoot) -> bool:
     """Near in time by the senders' clocks, though the root was reported late."""
     other, root = both.other, both.root
     late = timedelta(0) <= root.opened - other.opened <= LATE
-    return late and abs(_reported_at(root) - _reported_at(other)) <= NEAR
+    return late and apart(_reported(root), _reported(other)) <= lasts_for(root.fault, other.fault)
 
 
-def _reported_at(incident: Incident) -> datetime:
-    """Time of the first evidence by its sender's clock."""
-    return incident.evidence[0].at if incident.evidence else incident.opened
+def _reported(incident: Incident) -> Moment:
+    """The first evidence by its sender's clock."""
+    first = incident.evidence[:1]
+    return moment_of_evidence(first[0]) if first else Moment(incident.opened, incident.opened)
 
 
 def has_lost_packets(both: NewRoot) -> bool:

@@ -41,6 +41,7 @@ from healer.model.faults import (
     code_of,
     fault_is,
     fits,
+    once,
     silences_behind,
     traits_of,
 )
@@ -386,7 +387,15 @@ _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Tra
 
 
 def may_follow_outage(fault: str) -> bool:
+    """Whether members of an outage report it because of the outage, once or repeatedly."""
+    fault = once(fault)
     return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
+
+
+def reporters_of(root: Component, affected: Iterable[Component]) -> frozenset[str]:
+    """The nodes that reported it: the root's own, or of a device (a file server) those that it affects."""
+    nodes = (root.node,) if root.node is not None else tuple(part.node for part in affected)
+    return frozenset(node for node in nodes if node)
 
 
 def outage_of(incident: Incident) -> Outage:

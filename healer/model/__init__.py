@@ -3,7 +3,6 @@
 from healer.model.component import (
     BLOCK,
     DEVICE_MARK,
-    SHARED_FAULT,
     WAVE_FAULT,
     WAVE_RULE,
     Component,

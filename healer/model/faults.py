@@ -29,6 +29,8 @@ JOB_SLOW, HANG = "job-slow", "hang"
 STOPPED_JOB = "node-stopped-job"
 #: Another boot of a node under a job that ran there.
 REBOOTED = "rebooted-under-job"
+#: The fault of a burst that marks: another part is at this address now.
+REPLACED = "part-replaced"
 #: Of `rules/kernel_lines.yaml`: a client's word that a file server is away, and that it is back.
 SERVER_AWAY, SERVER_BACK = "fs-server-away", "fs-server-back"
 #: Xid 154 back to None: the driver asks for nothing any more.

@@ -245,6 +245,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommandKind(StrEnum):
     acknowledge = "acknowledge"
+    assign = "assign"  # as acknowledged by another person
     resolve = "resolve"
     reopen = "reopen"
     merge = "merge"

@@ -51,6 +51,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `alarm` is the same for all messages of one problem, also over several incidents: repeats of it are sent
     at growing intervals. `run` waits for approval; `preview` is what it would do, line by line.
+    `everybody`: it pages every channel that a route names.
     """
 
     rule: str = ""
@@ -60,6 +61,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stage: Stage = Stage.opened
     run: str = ""
     preview: tuple[str, ...] = ()
+    everybody: bool = False
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ def routes_to(routes: Sequence[Route], severity: Severity, cluster: str, about: 
     """Where a message goes: of the routes that fit each channel once, in its most urgent manner."""
     found: dict[str, Manner] = {}
     order = list(Manner)
+    if about.everybody:
+        return [Routing(name, Manner.page) for name in dict.fromkeys(n for route in routes for n in route.to)]
     for route in routes:
         if _fits(route, severity, cluster, about):
             for name in route.to:

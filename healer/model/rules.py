@@ -13,6 +13,7 @@ from healer.model.component import Component, Sharing
 from healer.model.detection import AlertRule, DetectionRule, ForecastRule, GpuModel
 from healer.model.faults import Escalations, Ladder, fits
 from healer.model.gate import Maintenance, digest
+from healer.model.grants import AccessRules
 from healer.model.kernel_lines import NO_LINES, LineBook
 from healer.model.node import SiteCommand
 from healer.model.routes import Notifications
@@ -538,6 +539,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     forecasts: tuple[ForecastRule, ...] = ()
     #: Who is notified of what, and how.
     notifications: Notifications = Notifications()
+    #: Who may do what by the groups of the identity provider.
+    access: AccessRules = AccessRules()
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:

@@ -52,7 +52,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """One model of one class. `id` is the SHA-256 over data, features and parameters.
 
     `rows` samples were used, of `attested` healthy ones among `seen`. The first `fitted` of the data are what
-    the scorer is fitted to; the rest gave `threshold` and `quantiles` (score by quantile).
+    the scorer is fitted to; the rest gave `threshold`.
     """
 
     id: str
@@ -65,7 +65,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     params: Params
     data_hash: str
     threshold: float
-    quantiles: dict[str, float]
     trained_at: datetime
     rows: int
     fitted: int
@@ -82,48 +81,21 @@ class Trained:
     data: Matrix
 
 
-class ShiftedFeature(msgspec.Struct, frozen=True, kw_only=True):
-    """A feature whose values do not lie as they did in training: `index` is beyond `limit`."""
-
-    feature: str
-    index: float
-    limit: float
-
-
-class ModelComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two models on the same healthy samples. `above`: share called unusual; `found`: share of the deviations
-    put into them that is. `before` is of the model in force; None where there is none."""
-
-    samples: int
-    above: float
-    found: float
-    above_before: float | None = None
-    found_before: float | None = None
-    refused: Said = msgspec.field(default_factory=no_words)
-
-
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored model. `in_force_at`, `in_force_by`: when it was last put in force, and by whom (`HEALER`: by
-    its schedule); `judged`: how it did against the one before."""
+    """A stored model. `in_force_by`: `HEALER`, by its schedule, or the person who had it made."""
 
     model: Model
-    in_force_at: datetime | None = None
-    in_force_by: str | None = None
-    judged: ModelComparison | None = None
-
-    @property
-    def by_person(self) -> bool:
-        return self.in_force_by not in (None, HEALER)
+    in_force_at: datetime
+    in_force_by: str = HEALER
 
 
 class ClassCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the last check of a class. `tried_at`: when a model was last trained, or could not be;
-    `result` is one sentence; `drifted` are features whose distribution has moved since training."""
+    `result` is one sentence."""
 
     cluster: str
     hardware: str
     load: str
     at: datetime
-    result: Said = msgspec.field(name="told")
+    result: Said = msgspec.field(name="told", default_factory=no_words)
     tried_at: datetime | None = None
-    drifted: tuple[ShiftedFeature, ...] = ()

@@ -3,5 +3,3 @@
 from healer.observations.fault_history import GpuMap
 from healer.observations.node_picture import NodePicture
 from healer.observations.picture import Picture, Standing
-
-__all__ = ["GpuMap", "NodePicture", "Picture", "Standing"]

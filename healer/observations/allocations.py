@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from healer.model import SlurmSnapshot
+from healer.model import SlurmJob, SlurmSnapshot
 
 ALLOCATION_KEPT = timedelta(hours=1)
 #: Errors that follow from the end of a job's work come within this, and are the job's.
@@ -20,6 +20,11 @@ class Allocation(NamedTuple):
     restarts: int
     nodes: tuple[str, ...]
     start_at: datetime | None
+    #: Node -> its GPUs, where Slurm reports them.
+    gpus: Mapping[str, tuple[int, ...]]
+
+    def holds(self, node: str, gpu: int | None) -> bool:
+        return gpu is None or node not in self.gpus or gpu in self.gpus[node]
 
     def had_begun(self, at: datetime) -> bool:
         return self.start_at is None or self.start_at <= at
@@ -34,6 +39,13 @@ class PutBack(NamedTuple):
     begin_at: datetime
 
 
+def _ended_at(before: Allocation, shown: SlurmJob | None, now: datetime) -> datetime:
+    """The end that Slurm reports of this life of a job; `now` where it no longer shows it."""
+    if shown is None or shown.active or shown.restarts != before.restarts or shown.end_at is None:
+        return now
+    return min(shown.end_at, now)
+
+
 class Allocations:
     """Those that Slurm shows now, by job, and those that ended within the last hour."""
 
@@ -41,7 +53,7 @@ class Allocations:
         self.running: dict[str, Allocation] = {}
         #: Jobs that wait again after a life that was seen.
         self.put_back: dict[str, PutBack] = {}
-        #: The oldest first, with the time at which Slurm no longer showed it.
+        #: The first seen to have ended first, with the time of its end.
         self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
         #: The same by node, made when the first finding asks: a storm asks with each line.
         self._ended_on: dict[str, list[tuple[datetime, Allocation]]] | None = None
@@ -50,10 +62,12 @@ class Allocations:
 
     def note(self, snapshot: SlurmSnapshot) -> None:
         jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
-        running = {job.id: Allocation(job.leader, job.restarts, job.nodes, job.start_at) for job in jobs}
+        running = {
+            job.id: Allocation(job.leader, job.restarts, job.nodes, job.start_at, job.gpus) for job in jobs
+        }
         for job, before in self.running.items():
             if running.get(job) != before:
-                self._ended.append((snapshot.taken_at, before))
+                self._ended.append((_ended_at(before, snapshot.jobs.get(job), snapshot.taken_at), before))
         while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
             self._ended.popleft()
         self.running, self._ended_on, self._lives = running, None, None
@@ -77,8 +91,11 @@ class Allocations:
                 )
         self.put_back = found
 
-    def ended_on(self, node: str, at: datetime) -> frozenset[str]:
-        """Leaders of jobs that are gone, and were on the node then or had left it in the minute before."""
+    def ended_on(
+        self, node: str, at: datetime, gpu: int | None = None, *, grace: timedelta = AFTER_ITS_END
+    ) -> frozenset[str]:
+        """Leaders of jobs that are gone, and were on the node (on this GPU of it) then or had left it at most
+        `grace` before."""
         if self._ended_on is None:
             self._ended_on = {}
             for ended_at, allocation in self._ended:
@@ -88,7 +105,7 @@ class Allocations:
         return frozenset(
             allocation.leader
             for ended_at, allocation in there
-            if at - ended_at <= AFTER_ITS_END and allocation.had_begun(at)
+            if at - ended_at <= grace and allocation.had_begun(at) and allocation.holds(node, gpu)
         )
 
     def had_begun(self, leader: str, at: datetime) -> bool:

@@ -20,9 +20,9 @@ DELAY_MAX = timedelta(hours=1)
 TOLERANCE = timedelta(seconds=5)
 #: How far Slurm's BootTime may be off, and the kernel's clock for each second of its uptime.
 CLOCKS_APART, KERNEL_DRIFT = timedelta(minutes=1), 1e-4
-#: Lines remembered, of all nodes; events of one line.
+#: Lines remembered, of all nodes; events of one line; signals of one event.
 LINES_KEPT = 50_000
-EVENTS_KEPT = 32
+EVENTS_KEPT, SIGNALS_KEPT = 32, 32
 #: What is the route's and not the line's.
 _ROUTE_DATA = frozenset({"ahead_s", "job"})
 _DIGITS = re.compile(r"\d+")
@@ -34,6 +34,8 @@ _STAMP = re.compile(
 #: Which fields a sender fills in, how fine its times are, which relay it is, and how its lines begin: senders
 #: that differ in it are different ones.
 Form = tuple[bool, bool, str, str]
+#: Digest and arrival: the same line that is sent again a week later is another signal.
+Signal = tuple[str, datetime]
 
 
 @dataclass
@@ -48,6 +50,9 @@ class Event:
     forms: set[Form] = field(default_factory=set)
     #: The node itself has reported it, and not only a relay.
     is_own_word: bool = True
+    #: Its signals, and whether each was an echo: it is the same when it is walked again, after a restart or a
+    #: walk that failed.
+    signals: dict[Signal, bool] = field(default_factory=dict)
 
     @property
     def is_vague(self) -> bool:
@@ -67,6 +72,11 @@ class Event:
         self.uptime_s = other.uptime_s if self.uptime_s is None else self.uptime_s
         self.forms |= other.forms
         self.is_own_word |= other.is_own_word
+
+    def note(self, signal: Signal, *, is_echo: bool) -> None:
+        self.signals[signal] = is_echo
+        if len(self.signals) > SIGNALS_KEPT:
+            del self.signals[next(iter(self.signals))]
 
 
 class Echoes:
@@ -89,13 +99,19 @@ class Echoes:
         key = _line_of(seen)
         events = self._lines.setdefault(key, [])
         self._lines.move_to_end(key)
+        signal = _signal(seen)
+        for before in events:
+            if signal in before.signals:
+                return before.signals[signal]
         for before in reversed(events):
             over = renewed_at is not None and before.until <= renewed_at
             may_be_new = over and before.is_vague and event.is_vague
             if before.is_same(event) or (_is_one(before, event) and not may_be_new):
-                is_proof = event.is_own_word and not before.is_own_word
+                is_echo = before.is_own_word or not event.is_own_word
                 before.take_in(event)
-                return not is_proof
+                before.note(signal, is_echo=is_echo)
+                return is_echo
+        event.note(signal, is_echo=False)
         events.append(event)
         del events[:-EVENTS_KEPT]
         if len(self._lines) > LINES_KEPT:
@@ -103,8 +119,9 @@ class Echoes:
         return False
 
     def knows(self, seen: Observation) -> bool:
-        """Whether the same line was reported before, by whichever sender and of whichever time."""
-        return _line_of(seen) in self._lines
+        """Whether another signal reported the same line before, by whichever sender and of whichever time."""
+        events = self._lines.get(_line_of(seen), ())
+        return any(event.signals.keys() - {_signal(seen)} for event in events)
 
 
 def uptime_of(line: str) -> float | None:
@@ -145,6 +162,10 @@ def _stamped(seen: Observation, booted_at: datetime) -> tuple[datetime, timedelt
 def _is_timed(seen: Observation) -> bool:
     """Its sender gave a time."""
     return seen.event_at != seen.arrived_at or "ahead_s" in seen.data
+
+
+def _signal(seen: Observation) -> Signal:
+    return seen.digest, seen.arrived_at
 
 
 def _event(seen: Observation, moment: datetime) -> Event:

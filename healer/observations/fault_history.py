@@ -13,7 +13,7 @@ from operator import itemgetter
 import msgspec
 
 from healer.model import Component, FaultBurst, FaultClass, SlurmSnapshot
-from healer.model.faults import Trait, fault_is
+from healer.model.faults import REPLACED, Trait, fault_is
 
 #: Prefix of the name of a part that is known by its UUID, and by its serial number alone.
 BY_UUID = "GPU-"
@@ -157,8 +157,6 @@ NODE_KEPT = 1000
 JOBS_KEPT = 50_000
 ROOTS_KEPT = 32
 
-#: The fault of a burst that marks: another part is at this address now.
-REPLACED = "part-replaced"
 #: Prefix of the fault of a burst that marks: a person has settled the fault behind it, up to then.
 SETTLED = "settled:"
 #: Keeps lines of one moment in the order in which they came.
@@ -483,11 +481,11 @@ class History:
                     if burst.incident is not None and burst.began_at - GAP <= at <= burst.last_at + GAP:
                         yield burst.incident
 
-    def roots_of(self, jobs: Iterable[str], at: datetime) -> Iterator[str]:
-        """Where faults of hardware were put that hit one of these jobs at about this moment."""
+    def roots_of(self, jobs: Iterable[str], since: datetime, until: datetime) -> Iterator[str]:
+        """Where faults of hardware were put that hit one of these jobs in this time."""
         for job in jobs:
             for root in self._roots.get(job, {}).values():
-                if root.incident is not None and root.began_at - NEAR <= at <= root.last_at + NEAR:
+                if root.incident is not None and root.began_at <= until and since <= root.last_at:
                     yield root.incident
 
     def is_explained(self, burst: FaultBurst) -> bool:

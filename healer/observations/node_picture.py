@@ -75,12 +75,24 @@ class NodePicture:
         """Older measurements no longer count: the last repair, return to service or boot."""
         return max((at for at in (self.cleared_at, self.booted_at) if at is not None), default=None)
 
+    @property
+    def boot(self) -> str | None:
+        """Names the present boot: by the id that its senders give, else by Slurm's BootTime."""
+        return self.boot_id or (f"{self.booted_at}" if self.booted_at is not None else None)
+
     def beat(self, at: datetime) -> None:
         if not self.beats or at > self.beats[-1]:
-            if self.silent_since(at) is not None:
+            if self._was_away(at):
                 self.back_at = at
             self.beats.append(at)
             self._cadence_s = None
+
+    def _was_away(self, until: datetime) -> bool:
+        """Whether two beats are missing: too few to call it silent, and enough to show that its place was in
+        trouble."""
+        if len(self.beats) < BEATS_FOR_CADENCE:
+            return False
+        return until - self.beats[-1] > max(SILENCE_AFTER, timedelta(seconds=2.5 * self.cadence_s))
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether its next beat is late, though it is not silent yet."""
@@ -184,11 +196,14 @@ class NodePicture:
             self.line_late = None
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
 
-    def shown_boot(self, at: datetime) -> None:
-        """Slurm shows another boot time. Where senders name their boot, theirs decides."""
+    def shown_boot(self, at: datetime, *, asked: bool) -> None:
+        """Slurm shows another boot time; `asked`: it had ordered that boot. Where senders name their boot,
+        theirs decides."""
         if self.boot_id is None:
             self.booted_at = at
             self.changed.add(self.name)
+            if not asked:
+                self.booted.add(self.name)
             self.beats_late.clear()
             self.line_late = None
 

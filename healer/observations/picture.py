@@ -62,6 +62,8 @@ class Changes:
     unnamed: Mapping[str, SlurmNode] | None = None
     #: Nodes of which another boot was first heard of since the last walk.
     booted: set[str] = field(default_factory=set)
+    #: Nodes before a boot that a snapshot both showed and contradicted, and the time of that snapshot.
+    doubted_boots: dict[str, tuple[SlurmNode, datetime]] = field(default_factory=dict)
 
 
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
@@ -136,6 +138,8 @@ class Picture:
             self._note_places(snapshot)
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
             self.slurm = snapshot
+            for name in self.changes.doubted_boots.keys() & snapshot.nodes.keys():
+                self._note_boot(snapshot.nodes[name], snapshot)
             return
         last, before = self.slurm, self.slurm.nodes if self.slurm is not None else {}
         self.slurm, self.nodes_changed = snapshot, True
@@ -149,11 +153,29 @@ class Picture:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
                 self.node(node.name).facts_at = snapshot.taken_at
                 self.facts_changed.add(node.name)
-            if old is not None and (booted_at := _booted_since(old, snapshot)) is not None:
-                self.node(node.name).shown_boot(booted_at)
+            if old is not None:
+                self._note_boot(old, snapshot)
             # Only a change is news: a recording repeats boot ids that were not reported again at that time.
             if node.boot_id and (old is None or old.boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
+
+    def _note_boot(self, before: SlurmNode, snapshot: SlurmSnapshot) -> None:
+        """A boot that a snapshot contradicts is looked at again in the next: the node may have been read just
+        after its boot, the time or its jobs just before."""
+        name = before.name
+        doubted, since = self.changes.doubted_boots.get(name, (None, None))
+        if since == snapshot.taken_at:
+            return
+        self.changes.doubted_boots.pop(name, None)
+        before = doubted or before
+        if not _has_moved(before.boot_at, snapshot.nodes[name].boot_at):
+            return
+        booted_at = _booted_since(before, snapshot)
+        if booted_at is not None:
+            # Slurm forgets in one moment that it ordered a boot and shows the new time.
+            self.node(name).shown_boot(booted_at, asked=before.starting)
+        elif doubted is None:
+            self.changes.doubted_boots[name] = before, snapshot.taken_at
 
     def _with_gpu_names(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
         """With the GPU models that nodes report by themselves, where Slurm names none. A node with several
@@ -187,7 +209,8 @@ class Picture:
     ) -> list[Observation]:
         """Takes in a batch; returns those that are no history, with the GPU's index filled in where known.
 
-        `rebuild`: the batch was walked before a restart: it only refreshes the picture.
+        `rebuild`: the batch only refreshes the picture after a restart. What was not walked before it is
+        given again later, as news.
         """
         ordered = sorted(batch, key=lambda seen: (seen.arrived_at, seen.event_at, seen.digest))
         lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
@@ -330,11 +353,15 @@ class Picture:
         return msgspec.structs.replace(seen, component=msgspec.structs.replace(where, gpu=index))
 
 
+def _has_moved(before: datetime | None, now: datetime | None) -> bool:
+    return before is not None and now is not None and now > before + BOOT_MOVES
+
+
 def _booted_since(before: SlurmNode, slurm: SlurmSnapshot) -> datetime | None:
-    """The node's BootTime if it has moved. slurmd computes it from the node's clock, which may have been set:
-    a job that outlived the boot disproves it."""
+    """The node's BootTime, which has moved. slurmd computes it from the node's clock, which may have been
+    set: a time to come, or a job that outlived the boot, disproves it."""
     at = slurm.nodes[before.name].boot_at
-    if at is None or before.boot_at is None or not before.boot_at + BOOT_MOVES < at <= slurm.taken_at:
+    if at is None or at > slurm.taken_at:
         return None
     running = (job for job in slurm.jobs_on(before.name) if job.state == "RUNNING")
     return None if any(job.start_at is not None and job.start_at < at for job in running) else at

@@ -148,7 +148,10 @@ class Rings:
             )
         if self.counters:
             values = self._put_growth(cell, place, values, at_s, before)
-            self._wrote(slot)
+            if len(slot):
+                oldest = int(slot.min())
+                slots = oldest + np.flatnonzero(np.bincount(slot - oldest))
+                self._summed[:, slots % SLOTS // BLOCK] = False
         else:
             self._ring.reshape(-1)[place] = values
         self._last.reshape(-1)[cell] = values
@@ -236,12 +239,6 @@ class Rings:
         ring[place] += grew
         span[place] += units.astype(np.uint16)
         return kept
-
-    def _wrote(self, slot: NDArray) -> None:
-        if len(slot):
-            oldest = int(slot.min())
-            slots = oldest + np.flatnonzero(np.bincount(slot - oldest))
-            self._summed[:, slots % SLOTS // BLOCK] = False
 
     def forget(self, rows: NDArray, before_s: float) -> None:
         """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older

@@ -1,7 +1,7 @@
 """Step times of a job as matrices, and how far each rank was from its peers.
 
 Pure numpy over what senders reported. All ranks of a synchronous job share the step's whole time, so only the
-compute time before the collective, per unit of work, shows the slow one. This is for people who look: the
+compute time before the collective, per unit of work, shows the slow one. This is for people who look.
 """
 
 import math

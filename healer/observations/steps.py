@@ -21,7 +21,6 @@ STEPS = 128
 #: A job that Slurm shows no more, and an earlier life of one, is kept this long.
 FORGET_AFTER = timedelta(minutes=10)
 #: Times between news of a job that are kept.
-#: Times between news of a job that are kept.
 NEWS = 32
 #: A step counts once this share of the ranks reported it.
 ENOUGH = 0.8

@@ -161,14 +161,19 @@ class Telemetry:
         """Signals derived from Slurm's snapshot, as samples of the moment it was taken."""
         rows, derived = self._derived
         self._enter(at_s)
+        columns: dict[int, tuple[Rings, list[tuple[int, NDArray]]]] = {}
         for name, values in derived.items():
             signal = self._catalogue.signals.get(name)
             if signal is None or not signal.derived or (rings := self._room_for(signal)) is None:
                 continue
             self._reserve(signal.scope, self._axes.axis(signal.scope).n)
+            columns.setdefault(id(rings), (rings, []))[1].append((rings.signals[name], values))
+        for rings, of_rings in columns.values():
+            values = np.concatenate([values for _, values in of_rings])
+            numbers = np.repeat([number for number, _ in of_rings], len(rows))
             valid = np.flatnonzero(~np.isnan(values))
-            number = np.full(len(valid), rings.signals[name])
-            rings.put(number, rows[valid], values[valid], np.full(len(valid), at_s))
+            where = np.tile(rows, len(of_rings))[valid]
+            rings.put(numbers[valid], where, values[valid], np.full(len(valid), at_s))
 
     # --- samples ---
 

@@ -17,21 +17,3 @@ from healer.playbooks.advance import (
     stuck_keys,
     takes_restarts,
 )
-
-__all__ = [
-    "BEGIN",
-    "UNDO",
-    "Ask",
-    "Do",
-    "Finish",
-    "Intent",
-    "RecordFacts",
-    "Skip",
-    "Sleep",
-    "Undo",
-    "advance",
-    "keys_from_step",
-    "parts_to_undo",
-    "stuck_keys",
-    "takes_restarts",
-]

@@ -1,8 +1,8 @@
 """Answers of queries to the API and the console that combine several nouns; JSON names are the field
 names."""
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from healer.model import (
     Controller,
     Decision,
     EvidenceFile,
+    FaultBurst,
     Finding,
     ForecastScore,
     GuardSettings,
@@ -46,6 +47,7 @@ from healer.model import (
     Veto,
 )
 from healer.model.incident import bad_nodes
+from healer.model.node_states import NodeState
 from healer.model.telemetry import ScrapeState, Unusual
 from healer.text import Said, no_words
 
@@ -286,6 +288,14 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
     lemons: dict[str, dict[str, LemonScore]] = {}
 
 
+class PastFleet(msgspec.Struct, frozen=True, kw_only=True):
+    """By name: the states of nodes at a moment, empty where nothing is known of it; the incidents that were
+    open then, with the verdicts of then."""
+
+    states: Mapping[str, NodeState] = {}
+    incidents: tuple[OpenIncident, ...] = ()
+
+
 class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
     """Everything stored of one node. `watched` are its open incidents and those it is on probation for,
     `history` its newest 50; `gpus` the facts of its last heartbeat about each, by index; `standing` its test
@@ -300,6 +310,32 @@ class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
     lemon: LemonScore | None = None
     unusual: Unusual | None = None
     standing: NodeComparison | None = None
+
+
+class OutOfService(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which healer had drained the node. `released_at` None: it lasts."""
+
+    drained_at: datetime
+    released_at: datetime | None = None
+    incident: str | None = None
+
+
+class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was done to the node: what, and by which run."""
+
+    at: datetime
+    verb: str
+    run: str
+
+
+class NodeLife(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a node, oldest first. `incidents` are the newest 500; `parts` mark GPUs that were
+    replaced, of the last 90 days."""
+
+    incidents: tuple[Incident, ...] = ()
+    outs: tuple[OutOfService, ...] = ()
+    steps: tuple[NodeStep, ...] = ()
+    parts: tuple[FaultBurst, ...] = ()
 
 
 class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -556,12 +592,70 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     again within their probation."""
 
     since: datetime
+    until: datetime
     stats: Stats
     by_class: tuple[Group, ...] = ()
     by_cause: tuple[Group, ...] = ()
     by_rule: tuple[RuleFigures, ...] = ()
     returned: int = 0
     relapsed: int = 0
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal parts of a period, for charts: `count` of `step_s` each, from `start` on."""
+
+    start: datetime
+    step_s: int
+    count: int
+
+    @property
+    def end(self) -> datetime:
+        return self.begin(self.count)
+
+    def begin(self, number: int) -> datetime:
+        return self.start + timedelta(seconds=self.step_s * number)
+
+
+class BucketFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted or summed for one name in one bucket."""
+
+    bucket: int
+    name: str
+    value: float
+
+
+class BucketSpread(msgspec.Struct, frozen=True, kw_only=True):
+    bucket: int
+    p50_s: float
+    p90_s: float
+
+
+class BucketReviews(msgspec.Struct, frozen=True, kw_only=True):
+    """People's reviews of one rule's incidents that opened in one bucket."""
+
+    bucket: int
+    rule: str
+    true_faults: int
+    false_alarms: int
+
+
+class ChartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a period over time. `reviews` go by buckets of their own.
+
+    incidents: by fault class, by when they opened; detect: event to incident; to_return: slot granted to
+    released, by when it was granted; lost: GPU-hours by cause, each life of a job once; drains: `false` ones
+    and `other`; returns: nodes that `relapsed` within their probation, and those that `stayed`; out:
+    node-hours out of service by `Holder`, and `planned` ones.
+    """
+
+    incidents: tuple[BucketFigure, ...] = ()
+    detect: tuple[BucketSpread, ...] = ()
+    to_return: tuple[BucketSpread, ...] = ()
+    lost: tuple[BucketFigure, ...] = ()
+    drains: tuple[BucketFigure, ...] = ()
+    returns: tuple[BucketFigure, ...] = ()
+    out: tuple[BucketFigure, ...] = ()
+    reviews: tuple[BucketReviews, ...] = ()
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,13 @@
 """Callers: tokens, sessions, credentials of nodes and jobs; and answers kept for repeated requests."""
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 
 import msgspec
 
 from healer.model import Role
+from healer.model.grants import Grant
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,10 +24,17 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     quota: float = 1.0
     #: `kernel`: a relay whose kernel lines the site takes as the nodes' own word; empty: none.
     vouches: str = ""
+    #: A service account's groups of routes; none: all that its role may.
+    routes: tuple[str, ...] = ()
     #: Whether the audit's chain holds the record of the token's making; before that it counts for nothing.
     sealed: bool = True
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
+    #: Who vouches that the name is a person's: the identity provider, or `local`; empty: none does.
+    issuer: str = ""
+    #: Of a sign-in by the provider; None: the role is the token's own.
+    granted: "Granted | None" = None
+    session: "Session | None" = None
     #: What quotas and shares are counted by: the token; for a job, which may have many tokens, the job.
     owner: str = ""
 
@@ -34,6 +42,29 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if not self.owner:  # computed once per caller, as ten thousand requests a second need it
             owner = f"job {self.cluster} {self.job}" if self.job else self.id
             msgspec.structs.force_setattr(self, "owner", owner)
+
+    @property
+    def clusters(self) -> tuple[str, ...] | None:
+        """Where it is bound to several clusters, but not to all."""
+        return self.granted.clusters if self.granted is not None else None
+
+
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups of the sign-in, and what they grant now. `clusters`: see `Caller`."""
+
+    subject: str
+    groups: tuple[str, ...]
+    grants: tuple[Grant, ...] = ()
+    clusters: tuple[str, ...] | None = None
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """`proven_at`: when its person last proved who they are; `has_account`: by a local account they can prove
+    it again."""
+
+    id: str
+    proven_at: datetime
+    has_account: bool = False
 
 
 NOT_SEALED = (
@@ -43,8 +74,8 @@ NOT_SEALED = (
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token to make. `quota`: how many times the usual quota of signals it may send. `vouches`: see
-    `Caller`."""
+    """A token to make. `quota`: how many times the usual quota of signals it may send. `vouches` and
+    `routes`: see `Caller`. `owner`: the person who owns a service account; empty for other tokens."""
 
     role: Role
     name: str = ""
@@ -55,6 +86,8 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     once: bool = False
     quota: float = 1.0
     vouches: str = ""
+    owner: str = ""
+    routes: tuple[str, ...] = ()
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,19 +156,21 @@ class Tokens(Protocol):
         ...
 
 
-#: The session cookie, and how long a session lasts.
-SESSION_COOKIE, SESSION_LASTS = "healer_session", timedelta(hours=12)
+#: The session cookie.
+SESSION_COOKIE = "healer_session"
 
 
 class Sessions(Protocol):
     """The sessions of the console."""
 
-    def session(self, cookie: str) -> Caller | None:
-        """The person of a session cookie; None if it is unknown, ended or expired, or may see no pages."""
+    def session(self, cookie: str, address: str) -> Caller | None:
+        """The person of a session cookie that came from this address; None if it is unknown, ended or
+        expired, or may see no pages."""
         ...
 
-    def sign_in(self, token: str) -> str | None:
-        """Uses up a one-time token; the session cookie, or None if it is unknown, used or expired."""
+    def sign_in(self, token: str, address: str) -> str | None:
+        """Uses up a one-time token that came from this address; the session cookie, or None if the token is
+        unknown, used or expired."""
         ...
 
     def sign_out(self, cookie: str) -> None: ...

@@ -31,14 +31,19 @@ from healer.model import (
 from healer.model.run import Outcomes, Rehearsal
 from healer.ports.answers import (
     AuditVerified,
+    Buckets,
     ChainState,
+    ChartFigures,
+    CheckpointSeen,
     ClusterState,
     Event,
     FleetRows,
     IncidentRows,
     JobRows,
+    NodeLife,
     NodeRows,
     Page,
+    PastFleet,
     Period,
     RuleRecord,
     RunRecord,
@@ -153,6 +158,12 @@ class NodeQueries(Protocol):
         """None where Slurm shows none of that name."""
         ...
 
+    def past(self, cluster: str, at: datetime) -> PastFleet: ...
+
+    def life(self, cluster: str, node: str, since: datetime) -> NodeLife:
+        """What happened to the node since then."""
+        ...
+
     def references(self, cluster: str) -> list[Reference]:
         """What nodes of each kind should be, by kind."""
         ...
@@ -172,6 +183,10 @@ class NodeQueries(Protocol):
 
 class JobQueries(Protocol):
     def rows(self, cluster: str, job: str) -> JobRows: ...
+
+    def checkpoints(self, cluster: str, job: str) -> list[CheckpointSeen]:
+        """The last 50 that the job reported, oldest first."""
+        ...
 
 
 class RuleQueries(Protocol):
@@ -201,7 +216,13 @@ class FigureQueries(Protocol):
         """Of the incidents opened since then; None: of all."""
         ...
 
-    def period(self, cluster: str, since: datetime) -> Period: ...
+    def period(self, cluster: str, since: datetime, until: datetime) -> Period:
+        """Of the incidents opened from `since` to before `until`."""
+        ...
+
+    def charts(self, cluster: str, buckets: Buckets, reviewed: Buckets) -> ChartFigures:
+        """The same over time; reviews by the buckets `reviewed`."""
+        ...
 
     def gauges(self, now: datetime) -> dict[str, Any]:
         """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""

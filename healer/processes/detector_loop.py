@@ -112,7 +112,11 @@ class Detector:
             references = self.picture.references
             recorder.note(batch, self.picture.slurm, now, facts=facts, references=references)
         self._walk(rules, batch, now, self.heard())
-        self._tell_if_blind(now)
+        problem = self.blind()
+        if problem and problem != self._told_blind:
+            with self.ledger.transaction() as tx:
+                tx.queue_message(blind_page(self.cluster, problem, now))
+        self._told_blind = problem
         self._parts.beat()
         return len(batch) == BATCH
 
@@ -124,13 +128,6 @@ class Detector:
             self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
             self._noted, self._noted_at = rules.version, now
         return rules
-
-    def _tell_if_blind(self, now: datetime) -> None:
-        problem = self.blind()
-        if problem and problem != self._told_blind:
-            with self.ledger.transaction() as tx:
-                tx.queue_message(blind_page(self.cluster, problem, now))
-        self._told_blind = problem
 
     def _walk(
         self,

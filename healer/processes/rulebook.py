@@ -66,16 +66,18 @@ class Rulebook:
         return self._rules
 
     def prove(self) -> bool:
-        """Whether the rules pass their cases; if not, `problem` says why."""
+        """Whether the rules in force pass their cases: of the files, else of the last proven set. `problem`
+        says what is wrong with the files."""
         stamp = self._look()
         try:
             proven = self._load(self.folder, True)
         except RulesInvalid as error:
             self.problem = str(error)
             log.error("the detection rules do not do what their cases say", problem=self.problem)
-            if (last := self._last_proven(error)) is not None:
+            last = self._last_proven(error, prove=True)
+            if last is not None:
                 self._rules = last
-            return False
+            return last is not None
         self._keep(proven, stamp)
         return True
 
@@ -84,13 +86,14 @@ class Rulebook:
         if self._kept is not None:
             self._kept.put(self.folder, proven.version, lambda: self._look() == stamp)
 
-    def _last_proven(self, error: RulesInvalid) -> Ruleset | None:
+    def _last_proven(self, error: RulesInvalid, *, prove: bool = False) -> Ruleset | None:
+        """The kept set; None where there is none, or where this version of healer refuses it."""
         folder = self._kept.folder() if self._kept is not None else None
         if folder is None:
             return None
         try:
-            rules = self._load(folder, False)
-        except RulesInvalid:  # of another version of healer
+            rules = self._load(folder, prove)
+        except RulesInvalid:
             return None
         self.problem = str(error)
         log.error("the rules are not valid, the last proven set is in force", problem=self.problem)

@@ -23,8 +23,9 @@ from healer.ports.answers import SealState
 from healer.ports.clock import Clock
 from healer.ports.lease import SENT
 from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Snapshots
+from healer.ports.service_accounts import TokenRow, ending
 from healer.ports.transactions import Ledger, Poke
-from healer.telling.news import enrolled_again_page, seal_page
+from healer.telling.news import account_ending_message, enrolled_again_page, seal_page
 from healer.text import Said, said_by, say
 
 log = structlog.get_logger()
@@ -43,6 +44,7 @@ DELIVER_S = 0.5
 TIDY_S = 60.0
 WATCH_S = 10.0
 ENROLMENTS_S = 30.0
+ACCOUNTS_S = 300.0
 #: Nodes that enrol again within so many minutes are one message; a scheduler that was down looks back so far.
 ENROLMENTS_MIN, ENROLMENTS_FOR = 5, timedelta(hours=12)
 
@@ -206,6 +208,24 @@ def enrolment_watch(
             with ledger.transaction() as tx:
                 page = enrolled_again_page(ledger.cluster, sorted(nodes), list(nodes.values()), begun)
                 tx.queue_message(page)
+
+    return work
+
+
+def account_watch(
+    ledger: Ledger, accounts: Callable[[datetime], Sequence[TokenRow]], clock: Clock
+) -> Callable[[], None]:
+    """Has people notified of service accounts that end soon or have ended: each notice once."""
+
+    def work() -> None:
+        now = clock.now()
+        of_cluster = [row for row in accounts(now) if row.cluster in (None, ledger.cluster)]
+        due = ending(of_cluster, now)
+        if not due:
+            return
+        with ledger.transaction() as tx:
+            for row, ahead in due:
+                tx.queue_message(account_ending_message(ledger.cluster, row, ahead))
 
     return work
 

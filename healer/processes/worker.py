@@ -70,7 +70,11 @@ def leftover_jobs(
             runs = [(job, tx.run(run_of(job))) for job in jobs if job.user in our_users]
         for job, run in runs:
             if run is not None and run.state in ENDED_RUN_STATES and _still(scheduler, job, our_users):
-                _cancel_job(scheduler, job.id)
+                try:
+                    scheduler.cancel(job.id)
+                except SchedulerRefused as error:
+                    if error.code not in _OVER:
+                        raise
 
     return work
 
@@ -95,11 +99,3 @@ def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
 def run_of(job: SlurmJob) -> str:
     """The run whose step's key its comment is."""
     return job.comment.partition(":")[0]
-
-
-def _cancel_job(scheduler: Scheduler, job: str) -> None:
-    try:
-        scheduler.cancel(job)
-    except SchedulerRefused as error:
-        if error.code not in _OVER:
-            raise

@@ -35,7 +35,7 @@ _LINES = frozenset(
 
 #: Credentials, which may occur in a job's comment, a label or an address.
 _SECRETS = re.compile(
-    rb"heal_[A-Za-z0-9_-]{8,}"
+    rb"heal(?:er_sa)?_[A-Za-z0-9_-]{8,}"
     rb"|(?<=://)[^/@\s\"]{1,200}(?=@)"
     rb"|(?i:\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"
     rb"|(?i:(?<=password=)|(?<=passwd=)|(?<=token=)|(?<=secret=)|(?<=api_key=))[^\s&\"\\]{1,200}"

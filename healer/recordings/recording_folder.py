@@ -79,13 +79,10 @@ class _Stream:
             self.summary = msgspec.structs.replace(self.summary, lost=self.summary.lost + len(lines))
             return len(lines)
         self.summary = msgspec.structs.replace(self.summary, bytes=end + len(packed))
-        self._write_summary()
-        return 0
-
-    def _write_summary(self) -> None:
         temporary = self.path.with_name(f"{self.path.name}.tmp")
         temporary.write_bytes(msgspec.json.encode(self.summary))
         temporary.replace(about(self.path))
+        return 0
 
     def close(self) -> int:
         lost = self.write()

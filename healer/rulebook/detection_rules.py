@@ -27,8 +27,8 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import Path, check_name, policy_of
-from healer.rulebook.source import Source
+from healer.rulebook.rule_checks import check_name, policy_of
+from healer.rulebook.source import Source, Where
 
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 #: What acts must not rest on one sample.
@@ -68,19 +68,18 @@ class PlacedRule:
     """A rule, and its place in the files."""
 
     rule: DetectionRule
-    source: Source
-    index: int
+    at: Where
 
 
 def read_models(source: Source) -> tuple[GpuModel, ...]:
     """GPU models in the order of the file: the first that fits a name is taken."""
     found: dict[str, GpuModel] = {}
-    for index, model in source.entries("GPU models", GpuModel, "GPU model"):
-        source.checks(index)("match", bool(model.match), "the list is empty")
+    for at, model in source.entries("GPU models", GpuModel, "GPU model"):
+        at.check("match", bool(model.match), "the list is empty")
         for name in model.values:
             if not _SPEC_NAME.fullmatch(name):
                 text = f"values: {name!r} has to be small letters, digits and _, its unit last"
-                source.problem((index, "values", name), text)
+                at.at("values", name).problem(text)
         found[model.name] = model
     return tuple(found.values())
 
@@ -90,29 +89,28 @@ def read_rules(
     signals: Mapping[str, Signal],
     models: Sequence[GpuModel],
     policies: Sequence[Rule],
-    check_playbook: Callable[[Source, Path, str], None],
+    check_playbook: Callable[[Where, str], None],
 ) -> list[PlacedRule]:
     """The rules of all files, by file and order. What is wrong goes to the sources' problems."""
     found: dict[str, PlacedRule] = {}
     specs = {name for model in models for name in model.values}
     for source in sources:
-        for index, entry in source.entries("rules", Entry):
+        for at, entry in source.entries("rules", Entry):
             before = len(source.problems)
-            _check_name(source, index, entry, found, policies)
-            for_s = _for_s(source, index, entry.for_)
-            when = _check_expressions(source, index, entry, signals, specs)
-            expanded = _models(source, index, entry.models, models)
+            _check_name(at, entry, found, policies)
+            for_s = _for_s(at, entry.for_)
+            when = _check_expressions(at, entry, signals, specs)
+            expanded = _models(at, entry.models, models)
             if entry.playbook is not None:
-                check_playbook(source, (index,), entry.playbook)
+                check_playbook(at, entry.playbook)
                 if entry.scope in OF_DEVICES:
-                    text = "playbook: a device is no node: people are told, nothing is drained for it"
-                    source.problem((index, "playbook"), text)
-                _check_patience(source, index, for_s, when)
+                    at.wrong("playbook", "a device is no node: people are told, nothing is drained for it")
+                _check_patience(at, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
                 fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
                 rule = DetectionRule(**fields)
-                found[entry.name] = PlacedRule(rule, source, index)
+                found[entry.name] = PlacedRule(rule, at)
     return list(found.values())
 
 
@@ -122,45 +120,43 @@ def as_policy(rule: DetectionRule) -> Rule:
 
 
 def _check_name(
-    source: Source,
-    index: int,
+    at: Where,
     entry: Entry,
     found: Collection[str],
     policies: Sequence[Rule],
 ) -> None:
-    path = (index, "name")
-    check_name(source, (index,), entry.name)
+    check_name(at, entry.name)
     if entry.name in found:
-        source.problem(path, f"the rule {entry.name} stands in rules/detection twice")
+        at.at("name").problem(f"the rule {entry.name} stands in rules/detection twice")
     for policy in policies:
         if policy.name == entry.name:
-            source.problem(path, f"the rule {entry.name} stands in policies.yaml already")
+            at.at("name").problem(f"the rule {entry.name} stands in policies.yaml already")
         elif any(fnmatchcase(entry.name, fault) for fault in policy.faults):
             text = f"{entry.name} would be taken by the rule {policy.name} of policies.yaml"
-            source.problem(path, text, "give it another name")
+            at.at("name").problem(text, "give it another name")
 
 
-def _for_s(source: Source, index: int, text: str) -> float:
+def _for_s(at: Where, text: str) -> float:
     if not text:
         return 0.0
     try:
         seconds = parse.duration_s(text)
     except ValueError as error:
-        source.problem((index, "for"), f"for: {error}")
+        at.wrong("for", f"{error}")
         return 0.0
     if seconds > LONGEST_FOR_S:
-        source.problem((index, "for"), f"for: {text} is longer than 1h")
+        at.wrong("for", f"{text} is longer than 1h")
     return seconds
 
 
-def _check_patience(source: Source, index: int, for_s: float, when: Expr | None) -> None:
+def _check_patience(at: Where, for_s: float, when: Expr | None) -> None:
     if when is None or for_s >= LEAST_FOR_S or any(node.seconds for node in when.walk()):
         return
-    text = f"for: a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
-    source.problem((index, "for"), text, "one sample alone must not lead to a drain")
+    text = f"a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
+    at.wrong("for", text, "one sample alone must not lead to a drain")
 
 
-def _models(source: Source, index: int, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:
+def _models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:
     """Globs over the names in gpu_models.yaml -> globs over the names that Slurm and exporters use."""
     expanded: dict[str, None] = {}
     for number, glob in enumerate(globs):
@@ -168,13 +164,13 @@ def _models(source: Source, index: int, globs: Sequence[str], models: Sequence[G
         if not fits:
             names = [model.name for model in models]
             hint = did_you_mean(glob, names) or f"one of {', '.join(names)}"
-            source.problem((index, "models", number), f"models: no GPU model is called {glob}", hint)
+            at.at("models", number).problem(f"models: no GPU model is called {glob}", hint)
         expanded |= dict.fromkeys(pattern for model in fits for pattern in model.match)
     return tuple(expanded)
 
 
 def _check_expressions(
-    source: Source, index: int, entry: Entry, signals: Mapping[str, Signal], specs: Collection[str]
+    at: Where, entry: Entry, signals: Mapping[str, Signal], specs: Collection[str]
 ) -> Expr | None:
     """The condition, None where it is wrong."""
 
@@ -183,7 +179,7 @@ def _check_expressions(
             return reader(text, signals, entry.scope, specs)
         except ExpressionError as error:
             where = f"{field}, column {error.column}: {error.text}"
-            source.problem((index, field), where, error.hint)
+            at.at(field).problem(where, error.hint)
             return None
 
     when = read("when", entry.when, parse.condition)
@@ -192,17 +188,15 @@ def _check_expressions(
         threshold = read("threshold", str(entry.threshold), parse.number)
     for number, name in enumerate((entry.signal, *entry.evidence)):
         if name and name not in signals:
-            path = (index, "evidence", number - 1) if number else (index, "signal")
-            hint = did_you_mean(name, signals)
-            source.problem(path, f"{path[1]}: there is no signal {name}", hint)
+            field, *which = ("evidence", number - 1) if number else ("signal",)
+            at.at(field, *which).problem(f"{field}: there is no signal {name}", did_you_mean(name, signals))
     shown = signals.get(entry.signal)
     if threshold is None or when is None:
         return when
     if not entry.signal:
-        source.problem((index, "threshold"), "threshold: it is drawn beside a signal", "name the signal")
+        at.wrong("threshold", "it is drawn beside a signal", "name the signal")
     elif shown is not None and not _drawable(threshold, shown):
-        text = f"threshold: it is in {threshold.unit}, and {shown.name} in {shown.unit}"
-        source.problem((index, "threshold"), text)
+        at.wrong("threshold", f"it is in {threshold.unit}, and {shown.name} in {shown.unit}")
     return when
 
 

@@ -21,7 +21,6 @@ from healer.model import (
 )
 from healer.model.faults import REPEATS, Trait, fault_is
 from healer.rulebook.rule_checks import (
-    Path,
     check_globs,
     check_known_fault,
     check_models,
@@ -29,7 +28,7 @@ from healer.rulebook.rule_checks import (
     is_glob,
     policy_of,
 )
-from healer.rulebook.source import Source
+from healer.rulebook.source import Source, Where
 
 #: Most nodes, and the longest time, that an entry may ask for.
 _NODES_MAX = 1000
@@ -41,23 +40,19 @@ def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ..
     wrong goes to the source's problems."""
     found: dict[str, Sharing] = {}
     taken = {rule.name for rule in policies}
-    for index, entry in source.entries("entries", Sharing):
-        check_name(source, (index,), entry.name, {*found, *taken})
-        _check_numbers(source, index, entry)
-        check_globs(source, (index,), "faults", entry.faults)
-        check_globs(source, (index,), "itself", entry.itself)
+    for at, entry in source.entries("entries", Sharing):
+        check_name(at, entry.name, {*found, *taken})
+        check = at.check
+        check("at_least", 1 <= entry.at_least <= _NODES_MAX, f"has to be from 1 to {_NODES_MAX}")
+        check("share", 0 <= entry.share <= 1, "has to be from 0 to 1")
+        in_time = 0 < entry.within_s <= _WITHIN_MAX_S
+        check("within_s", in_time, f"has to be above 0, and at most {_WITHIN_MAX_S}")
+        check_globs(at, "faults", entry.faults)
+        check_globs(at, "itself", entry.itself)
         if not entry.faults:
-            source.problem((index, "faults"), "faults: the list is empty")
+            at.wrong("faults", "the list is empty")
         found[entry.name] = entry
     return tuple(found.values())
-
-
-def _check_numbers(source: Source, index: int, entry: Sharing) -> None:
-    check = source.checks(index)
-    check("at_least", 1 <= entry.at_least <= _NODES_MAX, f"has to be from 1 to {_NODES_MAX}")
-    check("share", 0 <= entry.share <= 1, "has to be from 0 to 1")
-    in_time = 0 < entry.within_s <= _WITHIN_MAX_S
-    check("within_s", in_time, f"has to be above 0, and at most {_WITHIN_MAX_S}")
 
 
 def policy_of_sharing(entry: Sharing) -> Rule:
@@ -75,7 +70,7 @@ def read_escalations(
     known_faults: Sequence[str],
     taken: Sequence[str],
     models: Sequence[GpuModel],
-    check_playbook: Callable[[Source, Path, str], None],
+    check_playbook: Callable[[Where, str], None],
 ) -> Escalations:
     """`known` are faults, `taken` names of rules. What is wrong goes to the source's problems."""
     if source.data is None:
@@ -86,24 +81,25 @@ def read_escalations(
     names = set(taken)
     for kind, entries in (("repeats", found.repeats), ("combinations", found.combinations)):
         for index, entry in enumerate(entries):
-            check_name(source, (kind, index), entry.name, names)
+            at = source.at(kind, index)
+            check_name(at, entry.name, names)
             names.add(entry.name)
             if entry.playbook is not None:
-                check_playbook(source, (kind, index), entry.playbook)
+                check_playbook(at, entry.playbook)
             if entry.fault_class not in _BROKEN:
-                source.problem((kind, index), "fault_class: has to be fatal or degraded")
+                at.problem("fault_class: has to be fatal or degraded")
     for index, entry in enumerate(found.repeats):
-        _check_repeat(source, index, entry, known_faults, models)
+        _check_repeat(source.at("repeats", index), entry, known_faults, models)
     for index, entry in enumerate(found.combinations):
-        path = ("combinations", index)
+        at = source.at("combinations", index)
         if len(entry.faults) < 2 or not all(entry.faults):
-            source.problem((*path, "faults"), "faults: at least two lists, none of them empty")
+            at.wrong("faults", "at least two lists, none of them empty")
         for group in entry.faults:
-            _check_faults(source, (*path, "faults"), group, known_faults)
+            _check_faults(at.at("faults"), group, known_faults)
         if not 0 < entry.within_s <= _MOST_H * 3600:
-            source.problem((*path, "within_s"), "within_s: has to be above 0, and at most 7 days")
+            at.wrong("within_s", "has to be above 0, and at most 7 days")
     for index, entry in enumerate(found.cancels):
-        _check_faults(source, ("cancels", index, "faults"), (entry.by, *entry.faults), known_faults)
+        _check_faults(source.at("cancels", index, "faults"), (entry.by, *entry.faults), known_faults)
     return found
 
 
@@ -111,15 +107,15 @@ def read_ladders(
     source: Source, known_faults: Sequence[str], models: Sequence[GpuModel]
 ) -> tuple[Ladder, ...]:
     found: dict[str, Ladder] = {}
-    for index, entry in source.entries("ladders", Ladder):
-        check_name(source, (index,), entry.name, found)
-        _check_faults(source, (index, "faults"), entry.faults, known_faults)
-        check_models(source, (index,), entry.models, models)
+    for at, entry in source.entries("ladders", Ladder):
+        check_name(at, entry.name, found)
+        _check_faults(at.at("faults"), entry.faults, known_faults)
+        check_models(at, entry.models, models)
         rungs = [REMEDY_LADDER.index(remedy) for remedy in entry.rungs if remedy in REMEDY_LADDER]
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
             words = " ".join(REMEDY_LADDER[1:])
-            source.problem((index, "rungs"), "rungs: remedies of the ladder, the mildest first", words)
-        check = source.checks(index)
+            at.wrong("rungs", "remedies of the ladder, the mildest first", words)
+        check = at.check
         check("repeat_h", 0 < entry.repeat_h <= _MOST_H, f"has to be above 0, and at most {_MOST_H}")
         check("lemon", entry.lemon == 0 or entry.lemon >= 2, "0 (never), or at least 2")
         check("lemon_days", 0 < entry.lemon_days <= _MOST_H / 24, "has to be above 0, and at most 7")
@@ -135,33 +131,28 @@ def policies_of(found: Escalations) -> list[Rule]:
     return [*repeats, *(policy_of(combination, combination.name) for combination in found.combinations)]
 
 
-def _check_repeat(
-    source: Source, index: int, entry: Repeat, known_faults: Sequence[str], models: Sequence[GpuModel]
-) -> None:
-    path = ("repeats", index)
-    _check_faults(source, (*path, "faults"), entry.faults, known_faults)
-    check_models(source, path, entry.models, models)
+def _check_repeat(at: Where, entry: Repeat, known_faults: Sequence[str], models: Sequence[GpuModel]) -> None:
+    _check_faults(at.at("faults"), entry.faults, known_faults)
+    check_models(at, entry.models, models)
     for rate in entry.rates:
         if max(rate.bursts, rate.lines) < 2:
-            text = "bursts: at least 2 of them or of `lines`; a fault that is bad at once is a rule's"
-            source.problem((*path, "bursts"), text)
+            at.wrong("bursts", "at least 2 of them or of `lines`; a fault that is bad at once is a rule's")
         if not 0 < rate.within_h <= _MOST_H:
-            text = f"within_h: has to be above 0, and at most {_MOST_H} (7 days)"
-            source.problem((*path, "within_h"), text)
+            at.wrong("within_h", f"has to be above 0, and at most {_MOST_H} (7 days)")
     for name, number in (("jobs", entry.jobs), ("users", entry.users)):
         if not 0 <= number <= entry.bursts:
-            source.problem((*path, name), f"{name}: from 0 to the number of bursts")
+            at.wrong(name, "from 0 to the number of bursts")
 
 
-def _check_faults(source: Source, path: Path, faults: Sequence[str], known_faults: Sequence[str]) -> None:
+def _check_faults(at: Where, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
-        source.problem(path, "faults: the list is empty")
+        at.problem("faults: the list is empty")
     for fault in faults:
         if not is_glob(fault):
-            source.problem(path, f"faults: {fault!r} is not a name or a glob")
+            at.problem(f"faults: {fault!r} is not a name or a glob")
         # Asks of the driver are named in xid154.yaml, which may be left out.
         elif not fault_is(fault, Trait.driver_ask):
-            check_known_fault(source, path, fault, known_faults)
+            check_known_fault(at, fault, known_faults)
 
 
 #: They begin with a moment, so they need an end.
@@ -176,30 +167,29 @@ _LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)
 def read_context(source: Source) -> tuple[ContextRule, ...]:
     """The entries in the order of the file; what is wrong goes to the source's problems."""
     found: dict[str, ContextRule] = {}
-    for index, entry in source.entries("entries", ContextRule):
+    for at, entry in source.entries("entries", ContextRule):
         if entry.name in found:
-            source.problem((index, "name"), f"name: {entry.name} stands twice")
-        _check(source, index, entry)
+            at.wrong("name", f"{entry.name} stands twice")
+        _check(at, entry)
         found[entry.name] = entry
     return tuple(found.values())
 
 
-def _check(source: Source, index: int, entry: ContextRule) -> None:
+def _check(at: Where, entry: ContextRule) -> None:
     if not entry.faults:
-        source.problem((index, "faults"), "faults: the list is empty")
+        at.wrong("faults", "the list is empty")
     bounded = entry.when in _BOUNDED
     if bounded and not 0 < entry.for_min <= _LONGEST_MIN:
-        text = f"for_min: `{entry.when}` needs one, above 0 and at most {_LONGEST_MIN:g}"
-        source.problem((index, "for_min"), text)
+        at.wrong("for_min", f"`{entry.when}` needs one, above 0 and at most {_LONGEST_MIN:g}")
     if not bounded and entry.for_min:
-        source.problem((index, "for_min"), f"for_min: `{entry.when}` lasts as long as Slurm shows it")
+        at.wrong("for_min", f"`{entry.when}` lasts as long as Slurm shows it")
     if entry.cause is not None and not entry.is_reported:
-        source.problem((index, "cause"), "cause: what is not told has none", "give a `severity` too")
+        at.wrong("cause", "what is not told has none", "give a `severity` too")
     if entry.is_reported:
         return
     if passed := _passed_over(entry.faults, entry.but):
-        text = f"faults: {', '.join(passed)} are certain whatever goes on"
-        source.problem((index, "faults"), text, "name them in `but`, or give a `severity`")
+        text = f"{', '.join(passed)} are certain whatever goes on"
+        at.wrong("faults", text, "name them in `but`, or give a `severity`")
 
 
 def _passed_over(faults: Sequence[str], but: Sequence[str]) -> list[str]:

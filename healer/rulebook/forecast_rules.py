@@ -21,8 +21,8 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import RULE_NAME, Path, check_known_fault, policy_of
-from healer.rulebook.source import Source
+from healer.rulebook.rule_checks import RULE_NAME, check_known_fault, policy_of
+from healer.rulebook.source import Source, Where
 
 #: What has a series: parts that stay.
 SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
@@ -40,23 +40,22 @@ def read_forecasts(
     models: Sequence[GpuModel],
     known_faults: Sequence[str],
     playbooks: Mapping[str, Playbook],
-    check_playbook: Callable[[Source, Path, str], None],
+    check_playbook: Callable[[Where, str], None],
 ) -> tuple[ForecastRule, ...]:
     """The entries in the order of the file; `known` are faults. What is wrong goes to the source."""
     found: dict[str, ForecastRule] = {}
     specs = {name for model in models for name in model.values}
-    for index, entry in source.entries("forecasts", ForecastRule, "forecast"):
+    for at, entry in source.entries("forecasts", ForecastRule, "forecast"):
         if not RULE_NAME.fullmatch(entry.rule):
-            text = f"name: {entry.name!r} has to be small letters, digits and dashes, 31 at most"
-            source.problem((index, "name"), text)
-        _check_what(source, index, entry, signals, specs)
-        _check_figures(source, index, entry)
-        _check_faults(source, index, entry.fails, known_faults)
-        _check_act(source, index, entry, playbooks, check_playbook)
+            at.wrong("name", f"{entry.name!r} has to be small letters, digits and dashes, 31 at most")
+        _check_what(at, entry, signals, specs)
+        _check_figures(at, entry)
+        _check_faults(at, entry.fails, known_faults)
+        _check_act(at, entry, playbooks, check_playbook)
         names = [model.name for model in models]
         for glob in entry.models:
             if not any(fnmatchcase(name, glob) for name in names):
-                source.problem((index, "models"), f"models: there is no GPU model {glob}")
+                at.wrong("models", f"there is no GPU model {glob}")
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -67,22 +66,19 @@ def policy_of_forecast(entry: ForecastRule) -> Rule:
     return policy_of(entry, entry.rule, **fields)
 
 
-def _check_what(
-    source: Source, index: int, entry: ForecastRule, signals: Mapping[str, Signal], specs: set[str]
-) -> None:
+def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], specs: set[str]) -> None:
     if entry.scope not in SCOPES:
         words = " ".join(SCOPES)
-        source.problem((index, "scope"), f"scope: nothing is followed of a {entry.scope}", f"one of {words}")
+        at.wrong("scope", f"nothing is followed of a {entry.scope}", f"one of {words}")
         return
     if bool(entry.counts) is bool(entry.value):
-        source.problem((index,), "counts (counters) or value (an expression): one of the two")
+        at.problem("counts (counters) or value (an expression): one of the two")
     for name in entry.counts:
         signal = signals.get(name)
         if signal is None:
-            hint = did_you_mean(name, list(signals))
-            source.problem((index, "counts"), f"counts: there is no signal {name}", hint)
+            at.wrong("counts", f"there is no signal {name}", did_you_mean(name, list(signals)))
         elif signal.kind is not SignalKind.counter or signal.scope is not entry.scope:
-            source.problem((index, "counts"), f"counts: {name} is no counter of a {entry.scope}")
+            at.wrong("counts", f"{name} is no counter of a {entry.scope}")
     for field, text, read in (
         ("value", entry.value, parse.number),
         ("only", entry.only, parse.condition),
@@ -92,15 +88,15 @@ def _check_what(
         try:
             expr = read(text, signals, entry.scope)
         except ExpressionError as error:
-            source.problem((index, field), f"{field}: {error}")
+            at.at(field).problem(f"{field}: {error}")
             continue
         for node in expr.walk():
             if node.op == "spec" and node.name not in specs:
-                source.problem((index, field), f"{field}: no GPU model tells {node.name}")
+                at.at(field).problem(f"{field}: no GPU model tells {node.name}")
 
 
-def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
-    check = source.checks(index)
+def _check_figures(at: Where, entry: ForecastRule) -> None:
+    check = at.check
     if entry.falls:
         check("least", entry.least > entry.limit, "with falls it lies above limit")
     else:
@@ -111,34 +107,31 @@ def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
     check("severity", entry.severity >= Severity.P2, "P2 or P3: nothing has failed yet")
 
 
-def _check_faults(source: Source, index: int, faults: Sequence[str], known_faults: Sequence[str]) -> None:
+def _check_faults(at: Where, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
-        source.problem((index, "fails"), "fails: the list is empty: nothing could prove it right")
+        at.wrong("fails", "the list is empty: nothing could prove it right")
     for fault in faults:
         if fault.startswith(FORECAST_FAULT):
-            source.problem((index, "fails"), f"fails: {fault} is a forecast itself")
+            at.wrong("fails", f"{fault} is a forecast itself")
         else:
-            check_known_fault(source, (index, "fails"), fault, known_faults)
+            check_known_fault(at.at("fails"), fault, known_faults)
 
 
 def _check_act(
-    source: Source,
-    index: int,
+    at: Where,
     entry: ForecastRule,
     playbooks: Mapping[str, Playbook],
-    check_playbook: Callable[[Source, Path, str], None],
+    check_playbook: Callable[[Where, str], None],
 ) -> None:
     if entry.mode is Mode.auto:
-        text = "mode: nothing has failed yet, so a person approves what is done: at most approve"
-        source.problem((index, "mode"), text)
+        at.wrong("mode", "nothing has failed yet, so a person approves what is done: at most approve")
     if wrong := [remedy for remedy in entry.remedy if remedy not in _REMEDIES]:
-        source.problem((index, "remedy"), f"remedy: {wrong[0]} is for what has failed")
+        at.wrong("remedy", f"{wrong[0]} is for what has failed")
     if entry.playbook is None:
         return
-    check_playbook(source, (index,), entry.playbook)
+    check_playbook(at, entry.playbook)
     if entry.scope in OF_DEVICES:
-        source.problem((index, "playbook"), "playbook: a device is no node: people are told")
+        at.wrong("playbook", "a device is no node: people are told")
     playbook = playbooks.get(entry.playbook)
     if playbook is not None and not any(step.wait == _MOMENT for step in playbook.steps[:1]):
-        text = f"playbook: {entry.playbook} has to begin by waiting for the end of the jobs ({_MOMENT})"
-        source.problem((index, "playbook"), text)
+        at.wrong("playbook", f"{entry.playbook} has to begin by waiting for the end of the jobs ({_MOMENT})")

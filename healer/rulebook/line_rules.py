@@ -11,8 +11,8 @@ from healer.model import AlertRule, FaultClass, KernelLine, LineBook, Rule
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.faults import ALERT_FAULT
 from healer.model.kernel_lines import GROUPS, begins_with_text, compile_pattern
-from healer.rulebook.rule_checks import RULE_NAME, Path, check_name, is_glob, policy_of
-from healer.rulebook.source import Source
+from healer.rulebook.rule_checks import RULE_NAME, check_name, is_glob, policy_of
+from healer.rulebook.source import Source, Where
 
 #: What accuses no hardware: who names a process so that its line reads like one of these gains nothing.
 _HARMLESS = frozenset({FaultClass.application, FaultClass.informational})
@@ -26,24 +26,24 @@ _NO_LINE = "~" * 40
 def read_lines(source: Source) -> LineBook:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, KernelLine] = {}
-    for index, entry in source.entries("lines", KernelLine, "line"):
-        check_name(source, (index,), entry.name)
+    for at, entry in source.entries("lines", KernelLine, "line"):
+        check_name(at, entry.name)
         if not RULE_NAME.fullmatch(entry.fault) or _TAKEN.match(entry.fault):
-            text = f"fault: {entry.fault!r} has to be a name of its own: small letters, digits and dashes"
-            source.problem((index, "fault"), text)
+            text = f"{entry.fault!r} has to be a name of its own: small letters, digits and dashes"
+            at.wrong("fault", text)
         if entry.fault_class is FaultClass.unknown:
-            source.problem((index, "fault_class"), "fault_class: a line that is named here is known")
-        if _check_pattern(source, index, entry):
+            at.wrong("fault_class", "a line that is named here is known")
+        if _check_pattern(at, entry):
             found[entry.name] = entry
     return LineBook(tuple(found.values()))
 
 
-def _check_pattern(source: Source, index: int, entry: KernelLine) -> bool:
+def _check_pattern(at: Where, entry: KernelLine) -> bool:
     """Whether it can be used: it compiles, and begins with text where it accuses hardware."""
     pattern = entry.pattern
 
     def wrong(text: str, hint: str = "") -> bool:
-        source.problem((index, "pattern"), f"pattern: {text}", hint)
+        at.wrong("pattern", f"{text}", hint)
         return False
 
     if re.search(r"\(\?(?!:|P<)", pattern):
@@ -71,20 +71,21 @@ def _words_of(error: Exception) -> str:
 
 
 def read_alerts(
-    source: Source, policies: Sequence[Rule], check_playbook: Callable[[Source, Path, str], None]
+    source: Source, policies: Sequence[Rule], check_playbook: Callable[[Where, str], None]
 ) -> tuple[AlertRule, ...]:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, AlertRule] = {}
-    for index, entry in source.entries("entries", AlertRule):
-        check_name(source, (index,), entry.name, {*found, *(rule.name for rule in policies)})
-        _check_globs(source, index, entry)
+    for at, entry in source.entries("entries", AlertRule):
+        check_name(at, entry.name, {*found, *(rule.name for rule in policies)})
+        _check_globs(at, entry)
         if not 0 < entry.stays_h <= ALERT_STAYS_MAX_H:
-            source.problem(
-                (index, "stays_h"), f"stays_h: has to be above 0, and at most {ALERT_STAYS_MAX_H:g}"
-            )
+            at.wrong("stays_h", f"has to be above 0, and at most {ALERT_STAYS_MAX_H:g}")
         if entry.playbook is not None:
-            check_playbook(source, (index,), entry.playbook)
-            _check_acting(source, index, entry)
+            check_playbook(at, entry.playbook)
+            if not entry.opens:
+                at.wrong("playbook", "with `opens: false` it would never start")
+            elif entry.fault_class not in (FaultClass.fatal, FaultClass.degraded):
+                at.wrong("playbook", "only a fault_class of fatal or degraded may lead to one")
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -94,22 +95,13 @@ def policy_of_alert(entry: AlertRule) -> Rule:
     return policy_of(entry, f"{ALERT_FAULT}{entry.name}")
 
 
-def _check_globs(source: Source, index: int, entry: AlertRule) -> None:
+def _check_globs(at: Where, entry: AlertRule) -> None:
     if not entry.alert:
-        source.problem((index, "alert"), "alert: the list is empty")
+        at.wrong("alert", "the list is empty")
     globs = [(("alert", number), glob) for number, glob in enumerate(entry.alert)]
     for path, glob in [*globs, *((("labels", name), glob) for name, glob in entry.labels.items())]:
         if not is_glob(glob):
-            source.problem((index, *path), f"{path[0]}: {glob!r} is not a name or a glob")
+            at.at(*path).problem(f"{path[0]}: {glob!r} is not a name or a glob")
     if any(fnmatchcase(ALERT_FAULT, glob) and not entry.labels for glob in entry.alert):
-        text = "alert: this takes every alert there is; an alert that no entry names is kept as evidence"
-        source.problem((index, "alert"), text, "name the alerts")
-
-
-def _check_acting(source: Source, index: int, entry: AlertRule) -> None:
-    """What may act has to open incidents, and to be about something that is broken."""
-    path = (index, "playbook")
-    if not entry.opens:
-        source.problem(path, "playbook: with `opens: false` it would never start")
-    elif entry.fault_class not in (FaultClass.fatal, FaultClass.degraded):
-        source.problem(path, "playbook: only a fault_class of fatal or degraded may lead to one")
+        text = "this takes every alert there is; an alert that no entry names is kept as evidence"
+        at.wrong("alert", text, "name the alerts")

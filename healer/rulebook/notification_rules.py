@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from healer.model import Channel, ChannelKind, Manner, Notifications, Route
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import Path, check_globs, check_name
-from healer.rulebook.source import Source
+from healer.rulebook.rule_checks import check_globs, check_name
+from healer.rulebook.source import Source, Where
 from healer.settings import SECRET_OF, URL_OF
 
 #: Longest time that a digest gathers, and that the dead man's switch may stay silent.
@@ -37,42 +37,42 @@ def read_notifications(source: Source) -> Notifications:
         return Notifications()
     names: set[str] = set()
     for index, channel in enumerate(found.channels):
-        _check_channel(source, ("channels", index), channel, names)
+        _check_channel(source.at("channels", index), channel, names)
         names.add(channel.name)
     for index, route in enumerate(found.routes):
-        _check_route(source, ("routes", index), route, found)
+        _check_route(source.at("routes", index), route, found)
     _check_people(source, found)
     _check_alive(source, found)
     _check_reached(source, found)
     if not 0 < found.digest_h <= _DIGEST_MAX_H:
-        source.problem(("digest_h",), f"digest_h: has to be above 0, and at most {_DIGEST_MAX_H} (7 days)")
+        source.at().wrong("digest_h", f"has to be above 0, and at most {_DIGEST_MAX_H} (7 days)")
     if found.console_url and not _is_web(found.console_url):
-        source.problem(("console_url",), "console_url: has to be an http or https address")
+        source.at().wrong("console_url", "has to be an http or https address")
     return found
 
 
-def _check_channel(source: Source, path: Path, channel: Channel, names: set[str]) -> None:
-    check_name(source, path, channel.name, names, "channel")
+def _check_channel(at: Where, channel: Channel, names: set[str]) -> None:
+    check_name(at, channel.name, names, "channel")
     needed, allowed = _FIELDS[channel.kind]
-    written = source.data["channels"][path[1]]
+    written = at.source.data["channels"][at.path[1]]
     for field in needed:
         if not getattr(channel, field):
-            source.problem(path, f"the channel {channel.name} ({channel.kind}) needs {field}")
+            at.problem(f"the channel {channel.name} ({channel.kind}) needs {field}")
     for field in written:
         if field not in ("name", "kind", *needed, *allowed):
             fields = ", ".join((*needed, *allowed))
-            source.problem((*path, field), f"{channel.kind} has no {field}", f"it has {fields}")
+            at.at(field).problem(f"{channel.kind} has no {field}", f"it has {fields}")
     if channel.secret:
-        _check_secret(source, (*path, "secret"), channel.secret, SECRET_OF.get(channel.kind, ()))
+        _check_secret(at.at("secret"), channel.secret, SECRET_OF.get(channel.kind, ()))
     if channel.kind in URL_OF and channel.url:
-        _check_secret(source, (*path, "url"), channel.url, URL_OF[channel.kind])
+        _check_secret(at.at("url"), channel.url, URL_OF[channel.kind])
     elif channel.url and not _is_web(channel.url):
-        source.problem((*path, "url"), "url: has to be an http or https address")
+        at.wrong("url", "has to be an http or https address")
     if channel.kind is ChannelKind.email:
-        _check_mail(source, path, channel)
+        _check_mail(at, channel)
 
 
-def _check_secret(source: Source, path: Path, text: str, settings: Sequence[str]) -> None:
+def _check_secret(at: Where, text: str, settings: Sequence[str]) -> None:
     """A name or a path: a secret itself is never part of the rules, nor of messages about them."""
     if text in settings or text.startswith("/"):
         return
@@ -82,48 +82,47 @@ def _check_secret(source: Source, path: Path, text: str, settings: Sequence[str]
         else "put it into a setting or a file, and out of this one"
     )
     words = " or ".join((*settings, "the path of a file"))
-    source.problem(path, f"{path[-1]}: has to be {words}, never the secret itself", hint)
+    at.problem(f"{at.path[-1]}: has to be {words}, never the secret itself", hint)
 
 
-def _check_mail(source: Source, path: Path, channel: Channel) -> None:
+def _check_mail(at: Where, channel: Channel) -> None:
     host, _, port = channel.server.rpartition(":")
     if channel.server and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        source.problem((*path, "server"), "server: has to be a host and a port, like mail.example:587")
+        at.wrong("server", "has to be a host and a port, like mail.example:587")
     if channel.tls not in _TLS:
-        source.problem((*path, "tls"), f"tls: {channel.tls!r} is not one of its words", ", ".join(_TLS))
+        at.wrong("tls", f"{channel.tls!r} is not one of its words", ", ".join(_TLS))
     for field, addresses in (("sender", (channel.sender,)), ("to", channel.to)):
         for address in addresses:
             if address and ("@" not in address or any(letter in address for letter in "\r\n,")):
-                source.problem((*path, field), f"{field}: {address!r} is no address of e-mail")
+                at.at(field).problem(f"{field}: {address!r} is no address of e-mail")
 
 
-def _check_route(source: Source, path: Path, route: Route, found: Notifications) -> None:
+def _check_route(at: Where, route: Route, found: Notifications) -> None:
     names = [channel.name for channel in found.channels]
     if not route.to:
-        source.problem((*path, "to"), "to: the list is empty")
+        at.wrong("to", "the list is empty")
     for number, name in enumerate(route.to):
         channel = found.channel(name)
         if channel is None:
             hint = did_you_mean(name, names) or "channels stand under `channels`"
-            source.problem((*path, "to", number), f"there is no channel {name}", hint)
+            at.at("to", number).problem(f"there is no channel {name}", hint)
         elif route.how is Manner.digest and channel.kind in _NO_DIGEST:
-            text = f"{name} is {channel.kind}, which takes no digest"
-            source.problem((*path, "how"), text, "how: page or channel")
+            at.at("how").problem(f"{name} is {channel.kind}, which takes no digest", "how: page or channel")
     for field in ("clusters", "rules", "faults"):
-        check_globs(source, path, field, getattr(route, field))
+        check_globs(at, field, getattr(route, field))
 
 
 def _check_people(source: Source, found: Notifications) -> None:
     seen: set[str] = set()
     for index, person in enumerate(found.people):
-        path = ("people", index)
+        at = source.at("people", index)
         if not re.fullmatch(r"[UW][A-Z0-9]{2,30}", person.slack):
             hint = "Profile, More, Copy member ID"
-            source.problem((*path, "slack"), f"slack: {person.slack!r} is no member id like U012ABCDEF", hint)
+            at.wrong("slack", f"{person.slack!r} is no member id like U012ABCDEF", hint)
         if person.slack in seen:
-            source.problem((*path, "slack"), f"slack: {person.slack} stands here twice")
+            at.wrong("slack", f"{person.slack} stands here twice")
         if not person.name.strip() or not person.name.isprintable():
-            source.problem((*path, "name"), "name: has to be the name that healer knows the person by")
+            at.wrong("name", "has to be the name that healer knows the person by")
         seen.add(person.slack)
 
 
@@ -133,10 +132,9 @@ def _check_alive(source: Source, found: Notifications) -> None:
     channel = found.channel(found.alive.channel)
     if channel is None or channel.kind is not ChannelKind.alertmanager:
         text = f"alive: {found.alive.channel} is no channel of kind alertmanager"
-        source.problem(("alive", "channel"), text, "only an Alertmanager misses what does not come")
+        source.at("alive", "channel").problem(text, "only an Alertmanager misses what does not come")
     if not _ALIVE_MIN_S <= found.alive.every_s <= _ALIVE_MAX_S:
-        text = f"every_s: has to be from {_ALIVE_MIN_S} to {_ALIVE_MAX_S}"
-        source.problem(("alive", "every_s"), text)
+        source.at("alive").wrong("every_s", f"has to be from {_ALIVE_MIN_S} to {_ALIVE_MAX_S}")
 
 
 def _check_reached(source: Source, found: Notifications) -> None:
@@ -147,7 +145,7 @@ def _check_reached(source: Source, found: Notifications) -> None:
     for index, channel in enumerate(found.channels):
         if channel.name not in reached:
             text = f"no route leads to the channel {channel.name}"
-            source.problem(("channels", index, "name"), text, "add it to a route's `to`")
+            source.at("channels", index, "name").problem(text, "add it to a route's `to`")
 
 
 def _is_web(text: str) -> bool:

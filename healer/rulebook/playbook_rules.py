@@ -36,7 +36,7 @@ from healer.playbooks.advance import (
 )
 from healer.playbooks.conditions import ConditionError, Literal, StepOutcome, leaf_error, leaves, parse
 from healer.playbooks.within import InlineError, inline_playbook
-from healer.rulebook.source import Source
+from healer.rulebook.source import Source, Where
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 #: What a step reads of `input`: name, type, whether it has to be there.
@@ -65,57 +65,56 @@ _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 _CLOSED = ("service", "script", "depth", "which", "command", "argument")
 
 
-def check_spec(source: Source, path: tuple[str, str], name: str, spec: Input) -> None:
+def check_spec(at: Where, name: str, spec: Input) -> None:
     if not _NAME.fullmatch(name):
-        source.problem(path, f"inputs: {name!r} has to be small letters, digits and _")
+        at.problem(f"inputs: {name!r} has to be small letters, digits and _")
     if (spec.type is InputType.choice) != bool(spec.choices):
         text = "needs choices" if spec.type is InputType.choice else "has choices, and is no choice"
-        source.problem(path, f"inputs: {name} {text}")
+        at.problem(f"inputs: {name} {text}")
     if spec.required and spec.default is not None:
-        source.problem((*path, "required"), f"inputs: {name} has a default, so it is never missing")
+        at.at("required").problem(f"inputs: {name} has a default, so it is never missing")
     if spec.default is not None and not (spec.type is InputType.choice and not spec.choices):
         try:
             read_value(name, spec, spec.default)
         except InputInvalid as error:
-            source.problem((*path, "default"), f"inputs: {error}")
+            at.at("default").problem(f"inputs: {error}")
 
 
-def check_input(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+def check_input(at: Where, step: Step, playbook: Playbook) -> None:
     word = step.do or step.check or step.wait or ""
     if word not in {*VERBS, *CHECKS, *WAITS}:
         return  # said already
     inputs = INPUTS.get(word, {})
     for name, value in step.input.items():
-        where = (*path, "input", name)
+        given = at.at("input", name)
         if name not in inputs:
             hint = did_you_mean(name, list(inputs)) or (f"it reads {', '.join(inputs)}" if inputs else "")
-            source.problem(where, f"input: {word} does not read {name}", hint)
+            given.problem(f"input: {word} does not read {name}", hint)
         elif placeholders(value):
-            _check_places(source, where, name, value, inputs[name], playbook)
+            _check_places(given, name, value, inputs[name], playbook)
         elif type(value) is not inputs[name][0]:
-            source.problem(where, f"input: {name} has to be {_WANTED[inputs[name][0]]}")
+            given.problem(f"input: {name} has to be {_WANTED[inputs[name][0]]}")
         else:
-            _check_value(source, where, name, value)
+            _check_value(given, name, value)
     for name, (_, needed) in inputs.items():
         if needed and name not in step.input:
-            source.problem(path, f"the step {step.id}: {word} needs input.{name}")
+            at.problem(f"the step {step.id}: {word} needs input.{name}")
 
 
-def _check_value(source: Source, where: Sequence[str | int], name: str, value: Any) -> None:
+def _check_value(at: Where, name: str, value: Any) -> None:
     most = len(Sense) - len(CONCLUDED)  # a conclusion counts as no second sense
     if name == "service" and not _SERVICE.fullmatch(value):
-        source.problem(where, f"input: {value!r} is no name of a service")
+        at.problem(f"input: {value!r} is no name of a service")
     elif name == "which":
-        check_word(source, where, "which", value, ("gpu", "all"))
+        check_word(at, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
-        source.problem(where, f"input: senses lies between 1 and {most}")
+        at.problem(f"input: senses lies between 1 and {most}")
     elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
-        source.problem(where, f"input: {name} has to be more than 0")
+        at.problem(f"input: {name} has to be more than 0")
 
 
 def _check_places(
-    source: Source,
-    where: Sequence[str | int],
+    at: Where,
     name: str,
     value: Any,
     reads: tuple[type, bool],
@@ -126,26 +125,24 @@ def _check_places(
     for place in placeholders(value):
         spec = playbook.inputs.get(place)
         if spec is None:
-            hint = did_you_mean(place, playbook.inputs)
-            source.problem(where, f"input: the playbook has no input {place}", hint)
+            at.problem(f"input: the playbook has no input {place}", did_you_mean(place, playbook.inputs))
             return
         given = _TYPES.get(spec.type, str)
         if wanted is not str and (sole_placeholder(value) is None or given is not wanted):
-            source.problem(where, f"input: {name} has to be {_WANTED[wanted]}, {place} is {spec.type}")
+            at.problem(f"input: {name} has to be {_WANTED[wanted]}, {place} is {spec.type}")
         elif needed and not spec.required and spec.default is None:
-            source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
+            at.problem(f"input: {name} is needed, and {place} may be missing", "give it a default")
         elif name in _CLOSED:
             if spec.type is not InputType.choice or sole_placeholder(value) is None:
                 text = f"input: {name} takes an input that is a choice, and nothing beside it"
-                source.problem(where, text, "list what it may be")
+                at.problem(text, "list what it may be")
             for choice in spec.choices:
-                _check_value(source, where, name, choice)
+                _check_value(at, name, choice)
 
 
-def check_word(source: Source, path: Sequence[str | int], name: str, word: str, words: Sequence[str]) -> None:
+def check_word(at: Where, name: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
-        hint = did_you_mean(word, words) or f"one of {', '.join(words)}"
-        source.problem(path, f"{name}: there is no {word}", hint)
+        at.problem(f"{name}: there is no {word}", did_you_mean(word, words) or f"one of {', '.join(words)}")
 
 
 #: Playbooks that people and the API may start by these names at any time.
@@ -203,7 +200,7 @@ def read_playbooks(
             continue
         stem = source.name.rpartition("/")[2].removesuffix(".yaml")
         if playbook.name != stem:
-            source.problem(("name",), f"the playbook {playbook.name} stands in a file of another name")
+            source.at("name").problem(f"the playbook {playbook.name} stands in a file of another name")
         found[playbook.name] = (source, playbook)
     books = {name: playbook for name, (_, playbook) in found.items()}
     whole: dict[str, Playbook] = {}
@@ -211,10 +208,10 @@ def read_playbooks(
         before = len(source.problems)
         _check_head(source, playbook)
         for index, step in enumerate(playbook.steps):
-            _check_step(source, ("steps", index), step, playbook, scripts)
-            _check_depth(source, ("steps", index), step, playbook, validation)
+            _check_step(source.at("steps", index), step, playbook, scripts)
+            _check_depth(source.at("steps", index), step, playbook, validation)
             if step.use is not None:
-                _check_use(source, ("steps", index), step, playbook, books)
+                _check_use(source.at("steps", index), step, playbook, books)
         if len(source.problems) > before:
             whole[name] = playbook
             if all(step.use is None for step in playbook.steps):
@@ -223,7 +220,7 @@ def read_playbooks(
         try:
             flat = inline_playbook(playbook, books)
         except InlineError as error:
-            source.problem(("steps", error.index), str(error), error.hint)
+            source.at("steps", error.index).problem(str(error), error.hint)
             whole[name] = playbook
             continue
         _check_order(source, flat.playbook, flat.origin)
@@ -237,53 +234,49 @@ def required_inputs(playbook: Playbook) -> list[str]:
 
 
 def _check_head(source: Source, playbook: Playbook) -> None:
-    check_word(source, ("target",), "target", playbook.target, _TARGETS)
+    check_word(source.at("target"), "target", playbook.target, _TARGETS)
     if playbook.level not in _LEVELS:
-        source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
+        source.at().wrong("level", "1 (responders may start it) or 2 (operators)")
     if not playbook.steps:
-        source.problem(("steps",), "steps: the list is empty")
+        source.at().wrong("steps", "the list is empty")
     for name, spec in playbook.inputs.items():
-        check_spec(source, ("inputs", name), name, spec)
+        check_spec(source.at("inputs", name), name, spec)
     seen: set[str] = set()
     for index, step in enumerate(playbook.steps):
         if step.id in seen:
-            source.problem(("steps", index, "id"), f"the step {step.id} stands here twice")
+            source.at("steps", index, "id").problem(f"the step {step.id} stands here twice")
         seen.add(step.id)
 
 
 # --- one step ---
 
 
-def _check_step(
-    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, scripts: Mapping[str, str]
-) -> None:
+def _check_step(at: Where, step: Step, playbook: Playbook, scripts: Mapping[str, str]) -> None:
     if not _STEP_ID.fullmatch(step.id):
-        source.problem((*path, "id"), f"id: {step.id!r} has to be small letters, digits, _ and -")
+        at.wrong("id", f"{step.id!r} has to be small letters, digits, _ and -")
     if step.id in RESERVED:
-        source.problem((*path, "id"), f"id: {step.id} is a word of the run's log", "take another")
+        at.wrong("id", f"{step.id} is a word of the run's log", "take another")
     kinds = [name for name in KINDS if getattr(step, name) is not None]
     if len(kinds) != 1:
         text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check, wait and use"
-        source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
+        at.problem(f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
     for kind, words in _WORDS.items():
         if (word := getattr(step, kind)) is not None:
-            check_word(source, (*path, kind), kind, word, list(map(str, words)))
+            check_word(at.at(kind), kind, word, list(map(str, words)))
     for name in ("probe", "verify", "undo"):
         if getattr(step, name) is not None and step.do is None:
-            source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
-    _check_bounds(source, path, step)
-    _check_target(source, path, step, playbook)
+            at.at(name).problem(f"{name}: the step {step.id} does nothing that has one")
+    _check_bounds(at, step)
+    _check_target(at, step, playbook)
     if step.use is None:
-        check_input(source, path, step, playbook)
+        check_input(at, step, playbook)
     script = step.input.get("script")
     if isinstance(script, str) and not placeholders(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
-        source.problem((*path, "input", "script"), f"there is no script {script}", hint)
+        at.at("input", "script").problem(f"there is no script {script}", hint)
 
 
-def _check_depth(
-    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, validation: Validation
-) -> None:
+def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validation) -> None:
     """Each depth that may be meant is there, and its job may come to its end. A step has one of the two."""
     given = step.input.get("depth")
     if step.do not in {Verb.bisect, Verb.diagnose, Verb.sweep} or not isinstance(given, str):
@@ -294,29 +287,29 @@ def _check_depth(
     for name in named:
         if name != FIT and name not in validation.depths:
             hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
-            source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
+            at.at("input", "depth").problem(f"there is no depth {name}", hint)
     meant = {*named, *(validation.fits.values() if FIT in named else ())}
     limits = [validation.depths[name].limit_s for name in meant & validation.depths.keys()]
     longest_s = max(limits, default=0)
     if step.timeout_s < longest_s and "limit_s" not in step.input:
-        source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
+        at.wrong("timeout_s", f"its tests may take {longest_s} s", "at least that")
     if "script" in step.input:
-        source.problem((*path, "input", "depth"), f"the step {step.id} has a depth and a script", "take one")
+        at.at("input", "depth").problem(f"the step {step.id} has a depth and a script", "take one")
 
 
-def _check_target(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+def _check_target(at: Where, step: Step, playbook: Playbook) -> None:
     word = step.do or step.check or step.wait
     if word is None or word in _OF_EITHER:
         return
     if playbook.target == "job" and word not in _OF_JOB:
-        source.problem(path, f"the step {step.id}: {word} is for a node, and this playbook for a job")
+        at.problem(f"the step {step.id}: {word} is for a node, and this playbook for a job")
     elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:
         text = f"the step {step.id}: {word} is for a job, and this playbook for a node"
-        source.problem(path, text, "for_each: jobs_hit does it for each job of the list")
+        at.problem(text, "for_each: jobs_hit does it for each job of the list")
 
 
-def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:
-    check = source.checks(*path)
+def _check_bounds(at: Where, step: Step) -> None:
+    check = at.check
     check("timeout_s", step.timeout_s > 0, "has to be more than 0")
     check("retries", step.retries >= 0, "must not be negative")
     check("back_off_s", step.back_off_s > 0, "has to be more than 0")
@@ -330,32 +323,28 @@ def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:
 # --- playbooks within playbooks ---
 
 
-def _check_use(
-    source: Source, path: tuple[str, int], step: Step, playbook: Playbook, books: Mapping[str, Playbook]
-) -> None:
+def _check_use(at: Where, step: Step, playbook: Playbook, books: Mapping[str, Playbook]) -> None:
     used = books.get(step.use or "")
     if used is None:
         hint = did_you_mean(step.use or "", books) or f"one of {', '.join(sorted(books))}"
-        source.problem((*path, "use"), f"use: there is no playbook {step.use}", hint)
+        at.wrong("use", f"there is no playbook {step.use}", hint)
         return
     if used.target != playbook.target:
-        text = f"use: {used.name} is for a {used.target}, this one for a {playbook.target}"
-        source.problem((*path, "use"), text)
+        at.wrong("use", f"{used.name} is for a {used.target}, this one for a {playbook.target}")
     if used.level > playbook.level:
-        text = f"use: only an operator may start {used.name}, this one a responder too"
-        source.problem((*path, "use"), text, f"level: {used.level}")
+        text = f"only an operator may start {used.name}, this one a responder too"
+        at.wrong("use", text, f"level: {used.level}")
     if step.for_each is not None:
-        source.problem((*path, "for_each"), "for_each: a playbook within another one runs once")
+        at.wrong("for_each", "a playbook within another one runs once")
     for name, value in step.input.items():
-        _check_given(source, (*path, "input", name), name, value, used, playbook)
+        _check_given(at.at("input", name), name, value, used, playbook)
     for name in required_inputs(used):
         if name not in step.input:
-            source.problem(path, f"the step {step.id}: {used.name} needs input.{name}")
+            at.problem(f"the step {step.id}: {used.name} needs input.{name}")
 
 
 def _check_given(
-    source: Source,
-    where: Sequence[str | int],
+    at: Where,
     name: str,
     value: Any,
     used: Playbook,
@@ -363,22 +352,21 @@ def _check_given(
 ) -> None:
     spec = used.inputs.get(name)
     if spec is None:
-        hint = did_you_mean(name, used.inputs)
-        source.problem(where, f"input: {used.name} has no input {name}", hint)
+        at.problem(f"input: {used.name} has no input {name}", did_you_mean(name, used.inputs))
     elif (place := sole_placeholder(value)) is not None:
         outer = playbook.inputs.get(place)
         same = outer is not None and (outer.type, outer.choices) == (spec.type, spec.choices)
         if outer is None:
-            source.problem(where, f"input: the playbook has no input {place}")
+            at.problem(f"input: the playbook has no input {place}")
         elif not same:
-            source.problem(where, f"input: {place} is not what {used.name} takes as {name}", str(spec.type))
+            at.problem(f"input: {place} is not what {used.name} takes as {name}", str(spec.type))
         elif name in required_inputs(used) and not outer.required and outer.default is None:
-            source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
+            at.problem(f"input: {name} is needed, and {place} may be missing", "give it a default")
     else:
         try:
             read_value(name, spec, value)
         except InputInvalid as error:
-            source.problem(where, f"input: {error}")
+            at.problem(f"input: {error}")
 
 
 # --- the whole in its order ---
@@ -388,45 +376,41 @@ def _check_order(source: Source, playbook: Playbook, origin: Sequence[int]) -> N
     """What rests on the steps before. `origin`: by step, the entry of this file that it comes from."""
     seen: dict[str, Step] = {}
     for index, step in zip(origin, playbook.steps, strict=True):
-        path = ("steps", index)
+        at = source.at("steps", index)
         if step.when is not None:
-            _check_when(source, (*path, "when"), step.when, seen, playbook)
+            _check_when(at.at("when"), step.when, seen, playbook)
         removed = any(earlier.do in REMOVING_VERBS for earlier in seen.values())
         word = step.check or step.wait
         if removed and word in _BEFORE_REMOVING:
             text = f"{word} may end the run: it has to stand before the first step that takes anything away"
-            source.problem(path, text)
+            at.problem(text)
         seen[step.id] = step
 
 
-def _check_when(
-    source: Source, path: Sequence[str | int], when: str, before: dict[str, Step], playbook: Playbook
-) -> None:
+def _check_when(at: Where, when: str, before: dict[str, Step], playbook: Playbook) -> None:
     try:
         condition = parse(when)
     except ConditionError as error:
-        source.problem(path, f"when: {error}", "such as test.failed, or severity <= P1 and not input.fast")
+        at.problem(f"when: {error}", "such as test.failed, or severity <= P1 and not input.fast")
         return
     for leaf in leaves(condition):
         if isinstance(leaf, StepOutcome):
-            _check_ended(source, path, leaf, before, playbook)
+            _check_ended(at, leaf, before, playbook)
         elif not isinstance(leaf, Literal) and (text := leaf_error(leaf, playbook.inputs)):
-            source.problem(path, f"when: {text}")
+            at.problem(f"when: {text}")
 
 
-def _check_ended(
-    source: Source, path: Sequence[str | int], leaf: StepOutcome, before: dict[str, Step], playbook: Playbook
-) -> None:
+def _check_ended(at: Where, leaf: StepOutcome, before: dict[str, Step], playbook: Playbook) -> None:
     step = before.get(leaf.step)
     if step is None:
         later = any(other.id == leaf.step for other in playbook.steps)
         text = f"the step {leaf.step} comes later" if later else f"there is no step {leaf.step}"
-        source.problem(path, f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
+        at.problem(f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
     elif step.for_each is not None:
-        source.problem(path, f"when: the step {leaf.step} is made of parts, each with an end of its own")
+        at.problem(f"when: the step {leaf.step} is made of parts, each with an end of its own")
     elif leaf.word == "failed" and not step.may_fail and (step.check or step.do) not in _VERDICTS:
         hint = f"only a step with may_fail, and {' and '.join(sorted(map(str, _VERDICTS)))}, may fail"
-        source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)
+        at.problem(f"when: the step {leaf.step} never fails, it asks a person", hint)
 
 
 def playbook_schema() -> dict[str, Any]:
@@ -458,34 +442,34 @@ _TIMEOUT_MOST_S = 24 * 3600
 def read_commands(source: Source) -> dict[str, SiteCommand]:
     """By name. What is wrong goes to the source's problems."""
     found: dict[str, SiteCommand] = {}
-    for index, command in source.entries("commands", SiteCommand, "command"):
-        check, name = source.checks(index), command.name
+    for at, command in source.entries("commands", SiteCommand, "command"):
+        check, name = at.check, command.name
         named = _COMMAND_NAME.fullmatch(name) is not None
         check("name", named, f"{name!r} has to be small letters, digits and dashes")
         in_time = 0 < command.timeout_s <= _TIMEOUT_MOST_S
         check("timeout_s", in_time, f"has to be above 0, and at most {_TIMEOUT_MOST_S}")
-        _check_argv(source, index, command)
+        _check_argv(at, command)
         found[command.name] = command
     return found
 
 
-def _check_argv(source: Source, index: int, command: SiteCommand) -> None:
+def _check_argv(at: Where, command: SiteCommand) -> None:
     if not command.argv:
-        source.problem((index, "argv"), "argv: the list is empty")
+        at.wrong("argv", "the list is empty")
         return
     program = command.argv[0]
     if not program.startswith("/") or word_placeholders(program):
-        source.problem((index, "argv", 0), f"argv: {program!r} has to be a program's whole path")
+        at.at("argv", 0).problem(f"argv: {program!r} has to be a program's whole path")
     if PurePosixPath(program).name in _SHELLS:
         text = f"argv: {PurePosixPath(program).name} starts whatever it is given"
-        source.problem((index, "argv", 0), text, "put it into a script of the site's, and name that")
+        at.at("argv", 0).problem(text, "put it into a script of the site's, and name that")
     for number, word in enumerate(command.argv):
         if "\0" in word or "\n" in word:
-            source.problem((index, "argv", number), "argv: a word is one line")
+            at.at("argv", number).problem("argv: a word is one line")
         for place in word_placeholders(word):
             if place not in PLACES:
                 hint = did_you_mean(place, PLACES) or f"one of {', '.join(PLACES)}"
-                source.problem((index, "argv", number), f"argv: nothing is known by {{{place}}}", hint)
+                at.at("argv", number).problem(f"argv: nothing is known by {{{place}}}", hint)
 
 
 def check_uses(
@@ -507,19 +491,17 @@ def check_uses(
             if step.do is not Verb.site_command:
                 continue
             for command in (commands[name] for name in _named(step, playbook) if name in commands):
-                path = ("steps", index) if as_written else ("steps",)  # else it comes from another file
-                _check_command_use(source, path, step, command, drained=drained)
+                at = source.at("steps", index) if as_written else source.at("steps")  # from another file
+                _check_command_use(at, step, command, drained=drained)
 
 
-def _check_command_use(
-    source: Source, path: Sequence[str | int], step: Step, command: SiteCommand, *, drained: bool
-) -> None:
+def _check_command_use(at: Where, step: Step, command: SiteCommand, *, drained: bool) -> None:
     if command.takes_capacity and not drained:
         text = f"the step {step.id}: {command.name} takes capacity, and no drain stands before it"
-        source.problem(path, text, "let the gate judge it: do: drain, wait: empty")
+        at.problem(text, "let the gate judge it: do: drain, wait: empty")
     if step.timeout_s < command.timeout_s:
-        text = f"timeout_s: {command.name} may take {command.timeout_s:g} s"
-        source.problem((*path, "timeout_s"), text, f"timeout_s: {command.timeout_s + 60:g}")
+        text = f"{command.name} may take {command.timeout_s:g} s"
+        at.wrong("timeout_s", text, f"timeout_s: {command.timeout_s + 60:g}")
 
 
 def _named(step: Step, playbook: Playbook) -> Sequence[str]:
@@ -540,10 +522,10 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
     if read is None:
         return Validation()
     for name, depth in read.depths.items():
-        where = ("depths", name)
-        check = source.checks(*where)
+        at = source.at("depths", name)
+        check = at.check
         if name == FIT:
-            source.problem(where, f"depths: {FIT} is what follows from the remedy", "take another name")
+            at.problem(f"depths: {FIT} is what follows from the remedy", "take another name")
         different = len(set(depth.tests)) == len(depth.tests) > 0
         check("tests", different, "a list of different tests, not empty")
         check("pair", len(set(depth.pair)) == len(depth.pair), "a list of different tests")
@@ -551,13 +533,13 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
             for index, test in enumerate(tests):
                 if test not in scripts:
                     hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
-                    source.problem((*where, key, index), f"{key}: there is no script {test}", hint)
+                    at.at(key, index).problem(f"{key}: there is no script {test}", hint)
         check("limit_s", 0 < depth.limit_s <= _LIMIT_MAX_S, f"above 0, and at most {_LIMIT_MAX_S}")
     for remedy, name in read.fits.items():
         if remedy not in REMEDY_LADDER:
-            source.problem(("fits", str(remedy)), f"fits: {remedy} is no rung of the ladder")
+            source.at("fits", str(remedy)).problem(f"fits: {remedy} is no rung of the ladder")
         if name not in read.depths:
-            source.problem(("fits", str(remedy)), f"fits: there is no depth {name}")
+            source.at("fits", str(remedy)).problem(f"fits: there is no depth {name}")
     is_depth = read.otherwise in read.depths
-    source.checks()("otherwise", is_depth, f"there is no depth {read.otherwise!r}")
+    source.at().check("otherwise", is_depth, f"there is no depth {read.otherwise!r}")
     return read

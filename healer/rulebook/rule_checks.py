@@ -21,7 +21,7 @@ from healer.model import (
 )
 from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.source import Source
+from healer.rulebook.source import Source, Where
 from healer.signals.kernel_log import normal_pci
 
 Path = tuple[str | int, ...]
@@ -45,43 +45,36 @@ _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 # --- what several files share
 
 
-def check_name(
-    source: Source, path: Path, name: str, taken: Collection[str] = (), what: str = "rule"
-) -> None:
-    """`path` of the entry."""
-    path = (*path, "name")
+def check_name(at: Where, name: str, taken: Collection[str] = (), what: str = "rule") -> None:
+    """`at` is the entry's, as below."""
     if not RULE_NAME.fullmatch(name):
-        source.problem(path, f"name: {name!r} has to be small letters, digits and dashes")
+        at.wrong("name", f"{name!r} has to be small letters, digits and dashes")
     if name in taken:
-        source.problem(path, f"there is a {what} {name} already", "give it another name")
+        at.at("name").problem(f"there is a {what} {name} already", "give it another name")
 
 
 def is_glob(text: str) -> bool:
     return bool(text.strip()) and text.count("[") == text.count("]")
 
 
-def check_globs(source: Source, path: Path, field: str, globs: Iterable[str]) -> None:
-    """`path` of the entry."""
+def check_globs(at: Where, field: str, globs: Iterable[str]) -> None:
     for number, glob in enumerate(globs):
         if not is_glob(glob):
-            source.problem((*path, field, number), f"{field}: {glob!r} is not a name or a glob")
+            at.at(field, number).problem(f"{field}: {glob!r} is not a name or a glob")
 
 
-def check_models(source: Source, path: Path, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
-    """`path` of the entry."""
+def check_models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
     names = [model.name for model in models]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
-            text = f"models: there is no GPU model {glob}"
-            source.problem((*path, "models"), text, did_you_mean(glob, names))
+            at.wrong("models", f"there is no GPU model {glob}", did_you_mean(glob, names))
 
 
-def check_known_fault(source: Source, path: Path, fault: str, known_faults: Sequence[str]) -> None:
-    """A fault or a glob of faults, under the name of its field, which is the last text of `path`."""
+def check_known_fault(at: Where, fault: str, known_faults: Sequence[str]) -> None:
+    """A fault or a glob of faults, under the name of its field, which is the last text of its path."""
     if fault not in known_faults and not any(fnmatchcase(name, fault) for name in known_faults):
-        field = next(part for part in reversed(path) if isinstance(part, str))
-        text = f"{field}: {fault} is no fault that healer knows"
-        source.problem(path, text, did_you_mean(fault, known_faults))
+        field = next(part for part in reversed(at.path) if isinstance(part, str))
+        at.problem(f"{field}: {fault} is no fault that healer knows", did_you_mean(fault, known_faults))
 
 
 def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
@@ -94,74 +87,73 @@ def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
 # --- guards, watches, topology
 
 
-def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
+def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
     """Guard settings with their hostlists expanded; None when something is wrong."""
-    before = len(source.problems)
-    settings = source.convert(path, data, GuardSettings)
+    before = len(at.source.problems)
+    settings = at.source.convert(at.path, data, GuardSettings)
     if settings is None:
         return None
-    check = source.checks(*path)
+    check = at.check
     for name in _SHARES:
         check(name, 0 <= getattr(settings, name) <= 1, "a share lies between 0 and 1")
     check("max_nodes", settings.max_nodes >= 1, "has to be at least 1")
     for name in _AT_LEAST_ZERO:
         check(name, getattr(settings, name) >= 0, "must not be negative")
     if settings.earn.incidents < 1:
-        source.problem((*path, "earn", "incidents"), "earn: incidents has to be at least 1")
+        at.at("earn", "incidents").problem("earn: incidents has to be at least 1")
     if not 0 <= settings.earn.precision <= 1:
-        source.problem((*path, "earn", "precision"), "earn: precision lies between 0 and 1")
-    _check_sweep(source, (*path, "sweep"), settings.sweep)
-    protected = _hosts(source, (*path, "protected"), settings.protected)
+        at.at("earn", "precision").problem("earn: precision lies between 0 and 1")
+    _check_sweep(at.at("sweep"), settings.sweep)
+    protected = _hosts(at.at("protected"), settings.protected)
     windows = tuple(
-        _window(source, (*path, "maintenance", index), window)
-        for index, window in enumerate(settings.maintenance)
+        _window(at.at("maintenance", index), window) for index, window in enumerate(settings.maintenance)
     )
-    if len(source.problems) > before:
+    if len(at.source.problems) > before:
         return None
     return msgspec.structs.replace(settings, protected=protected, maintenance=windows)
 
 
-def _check_sweep(source: Source, path: Sequence[str | int], sweep: SweepSettings) -> None:
+def _check_sweep(at: Where, sweep: SweepSettings) -> None:
     if not 0 <= sweep.max_share <= 1:
-        source.problem((*path, "max_share"), "sweep: max_share lies between 0 and 1")
+        at.at("max_share").problem("sweep: max_share lies between 0 and 1")
     if sweep.max_nodes < 1:
-        source.problem((*path, "max_nodes"), "sweep: max_nodes has to be at least 1")
+        at.at("max_nodes").problem("sweep: max_nodes has to be at least 1")
     if not 0 < sweep.every_days <= _SWEEP_DAYS_MAX:
-        source.problem((*path, "every_days"), f"sweep: every_days is above 0, and at most {_SWEEP_DAYS_MAX}")
+        at.at("every_days").problem(f"sweep: every_days is above 0, and at most {_SWEEP_DAYS_MAX}")
     for name in ("partition", "qos"):
         if not _SLURM_NAME.fullmatch(getattr(sweep, name)):
-            source.problem((*path, name), f"sweep: {name} is no name of Slurm's")
+            at.at(name).problem(f"sweep: {name} is no name of Slurm's")
 
 
-def _hosts(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:
+def _hosts(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for index, text in enumerate(texts):
         if text.count("[") != text.count("]"):
-            source.problem((*path, index), f"{text!r}: a bracket is not closed")
+            at.at(index).problem(f"{text!r}: a bracket is not closed")
             continue
         try:
             names.extend(expand(text))
         except ValueError as error:
-            source.problem((*path, index), str(error))
+            at.at(index).problem(str(error))
     return tuple(names)
 
 
-def _window(source: Source, path: Sequence[str | int], window: Maintenance) -> Maintenance:
+def _window(at: Where, window: Maintenance) -> Maintenance:
     for name in ("since", "until"):
         moment = getattr(window, name)
         if moment is not None and moment.tzinfo is None:
-            source.problem((*path, name), f"{name}: has no time zone", "write Z or an offset")
+            at.at(name).problem(f"{name}: has no time zone", "write Z or an offset")
             return window
     if window.since and window.until and window.since >= window.until:
-        source.problem((*path, "until"), "until: lies before since")
-    return msgspec.structs.replace(window, nodes=_hosts(source, (*path, "nodes"), window.nodes))
+        at.wrong("until", "lies before since")
+    return msgspec.structs.replace(window, nodes=_hosts(at.at("nodes"), window.nodes))
 
 
 def read_watches(source: Source) -> WatchSettings:
     """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
     data = source.mapping((), source.data, "a mapping of watch settings")
     settings = source.convert((), data, WatchSettings) or WatchSettings()
-    check = source.checks()
+    check = source.at().check
     for name, value in msgspec.structs.asdict(settings).items():
         check(name, isinstance(value, tuple) or value > 0, "has to be more than 0")
     return settings
@@ -173,8 +165,7 @@ def read_topology(source: Source) -> Topology:
     data = source.mapping((), source.data, f"a mapping with {', '.join(fields)}")
     for key in data:
         if key not in fields:
-            hint = did_you_mean(str(key), fields)
-            source.problem((key,), f"unknown field {key}", hint)
+            source.at(key).problem(f"unknown field {key}", did_you_mean(str(key), fields))
     return Topology(
         places=_places(source, data.get("places")),
         gpu_pci=_gpu_pci(source, data.get("gpu_pci")),
@@ -190,9 +181,7 @@ def _switches(source: Source, data: Any) -> dict[str, Switch]:
         if switch is not None:
             found[str(name)] = switch
             if switch.guid and not _GUID.fullmatch(switch.guid):
-                source.problem(
-                    ("switches", name, "guid"), f"guid: {switch.guid!r} is not 0x and 16 hex digits"
-                )
+                source.at("switches", name).wrong("guid", f"{switch.guid!r} is not 0x and 16 hex digits")
     return found
 
 
@@ -204,7 +193,7 @@ def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
         for port, peer in source.mapping(("links", name), ports, "peers by port").items():
             if not isinstance(peer, str) or not peer.partition("/")[0]:
                 text = f"{name} {port}: expected what it leads to"
-                source.problem(("links", name, port), text, "such as gpu0001/mlx5_0")
+                source.at("links", name, port).problem(text, "such as gpu0001/mlx5_0")
                 continue
             peers[str(port)] = Peer(*peer.partition("/")[::2])
     return found
@@ -216,10 +205,10 @@ def _places(source: Source, data: Any) -> dict[str, Place]:
         place = source.convert(("places", hosts), fields, Place)
         if place is None:
             continue
-        for node in _hosts(source, ("places",), [str(hosts)]):
+        for node in _hosts(source.at("places"), [str(hosts)]):
             merged = _merged(places.get(node, Place()), place)
             if isinstance(merged, str):
-                source.problem(("places", hosts), f"{node} has two places: {merged}")
+                source.at("places", hosts).problem(f"{node} has two places: {merged}")
                 break
             places[node] = merged
     return places
@@ -239,16 +228,15 @@ def _merged(place: Place, new: Place) -> Place | str:
 def _gpu_pci(source: Source, data: Any) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for model, addresses in source.mapping(("gpu_pci",), data, "GPU models with their addresses").items():
-        path = ("gpu_pci", str(model))
+        at = source.at("gpu_pci", str(model))
         if not isinstance(addresses, list):
-            source.problem(path, f"{model}: expected a list of PCI addresses")
+            at.problem(f"{model}: expected a list of PCI addresses")
             continue
         normal = [normal_pci(str(address)) for address in addresses]
         for index, address in enumerate(normal):
             if address is None:
-                text = f"{addresses[index]!r} is not a PCI address"
-                source.problem((*path, index), text, "such as 0000:9b:00")
+                at.at(index).problem(f"{addresses[index]!r} is not a PCI address", "such as 0000:9b:00")
         found[str(model)] = tuple(address for address in normal if address is not None)
         if len(set(found[str(model)])) < len(found[str(model)]):
-            source.problem(path, f"{model}: an address stands here twice")
+            at.problem(f"{model}: an address stands here twice")
     return found

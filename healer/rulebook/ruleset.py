@@ -3,8 +3,8 @@
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
 `xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml`, `scrape.yaml`,
 `alerts.yaml`, `commands.yaml`, `sharing.yaml`, `escalations.yaml`, `ladders.yaml`, `forecasts.yaml`,
-`notifications.yaml` may be left out.
-Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`.
+`notifications.yaml`, `access.yaml` may be left out.
+Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`, `docs/sign-in.md`.
 """
 
 import hashlib
@@ -31,6 +31,7 @@ from healer.model import (
 )
 from healer.model.faults import Trait, faults_with, heads_with
 from healer.model.vocabulary import did_you_mean
+from healer.rulebook.access_rules import read_access
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
 from healer.rulebook.detection_rules import PlacedRule, as_policy, read_models, read_rules
@@ -63,7 +64,7 @@ from healer.rulebook.rule_checks import (
     read_watches,
 )
 from healer.rulebook.signal_rules import read_catalogue, read_scrape
-from healer.rulebook.source import Problem, Source
+from healer.rulebook.source import Problem, Source, Where
 from healer.topology.found import FOUND, by_hand_first
 
 __all__ = ["Problem", "RulesInvalid", "load"]
@@ -101,13 +102,16 @@ def load(
     problems: list[Problem] = []
     folder = _Folder(rules_dir, problems)
     codes, started = _codes(folder), _started(folder)
-    known_faults = _known_faults(codes)
+    named = [*(ask.fault for ask in codes["recovery_actions"].values()), *OTHER_FAULTS]
+    coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
+    known_faults = [*coded, *named, *(line.fault for line in codes["kernel_lines"].lines)]
     rules = _rules(folder, known_faults, started["playbooks"])
     guards = _guards(folder, dict(overrides or {}))
     about = _about_site(folder)
     measured, placed = _measured(folder, rules, started["playbooks"])
     policies, opened = _opened(folder, rules, known_faults, measured, started["playbooks"])
     notifications = read_notifications(folder.optional("notifications.yaml"))
+    access = read_access(folder.optional("access.yaml"), started["playbooks"])
     if prove and placed and not problems:
         _prove(folder, placed, measured["catalogue"], measured["gpu_models"])
     if problems:
@@ -117,6 +121,7 @@ def load(
         version=folder.version(),
         rules=policies,
         notifications=notifications,
+        access=access,
         default_mode=default_mode,
         settle_s=settle_s,
         **parts,
@@ -245,9 +250,9 @@ class _Folder:
     ) -> dict[int, T]:
         source = self.source(name, required=required)
         found: dict[int, T] = {}
-        for index, entry in source.entries("entries", kind):
+        for at, entry in source.entries("entries", kind):
             if code_of(entry) in found:
-                source.problem((index, "code"), f"code {code_of(entry)} stands here twice")
+                at.at("code").problem(f"code {code_of(entry)} stands here twice")
             found[code_of(entry)] = entry
         return found
 
@@ -268,12 +273,12 @@ def sha256_of(parts: Iterable[bytes]) -> str:
 def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
     source = folder.optional("nvlink5.yaml")
     rows: list[NvlinkRow] = []
-    for index, row in source.entries("rows", NvlinkRow):
+    for at, row in source.entries("rows", NvlinkRow):
         for pattern in row.info:
             try:
                 bit_pattern(pattern)
             except ValueError as error:
-                source.problem((index, "info"), f"info: {error}")
+                at.wrong("info", f"{error}")
         rows.append(row)
     return tuple(rows)
 
@@ -295,24 +300,21 @@ def _scripts(folder: _Folder) -> dict[str, str]:
     return found
 
 
-def _known_faults(codes: Mapping[str, Any]) -> list[str]:
-    named = [*(ask.fault for ask in codes["recovery_actions"].values()), *OTHER_FAULTS]
-    coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
-    return [*coded, *named, *(line.fault for line in codes["kernel_lines"].lines)]
-
-
 def _rules(
     folder: _Folder, known_faults: Sequence[str], playbooks: Mapping[str, Playbook]
 ) -> tuple[Rule, ...]:
     source = folder.source("policies.yaml")
     rules: dict[str, Rule] = {}
-    for index, rule in source.entries("rules", Rule, "rule"):
-        check_name(source, (index,), rule.name)
-        source.checks(index)("faults", bool(rule.faults), "the list is empty")
+    for at, rule in source.entries("rules", Rule, "rule"):
+        check_name(at, rule.name)
+        at.check("faults", bool(rule.faults), "the list is empty")
         for number, fault in enumerate(rule.faults):
-            _check_fault(source, (index, "faults", number), fault, known_faults)
+            if not is_glob(fault):
+                at.at("faults", number).problem(f"faults: {fault!r} is not a name or a glob")
+            elif not fault.startswith(tuple(OPEN_FAULTS)):
+                check_known_fault(at.at("faults", number), fault, (*known_faults, *OPEN_FAULTS))
         if rule.playbook is not None:
-            _check_playbook_of(folder, source, (index,), rule.playbook, playbooks, rule.faults)
+            _check_playbook_of(folder, at, rule.playbook, playbooks, rule.faults)
         rules[rule.name] = rule
     return tuple(rules.values())
 
@@ -344,7 +346,7 @@ def _prove(
         placed_rule.rule.name: sha256_of(
             [
                 *read,
-                _written(placed_rule.source, placed_rule.source.data[placed_rule.index]),
+                _written(placed_rule.at.source, placed_rule.at.source.data[placed_rule.at.path[0]]),
                 *cases.get(placed_rule.rule.name, ()),
             ]
         )
@@ -375,8 +377,7 @@ def _written(source: Source, item: Any) -> bytes:
 
 def _check_playbook_of(
     folder: _Folder,
-    source: Source,
-    place: tuple[str | int, ...],
+    at: Where,
     name: str,
     playbooks: Mapping[str, Playbook],
     faults: Sequence[str] = (),
@@ -384,44 +385,35 @@ def _check_playbook_of(
     """`faults` that the rule takes: a playbook for jobs needs that all of them are faults of jobs."""
     # A playbook whose file is wrong has its own problem already.
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
-    path = (*place, "playbook")
+    at = at.at("playbook")
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
-        source.problem(path, f"there is no playbook {name}", hint)
+        at.problem(f"there is no playbook {name}", hint)
     elif name in playbooks and playbooks[name].target == "job" and not JOB_FAULTS.issuperset(faults or [""]):
         text = f"the playbook {name} is for a job, not for a node"
         alien = ", ".join(fault for fault in faults if fault not in JOB_FAULTS)
         hint = f"{alien}: not told of a job, as {', '.join(sorted(JOB_FAULTS))} are" if alien else ""
-        source.problem(path, text, hint)
+        at.problem(text, hint)
     elif name in playbooks and playbooks[name].target == "node" and JOB_FAULTS.intersection(faults):
-        source.problem(path, f"the playbook {name} is for a node, and this is told of a job and of no node")
+        at.problem(f"the playbook {name} is for a node, and this is told of a job and of no node")
     elif name in playbooks and (needed := required_inputs(playbooks[name])):
         text = f"the playbook {name} needs {', '.join(needed)}, which only a person gives"
-        source.problem(path, text, "give its inputs a default")
-
-
-def _check_fault(
-    source: Source, path: tuple[str | int, ...], fault: str, known_faults: Sequence[str]
-) -> None:
-    if not is_glob(fault):
-        source.problem(path, f"faults: {fault!r} is not a name or a glob")
-    elif not fault.startswith(tuple(OPEN_FAULTS)):
-        check_known_fault(source, path, fault, (*known_faults, *OPEN_FAULTS))
+        at.problem(text, "give its inputs a default")
 
 
 def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
     source = folder.optional("guards.yaml")
     data = source.mapping((), source.data, "a mapping of guard settings")
     special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
-    base = msgspec.structs.replace(check_guards(source, (), data) or GuardSettings(), **overrides)
+    base = msgspec.structs.replace(check_guards(source.at(), data) or GuardSettings(), **overrides)
     places: list[dict[str, GuardSettings]] = []
     for name, told_of in special.items():
         found: dict[str, GuardSettings] = {}
         for place, fields in source.mapping((name,), told_of, f"{name} by name").items():
             if not isinstance(fields, dict):
-                source.problem((name, place), f"{place}: expected guard settings")
+                source.at(name, place).problem(f"{place}: expected guard settings")
                 continue
-            settings = check_guards(source, (name, place), fields)
+            settings = check_guards(source.at(name, place), fields)
             if settings is not None:
                 given = {key: getattr(settings, key) for key in fields}
                 found[place] = msgspec.structs.replace(base, **given)

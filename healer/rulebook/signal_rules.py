@@ -24,7 +24,7 @@ from healer.model import (
 )
 from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.source import Problem, Source
+from healer.rulebook.source import Problem, Source, Where
 
 #: Units a signal may have. Those of time, data and counts can be multiplied and divided in rules.
 UNITS = (
@@ -62,12 +62,13 @@ def read_catalogue(*sources: Source) -> Catalogue:
     name_of: dict[tuple[Any, ...], str] = {}
     entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items("signals"))]
     for source, index, item in entries:
-        entry = source.convert((index,), item, _Entry)
+        at = source.at(index)
+        entry = source.convert(at.path, item, _Entry)
         if entry is None:
             continue
-        _check(source, index, entry)
+        _check(at, entry)
         if entry.name in signals:
-            source.problem((index, "name"), f"the signal {entry.name} stands here twice")
+            at.at("name").problem(f"the signal {entry.name} stands here twice")
         aliases = tuple(Alias(name=alias) if isinstance(alias, str) else alias for alias in entry.aliases)
         own_name = () if entry.derived else (Alias(name=entry.name),)
         for number, alias in enumerate((*own_name, *aliases)):
@@ -75,9 +76,9 @@ def read_catalogue(*sources: Source) -> Catalogue:
             # signals.
             whose = entry.scope if entry.scope in (Scope.link, *OF_DEVICES) else None
             key = (alias.name, tuple(sorted(alias.labels.items())), whose)
-            place = (index, "aliases", number - len(own_name)) if number >= len(own_name) else (index, "name")
+            aliased = at.at("aliases", number - len(own_name)) if number >= len(own_name) else at.at("name")
             if key in name_of:
-                source.problem(place, f"{alias.name} is a name of {name_of[key]} already")
+                aliased.problem(f"{alias.name} is a name of {name_of[key]} already")
                 continue
             name_of[key] = entry.name
             if not alias.labels and "{" not in alias.name:
@@ -86,9 +87,9 @@ def read_catalogue(*sources: Source) -> Catalogue:
     return Catalogue(signals=signals, arriving=arriving)
 
 
-def _check(source: Source, index: int, entry: _Entry) -> None:
+def _check(at: Where, entry: _Entry) -> None:
     def wrong(field: str, text: str, hint: str = "", number: int | None = None) -> None:
-        source.problem((index, field) if number is None else (index, field, number), f"{field}: {text}", hint)
+        (at.at(field) if number is None else at.at(field, number)).problem(f"{field}: {text}", hint)
 
     if not _NAME.fullmatch(entry.name):
         wrong("name", f"{entry.name!r} has to be small letters, digits and _, at most 64")
@@ -150,7 +151,7 @@ def read_scrape(source: Source | None, catalogue: Catalogue, folder: Path) -> Sc
     data = source.mapping((), source.data, "a mapping with jobs and queries")
     for name in data:
         if name not in _SECTIONS:
-            source.problem((name,), f"unknown field {name}", did_you_mean(str(name), _SECTIONS))
+            source.at(name).problem(f"unknown field {name}", did_you_mean(str(name), _SECTIONS))
     return ScrapeRules(
         jobs=tuple(_jobs(source, _list(source, data, "jobs", JOBS_MAX), folder)),
         queries=tuple(_queries(source, _list(source, data, "queries", QUERIES_MAX), catalogue)),
@@ -192,10 +193,10 @@ def _list(source: Source, data: dict[str, object], name: str, most: int) -> list
     if found is None:
         return []
     if not isinstance(found, list):
-        source.problem((name,), f"{name}: expected a list")
+        source.at(name).problem(f"{name}: expected a list")
         return []
     if len(found) > most:
-        source.problem((name,), f"{name}: at most {most}, and here are {len(found)}")
+        source.at(name).problem(f"{name}: at most {most}, and here are {len(found)}")
     return found[:most]
 
 
@@ -203,18 +204,18 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
     jobs: dict[str, ScrapeJob] = {}
     count = 0
     for index, item in enumerate(items):
-        path = ("jobs", index)
+        at = source.at("jobs", index)
         if isinstance(item, dict) and "file_sd" in item:
-            source.problem((*path, "file_sd"), _FILE_SD)
+            at.at("file_sd").problem(_FILE_SD)
             continue
-        job = source.convert(path, item, ScrapeJob)
+        job = source.convert(at.path, item, ScrapeJob)
         if job is None:
             continue
-        _check_job(source, path, job)
+        _check_job(at, job)
         if job.name in jobs:
-            source.problem((*path, "name"), f"the job {job.name} stands here twice")
-        targets = _targets(source, (*path, "targets"), job.targets)
-        groups = _groups(source, (*path, "groups"), job.groups)
+            at.at("name").problem(f"the job {job.name} stands here twice")
+        targets = _targets(at.at("targets"), job.targets)
+        groups = _groups(at.at("groups"), job.groups)
         count += len(targets) + sum(len(group.targets) for group in groups)
         jobs[job.name] = msgspec.structs.replace(
             job,
@@ -225,15 +226,15 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
             bearer_token_file=job.bearer_token_file and str(folder / job.bearer_token_file),
         )
     if count > TARGETS_MAX:
-        source.problem(("jobs",), f"jobs: {count} targets, at most {TARGETS_MAX}")
+        source.at().wrong("jobs", f"{count} targets, at most {TARGETS_MAX}")
     return list(jobs.values())
 
 
-def _check_job(source: Source, path: tuple[str, int], job: ScrapeJob) -> None:
-    check, named = source.checks(*path), _JOB_NAME.fullmatch(job.name) is not None
+def _check_job(at: Where, job: ScrapeJob) -> None:
+    check, named = at.check, _JOB_NAME.fullmatch(job.name) is not None
     check("name", named, f"{job.name!r} has to be letters, digits, _, . and -, at most 64")
     if not job.targets and not job.groups:
-        source.problem(path, f"the job {job.name} has neither targets nor groups")
+        at.problem(f"the job {job.name} has neither targets nor groups")
     in_range = INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S
     check("interval_s", in_range, f"from {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}")
     check("timeout_s", job.timeout_s > 0, "has to be more than 0")
@@ -241,20 +242,18 @@ def _check_job(source: Source, path: tuple[str, int], job: ScrapeJob) -> None:
     check("scheme", job.scheme in SCHEMES, f"{job.scheme!r} is neither http nor https", hint)
     check("path", job.path.startswith("/"), "has to begin with /")
     check("tls_ca_file", not job.tls_ca_file or job.scheme != "http", "needs scheme: https")
-    _check_labels(source, (*path, "labels"), job.labels)
+    _check_labels(at.at("labels"), job.labels)
     is_label = _LABEL.fullmatch(job.node) is not None
     check("node", is_label, f"{job.node!r} is neither host nor series nor the name of a label")
 
 
-def _groups(
-    source: Source, path: Sequence[str | int], groups: Sequence[TargetGroup]
-) -> tuple[TargetGroup, ...]:
+def _groups(at: Where, groups: Sequence[TargetGroup]) -> tuple[TargetGroup, ...]:
     """The groups with their hostlists expanded, together at most a little more than TARGETS_MAX."""
     found: list[TargetGroup] = []
     count = 0
     for index, group in enumerate(groups):
-        _check_labels(source, (*path, index, "labels"), group.labels)
-        targets = _targets(source, (*path, index, "targets"), group.targets)
+        _check_labels(at.at(index, "labels"), group.labels)
+        targets = _targets(at.at(index, "targets"), group.targets)
         found.append(TargetGroup(targets, group.labels))
         count += len(targets)
         if count > TARGETS_MAX:
@@ -262,28 +261,28 @@ def _groups(
     return tuple(found)
 
 
-def _check_labels(source: Source, path: Sequence[str | int], labels: dict[str, str]) -> None:
+def _check_labels(at: Where, labels: dict[str, str]) -> None:
     for label in labels:
         if not _LABEL.fullmatch(label):
-            source.problem(path, f"labels: {label!r} is no name of a label")
+            at.problem(f"labels: {label!r} is no name of a label")
     scheme = labels.get("__scheme__") or SCHEMES[0]
     if scheme not in SCHEMES:
         text = f"labels: __scheme__ {scheme[:100]!r} is neither http nor https"
-        source.problem((*path, "__scheme__"), text, did_you_mean(scheme, SCHEMES))
+        at.at("__scheme__").problem(text, did_you_mean(scheme, SCHEMES))
 
 
-def _targets(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:
+def _targets(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for index, text in enumerate(texts):
         try:
             names = expand(text)
         except ValueError as error:
-            source.problem((*path, index), f"targets: {error}")
+            at.at(index).problem(f"targets: {error}")
             continue
         bad = next((name for name in names if address(name) is None), None)
         if bad is not None:
             hint = "such as gpu[0001-0016]:9400"
-            source.problem((*path, index), f"targets: {bad[:100]!r} is not a host and a port", hint)
+            at.at(index).problem(f"targets: {bad[:100]!r} is not a host and a port", hint)
             continue
         found += names
         if len(found) > TARGETS_MAX:
@@ -294,20 +293,19 @@ def _targets(source: Source, path: Sequence[str | int], texts: Sequence[str]) ->
 def _queries(source: Source, items: Sequence[object], catalogue: Catalogue) -> list[ScrapeQuery]:
     found: list[ScrapeQuery] = []
     for index, item in enumerate(items):
-        path = ("queries", index)
-        query = source.convert(path, item, ScrapeQuery)
+        at = source.at("queries", index)
+        query = source.convert(at.path, item, ScrapeQuery)
         if query is None:
             continue
         signal = catalogue.signals.get(query.signal)
         if signal is None:
             hint = did_you_mean(query.signal, catalogue.signals)
-            source.problem((*path, "signal"), f"signal: the catalogue has no {query.signal}", hint)
+            at.wrong("signal", f"the catalogue has no {query.signal}", hint)
         elif signal.derived:
-            text = f"signal: {query.signal} is derived by healer and never arrives"
-            source.problem((*path, "signal"), text)
+            at.wrong("signal", f"{query.signal} is derived by healer and never arrives")
         if not query.query.strip() or len(query.query) > QUERY_MAX_CHARS:
-            source.problem((*path, "query"), f"query: from 1 to {QUERY_MAX_CHARS} characters")
+            at.wrong("query", f"from 1 to {QUERY_MAX_CHARS} characters")
         if not 5 <= query.interval_s <= INTERVAL_MAX_S:
-            source.problem((*path, "interval_s"), f"interval_s: from 5 to {INTERVAL_MAX_S:g}")
+            at.wrong("interval_s", f"from 5 to {INTERVAL_MAX_S:g}")
         found.append(query)
     return found

@@ -4,9 +4,10 @@ import difflib
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -46,11 +47,6 @@ for _tag, _first, _form in (
     ("float", "-+.0123456789", r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"),
 ):
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
-
-
-class Checks(Protocol):
-    def __call__(self, field: str, holds: bool, text: str, hint: str = "", /) -> None:
-        """Unless it holds: a problem of this field. `text` goes on after the field's name."""
 
 
 class Source:
@@ -93,14 +89,8 @@ class Source:
         """Something is wrong at this place of the data, e.g. `("places", "gpu1", "rack")`."""
         self._add(self.line(path), text, hint)
 
-    def checks(self, *path: str | int) -> "Checks":
-        """For the fields of the entry at this place."""
-
-        def check(field: str, holds: bool, text: str, hint: str = "") -> None:
-            if not holds:
-                self.problem((*path, field), f"{field}: {text}", hint)
-
-        return check
+    def at(self, *path: str | int) -> "Where":
+        return Where(self, path)
 
     def line(self, path: Sequence[str | int]) -> int:
         node, line = self.root, 1
@@ -146,8 +136,8 @@ class Source:
             return []
         return self.data
 
-    def entries(self, what: str, kind: type[T], noun: str = "") -> Iterator[tuple[int, T]]:
-        """(index in the file, entry) of those that are right; the others are problems. With a `noun` for one
+    def entries(self, what: str, kind: type[T], noun: str = "") -> Iterator[tuple["Where", T]]:
+        """Each valid entry, and its place; the others are problems. With a `noun` for one
         entry a second one of the same `name` is a problem too."""
         names: set[str] = set()
         for index, item in enumerate(self.items(what)):
@@ -158,7 +148,7 @@ class Source:
             if noun and name in names:
                 self.problem((index, "name"), f"the {noun} {name} stands here twice")
             names.add(name)
-            yield index, entry
+            yield self.at(index), entry
 
     def mapping(self, path: Sequence[str | int], data: Any, what: str) -> dict[str, Any]:
         if data is None:
@@ -200,6 +190,33 @@ class Source:
                     self.problem((*path, key), f"unknown field {key}", did_you_mean(str(key), types))
                 elif isinstance(value, dict | list):
                     self._unknown_fields((*path, key), value, types[key])
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """An entry of a file, or a field of one: the place that a problem names."""
+
+    source: Source
+    path: tuple[str | int, ...]
+
+    def at(self, *path: str | int) -> "Where":
+        return Where(self.source, (*self.path, *path))
+
+    @property
+    def line(self) -> int:
+        return self.source.line(self.path)
+
+    def problem(self, text: str, hint: str = "") -> None:
+        self.source.problem(self.path, text, hint)
+
+    def wrong(self, field: str, text: str, hint: str = "") -> None:
+        """A problem of this field; `text` goes on after its name."""
+        self.at(field).problem(f"{field}: {text}", hint)
+
+    def check(self, field: str, holds: bool, text: str, hint: str = "") -> None:
+        """Unless it holds: a problem of this field."""
+        if not holds:
+            self.wrong(field, text, hint)
 
 
 def unified_diff(file: str, before: str | None, text: str) -> str:

@@ -232,6 +232,8 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
     # The sender chooses the fingerprint and the envelope, so the place belongs to the identity too.
     here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
     url = alert.generator_url
+    # One line for people.
+    text = next((alert.annotations[name] for name in _ANNOTATIONS if alert.annotations.get(name)), "")
     return Observation(
         digest=digest_of(*same, *here),
         kind=ObservationKind.alert,
@@ -245,7 +247,7 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
             "starts_at": begun.isoformat(),
             **({"ends_at": ended.isoformat()} if ended else {}),
             "labels": alert.labels,
-            "summary": _summary(alert.annotations),
+            "summary": " ".join(text[: 4 * TEXT_MAX].split())[:TEXT_MAX],
             "source": source,
             "url": url if url.startswith(("http://", "https://")) and len(url) <= URL_MAX else "",
         },
@@ -257,12 +259,6 @@ def _moment(name: str, text: str) -> datetime:
         return utc_time(text)
     except BadEntry as error:
         raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
-
-
-def _summary(annotations: Mapping[str, str]) -> str:
-    """One line for people."""
-    text = next((annotations[name] for name in _ANNOTATIONS if annotations.get(name)), "")
-    return " ".join(text[: 4 * TEXT_MAX].split())[:TEXT_MAX]
 
 
 STRUCTURED = "application/cloudevents+json"

@@ -34,8 +34,7 @@ from healer.signals.values import blanks_to_nan, float_array, number, sample_tim
 from healer.signals.wire import Gpu, HasNode, wrong_node
 
 # --- columnar body ------------------------------------------------------------------------------------------
-#
-#  Bodies of columnar metrics as they are read: their form, their bounds, one entry after the other.
+# Bodies of columnar metrics as they are read: their form, their bounds, one entry after the other.
 
 #: GPUs of one node, NVLinks of one GPU, names of one body: far above what any machine has.
 GPUS_MAX = 64

@@ -9,8 +9,7 @@ from healer.signals.inventory import Where
 from healer.signals.wire import HasNode
 
 # --- parts --------------------------------------------------------------------------------------------------
-#
-#  Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
+# Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
 
 #: (cluster, node) -> how many GPUs Slurm shows there; None if it does not say.
 Shown = Callable[[str, str], int | None]
@@ -55,8 +54,7 @@ class Parts:
 
 
 # --- ports --------------------------------------------------------------------------------------------------
-#
-#  Names of ports: those of hardware, and no more of one node than a machine can have.
+# Names of ports: those of hardware, and no more of one node than a machine can have.
 #
 # Every container brings an interface, and each name would be a series of its own for ever: so what is taken
 # is named like hardware (drivers, systemd's predictable names, rdma-core), not merely unlike what is known

@@ -10,8 +10,7 @@ from healer.model import FACT_MAX, FACTS, Component, Observation, ObservationKin
 from healer.signals.identity import digest_of
 
 # --- serials ------------------------------------------------------------------------------------------------
-#
-#  Serial numbers of GPU boards, and the row of a GPU in an inventory.
+# Serial numbers of GPU boards, and the row of a GPU in an inventory.
 
 #: NVIDIA's are 13 digits; other boards have letters and dashes too. `N/A`, `0` and words are none.
 _SERIAL = re.compile(r"(?=.*[1-9])[0-9A-Za-z][0-9A-Za-z-]{4,31}")
@@ -30,8 +29,7 @@ def gpu_row(index: int, pci: str, uuid: str, serial: str) -> dict[str, Any]:
 
 
 # --- facts --------------------------------------------------------------------------------------------------
-#
-#  What nodes are made of and set to (`healer.model.FACTS`), from labels, nvidia-smi and reports.
+# What nodes are made of and set to (`healer.model.FACTS`), from labels, nvidia-smi and reports.
 #
 # Sent on a change, and again every few hours, so that nothing is lost for good while the database is away.
 

@@ -17,8 +17,7 @@ from healer.model import NO_LINES, LineBook, ObservationKind
 from healer.model.kernel_lines import CONTENT_MAX, Pattern, encodable
 
 # --- prefix -------------------------------------------------------------------------------------------------
-#
-#  What precedes the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
+# What precedes the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
 #
 # A line with the tag of another program is not a kernel line, whatever it says: anybody may run `logger`.
 # (A user who sets the tag to `kernel` cannot be detected in text; senders should read the kernel's own

@@ -18,8 +18,7 @@ from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, map
 from healer.signals.wire import ENTRIES_MAX, Accepted, HasNode, check_entries, entries_observations
 
 # --- syslog -------------------------------------------------------------------------------------------------
-#
-#  What proves that a record of a log shipper is the kernel's own line.
+# What proves that a record of a log shipper is the kernel's own line.
 #
 # Text proves nothing: anyone who runs programs on a node can write `<0>` or `kern.err` to /dev/log, and
 # rsyslog's imuxsock trusts the facility. What counts is where the shipper says it read the line:
@@ -112,8 +111,7 @@ def _in(value: Any, words: frozenset[Any]) -> bool:
 
 
 # --- journal ------------------------------------------------------------------------------------------------
-#
-#  Records of systemd's journal: the export format as bytes, and what its fields say of a kernel line.
+# Records of systemd's journal: the export format as bytes, and what its fields say of a kernel line.
 #
 # Formats: systemd's documents JOURNAL_EXPORT_FORMATS and systemd.journal-fields(7). A field whose name
 # begins with `_` is journald's own word: no client can set one.

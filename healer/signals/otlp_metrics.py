@@ -29,8 +29,7 @@ from healer.signals.slots import NO_TIME, Samples, Slots
 from healer.signals.wire import HasNode
 
 # --- otlp names ---------------------------------------------------------------------------------------------
-#
-#  Names and labels of OTLP -> those of Prometheus, which the catalogue's aliases are.
+# Names and labels of OTLP -> those of Prometheus, which the catalogue's aliases are.
 #
 # By the rules that the collector's own Prometheus exporters follow (OpenTelemetry's specification,
 # "Prometheus and OpenMetrics Compatibility"): dots become `_`, the unit and `_total` are put behind the
@@ -140,8 +139,7 @@ def label_text(value: Any) -> str:
 
 
 # --- otlp points --------------------------------------------------------------------------------------------
-#
-#  ExportMetricsServiceRequest in protobuf -> its metrics with their points. opentelemetry-proto 1.x.
+# ExportMetricsServiceRequest in protobuf -> its metrics with their points. opentelemetry-proto 1.x.
 #
 # Attributes are passed on as raw bytes and decoded only for a series that is new.
 
@@ -311,7 +309,6 @@ class _Reader:
 
 
 # --- otlp json ----------------------------------------------------------------------------------------------
-#
 # The same of a body in JSON: names in camelCase, 64-bit numbers as text.
 
 #: Objects of a large body: a point has some 20.

@@ -98,7 +98,6 @@ def text(raw: bytes) -> str:
 
 
 # --- JSON ------------------------------------------------------------------------------------------------
-#
 # In protobuf's JSON `null` is the same as a field that is left out, whatever the field (ProtoJSON).
 
 

@@ -114,8 +114,7 @@ def _in_leap_second(at: datetime) -> datetime:
 
 
 # --- repeated -----------------------------------------------------------------------------------------------
-#
-#  Maps in which one name may occur more than once, as JSON and protobuf allow.
+# Maps in which one name may occur more than once, as JSON and protobuf allow.
 #
 # A plain dict keeps the last value only. Where a later value must not override an earlier one (`logs`), all
 # of them are read.

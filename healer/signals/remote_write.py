@@ -31,8 +31,7 @@ from healer.signals.slots import Samples, Slots
 from healer.signals.wire import HasNode
 
 # --- order --------------------------------------------------------------------------------------------------
-#
-#  The order in which series come: of a known one the next is guessed, and compared instead of looked up.
+# The order in which series come: of a known one the next is guessed, and compared instead of looked up.
 #
 # A table of 300,000 label blocks lies in no cache of a processor, so to look a block up is to wait for
 # memory. Blocks that followed each other before lie side by side.

@@ -49,8 +49,7 @@ from healer.signals.rejects import Rejected, Rejects
 from healer.signals.wire import HasNode
 
 # --- names --------------------------------------------------------------------------------------------------
-#
-#  From the name of an arriving series to the signals it may be; from signal and part to a number.
+# From the name of an arriving series to the signals it may be; from signal and part to a number.
 
 #: NVLinks of one GPU that replace a `{link}` in an alias: 18 on Hopper and Blackwell.
 LINKS = 18
@@ -163,8 +162,7 @@ class Numbers:
 
 
 # --- measured -----------------------------------------------------------------------------------------------
-#
-#  What a request of samples holds, whatever its wire form.
+# What a request of samples holds, whatever its wire form.
 
 #: Names listed as unknown, of one request; samples of the others are only counted.
 NAMES_LISTED = 200

@@ -33,8 +33,7 @@ from healer.signals.values import TOO_OLD, accepted_time, blanks_to_nan
 from healer.signals.wire import HasNode
 
 # --- prepared -----------------------------------------------------------------------------------------------
-#
-#  Reports of scrapes that come again: what their slots mean, worked out once.
+# Reports of scrapes that come again: what their slots mean, worked out once.
 
 
 class Refusal(NamedTuple):

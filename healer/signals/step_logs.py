@@ -23,8 +23,7 @@ from typing import NamedTuple
 from healer.signals.values import float_or_none
 
 # --- step bars ----------------------------------------------------------------------------------------------
-#
-#  Lightning's progress bars, of tqdm and rich -> how long a step took.
+# Lightning's progress bars, of tqdm and rich -> how long a step took.
 #
 # A bar shows how many batches were done after how many whole seconds of its epoch, and a rate of two
 # decimals. The rate is coarse where steps are slow (`0.02it/s` is 40 s as well as 66 s), and tqdm's is the

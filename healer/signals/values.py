@@ -14,8 +14,7 @@ from healer.model import Signal, SignalKind
 from healer.signals.rejects import BadEntry, utc_time
 
 # --- numerals -----------------------------------------------------------------------------------------------
-#
-#  Numbers that senders write as text.
+# Numbers that senders write as text.
 #
 # Python's own `float` and `int` also take `1_000` and the digits of every script, which are no numbers to
 # Prometheus, to JSON or to any exporter.

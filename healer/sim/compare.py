@@ -5,6 +5,7 @@ rule, root and opening evidence; else by rule and root at nearly the same time; 
 evidence, where another rule opened it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -214,9 +215,11 @@ def _by_rule(
     for what in ("new", "lost", "moved"):
         count(actions[what], f"actions_{what}")
     count(held, "held")
-    totals = [_rules_of(document.incidents.values()) for document in (old, new)]
+    before, after = (
+        Counter(incident["rule"] for incident in document.incidents.values()) for document in (old, new)
+    )
     return [
-        {"rule": rule, "before": totals[0].get(rule, 0), "after": totals[1].get(rule, 0), **counts}
+        {"rule": rule, "before": before[rule], "after": after[rule], **counts}
         for rule, counts in sorted(counted.items())
     ]
 
@@ -225,10 +228,3 @@ _COUNTS = (
     "incidents_new", "incidents_lost", "incidents_changed",
     "actions_new", "actions_lost", "actions_moved", "held",
 )  # fmt: skip
-
-
-def _rules_of(incidents: Iterable[Row]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for incident in incidents:
-        found[incident["rule"]] = found.get(incident["rule"], 0) + 1
-    return found

@@ -1,13 +1,17 @@
 """The tables of the ledger in memory, and the undo log of a transaction."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from healer.model import (
     ENDED_RUN_STATES,
+    HARDWARE,
+    SLOT_GUARDS,
     AuditRecord,
     Breaker,
     Command,
@@ -15,23 +19,35 @@ from healer.model import (
     FaultBurst,
     Finding,
     Forecast,
+    GateFacts,
+    Guard,
     Incident,
     Inventory,
     LogEntry,
     Message,
     Mode,
+    NodeHistory,
     Pause,
     Permit,
     Reference,
+    Remedy,
     RemedyUse,
     RequeueUse,
+    Review,
     Run,
+    RunState,
     Slot,
+    SlurmSnapshot,
+    StepEvent,
+    Sweeps,
     Ticket,
     Trial,
+    Verb,
     VerdictAt,
     Veto,
+    Waiting,
 )
+from healer.model.gate import COUNTED
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -136,7 +152,7 @@ class Undo:
         self._back: list[Callable[[], object]] = []
 
     def __bool__(self) -> bool:
-        """Whether anything was written."""
+        """Whether anything was written: tests count such commits."""
         return bool(self._back)
 
     def __call__(self) -> None:
@@ -175,3 +191,173 @@ def _restore(rows: dict[Any, Any], key: Any, before: Any) -> None:
         del rows[key]
     else:
         rows[key] = before
+
+
+#: So long after its end an incident still counts as recent.
+RECENT = timedelta(minutes=5)
+_DAY = timedelta(hours=24)
+
+
+def gate_facts(tables: Tables, cluster: str, snapshot: SlurmSnapshot | None, now: datetime) -> GateFacts:
+    """What the gate decides by: `snapshot` is Slurm's picture as it sees it."""
+    return GateFacts(
+        cluster=cluster,
+        snapshot=snapshot,
+        slots=tuple(tables.slots.values()),
+        granted=tuple(
+            slot.granted_at
+            for slot in tables.granted
+            if not slot.unusable and now - slot.granted_at < timedelta(hours=1)
+        ),
+        pauses=tuple(pause for pause in tables.pauses if pause.until is None or pause.until > now),
+        breaker=tables.breaker or Breaker(cluster=cluster),
+        requeues=_of_last_day(tables.requeues, now),
+        remedies=_of_last_day(tables.remedies, now),
+        vetoes=tuple(veto for veto in tables.vetoes if veto.until > now),
+        modes=dict(tables.modes),
+        actions=tuple(tables.ended),
+        running={
+            run.node: run.id
+            for run in tables.active_runs()
+            if run.state is RunState.running and not run.shadow and not run.alongside and run.node
+        },
+        unmade=dict(_unmade(tables)),
+        permits=_of_last_day(tables.permits, now),
+        waiting=tuple(_waiting(tables)),
+        trials=tuple(trial for trial in tables.texts.values() if trial.left),
+    )
+
+
+def _unmade(tables: Tables) -> Iterator[tuple[str, datetime]]:
+    for slot in tables.slots.values():
+        run = tables.runs.get(slot.run)
+        if slot.drained_at is None and (run is None or run.state in ENDED_RUN_STATES):
+            yield slot.node, run.ended_at or slot.granted_at if run is not None else slot.granted_at
+
+
+def _of_last_day(rows: Iterable[Any], now: datetime) -> tuple[Any, ...]:
+    return tuple(row for row in rows if now - row.at < _DAY)
+
+
+def _waiting(tables: Tables) -> Iterator[Waiting]:
+    """Runs that a cap holds back, before they began or at a step."""
+    for run in tables.active_runs():
+        incident = tables.incidents.get(run.incident or "")
+        at_step = run.state is RunState.running and run.question is not None
+        if incident is None or run.shadow or not (at_step or run.state is RunState.held):
+            continue
+        log = tables.log.get(run.id, [])
+        guard = log[-1].data.get("guard") if at_step and log else incident.held_by
+        if guard in SLOT_GUARDS or guard == Guard.floor:
+            yield Waiting(
+                run=run.id,
+                node=run.node,
+                guard=Guard(guard),
+                severity=incident.severity,
+                since=incident.opened,
+                jobs=incident.jobs_hit,
+            )
+
+
+def sweeps(tables: Tables, playbooks: Sequence[str], since: datetime, now: datetime) -> Sweeps:
+    """Runs of these playbooks, tests since then, and nodes with an open hardware fault."""
+    runs = [run for run in tables.runs.values() if run.playbook in playbooks and run.node]
+    open_faults = [
+        incident
+        for incident in tables.recent_incidents(now - RECENT)
+        if incident.is_open and incident.fault_class in HARDWARE
+    ]
+    open_faults.sort(key=lambda incident: str(incident.fault_class))
+    tests = [
+        (entry.at, run.node)
+        for run in tables.runs.values()
+        for entry in tables.log.get(run.id, ())
+        if run.node
+        and entry.event is StepEvent.done
+        and entry.data.get("passed") is not None
+        and entry.data.get("verb") in {Verb.diagnose, Verb.sweep}
+    ]
+    tests.sort(key=lambda test: test[0])
+    begun = sorted((run.created_at, run.node or "") for run in runs if not run.shadow)
+    at_work = {RunState.running, RunState.stuck}
+    return Sweeps(
+        running={run.node or "": run.id for run in runs if run.state in at_work and not run.shadow},
+        ailing={fault.root.node: fault.fault_class for fault in open_faults if fault.root.node},
+        tested={node: at for at, node in tests if at > since},
+        begun={node: at for at, node in begun if at > since},
+    )
+
+
+def node_history(tables: Tables, node: str, since: datetime) -> NodeHistory:
+    """Incidents of the node that were open after `since`, oldest first, and which of them have a ticket."""
+    incidents = sorted(
+        (
+            incident
+            for incident in tables.incidents.values()
+            if incident.root.node == node
+            and incident.merged_into is None
+            and (incident.closed is None or incident.closed >= since)
+        ),
+        key=lambda incident: (incident.opened, incident.id),
+    )
+    filed = {message.incident for message in tables.messages.values() if isinstance(message, Ticket)}
+    return NodeHistory(
+        incidents=tuple(incidents),
+        ticketed=frozenset(incident.id for incident in incidents if incident.id in filed),
+    )
+
+
+def outcome(tables: Tables, incident: Incident, review: Review | None) -> bool | None:
+    """Whether the incident was a true fault; None: unknown. A person's review outweighs what was measured."""
+    if review in (Review.true_fault, Review.false_alarm):
+        return review is Review.true_fault
+    failed = any(
+        entry.event is StepEvent.done
+        and entry.data.get("verb") == Verb.diagnose
+        and entry.data.get("passed") is False
+        for run in tables.runs.values()
+        if run.incident == incident.id
+        for entry in tables.log.get(run.id, ())
+    )
+    replaced = not incident.is_open and incident.tried is Remedy.replace
+    return True if failed or replaced else None
+
+
+def record_texts(
+    tables: Tables, cluster: str, texts: Mapping[str, str], first_runs: int, now: datetime
+) -> list[Trial]:
+    """Stores new texts of rules and playbooks, and counts down the first runs that need approval. Returns the
+    trials that are left."""
+    known_texts = tables.texts
+    new = {
+        (name, digest): Trial(name=name, digest=digest, since=now, left=first_runs if known_texts else 0)
+        for name, digest in texts.items()
+        if (name, digest) not in known_texts
+    }
+    if known_texts and new:
+        data = {"names": sorted(name for name, _ in new), "first_runs_by_approval": first_runs}
+        subject = f"cluster/{cluster}"
+        tables.audit.append(
+            AuditRecord(
+                cluster=cluster, at=now, actor="healer", verb="rules.changed", subject=subject, data=data
+            )
+        )
+    known_texts |= new
+    in_trial = []
+    for key, trial in known_texts.items():
+        if trial.left and texts.get(trial.name) == trial.digest:
+            left = max(0, first_runs - _approved_runs(tables.runs.values(), trial))
+            known_texts[key] = msgspec.structs.replace(trial, left=left)
+            in_trial += [known_texts[key]] if left else []
+    return in_trial
+
+
+def _approved_runs(runs: Iterable[Run], trial: Trial) -> int:
+    return sum(
+        run.state in COUNTED
+        and not run.shadow
+        and run.created_at >= trial.since
+        and (run.approved_by is not None or run.by != "healer")
+        and trial.name in {f"rule/{run.rule}", f"playbook/{run.playbook}"}
+        for run in runs
+    )

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from setproctitle import setproctitle
 
+from healer.adapters.system_clock import SystemClock
 from healer.model import (
     Bundle,
     Diagnosis,
@@ -36,11 +37,8 @@ from healer.model import (
 )
 from healer.ports.clock import Clock
 from healer.ports.node_exec import NodeError, NodeUnavailable
-from healer.sim.sim_clock import WallClock
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 from healer.text import Said, joined, quoted, say
-
-__all__ = ["NodesClient", "NodesServer", "SimNodes"]
 
 T = TypeVar("T")
 FABRIC_MANAGER = "nvidia-fabricmanager"
@@ -332,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--diagnosis-s", type=float, default=DIAGNOSIS_S)
     options = parser.parse_args(arguments)
     setproctitle("healer sim-nodes")
-    NodesServer(SimNodes(WallClock(), diagnosis_s=options.diagnosis_s), options.socket).run()
+    NodesServer(SimNodes(SystemClock(), diagnosis_s=options.diagnosis_s), options.socket).run()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A fault is planted by name on a node, a GPU of it, or (`fleet-warm`) on all. Its
 shape (nodes, GPUs), (nodes, ports) or (nodes,), computed again when a fault comes or goes. A cause (a row of
 Llama 3's table) shows in one of several ways; their texts are those of the driver and the kernel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -92,7 +92,6 @@ def no_effects(nodes: int, gpus: int, ports: int) -> Effects:
     return Effects(**{field.name: usual(field) for field in fields(Effects)})
 
 
-_At = tuple[int | slice, int | slice]
 _BY_GPU = {
     Fault.thermal_throttle, Fault.slow_gpu, Fault.clock_low, Fault.clock_lower, Fault.ecc_uncorrectable,
     Fault.remap_pending,
@@ -100,54 +99,24 @@ _BY_GPU = {
 }  # fmt: skip
 
 
-def _clock_low(effects: Effects, at: _At) -> None:
-    effects.clock[at] = 0.75
-    effects.compute[at] = SLOWER
-
-
-def _clock_lower(effects: Effects, at: _At) -> None:
-    effects.clock[at] = 0.84
-    effects.compute[at] = 1.10
-
-
-def _setter(field: str, value: float | bool) -> Callable[[Effects, _At], None]:
-    def put(effects: Effects, at: _At) -> None:
-        getattr(effects, field)[at] = value
-
-    return put
-
-
-def _node_setter(field: str) -> Callable[[Effects, _At], None]:
-    def put(effects: Effects, at: _At) -> None:
-        getattr(effects, field)[at[0]] = True
-
-    return put
-
-
-def _ib_errors(effects: Effects, at: _At) -> None:
-    """A bad cable on the first port. Thresholds of peers: facts, gpu_faults_and_peers c.8."""
-    effects.ib_symbols[at[0], 0] = 60.0
-    effects.ib_recoveries[at[0], 0] = 0.5
-    effects.ib_receive[at[0], 0] = 40.0
-    effects.ib_discards[at[0], 0] = 250.0
-
-
-_APPLY: dict[Fault, Callable[[Effects, _At], None]] = {
-    Fault.thermal_throttle: _setter("throttle", True),
-    Fault.slow_gpu: _setter("compute", SLOWER),
-    Fault.clock_low: _clock_low,
-    Fault.clock_lower: _clock_lower,
-    Fault.fabric_manager_down: _node_setter("fabric_down"),
-    Fault.ecc_uncorrectable: _setter("ecc_uncorrectable", 0.1),
-    Fault.remap_pending: _setter("remap_pending", True),
-    Fault.remap_failed: _setter("remap_failed", True),
-    Fault.pcie_width: _setter("pcie_width", 8.0),
-    Fault.pcie_replays: _setter("pcie_replays", 12.0),
-    Fault.nvlink_crc: _setter("nvlink_crc", 400.0),
-    Fault.ib_errors: _ib_errors,
-    Fault.gpu_missing: _setter("missing", True),
-    Fault.sensor_gone: _node_setter("silent"),
-    Fault.fleet_warm: _setter("warmer_c", 9.0),
+#: What each fault sets on its GPU, on the first port or on its node, by field of `Effects`.
+_SETS: dict[Fault, dict[str, float | bool]] = {
+    Fault.thermal_throttle: {"throttle": True},
+    Fault.slow_gpu: {"compute": SLOWER},
+    Fault.clock_low: {"clock": 0.75, "compute": SLOWER},
+    Fault.clock_lower: {"clock": 0.84, "compute": 1.10},
+    Fault.fabric_manager_down: {"fabric_down": True},
+    Fault.ecc_uncorrectable: {"ecc_uncorrectable": 0.1},
+    Fault.remap_pending: {"remap_pending": True},
+    Fault.remap_failed: {"remap_failed": True},
+    Fault.pcie_width: {"pcie_width": 8.0},
+    Fault.pcie_replays: {"pcie_replays": 12.0},
+    Fault.nvlink_crc: {"nvlink_crc": 400.0},
+    # A bad cable. Thresholds of peers: facts, gpu_faults_and_peers c.8.
+    Fault.ib_errors: {"ib_symbols": 60.0, "ib_recoveries": 0.5, "ib_receive": 40.0, "ib_discards": 250.0},
+    Fault.gpu_missing: {"missing": True},
+    Fault.sensor_gone: {"silent": True},
+    Fault.fleet_warm: {"warmer_c": 9.0},
 }
 
 
@@ -157,7 +126,9 @@ def effects_of(planted: Sequence[Planted], nodes: dict[str, int], gpus: int, por
     for planting in planted:
         row = slice(None) if planting.node is None else nodes[planting.node]
         gpu = slice(None) if planting.gpu is None else planting.gpu
-        _APPLY[planting.fault](effects, (row, gpu))
+        for field, value in _SETS[planting.fault].items():
+            at = row if field in _OF_NODES else (row, 0 if field in _OF_PORTS else gpu)
+            getattr(effects, field)[at] = value
     return effects
 
 

@@ -1,6 +1,6 @@
 """The document of a replay: incidents, actions, what was held, and differences to what was done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,13 +113,12 @@ class _IncidentRows:
     def _similar(self, incident: Incident) -> list[Similar]:
         same_node = self._alike[("node", incident.root.node)] if incident.root.node is not None else []
         near = [*self._alike[("fault", incident.fault)][:SIMILAR_MAX], *same_node[:SIMILAR_MAX]]
-        return similar_to(incident, near, self._model_of, self._cures)
-
-    def _model_of(self, node: str) -> str:
-        return self._nodes[node].gpu_model if node in self._nodes else ""
-
-    def _cures(self, names: Sequence[str]) -> dict[str, list[Verb]]:
-        return {name: self._done.get(name, []) for name in names}
+        return similar_to(
+            incident,
+            near,
+            lambda node: self._nodes[node].gpu_model if node in self._nodes else "",
+            lambda names: {name: self._done.get(name, []) for name in names},
+        )
 
 
 def _done_by_incident(tables: Tables) -> dict[str, list[Verb]]:

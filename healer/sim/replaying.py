@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from healer.model import Observation, ObservationKind, Reference, Ruleset, SlurmNode
+from healer.model import Observation, ObservationKind, Reference, Ruleset
 from healer.model.slurm import is_ours
 from healer.recordings.recorder import LOST
 from healer.recordings.recording import BadRecording, Entry
 from healer.signals.alert_bodies import Site
-from healer.sim.ledger_reads import RECENT
+from healer.sim.ledger_tables import RECENT
 from healer.sim.loop import Loop
 from healer.sim.nodes import SimNodes
 from healer.sim.replay_report import report
@@ -105,7 +105,8 @@ class Replay:
             seen = [signal for entry in batch for signal in self._signals(entry)]
             before = self._written()
             self._walk(seen)
-            if before != self._written() or any(_is_news(entry) for entry in batch):
+            # Whether walks are due soon after this entry.
+            if before != self._written() or any(entry.route.startswith("slurm/") for entry in batch):
                 self.quiet_since = at
             if HEARTBEAT in routes:
                 self.beat_at = at
@@ -168,7 +169,8 @@ class Replay:
     def _show(self, entry: Entry) -> None:
         if entry.route == "slurm/nodes":
             for node in self.slurm.show_nodes(shown(entry.body, "nodes"), self.rules.topology):
-                self._note_drain(node, entry.at)
+                if node.drain and is_ours(node.reason):
+                    self.recorded_drains.setdefault(node.name, node.reason_at or entry.at)
         elif entry.route == "slurm/jobs":
             self.slurm.show_jobs(shown(entry.body, "jobs"))
         else:
@@ -181,10 +183,6 @@ class Replay:
         reference = msgspec.convert(fields, Reference)
         self.ledger.tables.references[reference.kind] = reference
         self.picture.references_at = None
-
-    def _note_drain(self, node: SlurmNode, at: datetime) -> None:
-        if node.drain and is_ours(node.reason):
-            self.recorded_drains.setdefault(node.name, node.reason_at or at)
 
     def _signals(self, entry: Entry) -> list[Observation]:
         if entry.route == HEARTBEAT and not entry.query:
@@ -296,11 +294,6 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     if run.samples is not None and run.samples.unrecognised:
         log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
     return document
-
-
-def _is_news(entry: Entry) -> bool:
-    """Whether walks are due soon after this entry."""
-    return entry.route.startswith("slurm/")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Clocks for simulations: one that is moved by its owner, and the machine's own."""
+"""The clock of simulations, which its owner moves."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -28,10 +28,3 @@ class SimClock:
             if now < self._now:
                 raise ValueError(f"a clock cannot go back from {self._now} to {now}")
             self._now = now.astimezone(UTC)
-
-
-class WallClock:
-    """The machine's time, for a simulated Slurm that others watch in real time."""
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)

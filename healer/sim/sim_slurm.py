@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from setproctitle import setproctitle
 
+from healer.adapters.system_clock import SystemClock
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.clock import Clock
 from healer.ports.scheduling import (
@@ -29,7 +30,6 @@ from healer.ports.scheduling import (
     SlurmReads,
     UnknownNode,
 )
-from healer.sim.sim_clock import WallClock
 from healer.sim.slurm_nouns import (
     Job,
     SlurmTimes,
@@ -49,8 +49,6 @@ from healer.sim.slurm_nouns import (
 from healer.sim.slurm_world import World
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 from healer.text import say
-
-__all__ = ["SimClient", "SimReads", "SimScheduler", "SimServer", "SlurmTimes", "sim_nodes"]
 
 #: The user as whom healer calls it.
 USER = "root"
@@ -556,7 +554,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     setproctitle("healer sim-slurm")
     scheduler = SimScheduler(
         options.cluster,
-        WallClock(),
+        SystemClock(),
         options.nodes,
         times=SlurmTimes(cred_expire_s=options.cred_expire_s, slurmd_timeout_s=options.slurmd_timeout_s),
         test_s=TEST_S,

@@ -93,7 +93,7 @@ class World:
 
     def show(self, node: Node, now: datetime) -> SlurmNode:
         held = self.held_for(now).get(node.spec.name, ())
-        return show_node(node, self._completing_on(node), held)
+        return show_node(node, sum(self.jobs[job].completing_until is not None for job in node.jobs), held)
 
     def show_all(self, now: datetime) -> tuple[dict[str, SlurmNode], dict[str, SlurmJob]]:
         """Returns the same objects while nothing changes: a fleet of thousands is read each second, and
@@ -117,9 +117,6 @@ class World:
         if changed or not self._shown_nodes:
             self._shown_nodes = self._shown_nodes | changed
         return self._shown_nodes
-
-    def _completing_on(self, node: Node) -> int:
-        return sum(self.jobs[job].completing_until is not None for job in node.jobs)
 
     # --- events of nodes
 

@@ -6,13 +6,15 @@ incident are one thread.
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
 from healer.incidents.incident_verdict import place, reworded, verdict_sentence
+from healer.incidents.lifecycle import is_left_to_ticket
 from healer.model import (
     APPROVAL_LASTS,
     REMEDY_LADDER,
@@ -34,8 +36,10 @@ from healer.model import (
 from healer.model.hostlist import name_some
 from healer.model.shown import one_line, shown
 from healer.ports.answers import SEAL
+from healer.ports.break_glass import GlassState, Opening
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
-from healer.text import Said, joined, quoted, say
+from healer.ports.service_accounts import TokenRow
+from healer.text import NO_WORDS, Said, at, joined, quoted, say
 
 #: Lines of a closing notice about what was done, and incidents in one digest.
 PROOF_MAX = 8
@@ -234,20 +238,39 @@ def notice_of(
     )
 
 
-# --- pages about healer itself
+# --- messages about healer itself, and about rules
+
+
+def _of_healer(
+    cluster: str,
+    name: str,
+    alarm: str,
+    title: Said,
+    lines: Iterable[str],
+    severity: Severity,
+    **about: Any,
+) -> Message:
+    """`name`: its id, by which a repeat is no second message. `about`: what routes need besides the alarm."""
+    return Message(
+        id=name,
+        cluster=cluster,
+        title=title,
+        text=joined(lines, "line"),
+        severity=severity,
+        about=About(alarm=alarm, **about),
+    )
+
+
+def _paging(message: Message) -> Message:
+    return msgspec.structs.replace(message, page=True)
 
 
 def breaker_page(breaker: Breaker, now: datetime) -> Message:
-    nodes = sorted({root.node for root in breaker.roots})
-    return Message(
-        id=f"breaker:{breaker.cluster}:{now.isoformat()}",
-        cluster=breaker.cluster,
-        title=say("telling.breaker_open", cluster=breaker.cluster, why=breaker.why),
-        text=joined((breaker.why, _nodes(nodes[:50]), say("telling.breaker_means")), "line"),
-        severity=Severity.P0,
-        page=True,
-        about=About(alarm=f"breaker@{breaker.cluster}"),
-    )
+    cluster, nodes = breaker.cluster, sorted({root.node for root in breaker.roots})
+    title = say("telling.breaker_open", cluster=cluster, why=breaker.why)
+    lines = (breaker.why, _nodes(nodes[:50]), say("telling.breaker_means"))
+    name = f"breaker:{cluster}:{now.isoformat()}"
+    return _paging(_of_healer(cluster, name, f"breaker@{cluster}", title, lines, Severity.P0))
 
 
 def _nodes(names: Sequence[str]) -> Said:
@@ -257,13 +280,20 @@ def _nodes(names: Sequence[str]) -> Said:
 def notify_message(incident: Incident) -> Message:
     """For rules whose remedy is `notify`. P0 and P1 page."""
     lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), say("telling.only_told")
+    pages = incident.severity in {Severity.P0, Severity.P1}
+    return _of_incident(incident, "opened", _title_at_root(incident), lines, incident.severity, page=pages)
+
+
+def _of_incident(
+    incident: Incident, kind: str, title: Said, lines: Iterable[Said], severity: Severity, *, page: bool
+) -> Message:
     return Message(
-        id=f"{incident.id}:opened",
+        id=f"{incident.id}:{kind}",
         cluster=incident.cluster,
-        title=_title_at_root(incident),
+        title=title,
         text=joined(lines, "line"),
-        severity=incident.severity,
-        page=incident.severity in {Severity.P0, Severity.P1},
+        severity=severity,
+        page=page,
         incident=incident.id,
         about=about_incident(incident),
     )
@@ -271,35 +301,23 @@ def notify_message(incident: Incident) -> Message:
 
 def sender_page(cluster: str, sender: str, why: str, now: datetime) -> Message:
     """Once a day for each sender: its claims are held as long as a person leaves them so."""
-    return Message(
-        id=f"sender:{cluster}:{sender}:{now:%Y%m%d}",
-        cluster=cluster,
-        title=say("telling.suspect_relay", cluster=cluster, sender=sender),
-        text=joined((say("telling.stopped", what=quoted(why)), say("telling.relay_means")), "line"),
-        severity=Severity.P1,
-        page=True,
-        about=About(alarm=f"sender@{cluster}/{sender}"),
-    )
+    name, alarm = f"sender:{cluster}:{sender}:{now:%Y%m%d}", f"sender@{cluster}/{sender}"
+    title = say("telling.suspect_relay", cluster=cluster, sender=sender)
+    lines = (say("telling.stopped", what=quoted(why)), say("telling.relay_means"))
+    return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P1))
 
 
 def p0_page(incident: Incident, why: str) -> Message:
+    """An incident that is P0 again gets another page, one an hour at most."""
+    where = str(incident.root)
+    title = say("telling.title_opened", severity="P0", where=where, title=incident.title)
     lines = [
         verdict_sentence(incident),
-        say("telling.where", where=str(incident.root)),
+        say("telling.where", where=where),
         _jobs(incident),
         say("telling.healer", does=quoted(why)),
     ]
-    return Message(
-        # An incident that is P0 again gets another page, one an hour at most.
-        id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
-        cluster=incident.cluster,
-        title=say("telling.title_opened", severity="P0", where=str(incident.root), title=incident.title),
-        text=joined(lines, "line"),
-        severity=Severity.P0,
-        page=True,
-        incident=incident.id,
-        about=about_incident(incident),
-    )
+    return _of_incident(incident, f"p0:{incident.p0_since:%Y%m%dT%H}", title, lines, Severity.P0, page=True)
 
 
 def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
@@ -309,58 +327,91 @@ def demotion_message(cluster: str, rule: str, why: str, incident: str, request: 
         say("telling.last_false_alarm", incident=incident[:8]),
         say("telling.rule_asks"),
     ]
-    return Message(
-        id=f"rule:{rule}:{request}",
-        cluster=cluster,
-        title=say("telling.rule_demoted", rule=rule),
-        text=joined(lines, "line"),
-        severity=Severity.P2,
-        page=False,
-        about=About(alarm=f"rule:{rule}@{cluster}", rule=rule),
+    name, alarm, title = (
+        f"rule:{rule}:{request}",
+        f"rule:{rule}@{cluster}",
+        say("telling.rule_demoted", rule=rule),
     )
+    return _of_healer(cluster, name, alarm, title, lines, Severity.P2, rule=rule)
+
+
+def glass_page(cluster: str, person: str, reason: str, opening: Opening) -> Message:
+    """Somebody broke the glass: everybody is paged."""
+    name, title = f"break-glass:{opening.id}", say("telling.glass_used", person=person, cluster=cluster)
+    lines = (
+        say("telling.glass_reason", person=person, reason=quoted(reason)),
+        say("telling.glass_until", until=at(opening.until)),
+        say("telling.glass_means"),
+    )
+    return _paging(_of_healer(cluster, name, name, title, lines, Severity.P0, everybody=True))
+
+
+def glass_ended_message(cluster: str, state: GlassState, reason: str) -> Message:
+    name = f"break-glass-ended:{cluster}:{state.ended_at:%Y%m%dT%H%M%S}"
+    title = say("telling.glass_ended", who=state.ended_by, cluster=cluster)
+    lines = (quoted(reason), say("telling.glass_renew"))
+    return _of_healer(cluster, name, f"break-glass-ended@{cluster}", title, lines, Severity.P1)
+
+
+def glass_sealed_message(cluster: str, who: str, at: datetime) -> Message:
+    name = f"break-glass-sealed:{cluster}:{at:%Y%m%dT%H%M%S%f}"
+    title, lines = say("telling.glass_sealed", who=who, cluster=cluster), (say("telling.glass_sealed_means"),)
+    return _of_healer(cluster, name, f"break-glass-sealed@{cluster}", title, lines, Severity.P2)
+
+
+def flood_message(cluster: str, addresses: Sequence[str], refused: int, at: datetime) -> Message:
+    """Addresses whose credentials are refused for long, the worst first. No page: they get nowhere."""
+    name, title = (
+        f"credential-flood:{cluster}:{at:%Y%m%dT%H}",
+        say("telling.credential_flood", n=len(addresses)),
+    )
+    named = name_some(addresses, DIGEST_MAX)
+    lines = (
+        say("telling.credential_flood_from", addresses=named, refused=refused),
+        say("telling.credential_flood_means"),
+    )
+    return _of_healer(cluster, name, f"credential-flood@{cluster}", title, lines, Severity.P2)
+
+
+def account_ending_message(cluster: str, row: TokenRow, ahead: timedelta) -> Message:
+    """A service account ends within that time, or has ended. No page: its owner has had two notices."""
+    has_ended = ahead <= timedelta(0)
+    until = at(row.expires_at) if row.expires_at is not None else ""
+    title = say("telling.account_ended" if has_ended else "telling.account_ends", name=row.name, until=until)
+    name, alarm = f"account-ending:{row.id}:{ahead.days}", f"account-ending:{row.id}"
+    lines = (say("telling.account_rotate", owner=row.owner, token=row.id),)
+    severity = Severity.P1 if has_ended else Severity.P2
+    return _of_healer(cluster, name, alarm, title, lines, severity)
 
 
 def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], at: datetime) -> Message:
     """`at`: the beginning of the minutes in which they enrolled."""
-    named = name_some(nodes, DIGEST_MAX)
-    askers = joined(sorted(set(who))[:DIGEST_MAX], "comma")
-    first = say("telling.enrolled_by", nodes=named, who=askers)
-    return Message(
-        id=f"enrolled-again:{cluster}:{at:%Y%m%dT%H%M}",
-        cluster=cluster,
-        title=say("telling.enrolled_again", cluster=cluster, n=len(nodes)),
-        text=joined((first, say("telling.enrolled_means")), "line"),
-        severity=Severity.P1,
-        page=True,
-        about=About(node=nodes[0] if len(nodes) == 1 else "", alarm=f"enrolled-again@{cluster}"),
-    )
+    named, askers = name_some(nodes, DIGEST_MAX), joined(sorted(set(who))[:DIGEST_MAX], "comma")
+    name, alarm = f"enrolled-again:{cluster}:{at:%Y%m%dT%H%M}", f"enrolled-again@{cluster}"
+    title = say("telling.enrolled_again", cluster=cluster, n=len(nodes))
+    lines = (say("telling.enrolled_by", nodes=named, who=askers), say("telling.enrolled_means"))
+    node = nodes[0] if len(nodes) == 1 else ""
+    return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P1, node=node))
 
 
 def seal_page(cluster: str, problem: str, text: str, now: datetime) -> Message:
-    digest = sha256(problem.encode()).hexdigest()[:12]
-    return Message(
-        id=f"seal:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
-        cluster=cluster,
-        title=say("telling.not_sealed" if problem == SEAL else "telling.not_witnessed", cluster=cluster),
-        text=joined((quoted(text), say("telling.seal_means")), "line"),
-        severity=Severity.P1,
-        page=True,
-        about=About(alarm=f"seal:{digest}@{cluster}"),
-    )
+    title = say("telling.not_sealed" if problem == SEAL else "telling.not_witnessed", cluster=cluster)
+    return _daily_page(cluster, "seal", problem, title, (quoted(text), say("telling.seal_means")), now)
 
 
 def blind_page(cluster: str, problem: str, now: datetime) -> Message:
     """healer evaluates no metrics and step times; kernel lines and silence still work."""
+    lines = (quoted(problem), say("telling.blind_means"))
+    return _daily_page(cluster, "senses", problem, say("telling.blind", cluster=cluster), lines, now)
+
+
+def _daily_page(
+    cluster: str, kind: str, problem: str, title: Said, lines: Iterable[Said], now: datetime
+) -> Message:
+    """The same problem pages once a day."""
     digest = sha256(problem.encode()).hexdigest()[:12]
-    return Message(
-        id=f"senses:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
-        cluster=cluster,
-        title=say("telling.blind", cluster=cluster),
-        text=joined((quoted(problem), say("telling.blind_means")), "line"),
-        severity=Severity.P1,
-        page=True,
-        about=About(alarm=f"senses:{digest}@{cluster}"),
-    )
+    name, alarm = f"{kind}:{cluster}:{digest}:{now:%Y%m%d}", f"{kind}:{digest}@{cluster}"
+    return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P1))
 
 
 def approval_page(run: Run) -> Message:
@@ -383,7 +434,6 @@ def approval_page(run: Run) -> Message:
 
 
 # --- links that show one page without signing in, for a day; they only show
-#
 # `?look=UNTIL.SIGNATURE`: the second until which it opens, and the first 32 hex digits of HMAC-SHA256 over
 # `PATH|UNTIL` with the site's secret (HEALER_LINK_SECRET).
 
@@ -422,12 +472,13 @@ _EVENTS = frozenset({StepEvent.done, StepEvent.failed, StepEvent.undone})
 def ticket_stage(before: Incident | None, after: Incident) -> TicketStage | None:
     """The stage of an update of the incident's ticket; None: no update.
 
-    An open incident is updated when its verdict's sentence changes. Only a run files a ticket.
+    An open incident is updated when its verdict's sentence changes. Only a run files a ticket. Where nothing
+    but the ticket was wanted, it outlives its incident.
     """
     if before is None or not after.run_count:
         return None
     if before.is_open and not after.is_open:
-        return TicketStage.closed
+        return TicketStage.updated if is_left_to_ticket(after) else TicketStage.closed
     if after.is_open and not before.is_open:
         return TicketStage.reopened
     if after.is_open and verdict_sentence(before) != verdict_sentence(after):
@@ -445,7 +496,9 @@ def ticket_update(incident: Incident, stage: TicketStage, steps: Sequence[LogEnt
     verdict = verdict_sentence(incident)
     if stage is TicketStage.updated:
         occasion = sha256(verdict.encode()).hexdigest()[:12]  # the same text is sent once
-        text = joined((verdict, _jobs(incident)), "line")
+        over = is_left_to_ticket(incident)
+        stays = say("telling.ticket_stays", why=incident.closed_why) if over else NO_WORDS
+        text = joined(filter(None, (verdict, _jobs(incident), stays)), "line")
     else:
         at = (incident.closed or now) if stage is TicketStage.closed else now
         occasion = f"{stage}:{at:%Y%m%dT%H%M%S}"

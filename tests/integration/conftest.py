@@ -10,8 +10,8 @@ import pytest
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_token import CommandToken
+from healer.adapters.system_clock import SystemClock
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer, SlurmTimes
 from tests.integration.benches import Bench, RealBench, SimBench
 from tests.support import slurm, trixie
@@ -33,7 +33,7 @@ def simulated() -> SimScheduler:
     """As quick as the real ones: nobody waits for two minutes here either."""
     return SimScheduler(
         "pod1",
-        WallClock(),
+        SystemClock(),
         32,
         times=SlurmTimes(
             cred_expire_s=slurm.CRED_EXPIRE_S, slurmd_timeout_s=slurm.SLURMD_TIMEOUT_S, boot_s=1

@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from healer.adapters.bmc.redfish import Redfish
+from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import doctor_checks
 from healer.model import ResetKind
 from healer.ports.node_exec import Bmc, BmcError, BmcUnavailable
 from healer.settings import ExecutorSettings, load_executor
-from healer.sim.sim_clock import SimClock, WallClock
+from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler, SimServer
 from tests.support.redfish import PASSWORD, USER, Bmcs, redfish
 from tests.support.sim_bmc import CYCLE_S, SimBmc
@@ -176,7 +177,7 @@ def test_which_of_two_systems_is_the_node_is_never_guessed(bmcs: Bmcs, client: R
 
 def test_nothing_is_sent_to_a_host_that_a_bmc_names(bmcs: Bmcs, client: Redfish) -> None:
     bmcs.plant(NODE, "elsewhere")
-    assert "no address of Redfish" in refused(client)
+    assert "not a Redfish address" in refused(client)
     assert bmcs.resets == []
 
 
@@ -247,7 +248,7 @@ def test_nobody_there_means_that_surely_nothing_was_sent(bmcs: Bmcs) -> None:
 
 
 def test_a_name_that_is_none_makes_no_address(client: Redfish) -> None:
-    assert "no name of a node" in refused(client, "gpu1/../x")
+    assert "not a node name" in refused(client, "gpu1/../x")
 
 
 def test_no_redirect_is_followed_with_the_password(signed: Certificates) -> None:
@@ -272,7 +273,7 @@ def test_no_proxy_of_the_environment_gets_it(bmcs: Bmcs, monkeypatch: pytest.Mon
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[str]:
     """A simulated Slurm; its first node."""
-    server = SimServer(SimScheduler("pod1", WallClock(), 2), tmp_path / "slurm.sock")
+    server = SimServer(SimScheduler("pod1", SystemClock(), 2), tmp_path / "slurm.sock")
     server.start()
     yield "gpu0001"
     server.stop()

@@ -1,19 +1,26 @@
-"""Celery on both embedded brokers, a real Redis and PostgreSQL: what is poked is advanced, nothing hangs."""
+"""Celery on both embedded brokers, a real Redis and PostgreSQL: what is poked is advanced, nothing hangs, and
+whoever writes to the broker keeps no worker from its work."""
 
+import base64
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis as redis_client
+import sqlalchemy as sa
 from kombu.exceptions import OperationalError
 
 from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
 from tests.support.wait import wait_until
-from workers.app import ADVANCE, EXPIRES_S, TOGETHER, make_app, queue_name, send
+from workers.app import CONCURRENCY, EXPIRES_S, make_app, queue_name, send
+from workers.broker_messages import ADVANCE, TOGETHER
 
 
 @pytest.fixture
@@ -140,3 +147,105 @@ def test_a_message_of_a_killed_worker_lives_shorter_than_a_shift() -> None:
     options = make_app("redis+socket:///run/redis.sock", "pod1").conf.broker_transport_options
     assert options["visibility_timeout"] == 300
     assert options["unacked_restore_interval"] * options["unacked_restore_throttle"] <= 5
+
+
+# --- who writes to the broker itself --------------------------------------------------------------------
+
+#: No message at all.
+NO_MESSAGES = (
+    "garbage", "", "{}", "[]", "3", "null", "NaN", '"a"', "[" * 100_000, '{"a":' * 100_000,
+    '{"__type__": "uuid", "__value__": 3}', '{"__type__": "decimal", "__value__": "x"}',
+    '{"body": 3}', '{"body": "", "headers": {}}', '{"body": "W10=", "headers": {}, "properties": {}}',
+    '{"body": "W10=", "headers": 3, "properties": {"delivery_tag": "a", "delivery_info": 3}}',
+)  # fmt: skip
+#: Where a message of healer's has something else.
+WRONG: tuple[tuple[str, ...], ...] = (
+    ("body",), ("headers",), ("properties",), ("content-type",), ("content-encoding",),
+    ("headers", "id"), ("headers", "task"), ("headers", "eta"), ("headers", "expires"),
+    ("headers", "timelimit"), ("headers", "retries"), ("headers", "shadow"), ("headers", "compression"),
+    ("headers", "stamped_headers"), ("headers", "group"), ("properties", "body_encoding"),
+    ("properties", "delivery_tag"), ("properties", "delivery_info"), ("properties", "reply_to"),
+    ("properties", "priority"), ("properties", "correlation_id"),
+    ("properties", "delivery_info", "exchange"), ("properties", "delivery_info", "routing_key"),
+)  # fmt: skip
+WRONG_VALUES: tuple[Any, ...] = (
+    None, 3, -1e300, True, "x", "a\0b", "9999-12-31T23:59:59-23:59", [], [None, None], [{}], {}, {"a": 1},
+    {"__type__": "datetime", "__value__": "2999-01-01T00:00:00+00:00"},
+)  # fmt: skip
+WRONG_BODIES: tuple[Any, ...] = (
+    [], [[]], 3, {}, [3, {}, {}], [["none"], 3, {}], [["none"], {}, 3], [[{}], {}, {}],
+    [["none"], {"run": "none"}, {}], [["r" * 100_000], {}, {}], [["x"] * 99, {}, {}],
+    [["none"], {}, {"callbacks": [3]}], [["none"], {}, {"chain": [{"task": "os.system", "args": ["true"]}]}],
+    [["none"], {}, {"chord": {"task": "os.system"}}],
+)  # fmt: skip
+
+
+def message(tag: str) -> dict[str, Any]:
+    """As Celery writes one."""
+    return {
+        "body": body_of([["none"], {}, {}]),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"lang": "py", "task": ADVANCE, "id": f"id-{tag}", "timelimit": [None, None]},
+        "properties": {
+            "correlation_id": "c",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": queue_name("pod1")},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": tag,
+        },
+    }
+
+
+def body_of(body: Any) -> str:
+    return base64.b64encode(json.dumps(body).encode()).decode()
+
+
+def wrong_messages() -> Iterator[str]:
+    for place in WRONG:
+        for number, value in enumerate(WRONG_VALUES):
+            made = message(f"{'.'.join(place)}-{number}")
+            inner = made
+            for name in place[:-1]:
+                inner = inner[name]
+            inner[place[-1]] = value
+            yield json.dumps(made)
+    for number, body in enumerate(WRONG_BODIES):
+        yield json.dumps(message(f"body-{number}") | {"body": body_of(body)})
+
+
+def put(broker_url: str, texts: list[str]) -> None:
+    """Into the queue, past Celery."""
+    if broker_url.startswith("sqla+"):
+        engine = sa.create_engine(broker_url.removeprefix("sqla+"))
+        insert = sa.text(
+            "INSERT INTO kombu_message (id, visible, payload, queue_id, version) SELECT "
+            "nextval('message_id_sequence'), true, :text, id, 1 FROM kombu_queue WHERE name = :queue"
+        )
+        with engine.begin() as conn:
+            conn.execute(insert, [{"text": text, "queue": queue_name("pod1")} for text in texts])
+        engine.dispose()
+        return
+    queue = redis_client.Redis.from_url(broker_url.replace("redis+socket", "unix"))
+    queue.lpush(queue_name("pod1"), b"\xff\xfe", *texts)
+    queue.close()
+
+
+@pytest.mark.parametrize("kind", ["no messages", "wrong messages"])
+def test_a_worker_drops_what_is_no_message_of_healer_s_and_goes_on(
+    kind: str, broker_url: str, worker: Worker
+) -> None:
+    assert poke(broker_url, "before") == []
+    wait_until(lambda: worker.advanced() == ["before"], 20, what="the worker works")
+    garbage = list(NO_MESSAGES if kind == "no messages" else wrong_messages())
+    assert len(garbage) > CONCURRENCY, "more than the worker holds at once"
+    put(broker_url, garbage)
+    assert poke(broker_url, "after") == []
+    wait_until(
+        lambda: "after" in worker.advanced() or worker.process.poll() is not None, 60, what="it goes on"
+    )
+    assert set(worker.advanced()) == {"before", "after", "none"} - (
+        {"none"} if kind == "no messages" else set()
+    )
+    assert worker.process.poll() is None, worker.log.read_text()[-2000:]

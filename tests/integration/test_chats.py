@@ -207,7 +207,7 @@ def test_a_wrong_signature_is_refused(chats: Chats) -> None:
 @pytest.mark.parametrize("name", BOTS)
 def test_an_approval_of_a_group_bot_is_a_link_to_the_page(name: str, chats: Chats) -> None:
     link = f"{CONSOLE}/approve/run-1.signed"
-    asked = notice(run="run-1", approve=link, preview=("Plan: drain, reset", "Jobs hit: none"))
+    asked = notice(run="run-1", approve=link, preview=("Plan: drain, reset", "Affected jobs: none"))
     channel(name, chats).send(asked, "")
     told = everything(chats)
     assert link in told

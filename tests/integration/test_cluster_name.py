@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import is_own_cluster
 from healer.settings import SettingsError
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
 
 
 @pytest.fixture
 def other(scratch: Path) -> Iterator[SimServer]:
     """The simulated Slurm of the cluster pod2."""
-    server = SimServer(SimScheduler("pod2", WallClock(), 2), scratch / "slurm.sock")
+    server = SimServer(SimScheduler("pod2", SystemClock(), 2), scratch / "slurm.sock")
     server.start()
     yield server
     server.stop()

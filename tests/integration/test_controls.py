@@ -63,7 +63,7 @@ def test_a_pause_is_in_force_at_once_and_ends_once(desk: Desk) -> None:
     for _ in range(2):
         assert desk.controls.end_pause("p1", by="bob", reason="done", request="q2") == pause
     assert facts(desk.bench).pauses == ()
-    with pytest.raises(NotFound, match="no pause p1 is in force"):
+    with pytest.raises(NotFound, match="no pause p1 is active"):
         desk.controls.end_pause("p1", by="bob", reason="done", request="q3")
     assert desk.verbs() == [("ann", "pause.set"), ("bob", "pause.ended")]
     with desk.bench.ledger.command() as tx:
@@ -84,7 +84,7 @@ def test_auto_is_earned_and_taken_away_again(desk: Desk) -> None:
     desk.give(Mode.approve)
     needed = desk.rules.guards.earn.incidents
     desk.save(*reviewed(needed - 1, Review.true_fault))
-    with pytest.raises(Conflict, match=f"{needed - 1} of {needed} incidents"):
+    with pytest.raises(Conflict, match=f"{needed} reviewed incidents and {needed - 1}"):
         desk.set_mode(Mode.auto)
     assert (desk.mode(), desk.verbs()) == (None, [])
     desk.save(incident(needed, review=Review.true_fault))
@@ -131,14 +131,14 @@ def test_a_word_is_judged_on_the_incident_as_it_is(desk: Desk) -> None:
     say, ids = desk.incidents, [incident(number).id for number in range(1, 4)]
     refused: list[tuple[str, Callable[[], object]]] = [
         ("there is no incident", lambda: say.resolve("none", **ANN)),
-        ("resolved already", lambda: say.resolve(ids[1], **ANN)),
+        ("already resolved", lambda: say.resolve(ids[1], **ANN)),
         ("the incident is open", lambda: say.reopen(ids[0], **ANN)),
         ("was merged into", lambda: say.reopen(ids[2], **ANN)),
         ("merged into itself", lambda: say.merge(ids[0], into=ids[0], **ANN)),
         ("itself merged", lambda: say.merge(ids[0], into=ids[2], **ANN)),
-        ("resolved already", lambda: say.merge(ids[1], into=ids[0], **ANN)),
+        ("already resolved", lambda: say.merge(ids[1], into=ids[0], **ANN)),
         ("there is no incident", lambda: say.merge(ids[0], into="none", **ANN)),
-        ("nothing was merged", lambda: say.split(ids[1], parts=None, **ANN)),
+        ("no incident was merged", lambda: say.split(ids[1], parts=None, **ANN)),
         ("was not merged into this", lambda: say.split(ids[0], parts=["nothing"], **ANN)),
     ]
     for why, give in refused:

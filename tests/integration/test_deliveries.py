@@ -176,7 +176,7 @@ def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_t
     site.round(MINUTE)
     site.round(MINUTE)
     assert (len(site.roots()), len(site.slack())) == (1, 2)
-    assert "anna looks after it" in site.roots()[0]["text"]
+    assert "anna is working on it" in site.roots()[0]["text"]
     with site.db.begin() as conn:
         run = Run(
             id="r1", cluster="pod1", playbook="gpu-fatal", state=RunState.done, by="healer", reason="x",
@@ -312,7 +312,7 @@ def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> No
     assert site.slack() == []
     site.round(MINUTE)
     (told,) = site.slack()
-    assert "2 of lower urgency, 1 still open" in told["text"]
+    assert "2 low-urgency incidents, 1 still open" in told["text"]
     assert told["text"].count("https://healer.example/incidents/") == 2
     site.round(24 * 60 * MINUTE)
     assert len(site.slack()) == 1  # its end stood there already
@@ -382,7 +382,7 @@ def test_the_doctor_tells_of_each_channel(site: Site) -> None:
         found = doctor_checks.look_at_channel(known or site.settings, channel, told.get(channel.name))
         return found.ok, found.text
 
-    assert checked(ops) == (True, "slack: its secrets are there, and it was told nothing yet")
+    assert checked(ops) == (True, "slack: secrets found, nothing sent yet")
     ok, text = checked(night, load_settings({}))
     assert not ok and text.startswith("HEALER_PAGERDUTY_KEY must be set")
     site.told = only(site.told, "ops")
@@ -391,10 +391,10 @@ def test_the_doctor_tells_of_each_channel(site: Site) -> None:
     site.telling()
     site.telling.wait()
     ok, text = checked(ops)
-    assert not ok and "never told anything; 1 wait after a failed try, 0 given up in 24 h: " in text
+    assert not ok and "nothing sent yet; 1 waiting to be retried, 0 given up in 24 h: " in text
     site.round(3600)
-    assert checked(ops) == (True, "slack: told last at 2026-11-20 04:00 UTC")
-    assert checked(night) == (True, "pagerduty: its secrets are there, and it was told nothing yet")
+    assert checked(ops) == (True, "slack: last message at 2026-11-20 04:00 UTC")
+    assert checked(night) == (True, "pagerduty: secrets found, nothing sent yet")
 
 
 def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site: Site) -> None:

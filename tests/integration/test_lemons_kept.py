@@ -21,7 +21,7 @@ def put(conn: sa.Connection, number: int, days: float, **fields: Any) -> str:
         INCIDENT, id=f"{number:032x}", opened=START - days * DAY, closed=START - days * DAY,
         state=IncidentState.resolved, **fields,
     )  # fmt: skip
-    columns = {column.name for column in incidents.c}
+    columns = {column.name for column in incidents.c if column.computed is None}
     row = {name: getattr(one, name) for name in columns if hasattr(one, name)}
     row |= {"node": one.root.node, "doc": to_stored(one)}
     conn.execute(sa.insert(incidents).values({key: row[key] for key in row if key in columns}))

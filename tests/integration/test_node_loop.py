@@ -49,7 +49,7 @@ def test_a_node_that_sshd_left_is_not_called_restarted_and_stays_out(site: SlowS
     site.pass_time(600, step_s=5)
     run = site.run_of("restart-fabric-manager")
     assert run.state is RunState.stuck
-    assert "cannot be reached by SSH" in (run.question or "")
+    assert "is unreachable by SSH" in (run.question or "")
     assert not [one for one in site.log(run.id, "restart") if one.event is StepEvent.done]
     assert site.node(1).drain
 
@@ -59,7 +59,7 @@ def test_a_host_key_that_changed_asks_a_person(site: SlowSite, ssh: SshSite, nod
     site.pass_time(120, step_s=5)
     run = site.run_of("restart-fabric-manager")
     assert run.state is RunState.stuck
-    assert "is not the one in" in (run.question or "")
+    assert "differs from the one in" in (run.question or "")
     assert node.programs.restarts(NODE) == 0
     assert site.node(1).drain
 

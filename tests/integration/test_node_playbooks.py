@@ -131,7 +131,7 @@ def site(bench: RealBench) -> Iterator[Workplace]:
 def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Workplace) -> None:
     node = site.bench.free()[0]
     run = site.ask("validate", node)
-    site.until(lambda: "reserve" in site.done(run), "the node takes tests alone")
+    site.until(lambda: "reserve" in site.done(run), "the node accepts only tests")
     theirs = site.bench.submit(node)
     site.ends(run, RunState.done)
     assert site.bench.scheduler.snapshot().reservations == {}
@@ -202,7 +202,7 @@ def test_the_slow_one_of_a_jobs_nodes_is_found_by_halves_after_its_end(bench: Re
     site = Workplace(bench, speed=SPEED.format(slow=nodes[2]))
     job = running(bench, *nodes)
     run = site.ask("bisect", job=job)
-    site.until(lambda: bool(site.ledger.tables.log.get(run)), "its end is waited for")
+    site.until(lambda: bool(site.ledger.tables.log.get(run)), "the tests wait for its end")
     assert [one.id for one in bench.scheduler.jobs_on(nodes[0])] == [job]
     bench.finish(job)
     site.ends(run, RunState.done, timeout_s=120)
@@ -321,5 +321,5 @@ def test_pitfall_02_words_that_ours_replaced_in_the_same_instant_stand_again(ben
     site.ends(run, RunState.stuck)
     shown = bench.scheduler.node(node)
     assert shown.drain and shown.reason == "PSU 2"
-    assert "came first (PSU 2)" in (site.ledger.tables.runs[run].question or "")
+    assert "first (PSU 2)" in (site.ledger.tables.runs[run].question or "")
     assert site.ledger.tables.slots == {}

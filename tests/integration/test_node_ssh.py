@@ -16,10 +16,10 @@ import pytest
 from healer.adapters.nodes.request_signing import Request, Signer
 from healer.adapters.nodes.ssh import AT_ONCE, Ssh
 from healer.adapters.nodes.verbs import NodeVerbs
+from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import doctor_checks, executor
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.settings import ExecutorSettings, SettingsError, load_executor
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer
 from tests.support.node_ssh import SshSite, keygen, ssh_site
 from tests.support.processes import clean_environ, free_port, living, name_of
@@ -59,7 +59,7 @@ def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
     keygen(node.host_key)
     node.start()
     told = refusal(lambda: site.exec().restart_service("gpu0001", FM))
-    assert "is not the one in" in str(told) and "ssh-keygen -R gpu0001" in str(told)
+    assert "differs from the one in" in str(told) and "ssh-keygen -R gpu0001" in str(told)
     assert node.programs.asked("systemctl") == []
 
 
@@ -67,7 +67,7 @@ def test_a_host_key_that_nobody_knows_is_never_learnt(site: SshSite) -> None:
     site.node("gpu0001")
     site.known_hosts.write_text("")
     told = refusal(lambda: site.exec().fabric_state("gpu0001"))
-    assert "host key of gpu0001 is not known" in str(told)
+    assert "host key of gpu0001 is unknown" in str(told)
     assert site.known_hosts.read_text() == ""
 
 
@@ -76,7 +76,7 @@ def test_another_nodes_host_key_does_not_do(site: SshSite) -> None:
     one, two = site.node("gpu0001"), site.node("gpu0002")
     site.config.write_text("")
     site.address("gpu0001", two.port)
-    assert "is not the one in" in str(refusal(lambda: site.exec().restart_service("gpu0001", FM)))
+    assert "differs from the one in" in str(refusal(lambda: site.exec().restart_service("gpu0001", FM)))
     assert one.programs.asked("systemctl") + two.programs.asked("systemctl") == []
 
 
@@ -84,14 +84,14 @@ def test_a_wrong_key_is_told(site: SshSite) -> None:
     site.node("gpu0001")
     other = keygen(site.folder / "other")
     told = refusal(lambda: site.exec(key_file=other).fabric_state("gpu0001"))
-    assert "does not take healer's key" in str(told)
+    assert "rejects healer's key" in str(told)
 
 
 def test_a_key_that_cannot_be_read_is_told(site: SshSite) -> None:
     site.node("gpu0001")
     missing = site.exec(key_file=site.folder / "nothing")
     told = refusal(lambda: missing.fabric_state("gpu0001"))
-    assert "HEALER_SSH_KEY_FILE names" in str(told) and "cannot be read" in str(told)
+    assert "HEALER_SSH_KEY_FILE points to" in str(told) and "cannot read" in str(told)
     site.key.chmod(0o644)
     told = refusal(lambda: site.exec().fabric_state("gpu0001"))
     assert "readable by healer's user alone" in str(told)
@@ -108,7 +108,7 @@ def test_a_node_that_cannot_be_reached_was_surely_not_asked(site: SshSite, why: 
     site.address("gpu0001" if why == "nobody listens" else "gpu0002", free_port())
     told = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
     assert isinstance(told, NodeUnavailable) and told.sent is False
-    assert "gpu0001 cannot be reached by SSH" in str(told)
+    assert "gpu0001 is unreachable by SSH" in str(told)
 
 
 def test_a_node_without_healer_node_is_told(site: SshSite) -> None:
@@ -128,7 +128,7 @@ def test_a_node_that_does_not_force_the_command_is_told(site: SshSite) -> None:
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=id", "a b", "", "../x", "gpu1;id", "gpu1\n"])
 def test_a_name_that_is_none_never_reaches_ssh(site: SshSite, name: str) -> None:
-    assert "is no name of a node" in str(refusal(lambda: site.exec().fabric_state(name)))
+    assert "is not a node name" in str(refusal(lambda: site.exec().fabric_state(name)))
 
 
 # --- what the node answers
@@ -295,7 +295,7 @@ def test_nodes_that_hang_block_nobody(site: SshSite) -> None:
     for thread in threads:
         thread.join(120)
     assert told.keys() == set(names)
-    turned_away = {name for name, text in told.items() if "was not asked" in text}
+    turned_away = {name for name, text in told.items() if "was not queried" in text}
     assert turned_away, "they did not wait until the others were given up"
     for name in set(names) - turned_away:  # those are left alone for a while
         assert "a moment ago" in str(refusal(lambda name=name: nodes.fabric_state(name), NodeUnavailable))
@@ -359,7 +359,7 @@ def environ(site: SshSite, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[list[str]]:
     """A simulated Slurm; the names of its nodes."""
-    scheduler = SimScheduler("pod1", WallClock(), 2)
+    scheduler = SimScheduler("pod1", SystemClock(), 2)
     server = SimServer(scheduler, tmp_path / "slurm.sock")
     server.start()
     yield sorted(scheduler.snapshot().nodes)
@@ -373,7 +373,7 @@ def test_doctor_asks_one_node(site: SshSite, slurm: list[str], tmp_path: Path) -
     assert told.text == f"{slurm[0]} answers by SSH: driver 570.124.06, 2 GPUs"
     node.stop()
     (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
-    assert not told.ok and "cannot be reached by SSH" in told.text and "docs/nodes.md" in told.repair
+    assert not told.ok and "is unreachable by SSH" in told.text and "docs/nodes.md" in told.repair
 
 
 def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: 
 
 def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> None:
     (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
-    assert told.ok and "handed to a person" in told.text and "HEALER_SSH_KEY_FILE" in told.repair
+    assert told.ok and "wait for a person" in told.text and "HEALER_SSH_KEY_FILE" in told.repair
     (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
     assert not told.ok and "both set" in told.text
 

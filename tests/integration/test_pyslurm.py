@@ -18,9 +18,9 @@ import pytest
 
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.pyslurm_client import PyslurmScheduler
+from healer.adapters.system_clock import SystemClock
 from healer.model import Reservation, SlurmCall, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer, SlurmTimes
 from tests.support.fake_pyslurm import environment, fake_pyslurm
 from tests.support.wait import wait_until
@@ -35,7 +35,7 @@ class Stalling(SimScheduler):
     """A Slurm that may be made to keep whoever asks for a node waiting."""
 
     def __init__(self) -> None:
-        super().__init__("pod1", WallClock(), 4, times=SlurmTimes(cred_expire_s=5))
+        super().__init__("pod1", SystemClock(), 4, times=SlurmTimes(cred_expire_s=5))
         self.going, self.asked = threading.Event(), threading.Event()
         self.going.set()
 
@@ -133,7 +133,7 @@ def test_a_call_that_does_not_return_ends_its_process_and_leaves_open_what_happe
         try:
             return adapter.node("gpu0001").name == "gpu0001"
         except SchedulerUnavailable as error:  # loading may take longer than a call
-            assert "still being loaded" in str(error) and not error.sent
+            assert "still loading" in str(error) and not error.sent
             return False
 
     wait_until(answers, 30, what="pyslurm to be loaded")
@@ -162,7 +162,7 @@ def test_a_process_that_dies_in_a_call_leaves_open_what_happened(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(SchedulerUnavailable, match="process ended") as caught:
+    with pytest.raises(SchedulerUnavailable, match="process exited") as caught:
         adapter.drain("gpu0001", OURS)
     assert caught.value.sent
     killer.join(20)
@@ -186,7 +186,7 @@ def test_libslurm_may_end_the_process_that_loads_it(tmp_path: Path) -> None:
     )
     adapter = PyslurmScheduler(20, env={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(
-        SchedulerUnavailable, match=r"ended the process .*: fatal: Could not establish a config"
+        SchedulerUnavailable, match=r"killed the process .*: fatal: Could not establish a config"
     ) as caught:
         adapter.drain("gpu0001", OURS)
     assert not caught.value.sent
@@ -197,7 +197,7 @@ def test_libslurm_may_end_the_process_that_loads_it(tmp_path: Path) -> None:
     [
         (
             None,
-            r"^pyslurm is not installed: add it as `healer\[pyslurm\]`, in the release of this site's Slurm",
+            r"^pyslurm is not installed: install `healer\[pyslurm\]` in the release of this site's Slurm",
         ),
         (
             "raise ImportError('libslurmfull.so: cannot open shared object file')",
@@ -229,10 +229,10 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, module: str | None, sen
         (
             "24.11.0",
             "25.05.2",
-            r"^pyslurm 24\.11\.0 is for another release of Slurm than .* libslurm 25\.05\.2",
+            r"^pyslurm 24\.11\.0 is for a different Slurm release than .* libslurm 25\.05\.2",
         ),
-        ("23.2.2", "23.02.8", r"^pyslurm 23\.2\.2 is none of the releases that healer speaks"),
-        ("26.5.0", "26.05.1", r"^pyslurm 26\.5\.0 is none of the releases that healer speaks"),
+        ("23.2.2", "23.02.8", r"^pyslurm 23\.2\.2 is not a release that healer supports"),
+        ("26.5.0", "26.05.1", r"^pyslurm 26\.5\.0 is not a release that healer supports"),
     ],
 )
 def test_another_release_is_one_sentence(socket: Path, release: str, libslurm: str, sentence: str) -> None:
@@ -263,7 +263,7 @@ def test_pitfall_11_only_releases_that_can_say_incomplete_requeue(
     adapter.requeue(done)
     job = adapter.job(done)
     assert job is not None and job.restarts == 0
-    with pytest.raises(NotAvailable, match=r"pyslurm 25\.11\.2 cannot say Incomplete"):
+    with pytest.raises(NotAvailable, match=r"pyslurm 25\.11\.2 cannot set Incomplete"):
         newest.requeue(runs)
     assert SlurmCall.requeue in newest.unavailable() and SlurmCall.requeue not in adapter.unavailable()
     job = newest.job(runs)
@@ -321,7 +321,7 @@ def test_pitfall_12_an_arrays_own_id_is_one_task_but_never_for_signals(
         adapter.requeue(job)
     assert [slurm.snapshot().jobs[job].restarts for job in ("1", "2", "3")] == [1, 1, 1]
     for call in (lambda: adapter.cancel(array), lambda: adapter.signal(array, "USR1")):
-        with pytest.raises(NotAvailable, match="also the id of its whole array"):
+        with pytest.raises(NotAvailable, match="also the ID of its whole array"):
             call()
     adapter.cancel(f"{array}_1")
     left = {job.array_task for job in slurm.snapshot().jobs.values() if job.state != "CANCELLED"}

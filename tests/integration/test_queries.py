@@ -50,7 +50,7 @@ from healer.model import (
     RunState,
     StepEvent,
 )
-from healer.ports.answers import Arriving, OpenIncident, Sink
+from healer.ports.answers import Arriving, Buckets, ChartFigures, OpenIncident, Sink
 from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
 from healer.text import to_stored
@@ -165,16 +165,16 @@ def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine)
             write_runs(conn, [Run(reason="x", **(given | fields))])
         for run, step, event, text in (
             ("r1", "requeue:4711", StepEvent.started, ""),
-            ("r1", "requeue:4711", StepEvent.skipped, "Job 4711 asks not to be requeued."),
+            ("r1", "requeue:4711", StepEvent.skipped, "Job 4711 forbids requeueing."),
             ("r1", "requeue:14711", StepEvent.done, "Another job."),
-            ("r1", "ticket", StepEvent.done, "Ticket filed."),
+            ("r1", "ticket", StepEvent.done, "Ticket opened."),
             ("r2", "requeue", StepEvent.done, "Job 4711 was requeued."),
             ("r3", "requeue", StepEvent.done, "Job 4712 was requeued."),
         ):
             write_entries(conn, [LogEntry(run=run, at=NOW, epoch=1, step=step, event=event, text=text)])
     done = known_of(fresh_database, CLUSTER, "4711").done
     assert [(one.step, one.event, one.text, one.run) for one in done] == [
-        ("requeue", "skipped", "Job 4711 asks not to be requeued.", "r1"),
+        ("requeue", "skipped", "Job 4711 forbids requeueing.", "r1"),
         ("requeue", "done", "Job 4711 was requeued.", "r2"),
     ]
     assert (done[0].incident, done[1].incident) == (one.id, None)
@@ -376,8 +376,8 @@ def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) ->
 
 
 class NoSessions:
-    def session(self, cookie: str) -> None: ...
-    def sign_in(self, token: str) -> None: ...
+    def session(self, cookie: str, address: str) -> None: ...
+    def sign_in(self, token: str, address: str) -> None: ...
     def sign_out(self, cookie: str) -> None: ...
 
 
@@ -451,7 +451,7 @@ def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: 
                 incident=first.id, granted_at=first.opened, released_at=first.closed, **held
             )
         )
-    told = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2))
+    told = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2), datetime.now(UTC))
     assert (told.stats.incidents, told.stats.false_drains) == (4, 1)
     fatal, informational = told.by_class
     assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
@@ -463,8 +463,42 @@ def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: 
     assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
     # gpu0001 failed again after its first return; gpu0002 only told something mild.
     assert (told.returned, told.relapsed) == (3, 1)
-    empty = queries_of(fresh_database).figures.period(CLUSTER, NOW + timedelta(hours=1))
+    empty = queries_of(fresh_database).figures.period(
+        CLUSTER, NOW + timedelta(hours=1), NOW + timedelta(hours=2)
+    )
     assert (empty.by_class, empty.by_rule, empty.returned) == ((), (), 0)
+
+
+def test_charts_count_what_the_period_counts(fresh_database: sa.Engine) -> None:
+    hit = JobHit(job="4711", basis=HitBasis.checkpoint, restart=0, lost_gpu_hours=4.0)
+    early = msgspec.structs.replace(came_back(60 * 30, "gpu0001"), review=Review.false_alarm)
+    late = msgspec.structs.replace(came_back(90, "gpu0001"), review=Review.true_fault, hit=(hit,))
+    again = msgspec.structs.replace(came_back(80, "gpu0002"), hit=(hit,))
+    with fresh_database.begin() as conn:
+        for each in (early, late, again):
+            save_incident(conn, each)
+        conn.execute(
+            sa.insert(slots).values(
+                cluster=CLUSTER, node="gpu0001", incident=late.id, run="r", unusable=False,
+                granted_at=late.opened, released_at=late.opened + timedelta(minutes=5),
+            )
+        )  # fmt: skip
+    days = Buckets(start=NOW - timedelta(days=2), step_s=86400, count=2)
+    found = queries_of(fresh_database).figures.charts(CLUSTER, days, days)
+    assert [(each.bucket, each.name, each.value) for each in found.incidents] == [
+        (0, "fatal", 1.0), (1, "fatal", 2.0),
+    ]  # fmt: skip
+    # One life of a job, hit twice: it is lost once.
+    assert [(each.bucket, each.name, each.value) for each in found.lost] == [(1, "unclear", 4.0)]
+    assert [(each.bucket, each.p50_s, each.p90_s) for each in found.to_return] == [(1, 300.0, 300.0)]
+    assert [(each.bucket, each.name) for each in found.drains] == [(0, "false"), (1, "other")]
+    judged = [(each.bucket, each.true_faults, each.false_alarms) for each in found.reviews]
+    assert judged == [(0, 0, 1), (1, 1, 0)]
+    assert [(each.bucket, each.name, each.value) for each in found.returns] == [
+        (0, "relapsed", 1.0), (1, "stayed", 2.0),
+    ]  # fmt: skip
+    elsewhere = queries_of(fresh_database).figures.charts("pod2", days, days)
+    assert elsewhere == ChartFigures()
 
 
 def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database: sa.Engine) -> None:

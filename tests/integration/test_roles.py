@@ -41,12 +41,26 @@ def on_columns(conn: sa.Connection, role: str) -> set[tuple[str, str]]:
     return {(table, column) for table, column in conn.execute(asked, {"role": role})}
 
 
+def read_columns(conn: sa.Connection, role: str) -> set[tuple[str, str]]:
+    """Columns that may be read where the whole table may not."""
+    asked = sa.text(
+        "SELECT relname, attname FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 "
+        "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT attisdropped "
+        "AND NOT has_table_privilege(:role, pg_class.oid, 'SELECT') "
+        "AND has_column_privilege(:role, pg_class.oid, attname, 'SELECT')"
+    )
+    return {(table, column) for table, column in conn.execute(asked, {"role": role})}
+
+
 @pytest.mark.parametrize("part", roles.PARTS)
 def test_a_part_may_do_what_the_table_says_and_no_more(owner: sa.Connection, part: str) -> None:
     role = f"healer_{part}"
     wanted = {table: roles.rights(table, part) for table in roles.tables()}
     assert on_tables(owner, role) == {table: whole for table, (whole, _) in wanted.items()}
     assert on_columns(owner, role) == {(t, name) for t, (_, columns) in wanted.items() for name in columns}
+    readable = {(t, name) for t in roles.tables() for name in roles.read_columns(t, part)}
+    assert read_columns(owner, role) == readable
+    assert ("tokens", "digest") not in readable
 
 
 def test_every_table_there_is_stands_in_it(owner: sa.Connection) -> None:

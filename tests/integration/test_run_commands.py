@@ -340,9 +340,9 @@ def test_what_cannot_be_restarted_with_it_is_refused_before_anything_begins(desk
 def test_a_life_that_is_named_is_restarted_and_no_other(desk: Desk) -> None:
     job = desk.slurm.add_job()
     desk.poll()
-    with pytest.raises(Conflict, match=f"job {job} was restarted since you looked"):
+    with pytest.raises(Conflict, match=f"job {job} restarted after you looked"):
         desk.people.start(desk.ask("validate", restart=(f"{job}:1",)))
-    with pytest.raises(Invalid, match="how often it was restarted"):
+    with pytest.raises(Invalid, match="its restart count"):
         desk.people.start(desk.ask("validate", restart=(f"{job}:one",)))
     assert desk.people.preview(desk.ask("validate")).restarts[0].restarts == 0
     assert desk.people.start(desk.ask("validate", restart=(f"{job}:0",))).input["restart"] == {job: 0}
@@ -354,7 +354,7 @@ def test_consent_to_a_restart_is_never_dropped_in_silence(desk: Desk) -> None:
     begin(desk, run("r1", 1, playbook="validate", state=RunState.waiting_approval))
     desk.people.approve("r1", by="ann", reason="it lies", request="q1")
     assert desk.people.approve("r1", by="ann", reason="it lies", request="q2").id == "r1"
-    with pytest.raises(Conflict, match="a restart is agreed to before"):
+    with pytest.raises(Conflict, match="consent to a restart must come earlier"):
         desk.people.approve("r1", by="ann", reason="it lies", request="q3", restart=[job])
 
 

@@ -82,7 +82,7 @@ def test_it_goes_back_to_a_step_and_does_it_anew(desk: Desk) -> None:
     assert desk.work("r1", 50) is RunState.waiting
     with pytest.raises(Invalid, match="burn-in has no step bake; it has drain, empty, burn, leave, resume"):
         desk.people.retry("r1", by="bob", reason="x", request="q1", step="bake")
-    with pytest.raises(Conflict, match="has not come to the step resume yet"):
+    with pytest.raises(Conflict, match="has not reached the step resume yet"):
         desk.people.retry("r1", by="bob", reason="x", request="q2", step="resume")
     desk.people.retry("r1", by="bob", reason="once more", request="q3", step="burn")
     assert desk.work("r1", 15) is RunState.running, "it burns in for its whole time again"

@@ -51,7 +51,7 @@ def page(number: str = "1f2e3d4c:p0", **fields) -> Message:
     known = {
         "cluster": "pod1",
         "title": "P0 gpu0001: GPU lost",
-        "text": "Jobs hit: 4711",
+        "text": "Affected jobs: 4711",
         "incident": "1f2e3d4c",
     }
     return Message(id=number, severity=Severity.P0, page=True, **{**known, **fields})

@@ -76,7 +76,7 @@ def test_array_tasks_that_wait_together_are_no_single_job_to_requeue(real_bench:
     real_bench.scheduler.requeue(base)
     real_bench.scheduler.start_now(base)
     for call in (real_bench.scheduler.release, real_bench.scheduler.hold, real_bench.scheduler.cancel):
-        with pytest.raises(SchedulerRefused, match="wait together"):
+        with pytest.raises(SchedulerRefused, match="several pending array tasks"):
             call(base)
     found = real_bench.scheduler.job(base)
     assert found is not None and (found.state, found.restarts, found.held_by) == ("PENDING", 0, "user")

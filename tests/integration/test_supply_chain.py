@@ -1,6 +1,8 @@
 """What healer installs: its bill of materials, and the check for known vulnerabilities by pip-audit."""
 
 import json
+import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.http_stand_in import Quiet, running
 
 ROOT = Path(__file__).parents[2]
 FAULT = {
@@ -56,32 +60,107 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
     server.server_close()
 
 
-def tool(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+#: A proxy that nobody is at: what the test's own services do not answer, nobody does.
+NOBODY = "http://127.0.0.1:9"
+
+
+def tool(name: str, *arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, ROOT / "tools" / name, *arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=120,
+        env=os.environ | {"HTTPS_PROXY": NOBODY, "https_proxy": NOBODY} | environ,
     )
 
 
-def test_a_service_is_asked_about_every_locked_package(service: tuple[str, bool]) -> None:
+def test_osv_is_asked_about_every_locked_package(service: tuple[str, bool]) -> None:
     url, faulty = service
     done = tool("check-advisories", "--service-url", url)
     assert done.returncode == int(faulty), done.stdout + done.stderr
-    assert ("TEST-2026-1" in done.stdout) is faulty
-    assert ("jinja2" in done.stdout) is faulty
+    assert f"packages, by {url}: {int(faulty)} found" in done.stdout
+    assert ("jinja2 3.1.6 is locked: TEST-2026-1; mended in 99.0" in done.stderr) is faulty
+
+
+class PyPI(Quiet):
+    """PyPI's JSON API, at the end of a proxy's tunnel. `folder`: of the authority. `lacks`: not there."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    faulty: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
+
+    def do_CONNECT(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate_of(self.path.partition(":")[0], self.folder))
+        self.connection = context.wrap_socket(self.connection, server_side=True)
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
+        self.close_connection = False
+
+    def do_GET(self) -> None:
+        _, name, _, _ = self.path.strip("/").split("/")
+        fault = {"id": "TEST-2026-2", "aliases": [], "summary": "a fault", "fixed_in": ["99.0"]}
+        body = {"vulnerabilities": [fault] if name in self.faulty else []}
+        self.give(404 if name in self.lacks else 200, {}, json.dumps(body).encode())
+
+
+def certificate_of(host: str, folder: Path) -> Path:
+    """Certificate and key of a host, in one file, by the authority `ca.pem`, which is made first."""
+    file = folder / f"{host}.pem"
+    if not file.exists():
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ]
+        command += ["-days", "1", "-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}"]
+        if host != "ca":
+            ca = folder / "ca.pem"
+            command += ["-CA", str(ca), "-CAkey", str(ca), "-addext", "basicConstraints=critical,CA:FALSE"]
+        subprocess.run([*command, "-keyout", file, "-out", folder / "cert"], check=True, capture_output=True)
+        file.write_text(file.read_text() + (folder / "cert").read_text())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("faulty", "lacks", "by", "said"),
+    [
+        ("", "", "PyPI: 0 found", ""),
+        ("jinja2", "", "PyPI: 1 found", "jinja2 3.1.6 is locked: TEST-2026-2; mended in 99.0"),
+        ("jinja2", "idna", "as no service answers: 0 found", ""),
+    ],
+    ids=["no fault", "a fault", "it lacks one of them"],
+)
+def test_where_osv_is_away_pypi_is_asked_and_counts_if_it_has_every_package(
+    tmp_path: Path, faulty: str, lacks: str, by: str, said: str
+) -> None:
+    certificate_of("ca", tmp_path)
+    handler = type(
+        "Handler", (PyPI,), {"folder": tmp_path, "faulty": frozenset([faulty]), "lacks": frozenset([lacks])}
+    )
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler), threading.Event()) as port:
+        proxy = f"http://127.0.0.1:{port}"
+        trust = {"REQUESTS_CA_BUNDLE": str(tmp_path / "ca.pem"), "HTTPS_PROXY": proxy, "https_proxy": proxy}
+        done = tool("check-advisories", *NOWHERE, **trust)
+    assert by in done.stdout, done.stdout + done.stderr
+    assert (done.returncode, done.stderr.strip()) == (int(bool(said)), said)
 
 
 NOWHERE = ("--service-url", "http://127.0.0.1:9/v1/query")
 
 
-def test_without_a_service_the_list_is_read_and_said_so() -> None:
+def test_without_a_service_pip_audit_reads_the_list_and_it_is_said() -> None:
     done = tool("check-advisories", *NOWHERE)
     assert done.returncode == 0, done.stderr
-    assert "no service answers" in done.stdout
-    assert "advisories.yaml: 0 found" in done.stdout
+    assert "advisories of advisories.yaml, as no service answers: 0 found" in done.stdout
 
 
 def test_what_is_locked_and_what_is_allowed_are_both_judged(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def before(engine: sa.Engine) -> None:
         said = {"once": False, "role": "viewer", "name": "ada"}
         append(conn, audit_record("pod1", NOW, "test", "token.created", "token/1", **said))
         opened = {"token": "1", "created_at": NOW, "expires_at": NOW.replace(year=2027)}
+        opened |= {"id": "s", "seen_at": NOW, "proven_at": NOW}
         conn.execute(sa.insert(sessions).values(digest=OLD, **opened))
 
 

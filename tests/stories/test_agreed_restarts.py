@@ -77,7 +77,7 @@ def test_a_job_that_somebody_restarted_meanwhile_is_left_alone() -> None:
     site.walk()
     site.run_for(20)
     *_, last = site.log(run, f"requeue:{job}")
-    assert last.event is StepEvent.skipped and "nobody agreed to a restart of this life" in last.text
+    assert last.event is StepEvent.skipped and "this run of the job needs a new one" in last.text
     assert site.slurm.snapshot().jobs[job].restarts == 1
     assert site.audited("job.requeued") == 0
 

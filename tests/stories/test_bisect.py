@@ -38,7 +38,7 @@ def test_a_running_job_is_left_alone_and_its_end_is_waited_for() -> None:
     run = site.search()
     site.run_for(12 * 3600, step_s=600)
     assert site.scheduler.writes == [] and site.groups() == []
-    assert "runs: its end is waited for" in site.last(run).text
+    assert "is running: the tests wait for its end" in site.last(run).text
     assert len(site.log(run, "halves")) < 5, "a day is one line"
     site.slurm.complete(site.job)
     done(site, run)
@@ -66,7 +66,7 @@ def test_people_read_what_was_found() -> None:
 
 def test_where_none_is_slow_nothing_is_told_of_any_node() -> None:
     site, run = ended(8)
-    assert "none is slow, alone or with the others" in done(site, run)
+    assert "none is slow, alone or with others" in done(site, run)
     assert site.verdict(run)["passed"] is True and site.open_incidents == [] and len(site.groups()) == 3
 
 
@@ -125,7 +125,7 @@ def test_a_job_of_two_nodes_takes_idle_ones_beside_them() -> None:
 def test_too_few_idle_nodes_come_to_no_verdict_and_nobody_is_blamed() -> None:
     site, run = ended(2, (1,))
     text = done(site, run, LASTS.total_seconds() + 60)
-    assert text.startswith("No verdict: 2 idle nodes, and 4 are needed")
+    assert text.startswith("No verdict: 2 idle nodes; a comparison needs 4")
     assert site.verdict(run)["verdict"] == "none" and "passed" not in site.verdict(run)
     assert site.groups() == [] and site.open_incidents == []
 
@@ -139,7 +139,7 @@ def test_tests_that_cannot_be_made_come_to_no_verdict() -> None:
         return ""
 
     site.answers = untested
-    assert f"{VOIDS_MAX} groups came to no answer" in done(site, run)
+    assert f"{VOIDS_MAX} groups gave no result" in done(site, run)
     assert len(site.groups()) == VOIDS_MAX and site.open_incidents == []
 
 
@@ -190,7 +190,7 @@ def test_a_group_that_slurm_never_took_is_made_anew_after_a_minute() -> None:
     site, run = ended(8, (3,))
     unanswered(site, taken=False)
     site.run_for(50)
-    assert site.groups() == [] and "is looked for" in site.last(run).text
+    assert site.groups() == [] and "Looking for the test job" in site.last(run).text
     assert f"{name(3)} is slow" in done(site, run)
 
 

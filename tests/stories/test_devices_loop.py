@@ -89,4 +89,4 @@ def test_it_ends_when_all_its_ports_are_well() -> None:
     fleet.flap((), 25 * 60)
     (incident,) = fleet.incidents_of("switch-port-flaps")
     assert incident.state is IncidentState.resolved
-    assert (incident.closed_why or "").startswith("well again since")
+    assert (incident.closed_why or "").startswith("recovered at")

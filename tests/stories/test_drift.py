@@ -110,12 +110,12 @@ def test_labels_and_nvidia_smi_tell_facts_too() -> None:
         entry(5, "signals/openmetrics?cluster=pod1&node=gpu0002", text),
         entry(6, "signals/nvidia-smi?cluster=pod1&node=gpu0003", xml),
     )
-    told = {(one["affected"][0]["node"], one["title"].split(" instead")[0]) for one in found}
+    told = {(one["affected"][0]["node"], one["title"].split(", expected")[0]) for one in found}
     assert told == {
         ("gpu0002", "Linux kernel 6.5.0-18"),
         ("gpu0002", "BIOS 1.3.9"),
         ("gpu0002", "NVIDIA driver 570.86.15"),
-        ("gpu0003", "VBIOS of the GPUs 96.00.89, 96.00.99"),
+        ("gpu0003", "GPU VBIOS 96.00.89, 96.00.99"),
     }
 
 

@@ -117,7 +117,7 @@ def test_a_node_whose_fabric_cannot_be_read_never_returns_by_itself() -> None:
     site.pass_time(600, step_s=5)
     run = site.run_of("restart-fabric-manager")
     assert run.state is RunState.stuck
-    assert "could not be read" in (run.question or "")
+    assert "Could not read the fabric" in (run.question or "")
     assert site.node(1).drain
 
 

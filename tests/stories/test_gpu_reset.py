@@ -29,7 +29,7 @@ def test_it_is_reset_tested_and_returned() -> None:
     site.run_for(20)
     assert site.run_named(run).state is RunState.done
     assert site.nodes.faults(NODE) == [] and len(site.nodes.resets(NODE)) == 1
-    assert ended(site, run, "reset") == [f"{NODE}: the GPU reset is done (all GPUs)"]
+    assert ended(site, run, "reset") == [f"{NODE}: GPU reset finished (all GPUs)"]
     assert site.node(1).in_service and site.reservations() == {}
     assert (site.ledger.tables.slots, site.ledger.tables.vetoes) == ({}, [])
     assert site.audited("gpu.reset") == 1

@@ -55,8 +55,8 @@ def test_recorder_and_gpus_agree_and_it_is_requeued_and_runs() -> None:
     assert job_of(site, job).restarts == 0, "the GPUs are looked at twice"
     site.run_for(60)
     assert proof(site, run) == (
-        f"Job {job}: nccl:all_reduce 8 of group 0 stands: rank 3 (gpu0002) never came, 3 wait. "
-        "All its GPUs were quiet, twice: it hangs"
+        f"Job {job}: nccl:all_reduce 8 of group 0 is stalled: rank 3 (gpu0002) never arrived, 3 wait. "
+        "All its GPUs were idle in two checks: it hangs"
     )
     assert state_of(site, run)[0] is RunState.done
     assert over(site, run) == ["proof", "stacks", "tell", "requeue", "runs"]
@@ -67,8 +67,8 @@ def test_people_read_what_was_found() -> None:
     site, _, run = hanging()
     site.run_for(120)
     (told,) = [one for one in site.ledger.tables.messages.values() if isinstance(one, Message)]
-    assert "rank 3 (gpu0002) never came" in told.text
-    assert "gpu0002: process 4711 stands in wait (work.py:12) < step (train.py:9)" in told.text
+    assert "rank 3 (gpu0002) never arrived" in told.text
+    assert "gpu0002: process 4711 is in wait (work.py:12) < step (train.py:9)" in told.text
     stacks = [one.data["node"] for one in site.log(run, "stacks") if "node" in one.data]
     assert stacks == [name(2), name(1)], "the node of the rank that never came is first"
 
@@ -76,15 +76,15 @@ def test_people_read_what_was_found() -> None:
 def test_a_job_whose_gpus_work_is_not_requeued_by_an_approval_either() -> None:
     site, job, run = hanging(gpu=BUSY)
     site.run_for(120)
-    assert proof(site, run).endswith("Its GPUs work, so it may go on")
+    assert proof(site, run).endswith("Its GPUs are busy, so it may still make progress")
     approve_step(site, run, "approve")
     site.run_for(20)
     assert state_of(site, run)[0] is RunState.done and job_of(site, job).restarts == 0
     assert (
-        f"work on gpu0001: not requeued; `healer run requeue --job {job}`"
+        f"are busy on gpu0001: not requeued. To requeue it anyway: `healer run requeue --job {job}`"
         in site.log(run, "requeue")[-1].text
     )
-    assert site.log(run)[-1].text == f"Job {job} was not put back"
+    assert site.log(run)[-1].text == f"Job {job} was not requeued"
     assert site.ledger.tables.requeued_by == {} and site.audited("job.requeued") == 0
 
 
@@ -124,12 +124,12 @@ def other_call(site: Site, job: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"gpu": GpuActivity(pci="x")}, "What its GPUs do is not known of all nodes"),
-        ({"gpu": GpuActivity(pci="x", util_percent=100)}, "What its GPUs do is not known of all nodes"),
-        ({"left_out": (2,)}, "Not every rank has left a dump, so it is not proven"),
-        ({"left_out": (0, 1, 2, 3)}, "Its GPUs are quiet, and nothing says why"),
-        ({"stood_s": 5}, "It had stood for less than a minute when the dumps were written"),
-        ({"age_s": 7200}, "Its GPUs are quiet, and nothing says why"),
+        ({"gpu": GpuActivity(pci="x")}, "GPU activity is not known on every node"),
+        ({"gpu": GpuActivity(pci="x", util_percent=100)}, "GPU activity is not known on every node"),
+        ({"left_out": (2,)}, "Some ranks left no dump, so the hang is not confirmed"),
+        ({"left_out": (0, 1, 2, 3)}, "Its GPUs are idle, for no known reason"),
+        ({"stood_s": 5}, "It had been stalled for less than a minute when the dumps were written"),
+        ({"age_s": 7200}, "Its GPUs are idle, for no known reason"),
     ],
 )
 def test_what_is_not_proven_waits_for_a_person(given: dict[str, Any], why: str) -> None:
@@ -137,7 +137,7 @@ def test_what_is_not_proven_waits_for_a_person(given: dict[str, Any], why: str) 
     site.run_for(600, step_s=20)
     assert proof(site, run).endswith(why)
     assert state_of(site, run) == (
-        RunState.waiting, "Waits for an approval: Requeue a job whose hang is not proven"
+        RunState.waiting, "Waiting for approval: Requeue a job whose hang is not confirmed"
     )  # fmt: skip
     assert job_of(site, job).restarts == 0
     approve_step(site, run, "approve")
@@ -152,14 +152,17 @@ def test_a_programs_own_error_is_named_and_a_person_decides() -> None:
     assert "rank 3 (gpu0002) called nccl:all_gather instead, so the program itself is wrong" in proof(
         site, run
     )
-    assert proof(site, run).endswith("A restart would not mend that")
+    assert proof(site, run).endswith("A restart would not fix that")
     assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
 
 
 def test_all_ranks_came_and_it_does_not_end() -> None:
     site, job, run = hanging(late=None, gpu=IDLE)
     site.run_for(120)
-    assert "all ranks came, and it does not end. All its GPUs were quiet, twice: it hangs" in proof(site, run)
+    assert (
+        "all ranks arrived, and it does not finish. All its GPUs were idle in two checks: it hangs"
+        in proof(site, run)
+    )
     assert job_of(site, job).restarts == 1
 
 
@@ -168,14 +171,17 @@ def test_a_job_that_works_at_the_second_look_only_paused() -> None:
     site.run_for(30)
     show(site, job, gpu=BUSY)
     site.run_for(120)
-    assert proof(site, run).endswith("Its GPUs work, so it may go on") and job_of(site, job).restarts == 0
+    assert (
+        proof(site, run).endswith("Its GPUs are busy, so it may still make progress")
+        and job_of(site, job).restarts == 0
+    )
 
 
 def test_a_node_that_does_not_answer_proves_nothing() -> None:
     site, job, run = hanging()
     site.nodes.plant(name(2), "unreachable")
     site.run_for(120)
-    assert proof(site, run).endswith("What its GPUs do is not known of all nodes")
+    assert proof(site, run).endswith("GPU activity is not known on every node")
     assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
 
 
@@ -185,7 +191,7 @@ def test_a_dump_that_is_none_is_told_and_counts_for_nothing() -> None:
     site.nodes.put_job(name(2), job, bad, STACKS)
     site.run_for(120)
     line = next(one.text for one in site.log(run, "proof") if one.data.get("node") == name(2))
-    assert "that of rank 2 is not read" in line and "that of rank 3 is too large" in line
+    assert "the dump of rank 2 could not be read" in line and "the dump of rank 3 is too large" in line
     assert job_of(site, job).restarts == 0
 
 
@@ -196,7 +202,7 @@ def test_a_rank_that_two_nodes_tell_of_proves_nothing() -> None:
     dumps = {rank: up_to(7, members=MEMBERS, waits=rank != 3, at=at) for rank in (1, 2, 3)}
     site.nodes.put_job(name(2), job, on_node(dumps, at), STACKS)
     site.run_for(120)
-    assert proof(site, run).endswith("dumps of another job may be among them")
+    assert proof(site, run).endswith("some dumps may belong to another job")
     assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
 
 
@@ -207,7 +213,7 @@ def test_dumps_that_hold_too_much_are_not_kept() -> None:
     site.nodes.put_job(name(2), job, on_node({2: large}, site.now), STACKS)
     site.run_for(120)
     line = next(one for one in site.log(run, "proof") if one.data.get("node") == name(2))
-    assert line.data["ranks"] == {} and "too much to be kept" in line.text
+    assert line.data["ranks"] == {} and "too large to keep" in line.text
     assert job_of(site, job).restarts == 0
 
 
@@ -216,14 +222,14 @@ def test_a_job_that_ended_meanwhile_ends_the_run() -> None:
     site.run_for(5)
     site.slurm.complete(job)
     site.run_for(80)
-    assert state_of(site, run)[0] is RunState.done and "does not hang any more" in site.log(run)[-1].text
+    assert state_of(site, run)[0] is RunState.done and "no longer hangs" in site.log(run)[-1].text
 
 
 def test_without_a_way_to_nodes_only_a_person_can_tell() -> None:
     site, job, run = hanging()
     equip(site.driver, nodes=None)
     site.run_for(5)
-    assert "no way to work on nodes" in proof(site, run) and "py-spy dump --pid" in proof(site, run)
+    assert "cannot work on nodes" in proof(site, run) and "py-spy dump --pid" in proof(site, run)
     assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
 
 
@@ -287,7 +293,7 @@ def test_a_gpu_of_the_job_that_nvidia_smi_does_not_list_is_unknown() -> None:
     shown = msgspec.structs.replace(on_node(dumps, at), gpus=(QUIET,) * 7)
     site.nodes.put_job(name(2), job, shown, STACKS)
     site.run_for(120)
-    assert proof(site, run).endswith("What its GPUs do is not known of all nodes")
+    assert proof(site, run).endswith("GPU activity is not known on every node")
     assert job_of(site, job).restarts == 0
 
 
@@ -321,7 +327,7 @@ def test_a_large_job_is_proven_by_what_its_ranks_and_all_its_gpus_report_twice()
     reported(site, job, 5, 65)
     (run,) = site.runs
     assert proof(site, run.id) == (
-        f"Job {job}: its ranks wait for each other and all its GPUs were quiet, twice: it hangs"
+        f"Job {job}: its ranks wait for each other and all its GPUs were idle in two checks. It hangs"
     )
     assert job_of(site, job).restarts == 1
 

@@ -85,8 +85,7 @@ def test_alone_it_looks_and_leaves_a_job_that_did_not_agree() -> None:
     (run,) = site.runs
     assert "it hangs" in site.log(run.id, "proof")[-1].text
     assert (
-        "did not agree to this: its comment would have to say healer:requeue"
-        in site.log(run.id, "requeue")[-1].text
+        "has not consented: its comment must contain healer:requeue" in site.log(run.id, "requeue")[-1].text
     )
     assert state_of(site, run.id)[0] is RunState.done and job_of(site, job).restarts == 0
 
@@ -109,7 +108,7 @@ def test_its_owners_word_to_keep_it_stands_above_an_approval() -> None:
     (run,) = site.runs
     site.approve(run.id, by="bob")
     goes_on(site, 120)
-    assert "healer:keep: it is left to its owner" in site.log(run.id, "requeue")[-1].text
+    assert "healer:keep: the decision is its owner's" in site.log(run.id, "requeue")[-1].text
     assert job_of(site, job).restarts == 0
 
 
@@ -175,7 +174,7 @@ def test_a_job_that_is_put_back_while_it_is_looked_at_ends_the_incident_and_star
     goes_on(site, 60)
     (run,) = site.runs
     assert state_of(site, run.id)[0] is RunState.done
-    assert "it does not hang any more" in site.log(run.id, "proof")[-1].text
+    assert "it no longer hangs" in site.log(run.id, "proof")[-1].text
     assert site.open_incidents == []
 
 

@@ -37,7 +37,7 @@ def test_the_job_runs_with_the_spare_and_its_node_is_tested_and_returned() -> No
     found = job_of(site, job)
     assert (found.state, found.restarts) == ("RUNNING", 1)
     assert SPARE in found.nodes and NODE not in found.nodes
-    assert f"{SPARE} in the place of {NODE}" in site.log(run, f"runs:{job}")[-1].text
+    assert f"{SPARE} in place of {NODE}" in site.log(run, f"runs:{job}")[-1].text
     assert site.slurm.snapshot().reservations["spares"].nodes == (NODE,)
     site.slurm.complete(site.running_test())
     site.run_for(30)
@@ -64,7 +64,7 @@ def test_without_a_spare_a_person_is_asked_and_nothing_is_taken() -> None:
     run = site.ask(PLAYBOOK, 1)
     site.run_for(5)
     state, question = state_of(site, run)
-    assert state is RunState.stuck and f"No spare is free in spares that fits {NODE}" in question
+    assert state is RunState.stuck and f"No free spare in spares matches {NODE}" in question
     assert not site.node(1).drain and job_of(site, job).restarts == 0
     site.slurm.resume(SPARE)
     site.retry(run, "spare")
@@ -87,7 +87,7 @@ def test_no_spares_at_this_site_and_a_node_without_work() -> None:
     site, _ = with_spare(spares=None)
     run = site.ask(PLAYBOOK, 1)
     site.run_for(5)
-    assert "No spares are named" in state_of(site, run)[1]
+    assert "No spares are configured" in state_of(site, run)[1]
     site, job = with_spare()
     site.slurm.complete(job)
     run = site.ask(PLAYBOOK, 1)
@@ -100,7 +100,7 @@ def test_a_spare_itself_is_never_swapped() -> None:
     site, _ = with_spare()
     run = site.ask(PLAYBOOK, 10)
     site.run_for(5)
-    assert "is a spare of spares itself" in state_of(site, run)[1] and not site.node(10).drain
+    assert "is itself a spare of spares" in state_of(site, run)[1] and not site.node(10).drain
 
 
 def test_a_shadow_run_looks_waits_and_touches_nothing() -> None:

@@ -181,8 +181,8 @@ def test_after_a_crash_at_any_line_a_job_is_revived_once(where: str) -> None:
     [
         ({"requeue": False}, "Requeue=1"),  # pitfall 9
         ({"no_kill": True}, "--no-kill"),  # pitfall 16
-        ({"comment": "healer:keep"}, "left to its owner"),
-        ({"comment": "healer:requeue healer:keep"}, "left to its owner"),
+        ({"comment": "healer:keep"}, "the decision is its owner's"),
+        ({"comment": "healer:requeue healer:keep"}, "the decision is its owner's"),
     ],
 )
 def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_told(
@@ -211,7 +211,7 @@ def test_pitfall_10_somebody_at_a_terminal_is_told_there() -> None:
     (heard,) = site.slurm.heard(number)
     assert heard.startswith("notify healer: Xid 79: GPU fell off the bus on gpu0001.")
     assert "Slurm cannot requeue it" in heard
-    assert last(site, run, f"owner:{number}").text.startswith("Told ann on the job's terminal")
+    assert last(site, run, f"owner:{number}").text.startswith("Notified ann on the job's terminal")
 
 
 def test_a_copy_that_runs_on_another_cluster_is_never_requeued_here() -> None:
@@ -276,7 +276,7 @@ def test_pitfall_17_a_job_that_saves_on_a_signal_gets_it_once_and_its_time() -> 
     site, job = signalled()
     assert job_of(site, job).restarts == 0
     (run,) = site.runs
-    assert "got USR1 to save its work" in last(site, run, f"requeue:{job}").text
+    assert "Sent USR1 to job" in last(site, run, f"requeue:{job}").text
     site.run_for(20)
     assert job_of(site, job).restarts == 0
     site.run_for(60)
@@ -303,7 +303,7 @@ def test_pitfall_17_one_that_ends_in_its_time_is_not_started_again() -> None:
     shown = job_of(site, job)
     assert (shown.state, shown.restarts) == ("COMPLETED", 0)
     (run,) = site.runs
-    assert "had ended COMPLETED" in last(site, run, f"requeue:{job}").text
+    assert "ended COMPLETED before" in last(site, run, f"requeue:{job}").text
 
 
 def test_pitfall_17_sbatchs_own_signal_option_tells_how_it_saves() -> None:
@@ -332,7 +332,7 @@ def test_a_stuck_end_is_freed_by_the_run_and_its_job_starts_after_that() -> None
     site.slurm.stick(NODE)
     site.run_for(400, *site.say(1, LOST))
     (run,) = site.runs
-    assert "it starts when its end on" in last(site, run, f"requeue:{job}").text
+    assert "it starts when it has finished completing on" in last(site, run, f"requeue:{job}").text
     assert last(site, run, "free").event is StepEvent.done
     assert last(site, run, f"start:{job}").event is StepEvent.done
     shown = job_of(site, job)
@@ -390,7 +390,7 @@ def test_while_another_run_restarts_a_job_a_persons_is_told_which() -> None:
     site.run_for(10, *site.say(1, LOST))
     (own,) = site.runs
     run = by_hand(site, job)
-    assert last(site, run, "requeue").text == f"Restart 1 of job {job} was granted to run {own.id}"
+    assert last(site, run, "requeue").text == f"Restart 1 of job {job} is granted to run {own.id}"
     assert site.slurm.heard(job) == ["signal USR1"]
 
 

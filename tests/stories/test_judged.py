@@ -179,7 +179,7 @@ CASES = (
                 "0x00000000 0x00000000)"
             )
         ),
-        (degraded("ticket", "fabric"),),
+        (Said("gpu-degraded", "P2", "fabric", name(1), "watch", "none", ("4711",)),),
     ),
     Case(
         "one in no table that says Fatal",

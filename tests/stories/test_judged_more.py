@@ -383,7 +383,7 @@ def test_a_wave_that_grows_is_told_as_large_as_it_is() -> None:
     hung = [kernel(10 + at / 10, at, HUNG) for at in range(1, 31)]
     incident = only(played(nodes(0, 40, **where), *hung, clock(300)))
     assert incident["rule"] == "wave" and incident["root"].get("device") is None
-    assert incident["title"].startswith("30 nodes with something of the host")
+    assert incident["title"].startswith("30 nodes with host problem")
 
 
 #: Lines of which the vendor says: ignore, and of the last three: report them.

@@ -151,4 +151,4 @@ def test_where_nothing_can_be_excluded_the_job_starts_all_the_same_and_it_is_sai
     assert job_of(site, job).nodes == (BAD,)
     (run,) = [one for one in site.runs if one.by == "ann"]
     said = [one.text for one in site.log(run.id, "requeue")]
-    assert any("could not be kept off gpu0002: not available here" in text for text in said)
+    assert any("Could not exclude gpu0002 from job" in text for text in said)

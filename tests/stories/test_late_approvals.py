@@ -37,7 +37,7 @@ def pages(site: Site) -> list[Message]:
 def test_people_are_told_once_after_half_an_hour_and_it_goes_on_waiting() -> None:
     site = asking()
     (run,) = site.ledger.tables.runs.values()
-    assert run.state is RunState.waiting and run.question == "Waits for an approval: File the ticket"
+    assert run.state is RunState.waiting and run.question == "Waiting for approval: File the ticket"
     asked_at = site.ledger.tables.log[run.id][-1].at
     assert run.approve_until == asked_at + APPROVAL_LASTS
     site.clock.set(asked_at + APPROVAL_LASTS)
@@ -46,8 +46,8 @@ def test_people_are_told_once_after_half_an_hour_and_it_goes_on_waiting() -> Non
     site.run_for(5)
     (page,) = pages(site)
     assert (page.severity, page.page) == (Severity.P1, False)
-    assert page.title == f"Nobody has approved gpu-fatal on {name(1)}"
-    assert page.text.startswith(f"{run.question}\nIt was asked at {asked_at:%H:%M} UTC")
+    assert page.title == f"No one has approved gpu-fatal on {name(1)}"
+    assert page.text.startswith(f"{run.question}\nRequested at {asked_at:%H:%M} UTC")
     (run,) = site.ledger.tables.runs.values()
     assert run.state is RunState.waiting
     assert not any(entry.step == "ticket" for entry in site.ledger.tables.log[run.id])

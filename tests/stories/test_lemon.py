@@ -47,11 +47,11 @@ def test_nothing_is_taken_before_a_person_has_seen_its_past_and_approved() -> No
     site.run_for(3600, step_s=60)
     state, question = state_of(site, run)
     assert (state, question) == (
-        RunState.waiting, "Waits for an approval: Take it out of service for a repair"
+        RunState.waiting, "Waiting for approval: Take it out of service for repair"
     )  # fmt: skip
     assert site.log(run, "history")[-1].text == (
-        f"{NODE} in 14 days: 2 incidents (xid-79 2x), 1 repair tickets, taken out 0 times by others, "
-        "30.0 h out of service"
+        f"{NODE} in 14 days: 2 incidents (xid-79 2x), 1 repair tickets, taken out of service "
+        "0 times by others, 30.0 h out of service"
     )
     assert not site.node(1).drain and site.ledger.tables.slots == {}
 
@@ -140,12 +140,12 @@ def test_times_out_of_service_that_overlap_count_once_and_only_within_the_span()
     assert out_of_service(history, since, now) == timedelta(days=5)
     assert summarize_node(history, NODE, since, now, but=past(1).id) == (
         f"{NODE} in 10 days: 2 incidents (xid-79 1x, xid-63 1x), 1 repair tickets, "
-        "taken out 1 times by others, 120.0 h out of service"
+        "taken out of service 1 times by others, 120.0 h out of service"
     )
 
 
 def test_a_node_without_a_past() -> None:
     assert summarize_node(NodeHistory(), NODE, later(0), later(days=14)) == (
-        f"{NODE} in 14 days: no incident of a fault, 0 repair tickets, taken out 0 times by others, "
+        f"{NODE} in 14 days: no fault incident, 0 repair tickets, taken out of service 0 times by others, "
         "0.0 h out of service"
     )

@@ -40,7 +40,7 @@ def test_the_words_that_ours_replaced_stand_again() -> None:
     assert site.node(1).drain and site.node(1).reason == "PSU"
     (run,) = site.runs
     assert run.state is RunState.stuck
-    assert "ann's drain of gpu0001 came first (PSU)" in (run.question or "")
+    assert "ann drained gpu0001 first (PSU)" in (run.question or "")
     assert site.ledger.tables.slots == {}
     assert site.audited("step.failed") == 1
     told = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race")]
@@ -76,7 +76,7 @@ def test_words_that_only_a_poll_saw_and_no_step_are_told_in_their_incident() -> 
     site.slurm.drain(NODE, "healer:gpu-lost inc:00000001 x")
     site.walk()
     (hers,) = (one for one in site.incidents if one.fault == "person-drain")
-    assert hers.closed_why == "healer's drain stands where ann's stood: ask whether theirs still holds"
+    assert hers.closed_why == "healer's drain replaced the drain of ann: ask whether theirs still applies"
 
 
 # --- what is written beside the drain ---

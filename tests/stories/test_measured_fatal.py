@@ -161,7 +161,7 @@ def test_what_nobody_tells_of_any_more_closes_after_a_day() -> None:
     assert site.open_incidents
     site.pass_time(2 * 3600, step_s=600)
     assert site.open_incidents == []
-    assert site.incidents[0].closed_why == "nobody tells of it any more"
+    assert site.incidents[0].closed_why == "no source reports it any more"
 
 
 def test_one_that_is_worked_on_does_not() -> None:
@@ -188,7 +188,7 @@ def test_a_held_run_does_not_begin_while_its_cause_is_gone() -> None:
     site.pass_time(30)
     run = site.run_of("restart-fabric-manager")
     assert run.state is RunState.held
-    assert site.ledger.tables.decisions[-1].why.startswith("Well again since 03:00:05 UTC")
+    assert site.ledger.tables.decisions[-1].why.startswith("Recovered at 03:00:05 UTC")
     assert site.audited("node.drained") == 0
     site.back()
     site.pass_time(5)
@@ -223,7 +223,7 @@ def test_nothing_begins_on_what_nobody_has_looked_at_for_a_minute() -> None:
         site.drive()
     assert all(one.shadow for one in site.runs)
     assert site.ledger.tables.decisions[-1].why == (
-        "The senses looked last at 03:00:00 UTC: waits until they look again."
+        "The signals were last checked at 03:00:00 UTC: waiting for the next check."
     )
     site.pass_time(5)
     assert site.audited("node.drained") == 1
@@ -298,7 +298,7 @@ def test_a_fault_line_while_the_tests_run_asks_a_person_before_the_return() -> N
     assert run.state is RunState.stuck
     assert "new fault line" in (run.question or "")
     assert site.node(1).drain
-    site.retry(run.id, "verify")  # a person has looked
+    site.retry(run.id, "verify")  # a person has checked it
     site.pass_time(60)
     assert site.node(1).in_service
 
@@ -381,7 +381,7 @@ def test_after_a_day_without_a_checkpoint_it_goes_on_to_its_end() -> None:
     site.pass_time(25 * 3600, step_s=300)
     entries = site.log(site.run_of("slow-node").id, f"requeue:{job}")
     assert entries[-1].event is StepEvent.skipped
-    assert "goes on to its end" in entries[-1].text
+    assert "continues to its end" in entries[-1].text
     assert restarts(site, job) == [0]
 
 
@@ -465,7 +465,7 @@ def test_nothing_is_left_to_a_rule_that_may_not_act_and_the_node_stays_out(mode:
     dies_under_test(site)
     run = site.run_of("slow-node")
     assert run.state is RunState.stuck
-    assert "is worse and still open" in (run.question or "")
+    assert "is more severe and still open" in (run.question or "")
     assert site.node(1).drain
     assert len(site.open_incidents) == 2
     # Once the worse one may be acted on, the run is a person's question already: nothing is done twice.
@@ -487,7 +487,7 @@ def test_a_sense_that_told_long_ago_agrees_with_nothing() -> None:
     site.find("gpu-hot", gpu=3)
     site.pass_time(10)
     assert site.runs == []
-    assert "Only metrics speak" in site.ledger.tables.decisions[-1].why
+    assert "Only metrics report" in site.ledger.tables.decisions[-1].why
 
 
 def test_a_finding_that_is_told_again_agrees_although_it_is_no_new_evidence() -> None:
@@ -510,8 +510,8 @@ def test_two_senses_that_name_different_gpus_do_not_agree() -> None:
     site.pass_time(10)
     assert site.runs == []
     assert site.ledger.tables.decisions[-1].why == (
-        f"Metrics and step times speak of different GPUs of {NODE}: a second sense must agree before "
-        "anything is done."
+        f"Metrics and step times report different GPUs of {NODE}: a second signal must agree before "
+        "healer acts."
     )
     site.find("unusual-node")  # of the node as a whole: it agrees with any
     site.pass_time(10)

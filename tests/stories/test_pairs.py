@@ -113,7 +113,7 @@ def test_without_a_partner_it_returns_by_what_it_is_alone_and_that_is_said() -> 
     site.run_for(120)
     assert site.run_named(run).state is RunState.done
     line = next(one.text for one in site.log(run, "test") if one.event is StepEvent.done)
-    assert "not tested with a second node: no partner was free" in line
+    assert "not tested as a pair: no partner became free" in line
     assert "partners" not in verdict(site, run)
 
 
@@ -122,7 +122,7 @@ def test_bad_with_the_only_partner_there_is_asks_a_person() -> None:
     ends(site, WRONG, failed=True)
     site.run_for(PARTNER_WITHIN_S + 60)
     assert site.run_named(run).state is RunState.stuck
-    assert "which of the two it is, is not known" in (site.run_named(run).question or "")
+    assert "which of the two is at fault is unknown" in (site.run_named(run).question or "")
 
 
 def test_partners_that_are_lost_are_not_borrowed_for_ever() -> None:

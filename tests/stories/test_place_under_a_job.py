@@ -142,10 +142,20 @@ LEAF0 = [name(number) for number in range(1, LEAF + 1)]
 ALL = [name(number) for number in range(1, NODES + 1)]
 
 
-@pytest.mark.parametrize("line", [LINK, DISK])
-def test_a_node_that_alone_lost_something_is_drained_and_its_job_restarted(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "within_s"),
+    [
+        (LINK, 90),
+        (DISK, 60),
+        ("XFS (nvme1n1): xfs_do_force_shutdown(0x2) called from line 1196. Shutting down filesystem", 60),
+        ("nvme nvme4: Disabling device after reset failure: -19", 60),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0", 60),
+        ("MCE: Killing python3:4242 due to hardware memory corruption fault at 7f2b8c000000", 60),
+    ],
+)
+def test_a_node_that_alone_lost_something_is_drained_and_its_job_restarted(line: str, within_s: int) -> None:
     story = Story({name(2): Loss(BEGIN_S, 900, line)}, ALL[:8], name(2))
-    story.play(BEGIN_S + 90)
+    story.play(BEGIN_S + within_s)
     assert {slot.node for slot in story.site.ledger.tables.slots.values()} == {name(2)}
     assert story.life.restarts == 1
 

@@ -92,7 +92,7 @@ def test_a_sender_past_its_budget_is_held_and_named_on_one_page() -> None:
     pages = [message for message in site.ledger.tables.messages.values() if message.id.startswith("sender:")]
     (page,) = pages
     assert page.page and page.severity is Severity.P1 and RELAY in page.title
-    assert "accuses 7 nodes" in page.text
+    assert "accused 7 nodes" in page.text
 
 
 def test_within_its_budget_the_caps_bind_and_more_makes_it_suspect() -> None:
@@ -102,7 +102,7 @@ def test_within_its_budget_the_caps_bind_and_more_makes_it_suspect() -> None:
     site.run_for(20, *say(site, 4, 5))
     assert len(drained(site)) == 1
     later = next(incident for incident in site.open_incidents if incident.root.node == name(5))
-    assert "accuses 5 nodes" in later.doubt
+    assert "accused 5 nodes" in later.doubt
 
 
 def test_a_person_may_approve_what_is_held() -> None:

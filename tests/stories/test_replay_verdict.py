@@ -41,7 +41,7 @@ def test_a_crash_over_eight_nodes_is_said_of_its_root() -> None:
     (one,) = played(*CRASH)["incidents"]
     verdict = one["verdict"]
     assert verdict["sentence"].startswith("The GPU at 0000:9b:00 of gpu0001: uncontained memory error")
-    assert "64 ranks of job 4711 crashed with it and must restart." in verdict["sentence"]
+    assert "64 ranks of job 4711 crashed because of it and must restart." in verdict["sentence"]
     assert verdict["nodes"] == one["nodes"] == {"gpu0001": "isolate"}
     assert verdict["certainty"] == 1.0
     (aside,) = verdict["set_aside"]

@@ -85,7 +85,9 @@ def test_a_job_that_never_saves_asks_a_person_after_a_day() -> None:
     site, job, run = asked()
     site.run_for(25 * 3600, step_s=600)
     state, question = state_of(site, run)
-    assert state is RunState.stuck and "It has waited for" in question and job_of(site, job).restarts == 0
+    assert (
+        state is RunState.stuck and "It has been waiting for" in question and job_of(site, job).restarts == 0
+    )
 
 
 def test_a_shadow_run_touches_nothing() -> None:

@@ -46,11 +46,11 @@ def test_it_is_drained_and_its_power_cycle_waits_for_a_person() -> None:
     site = silent(job=True)
     run = own(site)
     assert run.state is RunState.waiting
-    assert "Waits for an approval: Power-cycle the node" in (run.question or "")
+    assert "Waiting for approval: Power-cycle the node" in (run.question or "")
     assert site.node(1).drain and site.kinds() == []
     assert {"look", "drain", "jobs", "ticket", "notify", "power"} <= set(site.done(run.id))
     (look,) = site.log(run.id, "look")
-    assert "Nothing is heard" in look.text and "Slurm does not reach it" in look.text
+    assert "is silent" in look.text and "Slurm does not reach it" in look.text
     moved = site.slurm.job(site.theirs)
     assert moved is not None and moved.restarts == 1
 
@@ -108,7 +108,7 @@ def test_a_bmc_that_does_not_answer_leaves_the_power_unknown() -> None:
     run = site.ask("silent-node", 1)
     site.run_for(120)
     (told,) = [one for one in site.log(run, "power") if one.event is StepEvent.skipped]
-    assert "Its power is unknown." in told.text
+    assert "Power state unknown." in told.text
     assert site.last(run).step == "repair"
 
 
@@ -147,7 +147,7 @@ def test_a_node_that_speaks_while_slurm_does_not_reach_it_is_left_alone() -> Non
     for _ in range(20):
         speak(site)
     assert "drain" not in site.scheduler.writes
-    assert "speaks again" in site.last(own(site).id).text
+    assert "has been reporting again" in site.last(own(site).id).text
     assert site.ledger.tables.slots == {}
 
 
@@ -206,7 +206,7 @@ def test_others_of_its_place_that_slurm_loses_before_the_drain_hold_it() -> None
     for _ in range(6):
         speak(site, 1, 2)
     assert not site.node(1).drain
-    assert "waits for their outage to end" in site.last(own(site).id).text
+    assert "waiting for their outage to end" in site.last(own(site).id).text
     site.slurm.answer(name(2))
     for _ in range(6):
         speak(site, 1)

@@ -156,3 +156,88 @@ def test_the_boots_of_one_rack_are_one_fault_of_its_power() -> None:
     )
     still = [one["rule"] for one in document["incidents"] if one["closed"] is None]
     assert still == ["rack-power"]
+
+
+# --- where no sender names its boot, and Slurm's BootTime alone tells ---------------------------------------
+
+
+def timed(at: float, boot: float, **state: Any) -> Row:
+    """Node 1 with its boot time, and no boot id of any node."""
+    shown = nodes(at, gpu0001={"boot_at": later(boot).isoformat()} | state)
+    for node in shown["body"]["nodes"]:
+        del node["boot_id"]
+    return shown
+
+
+REBOOTED = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted", "reason_user": "slurm"}
+
+
+def test_slurms_boot_time_under_a_job_that_it_put_back_is_the_same_fault() -> None:
+    put_back = on("4711", restarts=1) | {"state": "PENDING"}
+    rows = [timed(0, -9 * HOUR), jobs(5, on("4711", 1, 2)), jobs(HOUR, put_back), timed(HOUR, HOUR - 20)]
+    assert told(played(*rows, clock(HOUR + 60))) == ["rebooted-under-job"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # Its job goes on: somebody set the clock.
+        [timed(0, -9 * HOUR), jobs(5, on("4711", 1, started=-HOUR)), timed(HOUR, HOUR - 20)],
+        # Slurm was asked for it when the job had left, and shows the boot when it has forgotten that.
+        [
+            timed(0, -9 * HOUR),
+            jobs(5, on("4711", 1)),
+            timed(HOUR - 30, -9 * HOUR, state=["IDLE", "REBOOT_ISSUED"]),
+            jobs(HOUR - 30, on("4711", restarts=1) | {"state": "PENDING"}),
+            timed(HOUR, HOUR - 20),
+        ],
+    ],
+)
+def test_a_boot_time_that_is_no_fault(rows: list[Row]) -> None:
+    assert told(played(*rows, clock(2 * HOUR))) == []
+
+
+PUT_BACK = on("4711", restarts=1) | {"state": "PENDING"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [jobs(HOUR, PUT_BACK), timed(HOUR, HOUR + 1), timed(HOUR + 5, HOUR + 1)],
+        [timed(HOUR, HOUR - 2), jobs(HOUR + 1, PUT_BACK)],
+    ],
+    ids=["time", "job"],
+)
+def test_a_boot_in_the_middle_of_a_reading_is_found_with_the_next(rows: list[Row]) -> None:
+    """Nodes and jobs are read one after the other, and the reading's own time is that of its begin."""
+    before = [timed(0, -9 * HOUR), jobs(5, on("4711", 1, 2, started=0))]
+    assert told(played(*before, *rows, clock(HOUR + 60))) == ["rebooted-under-job"]
+
+
+def test_slurms_drain_after_such_a_boot_names_the_job_and_the_boot() -> None:
+    put_back = on("4711", restarts=1) | {"state": "PENDING"}
+    down = timed(HOUR, HOUR - 20, **REBOOTED)
+    (found,) = played(
+        timed(0, -9 * HOUR), jobs(5, on("4711", 1, 2)), jobs(HOUR, put_back), down, clock(HOUR + 9)
+    )["incidents"]
+    assert (found["rule"], found["jobs_hit"], found["nodes"]) == (
+        "slurm-drain",
+        ["4711"],
+        {name(1): "suspect"},
+    )
+    assert any("rebooted while running job 4711" in one["text"] for one in found["evidence"])
+
+
+@pytest.mark.parametrize("every_s", [240, 2 * HOUR])
+def test_a_loop_that_only_slurm_shows_takes_the_node_out(every_s: float) -> None:
+    rows = [timed(0, -9 * HOUR)]
+    for at in (HOUR, HOUR + every_s):
+        rows += [
+            jobs(at - 100, on("4711", 1, started=at - 100)),
+            jobs(at, on("4711", restarts=1) | {"state": "PENDING"}),
+            timed(at, at - 20, **REBOOTED),
+            timed(at + 60, at - 20),  # a person resumes it
+        ]
+    document = played(*rows, clock(4 * HOUR))
+    assert "reboots-under-jobs" in told(document)
+    assert ("drain", name(1), None) in actions(document)

@@ -58,7 +58,7 @@ def test_step_times_alone_start_nothing_and_say_why() -> None:
     site.pass_time(60)
     assert site.runs == []
     assert site.ledger.tables.decisions[-1].why == (
-        f"Only step times speak of {NODE} so far: a second sense must agree before anything is done."
+        f"Only step times report {NODE} so far: a second signal must agree before healer acts."
     )
     assert [one.outcome for one in site.ledger.tables.decisions] == ["nothing"], "said once"
 
@@ -233,7 +233,7 @@ def test_a_wait_of_a_day_asks_a_person_and_leaves_few_lines() -> None:
     site.pass_time(90_000, step_s=600)
     run = site.run_of("slow-node")
     assert run.state is RunState.stuck
-    assert "waited for 24" in (run.question or "")
+    assert "waiting for 24" in (run.question or "")
     assert len(site.log(run.id)) < 8
     assert site.scheduler.writes == []
 
@@ -254,7 +254,7 @@ def test_a_node_that_gets_well_while_it_is_waited_for_is_left_alone() -> None:
     assert run.state is RunState.done
     assert site.scheduler.writes == []
     assert site.open_incidents == []
-    assert site.incidents[0].closed_why == f"well again since {later(5):%H:%M:%S} UTC"
+    assert site.incidents[0].closed_why == f"recovered at {later(5):%H:%M:%S} UTC"
 
 
 def test_a_node_that_is_slow_again_is_waited_for_again() -> None:
@@ -448,7 +448,7 @@ def test_a_fault_that_healer_may_not_act_on_leaves_the_waiting_run_alone() -> No
     site.pass_time(120)
     assert site.node(1).drain
     run = site.run_of("slow-node")
-    assert run.state is RunState.stuck and "is worse and still open" in (run.question or "")
+    assert run.state is RunState.stuck and "is more severe and still open" in (run.question or "")
     assert "resume" not in site.scheduler.writes
 
 
@@ -554,7 +554,7 @@ def test_healer_by_itself_does_not_end_the_drain_of_another_incident() -> None:
     site.pass_time(120)
     run = site.run_of("slow-node")
     assert run.state is RunState.stuck
-    assert "out for something else" in (run.question or "")
+    assert "out of service for another reason" in (run.question or "")
     assert site.node(1).drain
 
 
@@ -593,7 +593,7 @@ def test_without_a_way_to_the_nodes_the_run_asks_and_never_says_passed() -> None
     site.pass_time(60)
     run = site.run_of("slow-node")
     assert run.state is RunState.stuck
-    assert "no way to work on gpu0001" in (run.question or "")
+    assert "cannot work on gpu0001" in (run.question or "")
     assert site.node(1).drain
 
 

@@ -43,7 +43,7 @@ def test_a_spare_of_the_same_leaf_takes_the_place_of_the_lost_node_until_it_is_a
     assert reserved(site) == (NODE, name(9))
     assert name(10) in job_of(site, job).nodes
     row = next(one for one in site.log(run.id) if one.data.get("spare"))
-    assert row.text == "gpu0010 of the reservation spares takes the place of gpu0001"
+    assert row.text == "gpu0010 from reservation spares replaces gpu0001"
     (decision,) = [one for one in site.ledger.tables.decisions if one.proposal and one.proposal.job == job]
     (answer,) = [one for one in decision.answers if one.guard is Guard.reserved]
     assert answer.why == "2 of 2 spares in spares are free; the nearest to gpu0001 is gpu0010."
@@ -59,7 +59,7 @@ def test_without_a_spare_the_job_waits_like_any_other() -> None:
     run = lose(site)
     assert job_of(site, job).state == "PENDING"
     assert reserved(site) == (name(9), name(10))
-    assert any("No spare is left in spares that fits gpu0001" in one.text for one in site.log(run.id))
+    assert any("No spare in spares matches gpu0001" in one.text for one in site.log(run.id))
 
 
 def test_a_spare_that_slurm_does_not_let_go_holds_nothing_up() -> None:
@@ -76,7 +76,7 @@ def test_a_spare_whose_change_was_never_answered_is_known_as_handed_over() -> No
     assert reserved(site) == (NODE, name(9))
     (row,) = [one for one in site.log(run.id) if "spare" in one.data]
     assert (row.data["spare"], row.text) == (
-        name(10), "gpu0010 of the reservation spares takes the place of gpu0001"
+        name(10), "gpu0010 from reservation spares replaces gpu0001"
     )  # fmt: skip
 
 

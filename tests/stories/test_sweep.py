@@ -84,7 +84,7 @@ def test_a_job_that_waits_gets_the_node() -> None:
     text = ends(site, run, 4)
     assert site.runs_theirs()
     assert site.scheduler.writes == ["submit", "cancel"]
-    assert "Gave way" in text and "waits in train" in text
+    assert "Yielded" in text and "is pending in train" in text
     assert verdict(site, run) == {"verdict": "none", "verb": "sweep"}
 
 
@@ -115,7 +115,7 @@ def test_a_pause_ends_it() -> None:
 def test_a_persons_drain_ends_it_and_stays() -> None:
     site, run = asked()
     site.slurm.person_drain(NODE, "board work", "bob")
-    assert "taken out by bob" in ends(site, run)
+    assert "bob took gpu0001 out of service" in ends(site, run)
     assert site.node(1).reason == "board work"
 
 

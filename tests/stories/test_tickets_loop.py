@@ -51,7 +51,7 @@ def test_a_run_files_one_ticket_and_a_person_closes_it_with_what_was_done() -> N
     closed = tickets(site)[-1]
     assert (closed.stage, closed.key) == (TicketStage.closed, filed.key)
     assert [one.stage for one in tickets(site)].count(TicketStage.closed) == 1
-    for words in ("resolved by ann: GPU 3 replaced", "What was done and seen", " drain: ", " requeue:"):
+    for words in ("resolved by ann: GPU 3 replaced", "Actions and observations", " drain: ", " requeue:"):
         assert words in closed.text
 
 
@@ -134,5 +134,54 @@ def test_the_proof_tells_effects_and_failures_and_keeps_both_ends() -> None:
     assert "s0" not in told and "s1" not in told
     long = proof_text(incident(), [entry(n) for n in range(100)])
     assert "s0: " in long and "s99: " in long and "… 60 more" in long and "s50: " not in long
-    assert "healer did nothing itself" in proof_text(incident(), [])
-    assert "It goes on as incident abc" in proof_text(incident(merged_into="abc"), [])
+    assert "healer took no action" in proof_text(incident(), [])
+    assert "It continues as incident abc" in proof_text(incident(merged_into="abc"), [])
+
+
+# --- a fault for which nothing but a ticket is wanted -------------------------------------------------------
+
+WORDS = "(0x00000003 0x80000000 0x0 0x0 0x0 0x0)"
+REPORT_ONLY = f"NVRM: Xid (PCI:0000:1b:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 10 {WORDS}"
+
+
+def report_only(mode: Mode = Mode.auto) -> Site:
+    site = Site(10, mode=mode)
+    site.walk(*site.say(1, REPORT_ONLY))
+    site.run_for(240)
+    return site
+
+
+def pass_hours(site: Site, hours: int) -> None:
+    site.clock.advance(hours * 3600)
+    site.walk()
+
+
+def test_once_its_ticket_is_filed_and_its_sign_quiet_the_incident_ends_and_the_ticket_stays() -> None:
+    site = report_only()
+    (filed,) = tickets(site)
+    assert filed.stage is TicketStage.opened
+    pass_hours(site, 23)
+    assert site.incident.is_open
+    pass_hours(site, 2)
+    assert site.open_incidents == []
+    last = tickets(site)[-1]
+    assert (last.stage, last.key) == (TicketStage.updated, filed.key)
+    assert "stays open" in last.text
+    assert TicketStage.closed not in [one.stage for one in tickets(site)]
+
+
+def test_its_sign_again_begins_the_day_anew() -> None:
+    site = report_only()
+    pass_hours(site, 20)
+    site.walk(*site.say(1, REPORT_ONLY))
+    pass_hours(site, 20)
+    assert site.incident.is_open
+    pass_hours(site, 5)
+    assert site.open_incidents == []
+
+
+def test_without_its_ticket_it_waits_for_a_person() -> None:
+    site = report_only(Mode.approve)
+    assert tickets(site) == []
+    pass_hours(site, 60)
+    assert site.incident.is_open

@@ -84,7 +84,7 @@ def test_it_says_what_changed_and_how_many_are_left(site: NotingSite) -> None:
     decided = site.ledger.tables.decisions[-1]
     assert (
         decided.why
-        == "Rule gpu-lost is new or changed since 03:00 on 20 Nov UTC: a person approves 2 more runs."
+        == "Rule gpu-lost is new or changed since 03:00 on 20 Nov UTC: 2 more runs require approval."
     )
     assert [one.data["names"] for one in site.ledger.tables.audit if one.verb == "rules.changed"] == [[RULE]]
 

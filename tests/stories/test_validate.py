@@ -143,7 +143,7 @@ def test_a_test_job_that_slurm_has_forgotten_asks_a_person_and_is_not_submitted_
     site.clock.advance(3600)  # nobody looked for longer than Slurm keeps a job
     site.run_for(30)
     assert site.run_named(run).state is RunState.stuck
-    assert "how it ended is not known" in (site.run_named(run).question or "")
+    assert "its result is unknown" in (site.run_named(run).question or "")
     assert site.scheduler.writes.count("submit") == 1
 
 
@@ -330,7 +330,7 @@ def test_a_reservation_that_somebody_changed_is_not_trusted() -> None:
     site.on_checkpoint = changed
     site.run_for(20)
     assert site.run_named(run).state is RunState.stuck
-    assert "not as healer made it" in (site.run_named(run).question or "")
+    assert "Someone changed reservation" in (site.run_named(run).question or "")
     assert site.node(1).drain, "it was not let out"
 
 

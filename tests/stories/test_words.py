@@ -110,7 +110,7 @@ def test_a_node_to_isolate_that_must_stay_is_known_bad_and_pages() -> None:
     site.pause()
     site.run_for(60, *site.say(1, LOST))
     row = rows()[Verdict.isolate]
-    assert "*known bad, in service*" in row.scheduling and "P0 pages" in row.told
+    assert "*faulty, in service*" in row.scheduling and "P0 pages" in row.told
     assert not site.node(1).drain and site.incident.known_bad_in_service
     assert site.incident.severity == "P0" and site.pages
 

@@ -24,22 +24,27 @@ from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
+from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses
+from healer.adapters.postgres.people_rows import PostgresPeople
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import incidents, runs
-from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
+from healer.adapters.postgres.token_book import PostgresTokenBook
+from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.adapters.system_clock import SystemClock
 from healer.api.app import create_app
 from healer.api.services import Services
 from healer.bootstrap.web import done
 from healer.engine.command import Commands, Site
 from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.emergency import Emergency
+from healer.engine.leavers import Leavers
 from healer.engine.permission import HookPermits
 from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
@@ -90,7 +95,7 @@ CATALOGUE = Catalogue(
             unit="°C",
             kind=SignalKind.gauge,
             scope=Scope.gpu,
-            text="Temperature of the GPU",
+            text="GPU temperature",
             source="DCGM field 150",
             aliases=(Alias(name="DCGM_FI_DEV_GPU_TEMP"), Alias(name="nvidia-smi:temperature/gpu_temp")),
         ),
@@ -270,7 +275,8 @@ class Api:
         self.snapshots = PostgresSnapshots(self.engine)
         if nodes:
             self.snapshots.put(snapshot(nodes))
-        self.tokens = PostgresTokens(self.engine, CLUSTER, TOKEN_KEY)
+        self.tokens = PostgresTokenBook(self.engine, CLUSTER, TOKEN_KEY)
+        self.people = PostgresPeople(self.engine, CLUSTER, TOKEN_KEY)
         self.events = PostgresEvents(self.engine)
         self.evidence = PostgresEvidence(self.engine)
         self.signals = PostgresSignals(self.engine)
@@ -281,9 +287,12 @@ class Api:
                 engine=self.engine, cluster=CLUSTER, snapshots=self.snapshots, clock=clock, has_sink=False
             )
         )
-        commands = Commands({CLUSTER: Site(ledger, self.slurm, lambda _: None)}, self._rules, clock)
+        sites = {CLUSTER: Site(ledger, self.slurm, lambda _: None)}
+        commands = Commands(sites, self._rules, clock, self.people)
         columns = PostgresColumns(self.engine)
         self.samples = PostgresSamples(self.engine, CLUSTER)
+        queries = postgres_queries(self.engine, snapshots=self.snapshots, columns=columns, rules=self._rules)
+        incident_commands = IncidentCommands(ledger, self._rules, clock)
         self.services = Services(
             cluster=CLUSTER,
             clock=clock,
@@ -295,14 +304,15 @@ class Api:
             losses=PostgresLosses(self.engine),
             scrapes=PostgresScrapes(self.engine),
             senders=PostgresSenders(self.engine),
-            queries=postgres_queries(
-                self.engine, snapshots=self.snapshots, columns=columns, rules=self._rules
-            ),
+            queries=queries,
             tokens=self.tokens,
+            people=self.people,
+            token_book=self.tokens,
             credentials=lambda _: Munge(munge_socket),
             hooks=HookPermits(PostgresHooks(self.engine, self.snapshots), self._rules, clock),
             controls=Controls(ledger, self._rules, clock),
-            incidents=IncidentCommands(ledger, self._rules, clock),
+            incidents=incident_commands,
+            leavers=Leavers(self.tokens, queries, incident_commands, clock),
             recordings=lambda _: RECORDED,
             done=lambda name, since, until: done(self.engine, name, self.rules, since, until),
             rehearsals=PostgresRehearsals(self.engine),
@@ -310,6 +320,7 @@ class Api:
             runs=commands,
             reconcile=Reconciler(commands, clock),
             messages=PostgresMessageBook(self.engine),
+            emergency=Emergency(PostgresBreakGlass(self.engine, CLUSTER, TOKEN_KEY), CLUSTER, clock),
             idempotency=PostgresIdempotency(self.engine),
             audit=NoAudit(),
             events=self.events,

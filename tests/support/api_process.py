@@ -1,6 +1,7 @@
 """`healer api` as a process of its own on a real database, and its memory."""
 
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,11 +38,14 @@ class ApiProcess:
     pid: int
     engine: sa.Engine
     folder: Path
+    scheme: str = "http"
+    #: What its clients check its certificate by.
+    trust: ssl.SSLContext | bool = True
     _tokens: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def token(self, role: str = "signals", **bound: Any) -> str:
         """The same one for the same words."""
@@ -58,7 +62,7 @@ class ApiProcess:
 
     def client(self, role: str = "signals", **bound: Any) -> httpx.Client:
         base = f"{self.url}/api/v1"
-        return httpx.Client(base_url=base, headers=self.headers(role, **bound), timeout=60)
+        return httpx.Client(base_url=base, headers=self.headers(role, **bound), timeout=60, verify=self.trust)
 
     def rss(self) -> int:
         """Bytes of memory now."""
@@ -126,6 +130,7 @@ def api_process(
         **settings,
     )
     log = folder / "api.log"
+    scheme = "https" if "HEALER_TLS_CERT" in settings else "http"
 
     limited = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     with log.open("wb") as out:
@@ -140,12 +145,12 @@ def api_process(
         def answers() -> bool:
             assert process.poll() is None, log.read_text()
             try:
-                return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).status_code == 200
+                return httpx.get(f"{scheme}://127.0.0.1:{port}/healthz", timeout=5, verify=False).is_success
             except httpx.HTTPError:
                 return False
 
         wait_until(answers, what="healer api answers", timeout_s=60)
-        yield ApiProcess(port, process.pid, engine, folder)
+        yield ApiProcess(port, process.pid, engine, folder, scheme)
     finally:
         process.terminate()
         try:

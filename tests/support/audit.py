@@ -11,8 +11,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from healer.adapters.postgres.audit_rows import PostgresChain
+from healer.adapters.postgres.tables import audit_chain, audit_checkpoints
 from healer.adapters.signing import Ed25519Signer
-from healer.audit import extend, genesis
+from healer.audit import checkpoint_line, extend, genesis, sign_checkpoint
 from healer.model import AuditRecord
 from healer.model.run import ChainLink
 
@@ -39,6 +41,23 @@ def chain_of(count: int, cluster: str = "pod1") -> list[ChainLink]:
 
 def signer() -> Ed25519Signer:
     return Ed25519Signer(Ed25519PrivateKey.generate())
+
+
+def sign_again(engine: sa.Engine, key: Ed25519Signer, checkpoints: Path) -> None:
+    """The chain of the records as they are now, and one signed head in the database and in the file."""
+    with PostgresChain(engine).snapshot() as seen:
+        records = [at.record for at in seen.links() if at.record]
+    made = extend("pod1", 0, genesis("pod1"), records)
+    head = sign_checkpoint(key, "pod1", made[-1].seq, made[-1].hash, datetime.now(UTC))
+    with unguarded(engine) as conn:
+        conn.execute(sa.delete(audit_checkpoints))
+        for at in made:
+            link = (audit_chain.c.cluster == "pod1", audit_chain.c.seq == at.seq)
+            conn.execute(sa.update(audit_chain).where(*link).values(prev=at.prev, hash=at.hash))
+        row = {name: getattr(head, name) for name in ("cluster", "seq", "at", "key")}
+        row |= {name: bytes.fromhex(getattr(head, name)) for name in ("hash", "signature")}
+        conn.execute(sa.insert(audit_checkpoints).values(row))
+    checkpoints.write_bytes(checkpoint_line(head))
 
 
 @contextmanager

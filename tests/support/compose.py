@@ -11,15 +11,29 @@ from tests.support.units import ROOT
 
 FILE = ROOT / "docker-compose.yml"
 FOLDER = ROOT / "deploy" / "compose"
-_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::-([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}")
+#: As deploy/compose/images.sh writes them.
+DIGESTS = {
+    f"HEALER_{name}_DIGEST": f"sha256:{place:064x}"
+    for place, name in enumerate(("POSTGRES", "REDIS", "PYTHON"))
+}
+
+
+class NotSet(Exception):
+    """A variable without which Compose starts nothing."""
 
 
 def read_compose(*overlays: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The whole document; `overlays` by their names in `deploy/compose`."""
-    given = environ or {}
+    given = DIGESTS if environ is None else environ
 
     def fill(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else given.get(found[1]) or found[2] or ""
+        if found[0] == "$$":
+            return "$"
+        name, kind, text = found.groups()
+        if kind == "?" and not given.get(name):
+            raise NotSet(f"{name} {text}")
+        return given.get(name) or text or ""
 
     files = [FILE, *(FOLDER / f"{name}.yml" for name in overlays)]
     documents = [yaml.safe_load(_VARIABLE.sub(fill, file.read_text())) for file in files]

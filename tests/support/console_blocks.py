@@ -30,7 +30,7 @@ XID31 = (
 
 
 def drained(story: Story, jobs: tuple[str, ...]) -> None:
-    story.decide(2003.1, Outcome.act, "gpu-reset begins on gpu0017: every guard allows it.")
+    story.decide(2003.1, Outcome.act, "Starting gpu-reset on gpu0017: every guard allows it.")
     log = [
         (2004, "drain", "started", "", 1),
         (2016, "drain", "done", "Drained: healer:gpu-lost", 1),
@@ -43,12 +43,12 @@ def drained(story: Story, jobs: tuple[str, ...]) -> None:
                 2410,
                 f"requeue:{job}",
                 "done",
-                f"Job {job} was requeued (restart 1) and starts as soon as Slurm's scheduler comes to it",
+                f"Job {job} was requeued (restart 1) and starts at Slurm's next scheduling pass",
                 1,
             ),
         ]
     log += [
-        (2415, "wait-drained", "waiting", "Slurm shows work still on gpu0017: it must be empty first.", 1),
+        (2415, "wait-drained", "waiting", "Slurm still shows work on gpu0017: it must be empty first.", 1),
         (9300, "wait-drained", "done", "", 1),
         (9312, "reset", "started", "nvidia-smi --gpu-reset -i 3", 1),
     ]

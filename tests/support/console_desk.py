@@ -8,6 +8,11 @@ from healer.model import Controller, Incident, Review, Trouble
 from healer.model.telemetry import ScrapeState, TargetState
 from healer.ports.answers import (
     Backlog,
+    BucketFigure,
+    BucketReviews,
+    Buckets,
+    BucketSpread,
+    ChartFigures,
     Group,
     ModelSeen,
     Period,
@@ -20,8 +25,8 @@ from healer.ports.answers import (
     Stats,
     Stored,
 )
+from healer.text import say
 from tests.support.console_sample import CLUSTER, NOW
-from tests.support.recognised import recognised
 
 
 def _ago(**span: float) -> datetime:
@@ -65,7 +70,8 @@ def own() -> SelfHealth:
             models=(
                 ModelSeen(
                     hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
-                    in_force_at=_ago(days=2), by="healer", last_outcome=recognised("7 days have passed"),
+                    in_force_at=_ago(days=2), by="healer",
+                    last_outcome=say("detection.too_many_unknown", what="h100", n=812),
                 ),
             ),
         ),
@@ -78,9 +84,9 @@ def own() -> SelfHealth:
     )  # fmt: skip
 
 
-def period(since: datetime, incidents: Sequence[Incident]) -> Period:
+def period(since: datetime, until: datetime, incidents: Sequence[Incident]) -> Period:
     """Times are made up, the rest is counted."""
-    told = [one for one in incidents if one.opened >= since]
+    told = [one for one in incidents if since <= one.opened < until]
     spread = Spread(count=len(told), p50_s=0.4, p90_s=3.2, max_s=71.0) if told else Spread(count=0)
     away = Spread(count=2, p50_s=5400, p90_s=86400, max_s=90000) if told else Spread(count=0)
 
@@ -92,6 +98,7 @@ def period(since: datetime, incidents: Sequence[Incident]) -> Period:
     false = sum(one.review is Review.false_alarm and one.drained_at is not None for one in told)
     return Period(
         since=since,
+        until=until,
         stats=Stats(
             since=since,
             incidents=len(told),
@@ -125,4 +132,68 @@ def _rule(rule: str, told: Sequence[Incident]) -> RuleFigures:
         drained=sum(one.drained_at is not None for one in mine),
         true_faults=sum(one.review is Review.true_fault for one in mine),
         false_alarms=sum(one.review is Review.false_alarm for one in mine),
+    )
+
+
+def chart_figures(buckets: Buckets, reviewed: Buckets, incidents: Sequence[Incident]) -> ChartFigures:
+    """The incidents are counted; where the sample knows too little, a plausible value is made up by the
+    number of the bucket, the same each time."""
+    drains = [one for one in incidents if one.drained_at is not None]
+    away = [one for one in drains if one.closed is not None]
+    return ChartFigures(
+        incidents=_counted(buckets, [(one.opened, str(one.fault_class)) for one in incidents]),
+        detect=tuple(_spread(at, 0.4, 2.5) for at in range(buckets.count) if at % 7 != 3),
+        to_return=tuple(_spread(at, 1500, 5200) for at in range(buckets.count) if at % 5 != 4),
+        lost=_counted(buckets, [(one.opened, str(one.cause)) for one in incidents if one.jobs_hit], 37.5),
+        drains=_counted(
+            buckets,
+            [(one.opened, "false" if one.review is Review.false_alarm else "other") for one in drains],
+        ),
+        returns=_counted(
+            buckets,
+            [(one.closed, "relapsed" if one.id < "3" else "stayed") for one in away if one.closed],
+        ),
+        out=tuple(_held(at, name) for at in range(buckets.count) for name in _HELD_H if incidents),
+        reviews=_reviews(reviewed, incidents),
+    )
+
+
+_HELD_H = {"healer": 6.0, "slurm": 2.0, "person": 4.0, "planned": 8.0}
+
+
+def _held(at: int, name: str) -> BucketFigure:
+    return BucketFigure(bucket=at, name=name, value=_HELD_H[name] * ((at + len(name)) % 4))
+
+
+def _bucket(buckets: Buckets, at: datetime) -> int:
+    return int((at - buckets.start).total_seconds() // buckets.step_s)
+
+
+def _counted(
+    buckets: Buckets, moments: Sequence[tuple[datetime, str]], each: float = 1
+) -> tuple[BucketFigure, ...]:
+    found = Counter((_bucket(buckets, at), name) for at, name in moments)
+    inside = {key: count for key, count in sorted(found.items()) if 0 <= key[0] < buckets.count}
+    return tuple(BucketFigure(bucket=at, name=name, value=n * each) for (at, name), n in inside.items())
+
+
+def _spread(at: int, middle: float, most: float) -> BucketSpread:
+    wave = 1 + 0.5 * ((at * 7) % 5 - 2) / 2
+    return BucketSpread(bucket=at, p50_s=middle * wave, p90_s=most * wave)
+
+
+def _reviews(buckets: Buckets, incidents: Sequence[Incident]) -> tuple[BucketReviews, ...]:
+    found: dict[tuple[int, str], Counter[Review]] = {}
+    for one in incidents:
+        at = _bucket(buckets, one.opened)
+        if one.review is not None and one.review is not Review.unclear and 0 <= at < buckets.count:
+            found.setdefault((at, one.rule), Counter())[one.review] += 1
+    return tuple(
+        BucketReviews(
+            bucket=at,
+            rule=rule,
+            true_faults=counts[Review.true_fault],
+            false_alarms=counts[Review.false_alarm],
+        )
+        for (at, rule), counts in sorted(found.items())
     )

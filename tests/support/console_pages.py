@@ -12,7 +12,7 @@ from tests.support.console_site import Site
 from tests.support.routes import routes_of
 
 #: What no person reads: data for a page's pictures, files.
-_NO_PAGES = re.compile(r"\.(json|md|ico)$|^/static/|^/api/")
+_NO_PAGES = re.compile(r"\.(json|md|ico|csv)$|^/static/|^/api/")
 
 
 #: What a browser takes when a person opens an address.
@@ -46,14 +46,18 @@ def pages(site: Site) -> dict[str, list[str]]:
         "/signals": ["/signals"],
         "/approvals": ["/approvals"],
         "/pauses": ["/pauses"],
+        "/tokens": ["/tokens", "/tokens?ended=true"],
+        "/people/{name}": ["/people/mara"],
         "/health": ["/health"],
-        "/reports": ["/reports?period=7d"],
+        "/reports": ["/reports?period=30d", "/reports?from=2026-11-01&to=2026-11-10"],
         "/reports/handover": ["/reports/handover"],
         "/playbooks": ["/playbooks"],
         "/playbooks/{name}": ["/playbooks/gpu-fatal"],
         "/runbooks/{name}": ["/runbooks/gpu-reset"],
         "/audit": ["/audit"],
-        "/sign-in": ["/sign-in"],
+        "/access": ["/access", "/access?groups=gpu-ops"],
+        "/sign-in": ["/sign-in", "/sign-in?token=good"],
+        "/sessions": ["/sessions"],
     }
 
 

@@ -113,21 +113,21 @@ def jobs_of(nodes: dict[str, SlurmNode]) -> dict[str, SlurmJob]:
 
 
 _GUARDS = (
-    (Guard.pause, "No pause concerns this.", None, None),
-    (Guard.mode, "Rule gpu-fatal is in mode auto.", None, None),
-    (Guard.breaker, "The breaker is closed.", 1, 5),
-    (Guard.stale, "Slurm's picture is 0.8 s old.", 0.8, 30),
-    (Guard.ownership, "Nobody else holds gpu0017.", None, None),
+    (Guard.pause, "No pause applies.", None, None),
+    (Guard.mode, "Rule gpu-fatal is in auto mode.", None, None),
+    (Guard.breaker, "The circuit breaker is closed.", 1, 5),
+    (Guard.stale, "The Slurm snapshot is 0.8 s old.", 0.8, 30),
+    (Guard.ownership, "No one else holds gpu0017.", None, None),
     (Guard.protected, "gpu0017 is not protected.", None, None),
-    (Guard.maintenance, "No work is planned on gpu0017 now.", None, None),
+    (Guard.maintenance, "No maintenance is planned on gpu0017 now.", None, None),
     (Guard.slots, "2 of 10 slots used.", 2, 10),
     (Guard.rack, "0 of 1 slots in rack r005 (4 nodes) used.", 0, 1),
     (Guard.switch, "1 of 8 slots in switch leaf01 (32 nodes) used.", 1, 8),
     (Guard.partition, "3 of 312 slots in partition train (1250 nodes) used.", 3, 312),
-    (Guard.hourly, "2 of 25 slots of this hour used.", 2, 25),
-    (Guard.floor, "1239 of 1250 nodes in service, the floor is 1125; 1238 after this.", 1238, 1125),
+    (Guard.hourly, "2 of 25 hourly slots used.", 2, 25),
+    (Guard.floor, "1239 of 1250 nodes in service, capacity floor 1125; 1238 after this.", 1238, 1125),
     (Guard.repeat, "No remedy is repeated.", None, None),
-    (Guard.consent, "Slurm may requeue job 4711, and its node is surely unusable.", None, None),
+    (Guard.consent, "Job 4711 is requeueable and its node is certainly unusable.", None, None),
 )
 
 
@@ -304,7 +304,7 @@ def storm(sample: Sample) -> None:
             state=BreakerState.open,
             since=NOW - timedelta(minutes=2),
             roots=roots,
-            why="3 nodes with nvswitch-fatal in 5 min, the limit is 3 (all under switch leaf02)",
+            why="3 nodes with nvswitch-fatal in 5 min, limit 3 (all under switch leaf02)",
         ),
         pauses=(
             Pause(

@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from healer.api import problems
 from healer.api.edge import speak_to
+from healer.api.site_address import SiteNames
 from healer.console.pages import Pages, Sources
 from healer.console.router import Console
 from healer.console.views.runs_view import asks
@@ -49,16 +50,22 @@ from healer.model import (
     Trial,
     Verb,
 )
+from healer.model.node_states import Holder, NodeCondition, NodeState, node_states
 from healer.model.telemetry import Report, StepBatch
 from healer.ports.answers import (
+    Buckets,
     ChainState,
+    ChartFigures,
+    CheckpointSeen,
     ClusterState,
     FleetRows,
     IncidentRows,
     JobRows,
+    NodeLife,
     NodeRows,
     OpenIncident,
     Page,
+    PastFleet,
     Period,
     RestartOffer,
     RuleRecord,
@@ -66,17 +73,41 @@ from healer.ports.answers import (
     Standing,
     Stats,
 )
-from healer.ports.callers import Caller
+from healer.ports.break_glass import GlassState
+from healer.ports.callers import Caller, Granted
+from healer.ports.directory import SessionRow
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
 from healer.text import read_said, say, to_stored, to_text
-from tests.support import console_blocks, console_desk, console_stories, console_telemetry
+from tests.support import console_blocks, console_desk, console_stories, console_telemetry, console_tokens
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
 from tests.support.recognised import as_said
 
 CSRF = "csrf-of-the-test"
+
+
+class SomeSessions:
+    """`People`, as far as the page of sessions asks."""
+
+    def sessions(self, now: datetime, *, name: str | None = None) -> list[SessionRow]:
+        begun, ends = now - timedelta(hours=2), now + timedelta(hours=10)
+        agent = "Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0"
+        made = [("aa11bb22cc33", "mara", agent), ("dd44ee55ff66", "jonas", "")]
+        rows = [
+            SessionRow(
+                id=key,
+                name=who,
+                role=Role.operator,
+                created_at=begun,
+                seen_at=now,
+                ends_at=ends,
+                agent=browser,
+            )
+            for key, who, browser in made
+        ]
+        return [row for row in rows if name in (None, row.name)]
 
 
 def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sample:
@@ -254,6 +285,21 @@ class SampleNodes(_Nouns):
             standing=_standing(node) if first else None,
         )
 
+    def past(self, cluster: str, at: datetime) -> PastFleet:
+        """Two hours of history, in which one node was drained."""
+        if not timedelta() <= NOW - at <= timedelta(hours=2):
+            return PastFleet()
+        was = [one.incident for one in self.sample.details.values() if one.incident.opened <= at]
+        drained = NodeState(NodeCondition.drained, Holder.slurm, busy=False)
+        return PastFleet(
+            states=node_states(self.snapshot) | {"gpu0002": drained, "gone": drained},
+            incidents=tuple(_opened(one) for one in was if one.closed is None or one.closed > at),
+        )
+
+    def life(self, cluster: str, node: str, since: datetime) -> NodeLife:
+        found = tuple(one for one in self.incidents if node in {*one.nodes, one.root.node})
+        return console_telemetry.life_of(cluster, node, found)
+
     def references(self, cluster: str) -> list[Reference]:
         return console_telemetry.references(cluster)
 
@@ -293,6 +339,9 @@ def _standing(node: str) -> NodeComparison:
 class SampleJobs(_Nouns):
     def rows(self, cluster: str, job: str) -> JobRows:
         return console_telemetry.job_rows(job, list(self.sample.details.values()), self.snapshot)
+
+    def checkpoints(self, cluster: str, job: str) -> list[CheckpointSeen]:
+        return list(self.rows(cluster, job).checkpoints)
 
 
 class SampleRules(_Nouns):
@@ -337,10 +386,14 @@ class SampleAudit(_Nouns):
 
 class SampleFigures(_Nouns):
     def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
-        return self.period(CLUSTER, since or NOW - timedelta(days=365)).stats
+        return self.period(CLUSTER, since or NOW - timedelta(days=365), NOW).stats
 
-    def period(self, cluster: str, since: datetime) -> Period:
-        return console_desk.period(since, [one.incident for one in self.sample.details.values()])
+    def period(self, cluster: str, since: datetime, until: datetime) -> Period:
+        return console_desk.period(since, until, [one.incident for one in self.sample.details.values()])
+
+    def charts(self, cluster: str, buckets: Buckets, reviewed: Buckets) -> ChartFigures:
+        known = [one.incident for one in self.sample.details.values()]
+        return console_desk.chart_figures(buckets, reviewed, known)
 
     def gauges(self, now: datetime) -> dict[str, Any]:
         return {}
@@ -452,10 +505,17 @@ class Site:
     """The application and what was pressed in it. `say` sends an event to every open page."""
 
     def __init__(
-        self, sample: Sample, *, role: Role = Role.admin, clock: Callable[[], datetime] | None = None
+        self,
+        sample: Sample,
+        *,
+        role: Role = Role.admin,
+        clock: Callable[[], datetime] | None = None,
+        glass: GlassState | None = None,
     ):
         self.sample = sample
         self.role = role
+        #: What mara may do where, for a person whom an identity provider knows.
+        self.granted: Granted | None = None
         self.pressed: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.refuse: dict[str, Any] | None = None
         self.tokens = {"good"}
@@ -463,6 +523,7 @@ class Site:
         self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI(redirect_slashes=False)
+        self.app.state.site = SiteNames(any_host=True)
         self.app.add_middleware(_Speaking)
         self.queries = queries_of(sample)
         pages = Pages(
@@ -476,9 +537,12 @@ class Site:
                 modes=_HeadMode(),
                 cases=lambda: {shipped().rules[0].name: 3},
                 self_health=lambda _: self.own,
+                leavers=console_tokens.leavers(self.queries, NOW),
+                glass=lambda: glass or GlassState(),
             ),
             self,
             link_secret=LINK_SECRET,
+            people=cast(Any, SomeSessions()),
         )
         self.console = Console(pages)
         self.app.include_router(self.console)
@@ -491,11 +555,11 @@ class Site:
     def _rules(self) -> Ruleset:
         return msgspec.structs.replace(shipped(), guards=self.sample.standing.guards)
 
-    def session(self, cookie: str) -> Caller | None:
-        mara = Caller(id="mara", name="mara", role=self.role, csrf=CSRF)
+    def session(self, cookie: str, address: str) -> Caller | None:
+        mara = Caller(id="mara", name="mara", role=self.role, csrf=CSRF, granted=self.granted)
         return mara if cookie == "cookie-good" else None
 
-    def sign_in(self, token: str) -> str | None:
+    def sign_in(self, token: str, address: str) -> str | None:
         if token not in self.tokens:
             return None
         self.tokens.discard(token)
@@ -562,7 +626,7 @@ DRY_RUN: dict[str, Any] = {
     "outcome": "act",
     "plan": [
         {"id": "drain", "title": "Drain the node", "do": "drain"},
-        {"id": "list-jobs", "title": "List the jobs hit", "check": "jobs_hit"},
+        {"id": "list-jobs", "title": "List the affected jobs", "check": "jobs_hit"},
         {"id": "requeue", "title": "Requeue each job hit", "do": "requeue"},
         {"id": "wait-drained", "title": "Wait until no job is on the node", "wait": "drained"},
         {"id": "reboot", "title": "Reboot through Slurm", "do": "reboot"},

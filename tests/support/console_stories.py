@@ -50,7 +50,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         acknowledged_by="mara",
         counted={"xid-45": 126},
         confidence=1.0,
-        set_aside=(RuledOut(at=NOW, what="Node does not answer", why="the node speaks again"),),
+        set_aside=(RuledOut(at=NOW, what="Node does not respond", why="the node reports again"),),
         hit=tuple(
             JobHit(
                 job=job,
@@ -74,7 +74,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         kind=AnswerKind.hold,
         used=28,
         limit=28,
-        why="28 of 32 nodes in service, the floor is 28: gpu0009 must stay.",
+        why="28 of 32 nodes in service, capacity floor 28: gpu0009 must stay.",
     )
     bad = Story(
         2,
@@ -141,11 +141,11 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     switch.decide(
         2002,
         Outcome.held,
-        "Rule nvswitch-fatal is in mode approve.",
+        "Rule nvswitch-fatal is in approve mode.",
         approval=Answer(
             guard=Guard.approval,
             kind=AnswerKind.hold,
-            why="Rule nvswitch-fatal is in mode approve.",
+            why="Rule nvswitch-fatal is in approve mode.",
         ),
     )
     switch.run(
@@ -246,9 +246,9 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         "slurm-drain:kill-task-failed",
         node_name(30),
         minutes_ago=33,
-        lines=(("Slurm itself took it out: Kill task failed", ""),),
+        lines=(("Drained by Slurm: Kill task failed", ""),),
         fault_class=FaultClass.degraded,
-        title="Slurm itself took it out: Kill task failed",
+        title="Drained by Slurm: Kill task failed",
         severity=Severity.P2,
         cause=Cause.transient,
         state=IncidentState.verifying,
@@ -275,11 +275,11 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     suggest.decide(
         2002,
         Outcome.held,
-        "Rule gpu-degraded is in mode suggest: a person starts it.",
+        "Rule gpu-degraded is in suggest mode: a person starts the run.",
         mode=Answer(
             guard=Guard.mode,
             kind=AnswerKind.hold,
-            why="Rule gpu-degraded is in mode suggest: a person starts it.",
+            why="Rule gpu-degraded is in suggest mode: a person starts the run.",
         ),
     )
     suggest.run("drain-reset-verify", RunState.proposed, [], mode=Mode.suggest)
@@ -291,16 +291,16 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         "node-silent",
         node_name(2),
         minutes_ago=1.5,
-        lines=(("Its sender went silent at 03:14:36 UTC; Slurm still reaches the node (IDLE)", ""),),
+        lines=(("Its sender has been silent since 03:14:36 UTC; Slurm still reaches the node (IDLE)", ""),),
         fault_class=FaultClass.unknown,
-        title="Node does not answer",
+        title="Node does not respond",
         severity=Severity.P2,
         nodes={node_name(2): Verdict.watch},
     )
     silent.decide(
         2002,
         Outcome.nothing,
-        "Nothing speaks of gpu0002 now: a second sense must agree before anything is done.",
+        "No signal reports gpu0002 now: a second signal must agree before healer acts.",
     )
     told.append(silent)
 
@@ -322,7 +322,9 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         jobs_hit=("4690",),
     )
     app.decide(
-        2001, Outcome.nothing, "Rule gpu-application has no playbook: people are told, nothing is done."
+        2001,
+        Outcome.nothing,
+        "Rule gpu-application has no playbook: healer notifies people and does nothing else.",
     )
     told.append(app)
 
@@ -361,8 +363,8 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             (2004, "drain", "started", "", 1),
             (2014, "drain", "done", "Drained: healer:gpu-fatal", 1),
             (2020, "reset", "started", "", 1),
-            (18040, "reset", "done", "gpu0014: the memory of 8 GPUs is well, nothing is pending", 1),
-            (18050, "verify", "started", "The tests of gpu0014 begin", 1),
+            (18040, "reset", "done", "gpu0014: the memory of 8 GPUs is healthy, nothing is pending", 1),
+            (18050, "verify", "started", "Starting the tests of gpu0014", 1),
             (128050, "verify", "done", "all 8 tests passed", 1),
             (128060, "resume", "started", "", 1),
             (128072, "resume", "done", "gpu0014 is in service (IDLE)", 1),

@@ -13,7 +13,9 @@ from healer.model import (
     Cause,
     Column,
     Component,
+    FaultBurst,
     FaultClass,
+    Incident,
     IncidentState,
     Loss,
     LossReason,
@@ -33,12 +35,16 @@ from healer.model import (
     Verdict,
 )
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, Evidence, Finding
+from healer.model.faults import REPLACED
 from healer.model.telemetry import FeatureShare, Report, ScorerResult, StepBatch, Unusual
 from healer.ports.answers import (
     Arriving,
     CheckpointSeen,
     JobErrors,
     JobRows,
+    NodeLife,
+    NodeStep,
+    OutOfService,
     Queue,
     Requeue,
     RuleRecord,
@@ -94,7 +100,7 @@ def clock_chart() -> Chart:
                 for slot, at in enumerate(times))  # fmt: skip
     peers = tuple(1755 + 6 * math.sin(slot / 9) for slot in range(180))
     return Chart(
-        title=f"Clock of the SMs, {SLOW_NODE} GPU {SLOW_GPU}",
+        title=f"SM clock, {SLOW_NODE} GPU {SLOW_GPU}",
         unit="MHz",
         times=tuple(at.timestamp() for at in times),
         lines=(
@@ -117,7 +123,7 @@ def temperature_chart() -> Chart:
     times = tuple((start + timedelta(seconds=_SLOT_S * slot)).timestamp() for slot in range(180))
     rise = [max(0.0, min(1.0, (slot - 130) / 25)) for slot in range(180)]
     return Chart(
-        title=f"Temperature of the GPU, {SLOW_NODE} GPU {SLOW_GPU}",
+        title=f"GPU temperature, {SLOW_NODE} GPU {SLOW_GPU}",
         unit="°C",
         times=times,
         lines=(
@@ -158,9 +164,9 @@ def ratio_chart() -> Chart:
 
 def clock_text() -> Said:
     """As the detector says what a rule measured."""
-    clock = say("detection.figure", label=quoted("clock of the SMs"), value="1290 MHz")
+    clock = say("detection.figure", label=quoted("SM clock"), value="1290 MHz")
     peers = say("detection.of_peers", value="1755 MHz")
-    use = say("detection.figure", label=quoted("share of time in which any kernel ran"), value="98 %")
+    use = say("detection.figure", label=quoted("GPU utilization"), value="98 %")
     told = say(
         "detection.told",
         head=quoted("GPU clock 15 % below its peers at high use"),
@@ -205,13 +211,13 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
         nodes={SLOW_NODE: Verdict.suspect},
         jobs_hit=jobs,
     )
-    story.decide(31_000, Outcome.act, "slow-node begins on gpu0007: every guard allows it.")
+    story.decide(31_000, Outcome.act, "Starting slow-node on gpu0007: every guard allows it.")
     story.run(
         "slow-node",
         RunState.running,
         [
             (31_020, "wait-job", "waiting", "job 4711: its next durable checkpoint, or its end", 1),
-            (400_000, "wait-job", "done", "Slurm shows work still on gpu0007: it must be empty first.", 1),
+            (400_000, "wait-job", "done", "Slurm still shows work on gpu0007: it must be empty first.", 1),
             (400_010, "drain", "started", "", 1),
             (400_090, "drain", "done", "Drained: healer:straggler", 1),
         ],
@@ -231,7 +237,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
         ),
         _finding(
             "unusual-node", Sense.forest, FOUND + timedelta(minutes=4),
-            "gpu0007 is unusual among 31 nodes that are busy: score 0.71, threshold 0.62, "
+            "gpu0007 is unusual among 31 busy nodes: score 0.71, threshold 0.62, "
             "since 03:01:20 UTC; gpu power -0.26, peers 0.004; gpu use, mean 25.1, peers 0.3",
             contributions=(
                 Contribution(feature="sm_clock_worst", share=0.46, value=-0.26, peers=0.004),
@@ -364,6 +370,36 @@ def job_rows(job: str, details: list[IncidentRecord], snapshot: SlurmSnapshot) -
         requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
         errors=(ERRORS,) if job == "4711" else (),
         checkpoints=seen if job == "4711" else (),
+    )
+
+
+def life_of(cluster: str, node: str, incidents: tuple[Incident, ...]) -> NodeLife:
+    """A node that was out of service twice, once for a new GPU."""
+    first, second = NOW - timedelta(days=200), NOW - timedelta(days=40)
+    return NodeLife(
+        incidents=tuple(sorted(incidents, key=lambda one: one.opened)),
+        outs=(
+            OutOfService(drained_at=first, released_at=first + timedelta(days=6)),
+            OutOfService(drained_at=second, released_at=second + timedelta(hours=2)),
+        ),
+        steps=(
+            NodeStep(at=first + timedelta(hours=1), verb="ticket", run="run-1"),
+            NodeStep(at=first + timedelta(days=6), verb="resume", run="run-1"),
+            NodeStep(at=second + timedelta(hours=1), verb="reboot", run="run-2"),
+            NodeStep(at=second + timedelta(hours=2), verb="resume", run="run-2"),
+        ),
+        parts=(
+            FaultBurst(
+                cluster=cluster,
+                node=node,
+                part="GPU-5f1e",
+                fault=REPLACED,
+                pci="0000:9b:00",
+                fault_class=FaultClass.informational,
+                began_at=first + timedelta(days=5),
+                last_at=first + timedelta(days=5),
+            ),
+        ),
     )
 
 

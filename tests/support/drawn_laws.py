@@ -154,7 +154,8 @@ def _too_many_incidents(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]
     if len(last) > 1:
         yield f"3: {len(last)} incidents because all heartbeats end: {last}"
     for cause in drawn.causes:
-        own = [one for one in found if one[1] in cause.nodes]
+        # An earlier cause may have had its effect here, while its own node was not heard.
+        own = [one for one in found if one[1] in cause.nodes and one[2] >= cause.at - 1]
         if len(own) > cause.incidents:
             yield f"3: {len(own)} incidents at the nodes of {cause.kind}, {cause.at:.0f} s: {own}"
     if len(found) > most:

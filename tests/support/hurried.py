@@ -34,6 +34,8 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
     },
     # 3 minutes after the fault.
     "plans": {"decisions.decide:PLANS_AFTER": timedelta(seconds=2)},
+    # Lines within 3 minutes are one event.
+    "events": {"observations.fault_history:GAP": timedelta(seconds=2)},
     # 30 minutes after planned work.
     "proof": {
         "engine.walk:PROOF": timedelta(seconds=20),

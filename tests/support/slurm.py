@@ -122,11 +122,16 @@ def clean(cluster: RealSlurm, jobs: Iterable[str] = ()) -> None:
     for node in scheduler.snapshot().nodes.values():
         if node.drain or node.base == "DOWN":
             scheduler.resume(node.name)
+    for reservation in scheduler.reserved():  # of tests of a node that ended in their middle
+        scheduler.unreserve(reservation)
 
-    def idle() -> bool:
+    def busy() -> dict[str, tuple[str, ...]]:
+        """States of the nodes that are not idle, and of the jobs that have not ended."""
         picture = scheduler.snapshot()
-        return all(node.state == ("IDLE",) for node in picture.nodes.values()) and not any(
-            job.active for job in picture.jobs.values()
-        )
+        nodes = {node.name: node.state for node in picture.nodes.values() if node.state != ("IDLE",)}
+        return nodes | {f"job {job.id}": (job.state,) for job in picture.jobs.values() if job.active}
 
-    wait_until(idle, 30, what="all nodes idle again", every_s=0.1)
+    try:
+        wait_until(lambda: not busy(), 30, what="all nodes idle again", every_s=0.1)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; {busy()}") from None

@@ -156,25 +156,29 @@ class SystemdMachine:
         done = 'mkdir -p "${1%/*}" && touch "$1" && chmod "$2" "$1" && cat >"$1"'
         self.run("sh", "-c", done, "sh", path, f"{mode:o}", said=text)
 
-    def run(self, *command: str, check: bool = True, said: str = "") -> str:
-        """What it prints. Raises AssertionError where it fails."""
-        within = ["nsenter", "-t", str(self.init), "-m", "-p", "-i", "-u", "-C", "-r", "-w", *command]
-        done = subprocess.run(
-            within,
+    def execute(self, *command: str, said: str = "") -> "subprocess.CompletedProcess[str]":
+        """Within it as root; it may fail."""
+        return subprocess.run(
+            ["nsenter", "-t", str(self.init), "-m", "-p", "-i", "-u", "-C", "-r", "-w", *command],
             input=said,
             capture_output=True,
             text=True,
             check=False,
             env={"PATH": _PATH, "LANG": "C.UTF-8"},
         )
+
+    def run(self, *command: str, check: bool = True, said: str = "") -> str:
+        """What it prints. Raises AssertionError where it fails."""
+        done = self.execute(*command, said=said)
         if check and done.returncode:
             shown = self.run("journalctl", "--no-pager", "-o", "cat", "-n", "60", check=False)
             raise AssertionError(f"{command} failed: {done.stdout}{done.stderr}\n{shown}")
         return done.stdout + (done.stderr if not check else "")
 
     def main_pid(self, part: str) -> int:
-        """The process of a unit, by its number outside."""
-        inside = self.run("systemctl", "show", "--property=MainPID", "--value", f"healer-{part}").strip()
+        """The process of a unit, by its number outside. Without a part it is `healer up`."""
+        unit = unit_of(part)
+        inside = self.run("systemctl", "show", "--property=MainPID", "--value", unit).strip()
         for entry in Path("/proc").glob("[0-9]*/status"):
             try:
                 text = entry.read_text()
@@ -183,16 +187,15 @@ class SystemdMachine:
             numbers = next((line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), [])
             if numbers[-1:] == [inside] and self._is_within(int(entry.parent.name)):
                 return int(entry.parent.name)
-        raise AssertionError(f"healer-{part} does not run: {self.journal(part)}")
+        raise AssertionError(f"{unit} does not run: {self.journal(part)}")
 
     def _is_within(self, pid: int) -> bool:
         mine = os.readlink(f"/proc/{self.init}/ns/pid")
         return os.readlink(f"/proc/{pid}/ns/pid") == mine
 
-    def journal(self, part: str) -> str:
-        return self.run(
-            "journalctl", "--no-pager", "-o", "cat", "-n", "40", "-u", f"healer-{part}", check=False
-        )
+    def journal(self, part: str, lines: int = 40) -> str:
+        words = ["journalctl", "--no-pager", "-o", "cat", "-n", str(lines), "-u", unit_of(part)]
+        return self.run(*words, check=False)
 
     def stop(self) -> None:
         if self.init:
@@ -201,6 +204,10 @@ class SystemdMachine:
         self._first.wait()
         wait_until(lambda: not living({self.init}), 20, what="the machine is off")
         remove_group(self._group)
+
+
+def unit_of(part: str) -> str:
+    return f"healer-{part}.service" if part else "healer.service"
 
 
 #: Groups may be busy for a moment after their last process.

@@ -37,12 +37,13 @@ class Stack:
         command: tuple[str, ...] = UP,
         data_dir: Path | None = None,
         first: bool = False,
+        port: int | None = None,
         **environ: str,
     ) -> None:
         self.data_dir = data_dir or folder / "data"
         self.environ = clean_environ(**environ, HEALER_DATA_DIR=str(self.data_dir))
         self.output = folder / "healer-up.txt"
-        self._command, self._first = command, first
+        self._command, self._first, self._given = command, first, port
         self._seen: set[int] = set()
         #: Made once: each of httpx's own functions would read all certificates that there are.
         self.http = httpx.Client(timeout=20)
@@ -54,7 +55,7 @@ class Stack:
 
     def start(self, *, ready: bool = True) -> "Stack":
         """Starts it; with `ready` returns when it has printed that it is ready."""
-        self.port = free_port()
+        self.port = self._given or free_port()
         if ready and not self._first and not self.data_dir.exists():
             lay_database(self.data_dir)
             lay_proofs(self.data_dir)

@@ -252,11 +252,32 @@ def test_every_page_is_found_from_the_index() -> None:
     assert [path for path in PAGES if path != index and path.resolve() not in linked] == []
 
 
-def test_each_attack_of_the_threat_model_names_a_test_that_exists() -> None:
-    named = [code for code in codes(page("threat-model.md")) if code.startswith("tests/")]
-    for name in named:
-        file, _, test = name.partition("::")
-        path = ROOT / file
-        assert path.is_file() and f"def {test or 'test_'}" in path.read_text(encoding="utf-8"), name
-    rows = [line for line in page("threat-model.md").splitlines() if "| `tests/" in line]
-    assert len(rows) == len(named) >= 20
+#: How the tests of an attack run: on both forms, on one, or on what both have alike.
+FORMS = {"both", "embedded", "packaged", "containers", "same"}
+
+
+def attacks() -> list[tuple[str, list[str]]]:
+    """Of the threat model: the form of each attack, and the tests that are named."""
+    rows = [re.split(r" \| ", line.strip("| ")) for line in page("threat-model.md").splitlines()]
+    return [(row[3], re.findall(r"`(tests/[^`]+)`", row[2])) for row in rows if len(row) == 4]
+
+
+def test_each_attack_of_the_threat_model_names_tests_that_exist() -> None:
+    rows = attacks()[1:]
+    assert len(rows) >= 35 and {form for form, _ in rows} <= FORMS
+    for form, tests in rows:
+        assert tests, form
+        for name in tests:
+            file, _, test = name.partition("::")
+            path = ROOT / file
+            assert path.is_file() and f"def {test or 'test_'}" in path.read_text(encoding="utf-8"), name
+        in_both = any("test_both_forms.py" in name for name in tests) or len(tests) > 1
+        assert form != "both" or in_both, f"{tests} run on one form"
+
+
+def test_the_threat_model_names_each_file_of_attacks_on_two_pages() -> None:
+    text = page("threat-model.md")
+    files = sorted((ROOT / "tests/system/security").glob("test_*.py"))
+    assert [path.name for path in files if f"/{path.name}" not in text] == []
+    words = [word for word in re.sub(r"\]\([^)]*\)", "]", text).split() if re.search(r"\w", word)]
+    assert len(words) <= 1000

@@ -10,12 +10,15 @@ from healer.settings import (
     ExecutorSettings,
     Settings,
     SettingsError,
+    check_listener,
     guard_overrides,
     load,
     load_executor,
+    own_url,
     rules_folder,
     secret_names,
     setting_names,
+    site_url,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -339,3 +342,79 @@ def test_what_is_wrong_with_a_table_is_said_with_its_name(tmp_path: Path, text: 
     with pytest.raises(SettingsError) as error:
         in_file(tmp_path, text)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("https://healer.example", "https://healer.example"),
+        ("https://Healer.Example:443/", "https://healer.example"),
+        ("http://localhost:8080", "http://localhost:8080"),
+        ("https://[2001:db8::1]:8443", "https://[2001:db8::1]:8443"),
+    ],
+)
+def test_a_public_url_is_an_origin(text: str, origin: str) -> None:
+    assert loaded(HEALER_PUBLIC_URL=text).public_url == origin
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["healer.example", "ftp://healer.example", "https://healer.example/healer", "https://a@healer.example",
+     "https://healer.example?a", "https://healer.example#a", "https://", "https://healer.example:x",
+     "https://healer .example", "https://healer.example\\a"],
+)  # fmt: skip
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        loaded(HEALER_PUBLIC_URL=text)
+    words = "an http or https URL without a path, like https://healer.example"
+    assert str(refused.value) == f"HEALER_PUBLIC_URL must be {words}, not {text!r}."
+
+
+def test_plain_http_beyond_this_machine_needs_a_setting() -> None:
+    tls = {"HEALER_TLS_CERT": "/c.pem", "HEALER_TLS_KEY": "/k.pem"}
+    for allowed in (
+        {},
+        {"HEALER_LISTEN": "[::1]:80"},
+        {"HEALER_LISTEN": "localhost:80"},
+        {"HEALER_LISTEN": "0.0.0.0:80", **tls},
+        {"HEALER_PUBLIC_URL": "https://healer.example"},
+        {"HEALER_LISTEN": "0.0.0.0:80", "HEALER_ALLOW_PLAIN_HTTP": "on"},
+    ):
+        check_listener(loaded(**allowed))
+    for refused, why in (
+        ({"HEALER_LISTEN": "0.0.0.0:80"}, "HEALER_LISTEN is 0.0.0.0:80"),
+        ({"HEALER_LISTEN": "healer:80"}, "HEALER_LISTEN is healer:80"),
+        ({"HEALER_PUBLIC_URL": "http://healer.example"}, "HEALER_PUBLIC_URL is http://healer.example"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            check_listener(loaded(**refused))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            {"HEALER_TLS_CERT": "/c.pem"},
+            "HEALER_TLS_CERT and HEALER_TLS_KEY belong together",
+        ),
+        (
+            {"HEALER_PROXIES": "10.0.0.5, proxy"},
+            "HEALER_PROXIES must be a comma list of addresses",
+        ),
+        ({"HEALER_ALLOW_PLAIN_HTTP": "yes"}, "HEALER_ALLOW_PLAIN_HTTP must be on or off"),
+    ],
+)
+def test_wrong_settings_of_tls_are_named(given: dict[str, str], why: str) -> None:
+    with pytest.raises(SettingsError, match=why):
+        loaded(**given)
+
+
+def test_the_address_of_links_is_the_public_one() -> None:
+    assert site_url(loaded()) == own_url(loaded()) == "http://127.0.0.1:8080"
+    settings = loaded(
+        HEALER_LISTEN="0.0.0.0:8443",
+        HEALER_TLS_CERT="/c",
+        HEALER_TLS_KEY="/k",
+        HEALER_PUBLIC_URL="https://h.example",
+    )
+    assert (site_url(settings), own_url(settings)) == ("https://h.example", "https://127.0.0.1:8443")

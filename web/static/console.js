@@ -152,8 +152,8 @@ function open(button) {
   if (data.preview) preview(press);
 }
 async function preview(mine) {
-  if (missing()) return $("act-preview").replaceChildren(el("p", w("First: {name}.", missing())));
-  $("act-preview").textContent = w("Asking the guards…");
+  if (missing()) return $("act-preview").replaceChildren(el("p", w("First step: {name}.", missing())));
+  $("act-preview").textContent = w("Checking the guards…");
   let answer;
   try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: w("No answer.") } }; }
   if (press !== mine) return;
@@ -169,20 +169,20 @@ function plan(data) {
       const title = step.title || step.do || step.check || step.wait || step.id, why = lacks[step.id];
       list.append(why ? el("li", w("{title}: {why}", { title, why }), "problem") : el("li", title));
     }
-    add(w("What will be done"), list);
+    add(w("Planned steps"), list);
   }
   const jobs = (data.jobs_hit || []).map((job) => typeof job === "string" ? job : job.user ? w("{job} of {user}", { job: job.id, user: job.user }) : job.id);
-  add(w("Jobs hit"), el("p", jobs.length ? jobs.join(w(", ")) : w("none")));
+  add(w("Affected jobs"), el("p", jobs.length ? jobs.join(w(", ")) : w("none")));
   if ((data.restarts || []).length) {
     const list = el("div");
     list.append(...data.restarts.map(restartField));
-    add(w("Jobs that it would wait for"), list);
+    add(w("Jobs it would wait for"), list);
   }
   const answers = data.answers || [], against = answers.filter((answer) => answer.kind !== "allow");
   if (answers.length) {
     const list = el("ul");
-    for (const answer of against) list.append(el("li", w(answer.kind === "refuse" ? "{guard} refuses: {why}" : "{guard} holds: {why}", answer), "problem"));
-    if (!against.length) list.append(el("li", w("{count} guards asked, all allow.", { count: answers.length })));
+    for (const answer of against) list.append(el("li", w(answer.kind === "refuse" ? "{guard} refuses: {why}" : "{guard} blocks: {why}", answer), "problem"));
+    if (!against.length) list.append(el("li", w("{count} guards checked, all allow.", { count: answers.length })));
     for (const answer of answers) if (answer.kind === "allow" && answer.limit != null) list.append(el("li", w("{guard}: {why}", answer)));
     add(w("Guards now"), list);
   } else if (data.why) add(w("Guards now"), el("p", data.why));
@@ -206,19 +206,19 @@ async function go(event) {
   event.preventDefault();
   const mine = press, text = $("act-text").value.trim();
   const fail = (node) => { $("act-problem").replaceChildren(node); $("act-problem").hidden = false; $("act-go").disabled = false; };
-  if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", w("{name} is missing: it stands in the audit.", { name: LABELS[mine.data.field] }))); }
-  if (missing()) { missing().field.focus(); return fail(el("span", w("{name} is missing.", missing()))); }
+  if ($("act-text").required && !text) { $("act-text").focus(); return fail(el("span", w("{name} is required: it is recorded in the audit.", { name: LABELS[mine.data.field] }))); }
+  if (missing()) { missing().field.focus(); return fail(el("span", w("{name} is required.", missing()))); }
   const body = { ...JSON.parse(mine.data.body), ...given() };
   if (mine.data.field && text) body[mine.data.field] = text;
   $("act-go").disabled = true;
   let answer;
-  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Press again: the same press is never done twice."))); }
+  try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
   if (press !== mine) return;
   // A finished answer ends this press; the next one is another request.
   mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
   $("act").close();
-  say(answer.data.state === "held" ? w("A guard holds it; it goes on by itself.") : w("Done."));
+  say(answer.data.state === "held" ? w("A guard blocks it for now; it continues automatically.") : w("Done."));
   refresh("all");
 }
 $("act-go").addEventListener("click", go);
@@ -232,7 +232,7 @@ document.addEventListener("click", async (event) => {
   $("verified").textContent = w("Verifying…");
   try {
     const data = await (await fetch(button.dataset.verify)).json();
-    $("verified").textContent = data.ok ? w("The chain holds.") : w("Broken: {what}", { what: (data.broken || []).slice(0, 3).map((one) => w("record {seq}: {what}", one)).join(w("; ")) || data.detail || w("no answer") });
+    $("verified").textContent = data.ok ? w("The chain is intact.") : w("Broken: {what}", { what: (data.broken || []).slice(0, 3).map((one) => w("record {seq}: {what}", one)).join(w("; ")) || data.detail || w("no answer") });
   } catch { $("verified").textContent = w("No answer."); }
 });
 for (const field of document.querySelectorAll("[data-submit]")) field.addEventListener("change", () => field.form.submit());

@@ -61,7 +61,7 @@
     canvas.style.height = Math.max(40, Math.ceil(plan.height)) + "px";
     fill(begun);
   }
-  function fill(begun) { // all cells, where they stand
+  function fill(begun) { // all cells
     const ratio = devicePixelRatio || 1;
     canvas.width = Math.round(canvas.parentNode.clientWidth * ratio);
     canvas.height = Math.round(parseInt(canvas.style.height, 10) * ratio);
@@ -225,7 +225,7 @@
   document.addEventListener("keydown", (event) => { // the next colouring, from anywhere on the page
     if (event.key !== "c" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
     const tabs = [...document.querySelectorAll("#colours a")], now = tabs.findIndex((tab) => tab.ariaCurrent);
-    tabs[(now + 1) % tabs.length].click();
+    tabs[(now + 1) % tabs.length]?.click();
   });
   canvas.addEventListener("focus", () => { if (at < 0 && cells.length && canvas.matches(":focus-visible")) show(0, true); });
   canvas.addEventListener("blur", () => show(-1, false));
@@ -256,7 +256,7 @@
     if (at >= 0) show(at, false);
     took(begun);
   }
-  const soon = () => { if (!waiting) waiting = setTimeout(load, Math.max(0, last + EVERY_MS - Date.now())); };
+  const soon = () => { if (!waiting && !canvas.dataset.past) waiting = setTimeout(load, Math.max(0, last + EVERY_MS - Date.now())); };
   for (const name of ["fleet", "incident", "all"]) document.addEventListener("healer:" + name, soon);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
   if ("measured" in canvas.dataset) setInterval(soon, MEASURED_MS);

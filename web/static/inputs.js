@@ -21,7 +21,7 @@ function restartField(one) {
   box.type = "checkbox";
   box.name = "restart";
   box.value = `${one.job}:${one.restarts}`; // this life of it, however old the page
-  label.append(box, " " + w(one.nodes === 1 ? "Restart {job} (1 node): it ends here and starts elsewhere" : "Restart {job} ({nodes} nodes): it ends here and starts elsewhere", { job, nodes: one.nodes }));
+  label.append(box, " " + w(one.nodes === 1 ? "Restart {job} (1 node): it stops here and starts elsewhere" : "Restart {job} ({nodes} nodes): it stops here and starts elsewhere", { job, nodes: one.nodes }));
   return label;
 }
 function given() { // what was chosen; what is left empty has its default

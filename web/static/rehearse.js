@@ -4,7 +4,7 @@
   const form = document.getElementById("try");
   if (form) {
     const go = document.getElementById("try-go"), wrong = document.getElementById("try-problem");
-    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = w("Try it"); };
+    const fail = (node) => { wrong.replaceChildren(node); wrong.hidden = false; go.disabled = false; go.textContent = w("Rehearse"); };
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;

@@ -4,8 +4,8 @@
   const chosen = new Set(); // ids: they outlive an exchange of the rows
   const boxes = () => [...document.querySelectorAll("#list td.pick input")];
   const VERBS = {
-    acknowledge: { title: w("Acknowledge"), effect: w("Says that you look after these incidents. It stops nothing."), done: w("acknowledged") },
-    merge: { title: w("Merge"), effect: w("The others end as parts of one incident. They can be split off again."), done: w("merged") },
+    acknowledge: { title: w("Acknowledge"), effect: w("Shows that you are working on these incidents. It stops nothing."), done: w("acknowledged") },
+    merge: { title: w("Merge"), effect: w("The others close as parts of one incident. You can split them again."), done: w("merged") },
   };
   document.body.classList.add("picks");
 
@@ -27,7 +27,7 @@
   function begin(verb) {
     const picked = chosen.size ? boxes().filter((box) => chosen.has(box.value)) : [here()].filter(Boolean);
     const ids = new Map(picked.map((box) => [box.value, box.dataset.title])); // the most urgent first
-    if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? w("Select two or more to merge.") : w("No row is chosen."));
+    if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? w("Select two or more to merge.") : w("No row selected."));
     press = { verb, ids, keys: new Map(), told: new Map() };
     const merge = verb === "merge", words = VERBS[verb];
     $("triage-title").textContent = w(ids.size === 1 ? "{title} {count} incident" : "{title} {count} incidents", { title: words.title, count: ids.size });
@@ -57,14 +57,14 @@
       mine.keys.delete(id); // a finished answer: the next press is another request
       if (!answer.ok) return { ok: false, node: problem(answer) };
       // 202: stored, and the detector has not taken it yet.
-      return { ok: true, later: answer.status === 202, text: answer.status === 202 ? w("stored, soon done") : VERBS[mine.verb].done };
-    } catch { return { ok: false, node: el("span", w("No answer. Press again: the same press is never done twice."), "problem") }; }
+      return { ok: true, later: answer.status === 202, text: answer.status === 202 ? w("stored, will be applied shortly") : VERBS[mine.verb].done };
+    } catch { return { ok: false, node: el("span", w("No answer. Try again: the same action never runs twice."), "problem") }; }
   }
   async function go(event) {
     event.preventDefault();
     const mine = press, reason = $("triage-reason").value.trim();
     if (mine.verb === "merge" && !reason) {
-      $("triage-problem").textContent = w("{name} is missing: it stands in the audit.", { name: w("Reason") });
+      $("triage-problem").textContent = w("{name} is required: it is recorded in the audit.", { name: w("Reason") });
       $("triage-problem").hidden = false;
       return $("triage-reason").focus();
     }
@@ -79,7 +79,7 @@
     $("triage-go").disabled = $("triage-into").disabled = false;
     const told = [...mine.told.values()], good = told.filter((one) => one.ok).length;
     const parts = { good, count: told.length, done: VERBS[mine.verb].done };
-    const text = w(told.some((one) => one.later) ? "{good} of {count} {done}, some as soon as the detector takes them." : "{good} of {count} {done}.", parts);
+    const text = w(told.some((one) => one.later) ? "{good} of {count} {done}; some take effect when the detector picks them up." : "{good} of {count} {done}.", parts);
     $("bulk-said").textContent = text;
     refresh("all");
     if (good < told.length || press !== mine) return;

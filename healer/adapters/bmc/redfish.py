@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.webhook import decode_json, system_words
+from healer.adapters.webhook import cause_of, decode_json
 from healer.model import Power, ResetKind
 from healer.ports.node_exec import BmcError, BmcUnavailable
 from healer.text import Said, joined, quoted, say
@@ -278,10 +278,10 @@ def _failed_before_answer(node: str, error: Exception, left_s: float) -> BmcErro
     if (why := _certificate(error)) is not None:
         return BmcError(say("nodes.bmc_certificate", node=node, why=why))
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
-        return BmcUnavailable(say("nodes.bmc_unreached", node=node, why=_cause(error)), sent=False)
+        return BmcUnavailable(say("nodes.bmc_unreached", node=node, why=cause_of(error)), sent=False)
     if isinstance(error, httpx.TimeoutException):
         return BmcUnavailable(say("nodes.bmc_late", node=node, seconds=left_s))
-    return BmcUnavailable(say("nodes.bmc_broke_off", node=node, why=_cause(error)))
+    return BmcUnavailable(say("nodes.bmc_broke_off", node=node, why=cause_of(error)))
 
 
 def _certificate(error: BaseException | None) -> str | None:
@@ -290,7 +290,3 @@ def _certificate(error: BaseException | None) -> str | None:
             return error.verify_message
         error = error.__cause__ or error.__context__
     return None
-
-
-def _cause(error: Exception) -> str:
-    return system_words(error) or str(error) or type(error).__name__

@@ -40,7 +40,11 @@ def main() -> None:
     write(folder, key, record)
     if os.fork() != 0:
         _answer("started")
-    _detach()
+    # Detaches from the terminal, the pipes and the signals of the caller.
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
     record.update(run_command(asked["argv"], asked["timeout_s"], key), ended_at=time.time())
     write(folder, key, record)
     os._exit(0)
@@ -49,14 +53,6 @@ def main() -> None:
 def _answer(word: str) -> None:
     os.write(1, word.encode())
     os._exit(0)
-
-
-def _detach() -> None:
-    """Detaches from the terminal, the pipes and the signals of the caller."""
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
 
 
 def locked(path: Path) -> int | None:

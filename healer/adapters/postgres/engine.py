@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
 import psycopg
@@ -24,6 +24,7 @@ from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorab
 from healer.ports.transactions import LedgerAway
 from healer.text import from_stored, stored_json, to_stored
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -229,6 +230,16 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A connection for one short read; raises as `request_errors` does."""
     with request_errors(), engine.connect() as conn:
         yield conn
+
+
+def reads(query: Callable[Concatenate[sa.Connection, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The method of a store that asks this, on a connection of its own; raises as `request_errors` does."""
+
+    def read(self: PostgresStore, *args: P.args, **kwargs: P.kwargs) -> T:
+        with reading(self._engine) as conn:
+            return query(conn, *args, **kwargs)
+
+    return read
 
 
 def _first_line(error: Exception) -> str:

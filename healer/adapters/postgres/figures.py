@@ -5,24 +5,25 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import PostgresStore, matches, read_structs, reading
+from healer.adapters.postgres.engine import PostgresStore, matches, reads
+from healer.adapters.postgres.incident_counts import (
+    DRAINED_AT,
+    HIT_LIST,
+    SEEN_AT,
+    hit_rows,
+    lives_lost,
+    relapsed_later,
+    returned_in,
+    seconds,
+)
 from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.report_charts import chart_figures
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
-from healer.model import HARDWARE, HitBasis, Review, RunState
+from healer.model import Review, RunState
 from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
 
-_DOC = incidents.c.doc
-#: Of an incident: the time of its first evidence, of its confirmed drain, and of its first decision.
-_TIME = sa.DateTime(timezone=True)
-_SEEN_AT = sa.cast(_DOC["evidence"][0]["at"].astext, _TIME)
-_DRAINED_AT = sa.cast(_DOC["drained_at"].astext, _TIME)
-_FIRST_DECISION = (
-    sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
-)
-#: The jobs that an incident hit (`healer.model.incident.JobHit`); may be empty.
-_HIT_LIST = sa.func.coalesce(_DOC["hit"], sa.text("'[]'::jsonb"))
+_OPENED = incidents.c.opened
 _SHARES = (0.5, 0.9, 1.0)
 
 #: With fewer incidents that people took up, the median response time is not shown.
@@ -35,55 +36,38 @@ _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", 
 _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
 
-class PostgresFigures(PostgresStore):
-    """`healer.ports.queries.FigureQueries`."""
-
-    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
-        with reading(self._engine) as conn:
-            return stats(conn, clusters, since)
-
-    def period(self, cluster: str, since: datetime) -> Period:
-        with reading(self._engine) as conn:
-            return _period(conn, cluster, since)
-
-    def gauges(self, now: datetime) -> dict[str, Any]:
-        with reading(self._engine) as conn:
-            return gauges(conn, now)
-
-
-def _hit_rows() -> sa.TableValuedAlias:
-    """A row for each job that was hit, in the column `value`, to join to the incidents."""
-    return sa.func.jsonb_array_elements(_HIT_LIST).table_valued(sa.column("value", JSONB), name="hit")
-
-
 def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
     """Statistics of the incidents opened since `since` (all for None)."""
     where = [matches(incidents.c.cluster, clusters)]
     slot_where = [slots.c.released_at.is_not(None), matches(slots.c.cluster, clusters)]
     if since is not None:
-        where.append(incidents.c.opened >= since)
+        where.append(since <= _OPENED)
         slot_where.append(slots.c.granted_at >= since)
-    false = sa.and_(_DOC["review"].astext == "false_alarm", _DRAINED_AT.is_not(None))
-    total = conn.execute(
-        sa.select(
-            sa.func.count(),
-            sa.func.count().filter(incidents.c.state != "resolved"),
-            sa.func.count().filter(false),
-        ).where(*where)
-    ).one()
+    return _stats(conn, _sums(conn, where), (since, where, slot_where))
+
+
+_Where = list[sa.ColumnElement[bool]]
+
+
+def _stats(
+    conn: sa.Connection, sums: dict[str, list[Any]], asked: tuple[datetime | None, _Where, _Where]
+) -> Stats:
+    since, where, slot_where = asked
     lost = conn.execute(_lost(where)).one()
+    back = conn.execute(sa.select(*_spread_columns("back", _RETURN)).where(*slot_where)).mappings().one()
+    total = sums["all"][0] if sums["all"] else _NOTHING
     return Stats(
         since=since,
-        incidents=total[0],
-        open=total[1],
-        by_rule=_count(conn, incidents.c.rule, where),
-        by_cause=_count(conn, _DOC["cause"].astext, where),
-        by_severity=_count(conn, incidents.c.severity, where),
-        detect=_spread(conn, incidents.c.opened - _SEEN_AT, where),
-        decide=_spread(conn, _FIRST_DECISION - incidents.c.opened, where),
-        drain=_spread(conn, _DRAINED_AT - incidents.c.opened, where),
-        to_return=_spread(conn, slots.c.released_at - slots.c.granted_at, slot_where),
-        false_drains=total[2],
+        incidents=total["incidents"],
+        open=total["open"],
+        by_rule=_by_name(sums["rule"]),
+        by_cause=_by_name(sums["cause"]),
+        by_severity=_by_name(sums["severity"]),
+        detect=_spread(total, "detect"),
+        decide=_spread(total, "decide"),
+        drain=_spread(total, "drain"),
+        to_return=_spread(back, "back"),
+        false_drains=total["false_drains"],
         gpu_hours_lost=None if lost.hours is None else round(lost.hours, 2),
         gpu_hours_at_most=None if lost.hours is None else round(lost.at_most or 0.0, 2),
         jobs_unknown=lost.unknown,
@@ -91,23 +75,13 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
     )
 
 
+def _by_name(rows: Sequence[Any]) -> dict[str, int]:
+    return {str(row["name"]): row["incidents"] for row in sorted(rows, key=lambda row: str(row["name"]))}
+
+
 def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
-    """Sums of lost GPU hours, of upper bounds (`at_most`), and of jobs with unknown loss. Each life of a job
-    counts once, with its largest loss of all incidents."""
-    hit = _hit_rows()
-    rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
-    hits = rows.where(*where).subquery()
-    field = hits.c.value
-    hours = sa.cast(field["lost_gpu_hours"].astext, sa.Float)
-    lives = (
-        sa.select(
-            sa.func.max(hours).label("hours"),
-            sa.func.max(hours).filter(field["basis"].astext == str(HitBasis.start)).label("at_most"),
-            sa.func.bool_and(field["basis"].astext == str(HitBasis.unknown)).label("unknown"),
-        )
-        .group_by(hits.c.cluster, field["job"].astext, field["restart"].astext)
-        .subquery()
-    )
+    """Sums of lost GPU hours, of upper bounds (`at_most`), and of jobs with unknown loss."""
+    lives = lives_lost(where)
     return sa.select(
         sa.func.sum(lives.c.hours).label("hours"),
         sa.func.sum(lives.c.at_most).label("at_most"),
@@ -115,126 +89,143 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
     )
 
 
-def _count(conn: sa.Connection, what: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[str, int]:
-    counted = sa.select(what, sa.func.count()).select_from(incidents).where(*where)
-    return {str(name): count for name, count in conn.execute(counted.group_by(what).order_by(what))}
+# --- counts and times, in one pass: of all incidents, and by rule, class, cause and severity
+
+_GROUPED = ("rule", "fault_class", "cause", "severity")
+_RETURN = seconds(slots.c.released_at - slots.c.granted_at)
+_NOTHING: Any = dict.fromkeys(("incidents", "open", "false_drains", "detect_count"), 0) | dict.fromkeys(
+    ("decide_count", "drain_count"), 0
+)
 
 
-def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[bool]]) -> Spread:
-    return _spread_of(conn.execute(sa.select(*_spreads(_seconds(span))).where(*where)).one())
+def _sums(conn: sa.Connection, where: _Where) -> dict[str, list[Any]]:
+    """Rows by what they are grouped by; `all` has one row, or none without incidents."""
+    each = _timed(where)
+
+    def count(wanted: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(wanted)
+
+    keys = [each.c[name] for name in _GROUPED]
+    query = sa.select(
+        sa.func.grouping(*keys).label("grouped"),
+        sa.func.coalesce(*keys).label("name"),
+        sa.func.count().label("incidents"),
+        count(each.c.open).label("open"),
+        count(each.c.drain.is_not(None)).label("drained"),
+        count(each.c.review == Review.true_fault.value).label("true_faults"),
+        count(each.c.review == Review.false_alarm.value).label("false_alarms"),
+        count(sa.and_(each.c.review == Review.false_alarm.value, each.c.drain.is_not(None))).label(
+            "false_drains"
+        ),
+        *(part for name in _SPANS for part in _spread_columns(name, each.c[name])),
+    ).group_by(sa.func.grouping_sets(sa.tuple_(), *(sa.tuple_(key) for key in keys)))
+    # A bit is 0 where its key is grouped by; the first key has the highest.
+    whole = 2 ** len(keys) - 1
+    names = {whole: "all"} | {whole - 2 ** (len(keys) - 1 - at): name for at, name in enumerate(_GROUPED)}
+    found: dict[str, list[Any]] = {name: [] for name in names.values()}
+    for row in conn.execute(query).mappings():
+        found[names[row["grouped"]]].append(row)
+    return found
+
+
+_SPANS = ("detect", "decide", "drain")
+
+
+def _timed(where: _Where) -> sa.Subquery:
+    """Each incident with its keys and the seconds until it was detected, decided and drained."""
+    first = (
+        sa.select(decisions.c.incident, sa.func.min(decisions.c.at).label("at"))
+        .where(decisions.c.incident.in_(sa.select(incidents.c.id).where(*where)))
+        .group_by(decisions.c.incident)
+        .subquery("first")
+    )
+    return (
+        sa.select(
+            *(incidents.c[name] for name in _GROUPED),
+            incidents.c.review,
+            (incidents.c.state != "resolved").label("open"),
+            seconds(_OPENED - SEEN_AT).label("detect"),
+            seconds(first.c.at - _OPENED).label("decide"),
+            seconds(DRAINED_AT - _OPENED).label("drain"),
+        )
+        .select_from(incidents.outerjoin(first, first.c.incident == incidents.c.id))
+        .where(*where)
+        .subquery("each")
+    )
+
+
+def _spread_columns(name: str, measured: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
+    """One sort gives all its percentiles."""
+    shares = sa.cast(sa.literal(list(_SHARES), sa.ARRAY(sa.Float)), sa.ARRAY(sa.Float))
+    return [
+        sa.func.count(measured).label(f"{name}_count"),
+        sa.func.percentile_cont(shares).within_group(measured).label(f"{name}_shares"),
+    ]
+
+
+def _spread(row: Any, name: str) -> Spread:
+    if not row[f"{name}_count"]:
+        return Spread(count=0)
+    p50, p90, most = (float(share) for share in row[f"{name}_shares"])
+    return Spread(count=row[f"{name}_count"], p50_s=p50, p90_s=p90, max_s=most)
 
 
 # --- a period by class, cause and rule
 
 
-def _period(conn: sa.Connection, cluster: str, since: datetime) -> Period:
-    """Figures of the incidents opened since then."""
-    where = [incidents.c.cluster == cluster, incidents.c.opened >= since]
-    returned, relapsed = conn.execute(_relapses(cluster, since)).one()
+def _period(conn: sa.Connection, cluster: str, since: datetime, until: datetime) -> Period:
+    """Figures of the incidents opened in that time."""
+    where = [incidents.c.cluster == cluster, since <= _OPENED, until > _OPENED]
+    granted = slots.c.granted_at
+    held = [slots.c.released_at.is_not(None), slots.c.cluster == cluster, granted >= since, granted < until]
+    returned, relapsed = conn.execute(_relapses(cluster, since, until)).one()
+    sums = _sums(conn, where)
     return Period(
         since=since,
-        stats=stats(conn, [cluster], since),
-        by_class=_groups(conn, _DOC["fault_class"].astext, where),
-        by_cause=_groups(conn, _DOC["cause"].astext, where),
-        by_rule=_by_rule(conn, where),
+        until=until,
+        stats=_stats(conn, sums, (since, where, held)),
+        by_class=_groups(conn, "fault_class", sums, where),
+        by_cause=_groups(conn, "cause", sums, where),
+        by_rule=tuple(_rule(row) for row in _most_first(sums["rule"])),
         returned=returned,
         relapsed=relapsed,
     )
 
 
-def _groups(
-    conn: sa.Connection, key: sa.ColumnElement[Any], where: Sequence[sa.ColumnElement[bool]]
-) -> tuple[Group, ...]:
-    """Incidents grouped by `key`, the most frequent group first."""
-    opened = incidents.c.opened
-    spans = {"detect": opened - _SEEN_AT, "decide": _FIRST_DECISION - opened, "drain": _DRAINED_AT - opened}
-    each = sa.select(key.label("key"), *(_seconds(span).label(name) for name, span in spans.items()))
-    timed = each.where(*where).subquery()
-    asked = [part for name in spans for part in _spreads(timed.c[name])]
-    counted = conn.execute(
-        sa.select(timed.c.key, sa.func.count().label("count"), *asked)
-        .group_by(timed.c.key)
-        .order_by(sa.desc("count"), timed.c.key)
-    ).all()
-    back = _seconds(slots.c.released_at - slots.c.granted_at)
-    out = incidents.join(slots, slots.c.incident == incidents.c.id)
+def _most_first(rows: Sequence[Any]) -> list[Any]:
+    return sorted(rows, key=lambda row: (-row["incidents"], row["name"] or ""))
+
+
+def _groups(conn: sa.Connection, by: str, sums: dict[str, list[Any]], where: _Where) -> tuple[Group, ...]:
+    """Incidents grouped by this column, the most frequent group first."""
+    key = incidents.c[by]
     away = conn.execute(
-        sa.select(key, *_spreads(back))
-        .select_from(out)
+        sa.select(key.label("name"), *_spread_columns("back", _RETURN))
+        .select_from(incidents.join(slots, slots.c.incident == incidents.c.id))
         .where(*where, slots.c.released_at.is_not(None))
         .group_by(key)
     )
-    returns = {row[0]: _spread_of(row[1:]) for row in away}
-    width = len(_SHARES) + 1
+    returns = {row["name"]: _spread(row, "back") for row in away.mappings()}
     return tuple(
         Group(
-            name=row[0] or "unknown",
-            incidents=row[1],
-            **{name: _spread_of(row[2 + at * width : 2 + (at + 1) * width]) for at, name in enumerate(spans)},
-            to_return=returns.get(row[0], Spread(count=0)),
+            name=row["name"] or "unknown",
+            incidents=row["incidents"],
+            **{name: _spread(row, name) for name in _SPANS},
+            to_return=returns.get(row["name"], Spread(count=0)),
         )
-        for row in counted
+        for row in _most_first(sums[by])
     )
 
 
-def _seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    return sa.cast(sa.extract("epoch", span), sa.Float)
+def _rule(row: Any) -> RuleFigures:
+    counted = ("incidents", "drained", "true_faults", "false_alarms", "false_drains")
+    return RuleFigures(rule=row["name"], **{name: row[name] for name in counted})
 
 
-def _spreads(seconds: sa.ColumnElement[float]) -> list[sa.ColumnElement[Any]]:
-    shares = (sa.func.percentile_cont(share).within_group(seconds) for share in _SHARES)
-    return [sa.func.count(seconds), *shares]
-
-
-def _spread_of(figures: Sequence[Any]) -> Spread:
-    count, *rest = figures
-    p50, p90, most = (None if figure is None else float(figure) for figure in rest)
-    return Spread(count=count, p50_s=p50, p90_s=p90, max_s=most)
-
-
-def _by_rule(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> tuple[RuleFigures, ...]:
-    review, drained = _DOC["review"].astext, _DOC["drained_at"].astext.is_not(None)
-    false = review == Review.false_alarm.value
-
-    def count(wanted: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-        return sa.func.count().filter(wanted)
-
-    figures = (
-        sa.select(
-            incidents.c.rule,
-            sa.func.count().label("incidents"),
-            count(drained).label("drained"),
-            count(review == Review.true_fault.value).label("true_faults"),
-            count(false).label("false_alarms"),
-            count(sa.and_(false, drained)).label("false_drains"),
-        )
-        .where(*where)
-        .group_by(incidents.c.rule)
-        .order_by(sa.desc("incidents"), incidents.c.rule)
-    )
-    return tuple(read_structs(conn, figures, RuleFigures))
-
-
-def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
-    """Counts of incidents whose node returned in the period, and of those whose node had a hardware fault
-    again during its probation."""
-    probation = sa.cast(_DOC["probation_until"].astext, _TIME)
-    later = incidents.alias("later")
-    again = sa.exists().where(
-        later.c.cluster == incidents.c.cluster,
-        later.c.node == incidents.c.node,
-        later.c.opened > incidents.c.closed,
-        later.c.opened < probation,
-        later.c.doc["fault_class"].astext.in_(sorted(HARDWARE)),
-        later.c.doc["merged_into"].astext.is_(None),
-        later.c.doc["review"].astext.is_distinct_from(Review.false_alarm.value),
-    )
-    return sa.select(sa.func.count(), sa.func.count().filter(again)).where(
-        incidents.c.cluster == cluster,
-        incidents.c.closed >= since,
-        _DOC["drained_at"].astext.is_not(None),
-        probation.is_not(None),
-    )
+def _relapses(cluster: str, since: datetime, until: datetime) -> sa.Select[int, int]:
+    """Counts of incidents whose node returned in the period, and of those whose node relapsed."""
+    counts = sa.func.count(), sa.func.count().filter(relapsed_later())
+    return sa.select(*counts).where(*returned_in(cluster, since, until))
 
 
 # --- GPU hours saved by automatic restarts, compared to the response time of this site's people (decision 59)
@@ -254,7 +245,7 @@ def _saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Save
 
 def _restarted_alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     """Jobs restarted by a run that no person started or approved: their GPUs and the seconds until then."""
-    done, hit = audit_records.alias("done"), _hit_rows()
+    done, hit = audit_records.alias("done"), hit_rows()
     life = sa.and_(
         hit.c.value["job"].astext == requeues.c.job,
         sa.func.coalesce(sa.cast(hit.c.value["restart"].astext, sa.Integer), 0) == requeues.c.restarts,
@@ -268,7 +259,7 @@ def _restarted_alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, 
     return (
         sa.select(
             sa.func.coalesce(sa.cast(hit.c.value["gpus"].astext, sa.Integer), 0).label("gpus"),
-            _seconds(done.c.at - incidents.c.opened).label("took_s"),
+            seconds(done.c.at - incidents.c.opened).label("took_s"),
         )
         .select_from(
             requeues.join(incidents, incidents.c.id == requeues.c.incident)
@@ -296,8 +287,8 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
         _first_record(by_person, audit_records.c.subject.in_(its_runs)),
     )
     each = (
-        sa.select(_seconds(first - incidents.c.opened).label("s"))
-        .where(*where, sa.func.jsonb_array_length(_HIT_LIST) > 0)
+        sa.select(seconds(first - incidents.c.opened).label("s"))
+        .where(*where, sa.func.jsonb_array_length(HIT_LIST) > 0)
         .where(~healers)
         .subquery()
     )
@@ -310,3 +301,12 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
 def _first_record(*where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
     first = sa.select(sa.func.min(audit_records.c.at)).where(*where)
     return first.correlate(incidents).scalar_subquery()
+
+
+class PostgresFigures(PostgresStore):
+    """`healer.ports.queries.FigureQueries`."""
+
+    stats = reads(stats)
+    period = reads(_period)
+    charts = reads(chart_figures)
+    gauges = reads(gauges)

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import pick, read_doc, read_structs, reading, request_errors, write_docs
+from healer.adapters.postgres.engine import pick, read_doc, reading, request_errors, write_docs
 from healer.adapters.postgres.incident_rows import watched
-from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots, SnapshotStore
 from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
@@ -220,22 +220,10 @@ def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
 
 def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, why: str) -> None:
     values = {"released_at": at, "released_why": why}
-    conn.execute(sa.update(slots).where(*_held(cluster, node)).values(values))
+    conn.execute(sa.update(slots).where(*held(cluster, node)).values(values))
 
 
-def has_slots(conn: sa.Connection, cluster: str) -> bool:
-    held = sa.select(slots.c.id).where(slots.c.cluster == cluster, slots.c.released_at.is_(None))
-    return conn.execute(held.limit(1)).first() is not None
-
-
-def slot_of(conn: sa.Connection, cluster: str, node: str) -> Slot | None:
-    """The node's current slot, also if it was granted after the transaction began."""
-    columns = [slots.c[name] for name in Slot.__struct_fields__]
-    held = read_structs(conn, sa.select(*columns).where(*_held(cluster, node)), Slot)
-    return held[0] if held else None
-
-
-def _held(cluster: str, node: str) -> tuple[sa.ColumnElement[bool], ...]:
+def held(cluster: str, node: str) -> tuple[sa.ColumnElement[bool], ...]:
     return slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None)
 
 
@@ -246,11 +234,8 @@ def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
 _ORDER = list(Verdict)
 
 
-class PostgresHooks:
+class PostgresHooks(SnapshotStore):
     """`healer.ports.transactions.HookBook`."""
-
-    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
-        self._engine, self._snapshots = engine, snapshots
 
     def standings(self, cluster: str, now: datetime) -> dict[str, HookStanding]:
         with reading(self._engine) as conn:
@@ -266,7 +251,7 @@ class PostgresHooks:
 
     def is_held(self, cluster: str, node: str) -> bool:
         with reading(self._engine) as conn:
-            return conn.execute(sa.select(slots.c.id).where(*_held(cluster, node))).first() is not None
+            return conn.execute(sa.select(slots.c.id).where(*held(cluster, node))).first() is not None
 
     def permit_for(self, ask: HookRequest) -> Permit | None:
         with reading(self._engine) as conn:

@@ -20,7 +20,7 @@ from healer.adapters.postgres.engine import (
     reading,
 )
 from healer.adapters.postgres.evidence import collected_for
-from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.node_rows import SnapshotStore
 from healer.adapters.postgres.outbox import channel_states
 from healer.adapters.postgres.run_rows import decisions_where, records_of
 from healer.adapters.postgres.tables import (
@@ -43,6 +43,7 @@ from healer.model import (
     Message,
     StepEvent,
     Verb,
+    Verdict,
     VerdictAt,
 )
 from healer.model.incident import SIMILAR_MAX
@@ -54,11 +55,8 @@ from healer.text import from_stored, read_said, to_stored
 SHORT_ID = 8
 
 
-class PostgresIncidents:
+class PostgresIncidents(SnapshotStore):
     """`healer.ports.queries.IncidentQueries`."""
-
-    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
-        self._engine, self._snapshots = engine, snapshots
 
     def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
         where = [
@@ -72,7 +70,10 @@ class PostgresIncidents:
         if query.node:
             where.append(about_node(query.node))
         if query.text:
-            where.append(_holds_text(query.text))
+            pattern, doc = contains(query.text), incidents.c.doc
+            parts = (doc[name].astext for name in ("title", "fault", "nodes", "jobs_hit", "root"))
+            places = (place.ilike(pattern, escape="\\") for place in (incidents.c.rule, *parts))
+            where.append(sa.or_(begins(incidents.c.id, query.text), *places))
         if query.closed_since is not None:
             where.append(incidents.c.closed >= query.closed_since)
         with reading(self._engine) as conn:
@@ -94,10 +95,11 @@ class PostgresIncidents:
             if found is None:
                 return None
             judged = decisions_where(conn, decisions.c.incident == found.id)
+            query = sa.select(findings.c.doc).where(findings.c.incident == found.id)
             return IncidentRows(
                 incident=found,
                 verdicts=tuple(verdicts_of(conn, found.id)),
-                findings=tuple(_findings_of(conn, found.id)),
+                findings=tuple(read_docs(conn, query.order_by(findings.c.id).limit(200), Finding)),
                 decisions=tuple(judged),
                 runs=tuple(records_of(conn, found.id, judged)),
                 notes=tuple(_notes(conn, found.id)),
@@ -150,13 +152,6 @@ def about_node(node: str) -> sa.ColumnElement[bool]:
     return sa.or_(incidents.c.node == node, incidents.c.doc["nodes"].has_key(node))
 
 
-def _holds_text(text: str) -> sa.ColumnElement[bool]:
-    pattern, doc = contains(text), incidents.c.doc
-    parts = (doc[name].astext for name in ("title", "fault", "nodes", "jobs_hit", "root"))
-    places = (place.ilike(pattern, escape="\\") for place in (incidents.c.rule, *parts))
-    return sa.or_(begins(incidents.c.id, text), *places)
-
-
 def watched(
     conn: sa.Connection, clusters: Sequence[str] | None, now: datetime, *those: sa.ColumnElement[bool]
 ) -> list[Incident]:
@@ -167,11 +162,6 @@ def watched(
     active = sa.or_(incidents.c.state != "resolved", on_probation)
     query = sa.select(incidents.c.doc).where(*those, matches(incidents.c.cluster, clusters), active)
     return read_docs(conn, query.order_by(incidents.c.opened), Incident)
-
-
-def _findings_of(conn: sa.Connection, incident: str) -> list[Finding]:
-    query = sa.select(findings.c.doc).where(findings.c.incident == incident)
-    return read_docs(conn, query.order_by(findings.c.id).limit(200), Finding)
 
 
 def _notes(conn: sa.Connection, incident: str) -> list[Note]:
@@ -260,6 +250,27 @@ def _read_open(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]
         sa.select(text).where(incidents.c.id == sa.any_(sa.literal(names, sa.ARRAY(sa.Text))))
     )
     return {incident.id: incident for incident in map(_decode, docs.scalars())}
+
+
+def open_at(conn: sa.Connection, cluster: str, at: datetime) -> tuple[OpenIncident, ...]:
+    """The incidents that were open at that moment, with the verdicts of then, newest first."""
+    of_then = (
+        sa.select(verdicts.c.doc)
+        .where(verdicts.c.incident == incidents.c.id, verdicts.c.at <= at)
+        .order_by(verdicts.c.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    closed = incidents.c.closed
+    query = sa.select(sa.cast(incidents.c.doc, sa.Text), of_then["nodes"]).where(
+        incidents.c.cluster == cluster, incidents.c.opened <= at, sa.or_(closed.is_(None), closed > at)
+    )
+    return tuple(
+        msgspec.structs.replace(
+            _decode(doc), nodes=from_stored(nodes or {}, dict[str, Verdict]), known_bad_in_service=False
+        )
+        for doc, nodes in conn.execute(query.order_by(incidents.c.opened.desc(), incidents.c.id.desc()))
+    )
 
 
 def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:

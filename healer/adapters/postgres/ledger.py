@@ -37,6 +37,7 @@ from healer.adapters.postgres.tables import (
     rule_modes,
     run_log,
     runs,
+    slots,
     vetoes,
 )
 from healer.adapters.postgres.tables import findings as findings_table
@@ -313,10 +314,14 @@ class PostgresTx:
         gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
 
     def has_slots(self) -> bool:
-        return gate.has_slots(self.conn, self._cluster)
+        held = slots.c.cluster == self._cluster, slots.c.released_at.is_(None)
+        return self.conn.execute(sa.select(slots.c.id).where(*held).limit(1)).first() is not None
 
     def slot_of(self, node: str) -> Slot | None:
-        return gate.slot_of(self.conn, self._cluster, node)
+        columns = [slots.c[name] for name in Slot.__struct_fields__]
+        held = sa.select(*columns).where(*gate.held(self._cluster, node))
+        found = read_structs(self.conn, held, Slot)
+        return found[0] if found else None
 
     def save_breaker(self, breaker: Breaker) -> None:
         gate.save_breaker(self.conn, breaker)

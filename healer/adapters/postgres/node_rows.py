@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres.engine import (
     ClusterStore,
     Lane,
+    PostgresStore,
     ledger_errors,
     matches,
     read_doc,
@@ -20,6 +21,7 @@ from healer.adapters.postgres.engine import (
     upsert,
     write_docs,
 )
+from healer.adapters.postgres.state_rows import WrittenStates, record_states
 from healer.adapters.postgres.tables import (
     controllers,
     fault_bursts,
@@ -54,6 +56,7 @@ from healer.model import (
     figures_in,
     rates_in,
 )
+from healer.model.node_states import NodeState, is_gap, node_states
 from healer.text import from_stored, to_stored
 
 # --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
@@ -71,6 +74,7 @@ class _Written(NamedTuple):
     version: int
     body: bytes
     snapshot: SlurmSnapshot
+    states: Mapping[str, NodeState]
 
     def has_mappings_of(self, snapshot: SlurmSnapshot) -> bool:
         """Whether both share their mappings: Slurm reported no change, and a comparison is not needed."""
@@ -92,22 +96,26 @@ class PostgresSnapshots:
         self._written: dict[str, _Written] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
-        """Writes the body if it changed, otherwise only the time."""
+        """Writes the body if it changed, and the states of nodes that did; otherwise only the time."""
         written = self._written.get(snapshot.cluster)
         if written is not None and written.has_mappings_of(snapshot):
             body = written.body
         else:
             body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
-        if written is not None and written.body == body and self._touch(snapshot, written.version):
-            self._written[snapshot.cluster] = _Written(written.version, body, snapshot)
+        goes_on = written is not None and not is_gap(written.snapshot.taken_at, snapshot.taken_at)
+        if written and goes_on and written.body == body and self._touch(snapshot, written.version):
+            self._written[snapshot.cluster] = written._replace(body=body, snapshot=snapshot)
             return
         # Random, not counted: readers cache bodies by version, and a crash may lose a committed number.
         version = secrets.randbits(63)
         row = {"version": version, "taken_at": snapshot.taken_at, "body": body, "error": None}
+        states = node_states(snapshot)
+        before = WrittenStates(written.version, written.states) if written else None
         with self._engine.begin() as conn:
+            record_states(conn, snapshot.cluster, states, snapshot.taken_at, before)
             conn.execute(upsert(snapshots, {"cluster": snapshot.cluster}, row))
             conn.execute(sa.text(f"NOTIFY {SNAPSHOT_CHANNEL}"))
-        self._written[snapshot.cluster] = _Written(version, body, snapshot)
+        self._written[snapshot.cluster] = _Written(version, body, snapshot, states)
 
     def _touch(self, snapshot: SlurmSnapshot, version: int) -> bool:
         """Updates the time of the stored snapshot; False if another version is stored."""
@@ -157,6 +165,14 @@ class PostgresSnapshots:
             with self._lock:
                 self._decoded[cluster] = decoded
         return msgspec.structs.replace(decoded[1], taken_at=head.taken_at)
+
+
+class SnapshotStore(PostgresStore):
+    """Base of the classes that read Slurm's snapshots too."""
+
+    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
+        super().__init__(engine)
+        self._snapshots = snapshots
 
 
 def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.audit_rows import PostgresAudit
-from healer.adapters.postgres.engine import read_structs, reading
+from healer.adapters.postgres.engine import read_structs, reading, reads
 from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
@@ -16,10 +16,13 @@ from healer.adapters.postgres.incident_rows import (
     PostgresIncidents,
     about_node,
     incident_page,
+    open_at,
     watched,
 )
+from healer.adapters.postgres.node_life import read_life
 from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
+    SnapshotStore,
     changed_since,
     measured_figures,
     read_controller,
@@ -32,16 +35,14 @@ from healer.adapters.postgres.rule_rows import PostgresRules
 from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
+from healer.adapters.postgres.state_rows import states_at
 from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
 from healer.model import (
     CONTEXT_LONGEST,
     Breaker,
     FaultClass,
-    Inventory,
-    LemonScore,
     LogEntry,
     Pause,
-    Reference,
     Ruleset,
     SlurmSnapshot,
     StepEvent,
@@ -54,6 +55,7 @@ from healer.ports.answers import (
     JobErrors,
     JobRows,
     NodeRows,
+    PastFleet,
     Requeue,
 )
 from healer.ports.queries import Queries
@@ -66,25 +68,27 @@ _HEARTBEAT_WINDOW = timedelta(minutes=5)
 _HOUR = timedelta(hours=1)
 
 
-class PostgresClusters:
+def cluster_names(conn: sa.Connection) -> list[str]:
+    return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
+
+
+class PostgresClusters(SnapshotStore):
     """`healer.ports.queries.ClusterQueries`."""
 
-    def __init__(self, engine: sa.Engine, reader: PostgresSnapshots) -> None:
-        self._engine, self._reader = engine, reader
+    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
+        super().__init__(engine, snapshots)
         self._open = OpenIncidents()
 
-    def names(self) -> list[str]:
-        with reading(self._engine) as conn:
-            return cluster_names(conn)
+    names = reads(cluster_names)
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         with reading(self._engine) as conn:
-            return _snapshots(conn, self._reader, None)
+            return _snapshots(conn, self._snapshots, None)
 
     def state(self, cluster: str, now: datetime) -> ClusterState:
         with reading(self._engine) as conn:
             error = conn.scalar(sa.select(snapshots.c.error).where(snapshots.c.cluster == cluster))
-            facts = read_facts(conn, cluster, self._reader, now)
+            facts = read_facts(conn, cluster, self._snapshots, now)
             return ClusterState(
                 cluster=cluster,
                 breaker=facts.breaker,
@@ -112,10 +116,6 @@ class PostgresClusters:
         ]
 
 
-def cluster_names(conn: sa.Connection) -> list[str]:
-    return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
-
-
 def _snapshots(
     conn: sa.Connection, reader: PostgresSnapshots, clusters: Sequence[str] | None
 ) -> dict[str, SlurmSnapshot]:
@@ -124,15 +124,22 @@ def _snapshots(
     return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
 
-class PostgresNodes:
+class PostgresNodes(SnapshotStore):
     """`healer.ports.queries.NodeQueries`."""
 
-    def __init__(self, engine: sa.Engine, reader: PostgresSnapshots) -> None:
-        self._engine, self._reader = engine, reader
+    life = reads(read_life)
+    references = reads(read_references)
+    inventories = reads(read_inventories)
+    measured = reads(measured_figures)
+    lemons = reads(read_lemons)
+
+    def past(self, cluster: str, at: datetime) -> PastFleet:
+        with reading(self._engine) as conn:
+            return PastFleet(states=states_at(conn, cluster, at), incidents=open_at(conn, cluster, at))
 
     def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows:
         with reading(self._engine) as conn:
-            found = _snapshots(conn, self._reader, clusters)
+            found = _snapshots(conn, self._snapshots, clusters)
             return FleetRows(
                 snapshots=found,
                 watched=tuple(watched(conn, clusters, now)),
@@ -142,7 +149,7 @@ class PostgresNodes:
 
     def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
         with reading(self._engine) as conn:
-            snapshot = self._reader.read(conn, cluster)
+            snapshot = self._snapshots.read(conn, cluster)
             if snapshot is None or node not in snapshot.nodes:
                 return None
             inventory = read_inventories(conn, cluster, node)
@@ -158,22 +165,6 @@ class PostgresNodes:
                 unusual=read_unusual(conn, cluster, node, now),
                 standing=read_standing(conn, cluster, node),
             )
-
-    def references(self, cluster: str) -> list[Reference]:
-        with reading(self._engine) as conn:
-            return read_references(conn, cluster)
-
-    def inventories(self, cluster: str) -> list[Inventory]:
-        with reading(self._engine) as conn:
-            return read_inventories(conn, cluster)
-
-    def measured(self, cluster: str, node: str) -> dict[str, float]:
-        with reading(self._engine) as conn:
-            return measured_figures(conn, cluster, node)
-
-    def lemons(self, cluster: str) -> dict[str, LemonScore]:
-        with reading(self._engine) as conn:
-            return read_lemons(conn, cluster)
 
 
 def _reported_gpus(conn: sa.Connection, cluster: str, node: str, now: datetime) -> dict[int, dict[str, Any]]:
@@ -237,11 +228,17 @@ _ERRORS = sa.text(
 )
 
 
-class PostgresJobs:
+def _checkpoints(conn: sa.Connection, cluster: str, job: str) -> list[CheckpointSeen]:
+    """The last ones, oldest first."""
+    newest = {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN}
+    found = read_structs(conn, _CHECKPOINTS, CheckpointSeen, newest)
+    return sorted(found, key=lambda checkpoint: checkpoint.at)
+
+
+class PostgresJobs(SnapshotStore):
     """`healer.ports.queries.JobQueries`."""
 
-    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
-        self._engine, self._snapshots = engine, snapshots
+    checkpoints = reads(_checkpoints)
 
     def rows(self, cluster: str, job: str) -> JobRows:
         key = {"cluster": cluster, "job": job}
@@ -254,15 +251,13 @@ class PostgresJobs:
                 .order_by(requeues.c.id)
             )
             errors = {**key, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
-            newest = {**key, "limit": CHECKPOINTS_SHOWN}
-            checkpoints = read_structs(conn, _CHECKPOINTS, CheckpointSeen, newest)
             return JobRows(
                 snapshot=self._snapshots.read(conn, cluster),
                 incidents=tuple(found),
                 requeues=tuple(read_structs(conn, requeued, Requeue)),
                 done=_steps_on_job(conn, cluster, job, [incident.id for incident in found]),
                 errors=tuple(read_structs(conn, _ERRORS, JobErrors, errors)),
-                checkpoints=tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.at)),
+                checkpoints=tuple(_checkpoints(conn, cluster, job)),
             )
 
 

@@ -16,6 +16,7 @@ from healer.adapters.postgres.tables import (
     idempotency,
     inbox,
     losses,
+    node_states,
     permits,
     raised_alarms,
     senders,
@@ -23,6 +24,7 @@ from healer.adapters.postgres.tables import (
     unknown_series,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.node_states import NodeCondition
 from healer.ports.outbound import FORGOTTEN
 
 HEARTBEATS = timedelta(hours=1)
@@ -40,6 +42,9 @@ UNKNOWN_SERIES = timedelta(days=7)
 BURSTS = timedelta(days=90)
 #: The precision of a rule's forecasts is that of a year.
 FORECASTS = timedelta(days=365)
+#: States of nodes out of service, for the longest report, and in service, for the map of the past: where jobs
+#: are short these are many, and on a full disk only as long as the slider reaches.
+OUT, IN_SERVICE, IN_SERVICE_LOW = timedelta(days=400), timedelta(days=35), timedelta(days=1)
 #: Below this free share of the database's disk, samples are kept only as long as windows need them: they are
 #: sent again, events are not.
 LOW_SHARE = 0.1
@@ -71,6 +76,10 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     _delete(engine, sessions, sessions.c.expires_at < now - SESSIONS)
     _delete(engine, fault_bursts, fault_bursts.c.last_at < now - BURSTS)
     _delete(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
+    in_service = node_states.c.state == NodeCondition.in_service.value
+    kept = IN_SERVICE_LOW if low else IN_SERVICE
+    _delete(engine, node_states, sa.and_(in_service, node_states.c.until < now - kept))
+    _delete(engine, node_states, sa.and_(~in_service, node_states.c.until < now - OUT))
     for table in (unknown_series, losses, senders):
         _delete(engine, table, table.c.last_seen < now - UNKNOWN_SERIES)
     evidence.forget(engine, now, low=low)

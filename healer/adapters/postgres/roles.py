@@ -23,8 +23,8 @@ SEALERS = ("healer_worker",)
 BROKER = f"{_PREFIX}broker"
 
 #: Of these only the API and what tidies read anything: digests and answers to requests.
-_SECRET = ("tokens", "sessions", "idempotency")
-_OF_API = ("token_key",)
+_SECRET = ("tokens", "sessions", "people", "accounts", "idempotency")
+_OF_API = ("token_key", "break_glass")
 _READERS = ("api", "detector", "scheduler", "worker")
 _SCRAPER_READS = (
     *("inbox", "samples", "signal_columns", "unknown_series", "losses", "scrapes", "snapshots"),
@@ -49,6 +49,7 @@ _WRITES: dict[str, dict[str, str]] = {
     # --- the cluster
     "snapshots": {"scheduler": "iu"},
     "controllers": {"scheduler": "iu"},
+    "node_states": {"scheduler": "iud"},
     "node_references": {"api": "iud"},
     "inventories": {"detector": "iu"},
     # --- incidents: append-only but for the incident itself
@@ -91,6 +92,9 @@ _WRITES: dict[str, dict[str, str]] = {
     # --- who asks
     "tokens": {"api": "iud"},
     "sessions": {"api": "iu", "scheduler": "d"},
+    "people": {"api": "iu"},
+    "accounts": {"api": "iu"},
+    "break_glass": {"api": "iu"},
     "idempotency": {"api": "iud", "scheduler": "d"},
     # --- the audit: a trigger of the owner queues what was inserted
     "audit_records": dict.fromkeys(("api", "detector", "scheduler", "worker"), "i"),
@@ -112,11 +116,27 @@ _COLUMNS: dict[tuple[str, str], tuple[str, ...]] = {
     ("runs", "detector"): _RUN,
     ("runs", "worker"): (*_RUN, "lease_until"),
     ("inbox", "detector"): ("consumed_at",),
+    ("node_states", "scheduler"): ("until",),
     ("slots", "worker"): _SLOT,
     **{("gate", part): ("breaker",) for part in ("api", "detector", "worker")},
-    ("tokens", "api"): ("expires_at", "revoked_at", "used_at"),
-    ("sessions", "api"): ("ended_at",),
+    ("tokens", "api"): ("expires_at", "revoked_at", "used_at", "last_used_at"),
+    ("sessions", "api"): ("ended_at", "seen_at"),
+    ("people", "api"): ("groups", "seen_at"),
+    ("accounts", "api"): ("ended_at", "password"),
+    ("break_glass", "api"): ("used_at", "reason", "token", "ended_at", "ended_by"),
 }
+
+#: (table, part) -> the only columns that it reads: which tokens end soon, and nothing of their secrets.
+_READ_COLUMNS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("tokens", "scheduler"): (
+        "id", "role", "name", "owner", "cluster", "created_at", "expires_at", "revoked_at"
+    ),
+}  # fmt: skip
+
+
+def read_columns(table: str, part: str) -> frozenset[str]:
+    """The columns that a part reads of a table which it may not read as a whole."""
+    return frozenset(_READ_COLUMNS.get((table, part), ()))
 
 
 def rights(table: str, part: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -154,6 +174,8 @@ def grants() -> Iterator[str]:
             whole, columns = rights(table, part)
             if columns:
                 yield f"GRANT UPDATE ({', '.join(sorted(columns))}) ON {table} TO {role}"
+            if readable := read_columns(table, part):
+                yield f"GRANT SELECT ({', '.join(sorted(readable))}) ON {table} TO {role}"
             names = [table, *(partitions if table == "samples" else ())]
             together.setdefault(whole, []).extend(names)
         for whole, names in together.items():

@@ -158,6 +158,19 @@ snapshots = _table(
     *_texts("error?"),
 )
 
+# Since when each node has been in or out of service, and who held it; `until` is null while that lasts.
+node_states = _table(
+    "node_states",
+    _serial(),
+    *_texts("cluster", "node", "state", "held_by"),
+    *_flags("busy"),
+    *_moments("since", "until?"),
+    _index("node_states_open", "cluster", "node", unique=True, where="until IS NULL"),
+    _index("node_states_until", "cluster", "until"),
+    # For reports, which reach further back than what is in service.
+    _index("node_states_out", "cluster", "until", where="state <> 'in_service'"),
+)
+
 controllers = _table("controllers", *_keys("cluster"), *_moments("at"), *_json("doc"))
 
 # Hooks that the gate permitted to fail, and hooks that failed without an answer: they identify the drains
@@ -172,12 +185,27 @@ permits = _table(
     _index("permits_recent", "cluster", "at"),
 )
 
+#: What reports count, generated from the document so that they need not unpack it. Moments stay text: a cast
+#: to a time is not immutable.
+_COUNTED = {
+    "cause": "doc ->> 'cause'",
+    "fault_class": "doc ->> 'fault_class'",
+    "review": "doc ->> 'review'",
+    "merged_into": "doc ->> 'merged_into'",
+    "seen_at": "doc #>> '{evidence,0,at}'",
+    "drained_at": "doc ->> 'drained_at'",
+    "probation_until": "doc ->> 'probation_until'",
+}
+
 incidents = _table(
     "incidents",
     *_keys("id"),
     *_texts("cluster", "rule", "state", "severity", "node?"),
     *_moments("opened", "updated", "closed?"),
     *_json("doc"),
+    *(sa.Column(name, sa.Text, sa.Computed(made_of, persisted=True)) for name, made_of in _COUNTED.items()),
+    sa.Column("hit", JSONB, sa.Computed("doc -> 'hit'", persisted=True)),
+    _index("incidents_cluster_opened", "cluster", "opened"),
     _index("incidents_open", "cluster", "opened", where="state <> 'resolved'"),
     _index("incidents_node", "cluster", "node", "opened"),
     _index("incidents_opened", "opened"),
@@ -452,6 +480,41 @@ tokens = _table(
     sa.Column("quota", sa.Float, nullable=False, server_default="1"),
     # `kernel`: its kernel lines are the nodes' own word.
     sa.Column("vouches", sa.Text, nullable=False, server_default=""),
+    # Of a service account: the person who owns it, and the groups of routes that it may use.
+    sa.Column("owner", sa.Text, nullable=False, server_default=""),
+    sa.Column("routes", sa.Text, nullable=False, server_default=""),
+    *_moments("last_used_at?"),
+    _index("tokens_owner", "owner", where="owner <> ''"),
+    sa.CheckConstraint(
+        "owner = '' OR (starts_with(name, owner || '/') AND NOT once AND expires_at IS NOT NULL"
+        " AND (role IN ('viewer', 'signals') OR expires_at <= created_at + interval '90 days'))",
+        name="tokens_account",
+    ),
+    # Of a sign-in by the identity provider: its groups, as a JSON list.
+    *_texts("groups?"),
+)
+
+# Who has signed in by the identity provider, or is known to this site alone (`local`). A name stays with
+# its subject.
+people = _table(
+    "people",
+    *_keys("name"),
+    *_texts("issuer", "subject", "groups"),
+    *_moments("created_at", "seen_at"),
+    sa.UniqueConstraint("issuer", "subject", name="people_issuer_subject_key"),
+)
+
+# How a person of a site without an identity provider signs in: the hash of a password, and either a role or
+# groups, as a JSON list. The secret of the codes is in no table.
+accounts = _table(
+    "accounts",
+    *_keys("id"),
+    sa.Column("name", sa.Text, sa.ForeignKey("people.name"), nullable=False),
+    *_texts("password", "role?", "groups"),
+    *_moments("created_at"),
+    *_texts("created_by"),
+    *_moments("ended_at?"),
+    _index("accounts_in_force", "name", where="ended_at IS NULL", unique=True),
 )
 
 # The key that the digests of tokens and sessions are made with, by its fingerprint: one row.
@@ -462,6 +525,25 @@ sessions = _table(
     sa.Column("digest", BYTEA, primary_key=True),
     sa.Column("token", sa.Text, sa.ForeignKey("tokens.id"), nullable=False),
     *_moments("created_at", "expires_at", "ended_at?"),
+    # Its name in lists; when it was used last, and when its person last proved who they are.
+    *_texts("id"),
+    *_moments("seen_at", "proven_at"),
+    # The provider's own session, and the browser.
+    sa.Column("sid", sa.Text, nullable=False, server_default=""),
+    sa.Column("agent", sa.Text, nullable=False, server_default=""),
+    _index("sessions_id", "id"),
+)
+
+# Seals of break-glass: one is in force until it is used or replaced.
+break_glass = _table(
+    "break_glass",
+    *_keys("id"),
+    sa.Column("digest", BYTEA, nullable=False, unique=True),
+    *_texts("sealed_by"),
+    *_moments("sealed_at", "used_at?", "ended_at?"),
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    sa.Column("token", sa.Text, sa.ForeignKey("tokens.id")),
+    sa.Column("ended_by", sa.Text, nullable=False, server_default=""),
 )
 
 idempotency = _table(
@@ -522,8 +604,8 @@ feature_rows = _table(
 )
 
 # A model is its training data and parameters, never a pickle: float32, (rows, features), zlib; the forest is
-# fitted again on load. Of each class the latest `in_force_at` is in force; `judged` compares it to the
-# previous model.
+# fitted again on load. Each class has one; of several, as older versions kept them, the latest `in_force_at`
+# is in force. `judged` is of those versions, too.
 forest_models = _table(
     "forest_models",
     *_keys("id"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import secrets
 import time
 from collections.abc import Callable
@@ -13,19 +14,35 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
+from healer.adapters.postgres.account_rows import has_account, issuer_of, know_locally
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import PostgresStore, pick, request_errors
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_records,
     idempotency,
+    people,
     sessions,
     token_key,
     tokens,
 )
 from healer.model import Role, audit_record
-from healer.ports.callers import NOT_SEALED, Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
+from healer.model.grants import ACTING, OWNED
+from healer.ports.callers import (
+    NOT_SEALED,
+    Caller,
+    Enrolled,
+    Granted,
+    Kept,
+    KeyInFlight,
+    KeyReused,
+    NewToken,
+    Session,
+)
+from healer.ports.directory import LOCAL, SESSION_IDLE
 from healer.ports.request_errors import Conflict, Forbidden, TooMany, Unavailable
+from healer.ports.service_accounts import account_secret, id_in
+from healer.text import say
 
 _FIELDS = ("id", "name", "node", "job", "cluster", "quota", "vouches")
 #: The audit's verbs of a token's making.
@@ -47,7 +64,7 @@ def _of_making() -> sa.ScalarSelect[bool]:
     same = [made.c.subject == subject, made.c.verb.in_(_MAKING)]
     same += [
         sa.func.coalesce(record_data[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
-        for name in ("role", "name", "node", "job", "cluster", "vouches")
+        for name in ("role", "name", "node", "job", "cluster", "vouches", "owner", "routes", "groups")
     ]
     same.append(sa.func.coalesce(record_data["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
     same.append(sa.func.coalesce(record_data["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
@@ -60,7 +77,10 @@ def _sealed(identity: str) -> sa.Select:
     return sa.select(_of_making()).where(tokens.c.id == identity)
 
 
-_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role"))
+_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role", "routes", "groups"))
+#: With the person whose name it is.
+_PERSON = (people.c.issuer, people.c.subject)
+_NAMED = tokens.outerjoin(people, people.c.name == tokens.c.name)
 #: Callers that are known to be sealed, so that the look-up of each second asks no more than it did.
 _KNOWN = 20_000
 
@@ -76,6 +96,8 @@ JOB_ENROLMENTS_PER_NODE = 4
 JOB_ENROLLED_FOR = timedelta(days=1)
 #: A worker that runs seals within a second; and how often one looks.
 SEALED_WITHIN_S, _LOOK_S = 3.0, 0.02
+#: A session's last use is written at most so often.
+SEEN_EVERY = timedelta(minutes=1)
 #: Expired job tokens are deleted when one is made: at most so many, expired that long ago.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
@@ -121,41 +143,44 @@ def _fingerprint(key: bytes) -> str:
 class PostgresTokens:
     """`healer.ports.callers.Tokens`, and what `healer token` does."""
 
-    def __init__(self, engine: sa.Engine, cluster: str, key: bytes) -> None:
-        """`cluster` gets the audit records of tokens that are bound to no cluster."""
-        self._engine, self._cluster, self._key = engine, cluster, key
+    def __init__(self, engine: sa.Engine, cluster: str, key: bytes, *, provided: bool = False) -> None:
+        """`cluster` gets the audit records of tokens that are bound to no cluster. `provided`: an identity
+        provider says who is a person."""
+        self._engine, self._cluster, self._key, self._provided = engine, cluster, key, provided
         #: By id, as their rows were then: a record never changes, and a row that differs is asked again.
         self._known: dict[str, Caller] = {}
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         of_digest = tokens.c.digest == keyed(self._key, digest), tokens.c.once.is_(False)
-        return self._find(sa.select(*_CALLER).where(*of_digest, *_in_force(now)))
+        wanted = sa.select(*_CALLER, *_PERSON).select_from(_NAMED)
+        return self._find(wanted.where(*of_digest, *in_force(now)))
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
-        """The session's caller, until it expires, is ended, or its token is revoked."""
+        """The session's caller, until it expires, is ended or idle for long, or its token is revoked."""
         this = sessions.c.digest == keyed(self._key, digest)
-        valid = this, sessions.c.ended_at.is_(None), sessions.c.expires_at > now
-        wanted = sa.select(*_CALLER).join(sessions, sessions.c.token == tokens.c.id)
-        return self._find(wanted.where(*valid, tokens.c.revoked_at.is_(None)))
+        columns = (*_CALLER, *_PERSON, sessions.c.id.label("session"), sessions.c.proven_at)
+        columns += (has_account(tokens.c.name).label("has_account"),)
+        wanted = sa.select(*columns).select_from(_NAMED).join(sessions, sessions.c.token == tokens.c.id)
+        caller = self._find(wanted.where(this, *open_at(now), tokens.c.revoked_at.is_(None)))
+        if caller is not None:
+            unseen = this, sessions.c.seen_at < now - SEEN_EVERY
+            with request_errors(), self._engine.begin() as conn:
+                conn.execute(sa.update(sessions).where(*unseen).values(seen_at=now))
+        return caller
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
         """Uses up a one-time link and opens a session in one transaction, so that a link works only once."""
         with request_errors(), self._engine.begin() as conn:
             this = tokens.c.digest == keyed(self._key, digest)
             unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
-            use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
+            use = sa.update(tokens).where(*unused, *in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
             is_sealed = None if row is None else conn.scalar(_sealed(row.id))
             if row is None or is_sealed is None:
                 return None
             if not is_sealed:
                 raise Unavailable(NOT_SEALED)
-            opened = {
-                "digest": keyed(self._key, session),
-                "token": row.id,
-                "created_at": now,
-                "expires_at": until,
-            }
+            opened = session_row(keyed(self._key, session), row.id, now, until)
             conn.execute(sa.insert(sessions).values(opened))
             caller = _caller(row)
             where, subject = caller.cluster or self._cluster, f"token/{caller.id}"
@@ -168,24 +193,38 @@ class PostgresTokens:
             conn.execute(sa.update(sessions).where(*is_open).values(ended_at=now))
 
     def create(self, new: NewToken, *, by: str, now: datetime) -> str:
-        """Makes a token and returns it. Its secret is not stored."""
+        """Makes a token and returns it. Its secret is not stored. Raises Conflict where the identity provider
+        knows no person of its name, who could act by it."""
+        with request_errors(), self._engine.begin() as conn:
+            return self.create_in(conn, new, by, now)
+
+    def create_in(self, conn: sa.Connection, new: NewToken, by: str, now: datetime) -> str:
+        """`create` within a transaction."""
         identity = secrets.token_hex(4)
+        if new.name and new.role in ACTING and OWNED not in new.name:
+            self._bind_person(conn, new.name, now)
         name = new.name or f"{new.role.value}-{identity}"
-        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
+        secret = account_secret(identity) if new.owner else f"heal_{identity}_{secrets.token_urlsafe(32)}"
         bound = {"node": new.node, "job": new.job, "cluster": new.cluster}
-        row = {**bound, "expires_at": new.expires_at, "once": new.once, "quota": new.quota}
-        row["vouches"] = new.vouches
+        row: dict[str, Any] = {**bound, "expires_at": new.expires_at, "once": new.once, "quota": new.quota}
+        row |= {"vouches": new.vouches, "owner": new.owner, "routes": " ".join(new.routes)}
         data: dict[str, Any] = {"once": new.once} | {field: value for field, value in bound.items() if value}
+        data |= {name: row[name] for name in ("vouches", "owner", "routes") if row[name]}
         if new.quota != 1:
             data["quota"] = new.quota
-        if new.vouches:
-            data["vouches"] = new.vouches
-        with request_errors(), self._engine.begin() as conn:
-            conn.execute(_insert(identity, stored(self._key, secret), new.role, name, now).values(row))
-            where, subject = new.cluster or self._cluster, f"token/{identity}"
-            data |= {"role": new.role.value, "name": name}
-            append(conn, audit_record(where, now, by, "token.created", subject, **data))
+        conn.execute(_insert(identity, stored(self._key, secret), new.role, name, now).values(row))
+        data |= {"role": new.role.value, "name": name}
+        record = audit_record(
+            new.cluster or self._cluster, now, by, "token.created", f"token/{identity}", **data
+        )
+        append(conn, record)
         return secret
+
+    def _bind_person(self, conn: sa.Connection, name: str, now: datetime) -> None:
+        if not self._provided:
+            know_locally(conn, name, now)
+        elif issuer_of(conn, name) in (None, LOCAL):
+            raise Conflict(say("engine.token_of_no_person", name=name))
 
     def enroll(
         self, cluster: str, node: str, *, nonce: str, by: str, now: datetime, proven: bool = False
@@ -251,25 +290,7 @@ class PostgresTokens:
     def is_sealed(self, secret: str) -> bool:
         """Whether the audit's chain has the record of the token's making."""
         with request_errors(), self._engine.connect() as conn:
-            return bool(conn.scalar(_sealed(secret.split("_")[1])))
-
-    def all(self) -> list[sa.RowMapping]:
-        """Every token without its digest, newest first."""
-        columns = [column for column in tokens.c if column.name != "digest"]
-        with request_errors(), self._engine.connect() as conn:
-            rows = conn.execute(sa.select(*columns).order_by(tokens.c.created_at.desc()))
-            return list(rows.mappings())
-
-    def revoke(self, identity: str, *, by: str, now: datetime) -> bool:
-        """False when there is no such token, or it was revoked before."""
-        with request_errors(), self._engine.begin() as conn:
-            unrevoked = tokens.c.id == identity, tokens.c.revoked_at.is_(None)
-            revoked = sa.update(tokens).where(*unrevoked).values(revoked_at=now)
-            row = conn.execute(revoked.returning(tokens.c.cluster)).first()
-            if row is not None:
-                where, subject = row.cluster or self._cluster, f"token/{identity}"
-                append(conn, audit_record(where, now, by, "token.revoked", subject))
-            return row is not None
+            return bool(conn.scalar(_sealed(id_in(secret))))
 
     def _find(self, statement: sa.Select) -> Caller | None:
         with request_errors(), self._engine.connect() as conn:
@@ -296,7 +317,18 @@ def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tup
         return [(row.at, row.node, row.actor) for row in rows]
 
 
-def _in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+def open_at(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    """Sessions that are open."""
+    is_used = sessions.c.seen_at > now - SESSION_IDLE
+    return (sessions.c.ended_at.is_(None), sessions.c.expires_at > now, is_used)
+
+
+def session_row(digest: bytes, token: str, now: datetime, until: datetime) -> dict[str, Any]:
+    times = {"created_at": now, "seen_at": now, "proven_at": now, "expires_at": until}
+    return {"id": secrets.token_hex(6), "digest": digest, "token": token, **times}
+
+
+def in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
     return (tokens.c.revoked_at.is_(None), sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
 
 
@@ -342,7 +374,20 @@ class _Enrolment:
 
 
 def _caller(row: sa.Row) -> Caller:
-    return Caller(**pick(row, *_FIELDS), role=Role(row.role))
+    found = row._mapping
+    groups = None if row.groups is None else tuple(json.loads(row.groups))
+    return Caller(
+        **pick(row, *_FIELDS),
+        role=Role(row.role),
+        routes=tuple(row.routes.split()),
+        issuer=found.get("issuer") or "",
+        granted=None if groups is None else Granted(subject=found.get("subject") or "", groups=groups),
+        session=_session(row) if "session" in found else None,
+    )
+
+
+def _session(row: sa.Row) -> Session:
+    return Session(id=row.session, proven_at=row.proven_at, has_account=row.has_account)
 
 
 # --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h

@@ -169,12 +169,12 @@ def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = 
     show = ("show", "user", user, "format=AdminLevel")
     level = _output(commands, "sacctmgr", "--noheader", "--parsable2", *show)
     if level is None:
-        return Rights(None, f"whether {user} may drain is not known: Slurm tells it at the first drain")
+        return Rights(None, f"unknown whether {user} may drain: the first drain will show")
     if level.strip() == "Administrator":
         return Rights(True, f"{user} has AdminLevel=Administrator and may drain")
     return Rights(
         False,
-        f"{user} may not drain: its AdminLevel is {level.strip() or 'None'}, only Administrator is enough",
+        f"{user} may not drain: its AdminLevel is {level.strip() or 'None'}, Administrator is required",
         f"`sacctmgr modify user {user} set AdminLevel=Administrator`",
     )
 

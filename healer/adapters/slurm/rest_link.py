@@ -22,7 +22,7 @@ from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
-from healer.adapters.webhook import system_words
+from healer.adapters.webhook import cause_of
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, said_by, say, to_text
 
@@ -327,13 +327,13 @@ class RestHttp:
                 ) as response:  # fmt: skip
                     return response.status, _read_body(response)
             except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
-                text = say("slurm.rest_unreachable", where=self._where, error=_cause(error))
+                text = say("slurm.rest_unreachable", where=self._where, error=cause_of(error))
                 raise SchedulerUnavailable(text, sent=False) from None
             except httpcore.TimeoutException:
                 why = say("slurm.no_answer", program="slurmrestd", timeout_s=left_s)
                 raise SchedulerUnavailable(why) from None
             except (httpcore.NetworkError, httpcore.ProtocolError) as error:
-                raise SchedulerUnavailable(say("slurm.rest_broke_off", error=_cause(error))) from None
+                raise SchedulerUnavailable(say("slurm.rest_broke_off", error=cause_of(error))) from None
 
 
 def _read_body(response: httpcore.Response) -> bytes:
@@ -345,11 +345,6 @@ def _read_body(response: httpcore.Response) -> bytes:
         if size > process.MOST_BYTES:
             raise SchedulerUnavailable(say("slurm.rest_too_much", most=process.MOST_BYTES))
     return b"".join(parts)
-
-
-def _cause(error: Exception) -> str:
-    """The operating system's message (`Connection refused`) if there is one, else httpcore's."""
-    return system_words(error) or str(error) or type(error).__name__
 
 
 class _Backend(httpcore.NetworkBackend):

@@ -69,7 +69,9 @@ class DeskTickets:
             if found is None:
                 found = self._create(ticket, key)
             elif ticket.stage is not TicketStage.opened:
-                self._note(found, ticket)
+                mark = mark_of(ticket.id)
+                if not self._desk.has_note(found, mark):
+                    self._desk.note(found, ticket.text, mark)
             if ticket.stage is TicketStage.closed and not found.closed:
                 desk.close(found, ticket.text)
             elif ticket.stage is TicketStage.reopened and found.closed:
@@ -88,11 +90,6 @@ class DeskTickets:
                 raise
             # The ticket may exist nevertheless: the next attempt has to find it.
             raise DeliveryFailed(str(error), self._desk.settles_s or None) from None
-
-    def _note(self, found: Found, ticket: Ticket) -> None:
-        mark = mark_of(ticket.id)
-        if not self._desk.has_note(found, mark):
-            self._desk.note(found, ticket.text, mark)
 
 
 def key_of(ticket: Ticket) -> str:

@@ -144,7 +144,8 @@ def _fenced(text: str) -> str:
 
 
 def _pause_s(reply: Reply) -> float | None:
-    """403 and 429 also mean rate limits: https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
+    """403 and 429 also mean rate limits:
+    https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
     if reply.status not in (403, 429):
         return None
     wish = reply.headers.get("retry-after", "")

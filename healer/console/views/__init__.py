@@ -1,1 +1,7 @@
-"""View models: pure functions from model values to small structs that templates print without thinking."""
+"""What the console's templates show, as functions of what healer knows. Pure."""
+
+from types import SimpleNamespace
+
+
+class Shown(SimpleNamespace):
+    """A row or another part of a page: named and filled where it is made, and read by its template."""

@@ -71,6 +71,11 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
 
 
+def worded(key: str, **args: Any) -> dict[str, Any]:
+    """Label, title and effect of a button, by their keys in the catalogue."""
+    return {part: say(f"console.button_{key}_{part}", **args) for part in ("label", "title", "effect")}
+
+
 def _start(playbook: str, body: dict[str, str], **fields: Any) -> Button:
     """Starts the playbook; people first see the guards' answers."""
     route = f"/api/v1/playbooks/{playbook}/runs"
@@ -79,9 +84,14 @@ def _start(playbook: str, body: dict[str, str], **fields: Any) -> Button:
     )
 
 
-def _on_incident(incident: Incident, verb: str, label: str, effect: str, **fields: Any) -> Button:
-    action = f"/api/v1/incidents/{incident.id}/{verb}"
-    return Button(**{"title": label, **fields}, label=label, action=action, effect=effect)
+def _on_incident(incident: Incident, verb: str, words: str = "", **fields: Any) -> Button:
+    """`words`: the button's key where it is not the verb."""
+    return Button(action=f"/api/v1/incidents/{incident.id}/{verb}", **{**worded(words or verb), **fields})
+
+
+def _on_run(run: Run, verb: str, words: str = "", **fields: Any) -> Button:
+    shown = worded(words or f"run_{verb}", what=title_of(run), playbook=run.playbook, question=run.question)
+    return Button(action=f"/api/v1/runs/{run.id}/{verb}", **shown, **fields)
 
 
 def may_respond(role: Role) -> bool:
@@ -96,75 +106,21 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
     """The buttons of this run for this role."""
     if not may_act(role) or run.state in ENDED_RUN_STATES:
         return ()
-    what = title_of(run)
-
     if run.state in (RunState.waiting_approval, RunState.proposed):
-        return _offered_buttons(run, what)
+        on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
+        on |= {"incident": run.incident} if run.incident else {}
+        preview, body = f"/api/v1/playbooks/{run.playbook}/runs", {**on, "reason": "preview"}
+        approve = _on_run(run, "approve", preview=preview, preview_body=body, primary=True, key="p")
+        return approve, _on_run(run, "reject")
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        effect = say("console.buttons_run_goes_with_next_step", question=run.question)
-        buttons.append(
-            _run_button(
-                run,
-                say("console.buttons_approve_3"),
-                "approve",
-                say("console.buttons_approve_2", what=what),
-                effect,
-                primary=True,
-                key="p",
-            )
-        )
+        buttons.append(_on_run(run, "approve", "run_go_on", primary=True, key="p"))
     if run.state is RunState.stuck:
-        title = say("console.buttons_try_again_2", what=what)
-        effect = say("console.buttons_healer_looks_world_anew_goes")
-        again = _run_button(run, say("console.buttons_try_again"), "retry", title, effect, primary=True)
-        buttons.append(again)
-    effect = say("console.buttons_run_stops_after_step_what")
-    buttons.append(
-        _run_button(
-            run, say("console.buttons_cancel_run"), "cancel", say("console.buttons_cancel", what=what), effect
-        )
-    )
+        buttons.append(_on_run(run, "retry", primary=True))
+    buttons.append(_on_run(run, "cancel"))
     if run.state in _AT_WORK:
-        effect = say("console.buttons_healer_takes_back_what_this")
-        buttons.append(
-            _run_button(
-                run,
-                say("console.buttons_take_back"),
-                "undo",
-                say("console.buttons_take_back_2", what=what),
-                effect,
-            )
-        )
+        buttons.append(_on_run(run, "undo"))
     return tuple(buttons)
-
-
-def _run_button(run: Run, label: str, verb: str, title: str, effect: str, **fields: Any) -> Button:
-    action = f"/api/v1/runs/{run.id}/{verb}"
-    return Button(label=label, action=action, title=title, effect=effect, **fields)
-
-
-def _offered_buttons(run: Run, what: str) -> tuple[Button, ...]:
-    """Of a run that a person lets begin, or not."""
-    on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
-    if run.incident:
-        on["incident"] = run.incident
-    effect = say("console.buttons_healer_starts_once_each_step", what=what)
-    approve = _run_button(
-        run,
-        say("console.buttons_approve", playbook=run.playbook),
-        "approve",
-        say("console.buttons_approve_2", what=what),
-        effect,
-        preview=f"/api/v1/playbooks/{run.playbook}/runs",
-        preview_body={**on, "reason": "preview"},
-        primary=True,
-        key="p",
-    )
-    effect = say("console.buttons_this_run_ends_here_nothing")
-    return approve, _run_button(
-        run, say("console.buttons_reject"), "reject", say("console.buttons_reject_2", what=what), effect
-    )
 
 
 def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str, Button]:
@@ -173,53 +129,30 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
     if not may_act(role) or run.state not in (RunState.stuck, RunState.waiting) or UNDO in keys:
         return {}
     names = [key for key in keys if key != BEGIN and ":" not in key]
+    action = f"/api/v1/runs/{run.id}/retry"
     return {
-        name: Button(
-            label=say("console.buttons_from_here"),
-            action=f"/api/v1/runs/{run.id}/retry",
-            title=say("console.buttons_go_back", name=name),
-            effect=say("console.buttons_healer_does_all_after_anew", name=name),
-            body={"step": name},
-        )
-        for name in names
+        name: Button(**worded("from_here", name=name), action=action, body={"step": name}) for name in names
     }
 
 
 def resume_button(incident: Incident, node: str) -> Button:
-    body = {"cluster": incident.cluster, "node": node, "incident": incident.id}
-    return _resume(body, label=say("console.buttons_resume", node=node), key="r")
+    return _resume({"cluster": incident.cluster, "node": node, "incident": incident.id}, key="r")
 
 
 def _resume(body: dict[str, str], **fields: Any) -> Button:
-    node = body["node"]
-    effect = say("console.buttons_healer_lifts_own_drain_new", node=node)
-    title = say("console.buttons_return_service", node=node)
-    return _start("resume", body, title=title, effect=effect, primary=True, **fields)
+    return _start("resume", body, **{**worded("resume", node=body["node"]), "primary": True, **fields})
 
 
 def acknowledge_button(incident: Incident) -> Button:
-    effect = say("console.buttons_says_you_look_after_this")
-    return _on_incident(
-        incident, "acknowledge", say("console.buttons_acknowledge"), effect, field="", key="a"
-    )
+    return _on_incident(incident, "acknowledge", field="", key="a")
 
 
-def review_buttons(incident: Incident) -> tuple[Button, Button]:
+def review_buttons(incident: Incident) -> list[Button]:
     """True fault, false alarm."""
-
-    def button(review: str, label: str, effect: str) -> Button:
-        return _on_incident(incident, "review", label, effect, body={"review": review}, field="cause")
-
-    return (
-        button(
-            "true_fault", say("console.buttons_true_fault"), say("console.buttons_counts_as_hit_for_rule")
-        ),
-        button(
-            "false_alarm",
-            say("console.buttons_false_alarm"),
-            say("console.buttons_counts_against_rule_precision"),
-        ),
-    )
+    return [
+        _on_incident(incident, "review", review, body={"review": review}, field="cause")
+        for review in ("true_fault", "false_alarm")
+    ]
 
 
 def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
@@ -227,21 +160,17 @@ def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
     merged = [incident.id for incident in detail.merged]
     if not may_respond(role) or not merged:
         return {}
-    alone = {name: _split(detail.incident, [name], say("console.buttons_split_off")) for name in merged}
-    return alone | (
-        {"": _split(detail.incident, merged, say("console.buttons_split_all"))} if len(merged) > 1 else {}
-    )
+    alone = {name: _split(detail.incident, [name]) for name in merged}
+    return alone | ({"": _split(detail.incident, merged)} if len(merged) > 1 else {})
 
 
-def _split(incident: Incident, parts: list[str], label: str) -> Button:
-    what = (
-        say("console.buttons_incident", parts=parts[0][:8])
-        if len(parts) == 1
-        else say("console.buttons_incidents", parts=len(parts))
-    )
-    title = say("console.buttons_split_from", what=what, short_id=incident.short_id)
-    effect = say("console.buttons_each_incident_own_again_acknowledged")
-    return _on_incident(incident, "split", label, effect, title=title, body={"incidents": parts})
+def _split(incident: Incident, parts: list[str]) -> Button:
+    what = say("console.buttons_incident", parts=parts[0][:8])
+    if len(parts) > 1:
+        what = say("console.buttons_incidents", parts=len(parts))
+    words = worded("split", what=what, short_id=incident.short_id)
+    words |= {"label": say("console.button_split_all_label")} if len(parts) > 1 else {}
+    return _on_incident(incident, "split", **words, body={"incidents": parts})
 
 
 #: Incidents offered to merge into; the queue selects among all.
@@ -263,21 +192,7 @@ def _merge(incident: Incident, open_incidents: Iterable[OpenIncident]) -> list[B
         choices=tuple(other.id for other in offered),
         labels=tuple(_label(other) for other in offered),
     )
-    title, effect = (
-        say("console.buttons_merge_this_incident_into_another"),
-        say("console.buttons_ends_as_part_one_can"),
-    )
-    return [
-        _on_incident(
-            incident,
-            "merge",
-            say("console.buttons_merge_into"),
-            effect,
-            title=title,
-            inputs=(into,),
-            flat=True,
-        )
-    ]
+    return [_on_incident(incident, "merge", inputs=(into,), flat=True)]
 
 
 def _label(incident: OpenIncident) -> str:
@@ -292,26 +207,13 @@ def quiet_buttons(
     if not may_respond(role):
         return []
 
-    def button(verb: str, label: str, title: str, effect: str, **fields: Any) -> Button:
-        return _on_incident(incident, verb, label, effect, title=title, **fields)
-
-    seen = say("console.buttons_everybody_who_reads_this_incident")
-    note = button(
-        "note", say("console.buttons_note"), say("console.buttons_write_note"), seen, field="note", key="n"
-    )
+    note = _on_incident(incident, "note", field="note", key="n")
     if incident.is_open:
-        untouched = say("console.buttons_closes_nothing_done_node_or")
-        resolve = button(
-            "resolve", say("console.buttons_resolve"), say("console.buttons_resolve_this_incident"), untouched
-        )
-        return [note, review_buttons(incident)[1], resolve, *_merge(incident, open_incidents)]
+        _, false_alarm = review_buttons(incident)
+        resolve = _on_incident(incident, "resolve")
+        return [note, false_alarm, resolve, *_merge(incident, open_incidents)]
     reviews = review_buttons(incident) if incident.review is not None else ()
-    again = say("console.buttons_healer_looks_again_may_act")
-    return [
-        note,
-        *reviews,
-        button("reopen", say("console.buttons_reopen"), say("console.buttons_reopen_this_incident"), again),
-    ]
+    return [note, *reviews, _on_incident(incident, "reopen")]
 
 
 def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
@@ -358,15 +260,8 @@ def node_buttons(
     body = {"cluster": cluster, "node": row.name}
     playbooks = tuple(playbooks)
     if row.in_service:
-        effect = say("console.buttons_no_new_job_starts_running", name=row.name)
         return (
-            _start(
-                "drain",
-                body,
-                label=say("console.buttons_drain"),
-                title=say("console.buttons_drain_2", name=row.name),
-                effect=effect,
-            ),
+            _start("drain", body, **worded("drain", name=row.name)),
             *(
                 _by_hand(playbook, body, more=playbook.name not in _FIRST)
                 for playbook in playbooks

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from healer.console import words
+from healer.console.views import Shown
 from healer.engine.records import IncidentRecord
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
 from healer.model.detection import Chart, ChartLine, ChartMark, Finding
@@ -31,22 +32,6 @@ LATER = timedelta(minutes=30)
 #: After so long without a sample a line is interrupted.
 GAP_S = 120.0
 
-_ROLE_WORDS = {
-    "own": say("console.charts_this_one"),
-    "peers": say("console.charts_peers_median"),
-    "low": say("console.charts_peers_low_end"),
-    "high": say("console.charts_peers_high_end"),
-    "threshold": say("console.charts_threshold"),
-}
-
-
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of an incident; `drawn` is False if it lies outside the chart."""
-
-    at: datetime
-    label: str
-    drawn: bool = True
-
 
 class ChartView(msgspec.Struct, frozen=True, kw_only=True):
     """One figure. `data` is for `charts.js`, `head` and `rows` are the same as a table."""
@@ -55,27 +40,10 @@ class ChartView(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     label: str
     data: dict[str, Any]
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[Shown, ...] = ()
     head: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     note: str = ""
-
-
-class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
-    feature: str
-    share: str
-    value: str
-    peers: str
-
-
-class FindingCharts(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding: its sentence, its charts, and why a model found it unusual."""
-
-    fault: str
-    text: str
-    at: datetime
-    charts: tuple[ChartView, ...]
-    why: tuple[ContributionRow, ...]
 
 
 def newest_findings(findings: Sequence[Finding]) -> list[Finding]:
@@ -109,10 +77,11 @@ def incident_charts(
     detail: IncidentRecord,
     catalogue: Catalogue,
     later: tuple[Sequence["Report"], Mapping[int, Column]] = ((), {}),
-) -> list[FindingCharts]:
-    """`later`: what the incident's node reported since, with the meaning of its columns."""
+) -> list[Shown]:
+    """Of each finding its sentence, its charts, and why a model found it unusual. `later`: what the
+    incident's node reported since, with the meaning of its columns."""
     moments = incident_moments(detail)
-    shown: list[FindingCharts] = []
+    shown: list[Shown] = []
     drawn: list[Chart] = []
     for finding in newest_findings(detail.findings):
         charts = []
@@ -124,14 +93,14 @@ def incident_charts(
             drawn.append(chart)
         if charts or finding.contributions or len(fresh) < len(finding.charts):
             shown.append(
-                FindingCharts(
+                Shown(
                     fault=finding.fault,
                     # A device's text begins with its name, which is written as it is.
                     text=finding.text if finding.component.device else words.sentence(finding.text),
                     at=finding.at,
                     charts=tuple(charts),
                     why=tuple(
-                        ContributionRow(
+                        Shown(
                             feature=part.feature,
                             share=f"{part.share:.0%}",
                             value=words.figure(part.value),
@@ -165,20 +134,14 @@ def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
         if run.run.shadow:
             continue
         for entry in run.log:
-            if entry.event is StepEvent.done and entry.step in _STEP_LABELS:
-                found.append(ChartMark(at=entry.at, label=_STEP_LABELS[entry.step]))
+            if entry.event is StepEvent.done and entry.step in _STEPS_MARKED:
+                found.append(ChartMark(at=entry.at, label=say(f"console.step_{entry.step}")))
     if incident.closed:
         found.append(ChartMark(at=incident.closed, label=say("console.charts_resolved")))
     return sorted(found, key=lambda mark: mark.at)
 
 
-_STEP_LABELS = {
-    "drain": say("console.charts_drained"),
-    "restart": say("console.charts_restarted"),
-    "reset": say("console.charts_reset"),
-    "reboot": say("console.charts_rebooted"),
-    "resume": say("console.charts_returned"),
-}
+_STEPS_MARKED = frozenset({"drain", "restart", "reset", "reboot", "resume"})
 
 
 def continued(
@@ -230,12 +193,13 @@ def series(
 def chart_view(
     name: str, chart: Chart, moments: Sequence[ChartMark] = (), *, gap_s: float = GAP_S
 ) -> ChartView:
-    """The figure of one chart with the moments of its incident drawn in."""
+    """The figure of one chart with the moments of its incident; `drawn` is False of one that lies outside
+    it."""
     timed = chart.x == "time"
     marks = _marks([*chart.marks, *moments]) if timed else _marks(chart.marks)
     first, last = (chart.times[0], chart.times[-1]) if chart.times else (0.0, 0.0)
     drawn = [mark for mark in marks if timed and _near(mark.at.timestamp(), first, last)]
-    listed = tuple(Moment(at=mark.at, label=mark.label, drawn=mark in drawn) for mark in marks)
+    listed = tuple(Shown(at=mark.at, label=mark.label, drawn=mark in drawn) for mark in marks)
     times, values = with_gaps(chart.times, [line.values for line in chart.lines], timed=timed, gap_s=gap_s)
     return ChartView(
         id=name,
@@ -254,7 +218,7 @@ def chart_view(
         moments=listed,
         head=(
             say("console.charts_time_utc") if timed else say("console.charts_step"),
-            *(words.bracketed(line.label, _ROLE_WORDS.get(line.role, line.role)) for line in chart.lines),
+            *(words.bracketed(line.label, say(f"console.role_{line.role}")) for line in chart.lines),
         ),
         rows=tuple(_twin(chart, timed=timed)),
     )

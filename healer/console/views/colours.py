@@ -29,15 +29,7 @@ class Colour(StrEnum):
     lemon = "lemon"
 
 
-COLOUR_WORDS = {
-    Colour.service: say("console.colours_service"),
-    Colour.verdict: say("console.colours_verdict"),
-    Colour.slurm: say("console.colours_slurm_state"),
-    Colour.temperature: say("console.colours_temperature"),
-    Colour.throttle: say("console.colours_throttling"),
-    Colour.steps: say("console.colours_step_time"),
-    Colour.lemon: say("console.colours_lemon_score"),
-}
+COLOUR_WORDS = {colour: say(f"console.colour_{colour}") for colour in Colour}
 
 #: Those that change without an event: a page reloads them by itself.
 MEASURED = frozenset({Colour.temperature, Colour.throttle, Colour.steps, Colour.lemon})

@@ -10,7 +10,7 @@ import msgspec
 
 from healer.console import words
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
-from healer.model.slurm import is_empty_reason, is_only_ours, is_our_reservation, owner_of
+from healer.model.node_states import Holder, holder_of, nodes_under_test
 from healer.ports.answers import OpenIncident, Standing
 from healer.text import Said, joined, quoted, say
 
@@ -51,22 +51,18 @@ KINDS = {
     NodeKind.idle: KindSigns(say("console.fleet_service_idle"), "", "c-idle"),
 }
 
-_KIND_OF_OWNER = {
-    OwnerKind.healer: NodeKind.out_healer,
-    OwnerKind.slurm: NodeKind.out_slurm,
-    OwnerKind.program: NodeKind.out_person,
-    OwnerKind.person: NodeKind.out_person,
+KIND_OF_HOLDER = {
+    Holder.healer: NodeKind.out_healer,
+    Holder.slurm: NodeKind.out_slurm,
+    Holder.person: NodeKind.out_person,
+    Holder.none: NodeKind.unknown,
 }
 
-STATUS_WORDS = {
-    NodeStatus.invalid: say("console.fleet_registered_with_less_than_configured"),
-    NodeStatus.maintenance: say("console.fleet_maintenance"),
-    NodeStatus.power_saving: say("console.fleet_powered_down_save_power"),
-    NodeStatus.powering_up: say("console.fleet_powering_up"),
-    NodeStatus.rebooting: say("console.fleet_rebooting"),
-    NodeStatus.reboot_pending: say("console.fleet_be_rebooted_when_idle"),
-    NodeStatus.planned: say("console.fleet_idle_kept_free_for_planned"),
-}
+#: Whose own word says too little.
+_EXPLAINED = frozenset({
+    NodeStatus.invalid, NodeStatus.maintenance, NodeStatus.power_saving, NodeStatus.powering_up,
+    NodeStatus.rebooting, NodeStatus.reboot_pending, NodeStatus.planned,
+})  # fmt: skip
 
 
 class Hold(StrEnum):
@@ -100,7 +96,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self, now: datetime) -> Said:
         """Slurm's state in words: `drained by ann 3 h ago, not responding`."""
         node, status = self.slurm, self.slurm.status
-        parts: list[str] = [quoted(STATUS_WORDS.get(status, status.value))]
+        parts: list[str] = [say(f"console.status_{status}") if status in _EXPLAINED else quoted(status.value)]
         if node.held and not node.planned and node.owner is not None:
             parts.append(say("console.fleet_by", owner=str(node.owner)))
             if node.reason_at is not None:
@@ -142,13 +138,10 @@ _NO_ROWS: Mapping[str, NodeRow] = {}
 
 
 def holds(standing: Standing) -> dict[str, Hold]:
-    """How healer holds each node. Slurm shows a node in our reservation as planned work, or as usual."""
+    """How healer holds each node."""
     found = {slot.node: Hold.slot for slot in standing.slots}
-    snapshot = standing.snapshot
-    if snapshot is not None:
-        ours = filter(is_our_reservation, snapshot.reservations.values())
-        names = {name for reservation in ours for name in reservation.nodes if name in snapshot.nodes}
-        found |= {name: Hold.tests for name in names if is_only_ours(snapshot, snapshot.nodes[name])}
+    if standing.snapshot is not None:
+        found |= dict.fromkeys(nodes_under_test(standing.snapshot), Hold.tests)
     return found
 
 
@@ -158,19 +151,10 @@ def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
     if node.planned and hold is not Hold.tests:
         return NodeKind.planned
     if not node.in_service or hold is Hold.tests:
-        return _out_by(node, held_by_us=hold is not None)
+        return KIND_OF_HOLDER[holder_of(node, is_ours=hold is not None)]
     if known_bad:
         return NodeKind.bad_in_service
     return NodeKind.busy if node.busy else NodeKind.idle
-
-
-def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
-    if is_empty_reason(node.reason):
-        if held_by_us:
-            return NodeKind.out_healer
-        by_slurm = node.status in (NodeStatus.down, NodeStatus.invalid)
-        return NodeKind.out_slurm if by_slurm else NodeKind.unknown
-    return _KIND_OF_OWNER[owner_of(node.reason, node.reason_user).kind]
 
 
 def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> list[NodeRow]:
@@ -181,20 +165,31 @@ def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> l
     if standing.snapshot is None:
         return []
     held = holds(standing)
-    by_node: dict[str, list[OpenIncident]] = {}
-    for incident in standing.open_incidents:
-        for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
-            by_node.setdefault(name, []).append(incident)
+    incidents_of = by_node(standing.open_incidents)
     rows: list[NodeRow] = []
     for node in standing.snapshot.gpu_nodes:
-        incidents = tuple(sorted(by_node.get(node.name, ()), key=lambda incident: incident.severity))
+        incidents = incidents_of.get(node.name, ())
         hold, row = held.get(node.name), before.get(node.name)
         same = row is not None and row.hold is hold and row.incidents == incidents
-        rows.append(row if row is not None and same and row.slurm == node else _row(node, incidents, hold))
+        if row is None or not same or row.slurm != node:
+            bad = any(node.name in incident.bad_nodes for incident in incidents)
+            row = node_row(node, incidents, kind_of(node, hold=hold, known_bad=bad), hold)
+        rows.append(row)
     return rows
 
 
-def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], hold: Hold | None) -> NodeRow:
+def by_node(incidents: Iterable[OpenIncident]) -> dict[str, tuple[OpenIncident, ...]]:
+    """The incidents of each node that has any, most severe first."""
+    found: dict[str, list[OpenIncident]] = {}
+    for incident in incidents:
+        for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
+            found.setdefault(name, []).append(incident)
+    return {name: tuple(sorted(its, key=lambda incident: incident.severity)) for name, its in found.items()}
+
+
+def node_row(
+    node: SlurmNode, incidents: tuple[OpenIncident, ...], kind: NodeKind, hold: Hold | None = None
+) -> NodeRow:
     verdicts = [incident.nodes.get(node.name, Verdict.healthy) for incident in incidents]
     bad_gpus = {
         incident.root.gpu
@@ -203,11 +198,7 @@ def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], hold: Hold | None
     }
     return NodeRow(
         name=node.name,
-        kind=kind_of(
-            node,
-            hold=hold,
-            known_bad=any(node.name in incident.bad_nodes for incident in incidents),
-        ),
+        kind=kind,
         verdict=max(verdicts, key=VERDICT_RANK.__getitem__, default=Verdict.healthy),
         slurm=node,
         bad_gpus=tuple(sorted(bad_gpus)),

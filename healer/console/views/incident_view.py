@@ -7,6 +7,7 @@ import msgspec
 
 from healer import model
 from healer.console import words
+from healer.console.views import Shown
 from healer.console.views.buttons import (
     Button,
     acknowledge_button,
@@ -18,7 +19,7 @@ from healer.console.views.buttons import (
     run_buttons,
 )
 from healer.console.views.fleet_view import VERDICT_RANK
-from healer.console.views.runs_view import RunRow, StepRow, asks, run_row, steps
+from healer.console.views.runs_view import asks, run_row, steps
 from healer.console.views.timeline_view import timeline
 from healer.console.words import listed, plain
 from healer.engine.records import IncidentRecord
@@ -85,7 +86,7 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
                 tone="plain",
                 text=say("console.incident_was_this_true_fault"),
                 detail=say("console.incident_answer_counts_for_precision_rule", rule=incident.rule),
-                buttons=review_buttons(incident),
+                buttons=tuple(review_buttons(incident)),
             )
         )
     return left
@@ -178,69 +179,7 @@ def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
 
 
 #: What a similar incident shares with this one.
-SAME_WORDS = {
-    Similarity.part.value: say("console.incident_same_part"),
-    Similarity.node.value: say("console.incident_same_node"),
-    Similarity.model.value: say("console.incident_same_fault_gpu_model"),
-    Similarity.fault.value: say("console.incident_same_fault"),
-}
-
-
-class JobHit(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that the incident hit, as Slurm knows it now (all but the id empty when it no longer does)."""
-
-    id: str
-    name: str = ""
-    user: str = ""
-    partition: str = ""
-    state: str = ""
-    #: `2 nodes (gpu0003, gpu0004)`; empty while it has none.
-    nodes: str = ""
-    restarts: int = 0
-    is_in_slurm: bool = False
-    #: GPUs it held when it was hit, empty if Slurm did not report them, and its lost work, in words.
-    gpus: str = ""
-    lost: str = ""
-    #: What runs did to this job, from their logs: the step and its end, its sentence, and the notice to its
-    #: owner in Slurm; empty while nothing was done.
-    done: str = ""
-    outcome: str = ""
-    owner_note: str = ""
-
-
-class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    row: RunRow
-    steps: tuple[StepRow, ...]
-
-
-class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
-    """`nodes` are names with their verdict; `why` and `ruled_out` sentences; `retest` what decides for
-    good."""
-
-    sentence: str
-    sure: str
-    cause: str
-    nodes: tuple[tuple[str, str], ...]
-    more_nodes: int
-    why: tuple[str, ...]
-    ruled_out: tuple[str, ...]
-    retest: str
-
-
-class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
-    incident: Incident
-    place: str
-    since: datetime
-    verdict: VerdictView
-    jobs: tuple[JobHit, ...]
-    more_jobs: int
-    lost: str
-    jobs_note: str
-    runs: tuple[RunView, ...]
-    left: tuple[Left, ...]
-    quiet: tuple[Button, ...]
-    slurm: SlurmNode | None
-    affected: str
+SAME_WORDS = {same.value: say(f"console.same_{same}") for same in Similarity}
 
 
 def affected(parts: tuple[Component, ...], show: int = 8) -> str:
@@ -262,9 +201,11 @@ NODES_SHOWN = 8
 JOBS_SHOWN = 50
 
 
-def verdict_view(verdict: IncidentVerdict) -> VerdictView:
+def verdict_view(verdict: IncidentVerdict) -> Shown:
+    """`nodes` are names with their verdict; `why` and `ruled_out` sentences; `retest` what decides for
+    good."""
     worst_first = sorted(verdict.nodes.items(), key=lambda pair: (-VERDICT_RANK[pair[1]], pair[0]))
-    return VerdictView(
+    return Shown(
         sentence=verdict.sentence,
         sure=certainty_text(verdict.certainty),
         cause=verdict.cause.value,
@@ -276,9 +217,7 @@ def verdict_view(verdict: IncidentVerdict) -> VerdictView:
     )
 
 
-def view_incident(
-    detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime
-) -> IncidentView:
+def view_incident(detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime) -> Shown:
     """`standing` gives Slurm's view of the node and of the jobs; without it they stay unknown."""
     incident = detail.incident
     snapshot = standing.snapshot if standing else None
@@ -288,7 +227,7 @@ def view_incident(
         _job(job, snapshot.jobs if snapshot else {}, detail.runs, hit.get(job))
         for job in sorted(incident.jobs_hit)[:JOBS_SHOWN]
     )
-    return IncidentView(
+    return Shown(
         incident=incident,
         place=place(incident.root),
         since=incident.opened,
@@ -298,7 +237,7 @@ def view_incident(
         lost=total_loss_text(incident.hit),
         jobs_note=_jobs_note(incident),
         runs=tuple(
-            RunView(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
+            Shown(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
             for run in detail.runs
         ),
         left=tuple(left_for_you(detail, node, role, now)),
@@ -318,7 +257,10 @@ def _jobs_note(incident: Incident) -> str:
 
 def _job(
     job: str, in_slurm: Mapping[str, SlurmJob], runs: tuple[RunRecord, ...], hit: model.JobHit | None
-) -> JobHit:
+) -> Shown:
+    """A job that the incident hit, as Slurm knows it now; of one that it no longer knows all but the id may
+    be empty. `gpus` it held when it was hit, and its lost work, in words; `done`, `outcome` and `owner_note`:
+    what runs did to it by their logs, and the notice to its owner in Slurm."""
     done = sentence = owner_note = ""
     for run in runs:
         for entry in run.log:
@@ -335,44 +277,29 @@ def _job(
                 done, sentence = joined((step, quoted(entry.event.value)), "space"), entry.text
     if sentence and owner_note:
         sentence = say("words.stopped", text=unstopped(sentence))  # another sentence follows
-    row = JobHit(
+    shown = in_slurm.get(job)
+    state = "+".join((shown.state, *shown.flags)) if shown else ""
+    if shown and shown.reason and shown.state == "PENDING":
+        state = f"{state} ({shown.reason})"
+    nodes = words.counted(len(shown.nodes), "node") if shown and shown.nodes else ""
+    return Shown(
         id=job,
-        user=hit.user if hit else "",
+        is_in_slurm=shown is not None,
+        name=shown.name if shown else "",
+        user=shown.user if shown else hit.user if hit else "",
+        partition=shown.partition if shown else "",
+        state=state,
+        nodes=words.bracketed(nodes, words.names(shown.nodes)) if shown and nodes else "",
+        restarts=shown.restarts if shown else 0,
         gpus=words.counted(hit.gpus, "gpu") if hit and hit.gpus else "",
         lost=loss_text(hit) if hit else "",
         done=done,
         outcome=sentence,
         owner_note=owner_note,
     )
-    slurm = in_slurm.get(job)
-    if slurm is None:
-        return row
-    state = "+".join((slurm.state, *slurm.flags))
-    return msgspec.structs.replace(
-        row,
-        name=slurm.name,
-        user=slurm.user,
-        partition=slurm.partition,
-        state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
-        nodes=words.bracketed(words.counted(len(slurm.nodes), "node"), words.names(slurm.nodes))
-        if slurm.nodes
-        else "",
-        restarts=slurm.restarts,
-        is_in_slurm=True,
-    )
 
 
-class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list."""
-
-    incident: Incident
-    place: str
-    jobs: str
-    left: str
-    tone: str
-
-
-def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -> IncidentRow:
+def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -> Shown:
     """`asking`: incident id -> the run that wants a person."""
     run = asking.get(incident.id)
     left, tone = "", "plain"
@@ -389,7 +316,7 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
         left = incident.review.value.replace("_", " ")
     elif not incident.is_open:
         left = say("console.incident_review")
-    return IncidentRow(
+    return Shown(
         incident=incident,
         place=place(incident.root),
         jobs=words.names(incident.jobs_hit, 2),
@@ -409,6 +336,15 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         for other in detail.similar
     ]
     verdict = verdict_view(detail.verdict)
+    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
+    severity = say(
+        "console.incident_severity_cause",
+        value=incident.severity.value,
+        value2=quoted(incident.state.value),
+        sure=verdict.sure,
+        cause=quoted(verdict.cause),
+    )
+    lost = total_loss_text(incident.hit) or say("console.incident_not_known")
     lines = [
         f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
         "",
@@ -416,23 +352,10 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         "",
         translate(say("console.incident_incident_cluster", id=incident.id, cluster=incident.cluster)),
         translate(say("console.incident_rule_fault", rule=incident.rule, fault=incident.fault)),
-        translate(
-            say(
-                "console.incident_severity_cause",
-                value=incident.severity.value,
-                value2=quoted(incident.state.value),
-                sure=verdict.sure,
-                cause=quoted(verdict.cause),
-            )
-        ),
+        translate(severity),
         plain(translate(say("console.incident_opened_closed", at=words.utc(incident.opened), closed=closed))),
-        _jobs_line(incident, translate),
-        translate(
-            say(
-                "console.incident_lost",
-                total_loss_text=total_loss_text(incident.hit) or say("console.incident_not_known"),
-            )
-        ),
+        translate(say("console.incident_jobs_hit", jobs_hit=jobs)),
+        translate(say("console.incident_lost", total_loss_text=lost)),
         translate(say("console.incident_report_made", at=words.utc(now))),
         *listed(say("console.incident_why"), verdict.why, translate),
         *listed(say("console.incident_set_aside"), verdict.ruled_out, translate),
@@ -463,8 +386,3 @@ def _timeline_lines(detail: IncidentRecord, translate: Callable[[str], str]) -> 
             if guard.word != "allow"
         ]
     return lines
-
-
-def _jobs_line(incident: Incident, translate: Callable[[str], str]) -> str:
-    jobs = joined(incident.jobs_hit, "comma") or say("console.none")
-    return translate(say("console.incident_jobs_hit", jobs_hit=jobs))

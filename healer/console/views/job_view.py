@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from healer.console import words
+from healer.console.views import Shown
 from healer.console.views.charts_view import ChartView, chart_view
 from healer.console.views.fleet_view import NodeRow
 from healer.engine.records import JobHistory
@@ -17,7 +17,6 @@ from healer.model import SlurmJob
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
-from healer.ports.answers import OpenIncident
 from healer.text import joined, quoted, say
 
 #: More ranks than that are drawn as nodes.
@@ -28,22 +27,8 @@ _NO_SECONDS = 65_535
 _UNPLACED = 8
 
 
-class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table of slowest ranks, in words."""
-
-    rank: int
-    node: str
-    gpu: str
-    stage: str
-    slower: str
-    last: str
-    compute: str
-    slow_steps: int
-    is_slow: bool
-
-
-def _slow_rank(pace: RankPace) -> SlowRank:
-    return SlowRank(
+def _slow_rank(pace: RankPace) -> Shown:
+    return Shown(
         rank=pace.rank,
         node=pace.node or "",
         gpu="" if pace.gpu is None else str(pace.gpu),
@@ -132,40 +117,11 @@ NODES_SHOWN = 64
 _MARKS_SHOWN = 10
 
 
-class JobNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of the job. `row` is None where Slurm no longer shows it."""
-
-    name: str
-    gpus: str
-    row: NodeRow | None
-    incidents: tuple[OpenIncident, ...]
-
-
-class StepsView(msgspec.Struct, frozen=True, kw_only=True):
-    """The job's step times. `rows_are_nodes`: too many ranks to draw each."""
-
-    chart: ChartView
-    ranks: int
-    steps: int
-    rows_are_nodes: bool
-    whole_only: bool
-    placed_by_order: bool
-    slowest: tuple[SlowRank, ...]
-    last_at: datetime | None
-    speed: str
-
-
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    nodes: tuple[JobNode, ...]
-    node_count: int
-    gpu_count: int
-    steps: StepsView | None
-
-
-def job_nodes(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> list[JobNode]:
-    """Those with an open incident first, the rest in Slurm's order."""
+def job_nodes(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> list[Shown]:
+    """Those with an open incident first, the rest in Slurm's order. `row` is None where Slurm no longer shows
+    the node."""
     found = [
-        JobNode(
+        Shown(
             name=name,
             gpus=words.numbers(shown.gpus.get(name, ())) if shown else "",
             row=rows.get(name),
@@ -226,9 +182,9 @@ def _federation(shown: SlurmJob) -> str:
 
 def view_job(
     shown: SlurmJob | None, rows: dict[str, NodeRow], made: StepGrid | None, history: JobHistory
-) -> JobView:
+) -> Shown:
     nodes = job_nodes(shown, rows)
-    return JobView(
+    return Shown(
         nodes=tuple(nodes[:NODES_SHOWN]),
         node_count=len(nodes),
         gpu_count=gpu_count(shown, rows),
@@ -236,12 +192,13 @@ def view_job(
     )
 
 
-def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
+def steps_view(made: StepGrid, history: JobHistory) -> Shown:
+    """The job's step times. `rows_are_nodes`: too many ranks to draw each."""
     away = step_grid.deviation(made)
     step_s = np.asarray(step_grid.median_over_ranks(made.step_s))
     finite = step_s[np.isfinite(step_s)]
     last = made.at[np.isfinite(made.at)]
-    return StepsView(
+    return Shown(
         chart=_chart(made, step_s, history),
         ranks=len(made.rank),
         steps=len(made.step),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from healer.console import words
+from healer.console.views import Shown
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
 from healer.detection.features import feature_words
 from healer.model import Column, Part, Signal, SignalKind
@@ -24,25 +25,13 @@ if TYPE_CHECKING:
     from healer.model.telemetry import Report
 
 
-class UnusualRow(msgspec.Struct, frozen=True, kw_only=True):
+def unusual_row(unusual: Unusual | None) -> Shown | None:
     """`among`: the class in words; `model`: the beginning of its id."""
-
-    at: datetime
-    among: str
-    model: str
-    score: str
-    threshold: str
-    middle: str
-    above: bool
-    parts: tuple[str, ...]
-
-
-def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
     # A scorer of an older version is not shown.
     result = next((way for way in unusual.ways if way.way == FOREST), None) if unusual else None
     if unusual is None or result is None:
         return None
-    return UnusualRow(
+    return Shown(
         at=unusual.at,
         among=say(
             "console.node_are",
@@ -93,38 +82,6 @@ class Cell(msgspec.Struct, frozen=True):
     is_known: bool = True
 
 
-class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
-    figures: tuple[Cell, ...]
-    ecc: Cell
-    ecc_bad: bool
-    remap: Cell
-    remap_bad: bool
-    throttle: str
-    throttle_bad: bool
-    seen: datetime | None
-    incidents: tuple[OpenIncident, ...]
-
-
-class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    part: str
-    what: str
-    grown: str
-    total: str
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the page shows of a node's measurements. `head` names the figures of a `GpuRow`."""
-
-    seen: datetime | None
-    head: tuple[str, ...]
-    gpus: tuple[GpuRow, ...]
-    links: tuple[LinkRow, ...]
-    signals: tuple[tuple[str, str], ...]
-    signal: str
-    chart: ChartView | None
-
-
 class NodeNow(NamedTuple):
     """Whose measurements these are: `gpus` is how many Slurm counts."""
 
@@ -152,15 +109,16 @@ def measured(
     catalogue: Catalogue,
     node: NodeNow,
     signal: str,
-) -> Measured:
-    """`signal`: what the address asks to be drawn (empty: ours to choose)."""
+) -> Shown:
+    """All that the page shows of a node's measurements; `head` names the figures of its GPUs. `signal`: what
+    the address asks to be drawn (empty: ours to choose)."""
     found = _series(reports, columns)
     newest = {column: values[-1] for column, values in found.items()}
     choices = _choices(found, catalogue)
     wanted = signal if signal in dict(choices) else _first([name for name, _ in choices])
     present = [column.part.gpu for column in found if column.part.gpu is not None]
     count = max([node.gpus, *(index + 1 for index in present)])
-    return Measured(
+    return Shown(
         seen=max((value.at for value in newest.values()), default=None),
         head=tuple(title for title, _ in _GPU_FIGURES),
         gpus=tuple(_gpu_row(index, newest, catalogue, node) for index in range(count)) if present else (),
@@ -191,7 +149,7 @@ def _first(names: Sequence[str]) -> str:
     return next((name for name in _FIRST_DRAWN if name in names), names[0] if names else "")
 
 
-def _gpu_row(index: int, newest: Mapping[Column, _Newest], catalogue: Catalogue, node: NodeNow) -> GpuRow:
+def _gpu_row(index: int, newest: Mapping[Column, _Newest], catalogue: Catalogue, node: NodeNow) -> Shown:
     def read(name: str) -> tuple[Signal | None, _Newest | None]:
         return catalogue.signals.get(name), newest.get(Column(name, Part(gpu=index)))
 
@@ -201,7 +159,7 @@ def _gpu_row(index: int, newest: Mapping[Column, _Newest], catalogue: Catalogue,
 
     corrected, uncorrected = fresh(_CORRECTED), fresh(_UNCORRECTED)
     reasons, calm = _reasons(catalogue.signals.get(_REASONS), fresh(_REASONS))
-    return GpuRow(
+    return Shown(
         index=index,
         figures=tuple(_cell(*read(name), node.now) for _, name in _GPU_FIGURES),
         ecc=_ecc(corrected, uncorrected),
@@ -261,7 +219,7 @@ def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
     return joined((quoted(name.replace("_", " ")) for name in names), "comma"), calm
 
 
-def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) -> Iterator[LinkRow]:
+def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) -> Iterator[Shown]:
     for column, values in sorted(found.items(), key=lambda item: _order(item[0])):
         signal = catalogue.signals.get(column.signal)
         if signal is None or (column.part.link is None and column.part.port is None):
@@ -270,7 +228,7 @@ def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) 
         if signal.kind is SignalKind.counter and any(word in signal.name for word in _TROUBLE):
             grown = sum(step for _, step in _increases(values))
             if grown > 0:
-                yield LinkRow(
+                yield Shown(
                     part=part_words(column.part),
                     what=signal.text or signal.name,
                     grown="+" + words.figure(grown, signal.unit),
@@ -279,7 +237,7 @@ def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) 
         elif signal.kind is SignalKind.enum:
             word = next((word for word, value in signal.words.items() if value == last), "")
             if word.lower() in _DOWN:
-                yield LinkRow(
+                yield Shown(
                     part=part_words(column.part), what=signal.text or signal.name, grown="", total=word
                 )
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.console import words
-from healer.console.views.buttons import Button, InputField, may_act
+from healer.console.views import Shown
+from healer.console.views.buttons import Button, InputField, may_act, worded
 from healer.console.views.standing_view import Strip, end_pause_button, pause_scope
 from healer.decisions.breaker import is_off, threshold
 from healer.decisions.capacity import hourly_limit, partition_limit, place_limit, slots_limit
@@ -115,61 +116,29 @@ def _place_cap(name: str, used: int, limit: int, there: frozenset[str]) -> Cap:
     return Cap(name=name, used=used, limit=limit, room=limit - used, text=text)
 
 
-class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
+def breaker_view(standing: Standing) -> Shown:
     """`opens` is when it opens, in words."""
-
-    word: str
-    tone: str
-    meaning: str
-    opens: str
-
-
-def breaker_view(standing: Standing) -> BreakerView:
     word, tone = _STATES[standing.breaker.state]
-    meaning = {
-        BreakerState.closed: say("console.pauses_healer_may_act"),
-        BreakerState.open: say("console.pauses_healer_takes_no_node_out"),
-        BreakerState.half_open: say("console.pauses_one_canary_may_run_all"),
-    }[standing.breaker.state]
+    meaning = say(f"console.breaker_{standing.breaker.state}")
     nodes = len(fleet_of(standing.snapshot).names) if standing.snapshot else 0
     opens = (
         say("console.pauses_switched_off_breaker_share_1")
         if is_off(standing.guards)
         else say("console.pauses_opens_roots_one_fault_class", threshold=threshold(standing.guards, nodes))
     )
-    return BreakerView(word=word, tone=tone, meaning=meaning, opens=opens)
+    return Shown(word=word, tone=tone, meaning=meaning, opens=opens)
 
 
 _LASTS = (1, 4, 12, 24, 72, 168)
 _USUAL_H = 4
 
 
-class PauseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause in force. `holds` are runs that a guard holds and that it concerns."""
-
-    pause: Pause
-    scope: str
-    holds: tuple[Run, ...]
-    end: Button | None
-
-
-class PastPause(msgspec.Struct, frozen=True, kw_only=True):
-    """`ended` says how: who ended it and why, or that its time was over."""
-
-    scope: str
-    by: str
-    reason: str
-    since: datetime
-    ended_at: datetime | None
-    ended: str
-
-
-def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[PauseRow]:
-    """Oldest first, as they were set."""
+def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[Shown]:
+    """Oldest first, as they were set. `holds` are runs that a guard holds and that the pause concerns."""
     facts = GateFacts(cluster=standing.cluster, snapshot=standing.snapshot, breaker=standing.breaker)
     held = [run for run in standing.asking if _held(run)]
     return [
-        PauseRow(
+        Shown(
             pause=pause,
             scope=pause_scope(pause),
             holds=tuple(run for run in held if concerns_proposal(pause, _next_step(run), facts, now)),
@@ -196,11 +165,11 @@ def _next_step(run: Run) -> Proposal:
     )
 
 
-def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: datetime) -> list[PastPause]:
+def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: datetime) -> list[Shown]:
     """From records `pause.…`, newest first as they come: those that are over."""
     standing = {pause.id for pause in in_force}
     ends: dict[str, AuditRecord] = {}
-    found: list[PastPause] = []
+    found: list[Shown] = []
     for record in records:
         name = record.subject.partition("/")[2]
         if record.verb == "pause.ended":
@@ -210,7 +179,8 @@ def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: 
     return found
 
 
-def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPause:
+def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> Shown:
+    """`ended` says how: who ended it and why, or that its time was over."""
     pause = msgspec.convert({"id": "", "name": "", **record.data}, Pause)
     if end is not None:
         why = end.data.get("reason") or ""
@@ -218,7 +188,7 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPa
     else:
         ended_at = pause.until if pause.until is not None and pause.until <= now else None
         ended = say("console.pauses_time_was_over") if ended_at else say("console.pauses_nobody_told")
-    return PastPause(
+    return Shown(
         scope=pause_scope(pause),
         by=record.actor,
         reason=pause.reason,
@@ -260,15 +230,8 @@ def add_buttons(
 
 
 def _add(what: str, body: dict[str, str], *fields: InputField) -> Button:
-    return Button(
-        label=say("console.pauses_pause", what=what),
-        action="/api/v1/pauses",
-        title=say("console.pauses_pause_healer", what=what),
-        effect=say("console.pauses_within_second_healer_starts_no"),
-        body=body,
-        inputs=fields,
-        flat=True,
-    )
+    words = worded("pause_scope", what=what)
+    return Button(**words, action="/api/v1/pauses", body=body, inputs=fields, flat=True)
 
 
 def _which(scope: str, names: Iterable[str]) -> InputField:

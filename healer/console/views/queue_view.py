@@ -7,9 +7,10 @@ from enum import StrEnum
 import msgspec
 
 from healer.console import words
-from healer.console.views.buttons import Button, run_buttons
+from healer.console.views import Shown
+from healer.console.views.buttons import run_buttons
 from healer.console.views.pauses_view import Cap
-from healer.console.views.runs_view import GuardRow, RunRow, asks, guard_rows, last_decision, run_row
+from healer.console.views.runs_view import RunRow, asks, guard_rows, last_decision, run_row
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
@@ -27,11 +28,7 @@ class Needs(StrEnum):
     me = "me"
 
 
-NEEDS_WORDS = {
-    Needs.decision: say("console.queue_asks_person"),
-    Needs.nobody: say("console.queue_nobody_has"),
-    Needs.me: say("console.queue_mine"),
-}
+NEEDS_WORDS = {needs: say(f"console.needs_{needs}") for needs in Needs}
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,18 +39,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     needs: Needs | None = None
     text: str = ""
     me: str = ""
-
-
-class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`doing` is what healer does, `waits` for what, each empty where there is nothing to say."""
-
-    incident: Incident
-    place: str
-    jobs: str
-    doing: str
-    tone: str
-    waits: str
-    who: str
 
 
 def queue(found: Iterable[OpenIncident], asking: Collection[str], wanted: Wanted) -> list[OpenIncident]:
@@ -103,10 +88,11 @@ def asking_ids(asking: Iterable[Run]) -> frozenset[str]:
     return frozenset(run.incident for run in asking if run.incident and asks(run))
 
 
-def queue_row(incident: Incident, run: Run | None, now: datetime) -> QueueRow:
-    """`run`: the newest that works on the incident and has not ended."""
+def queue_row(incident: Incident, run: Run | None, now: datetime) -> Shown:
+    """`doing` is what healer does, `waits` for what, each empty where there is nothing to say. `run`: the
+    newest that works on the incident and has not ended."""
     doing, tone, waits = _doing(incident, run, now)
-    return QueueRow(
+    return Shown(
         incident=incident,
         place=place(incident.root),
         jobs=_jobs(incident),
@@ -177,23 +163,6 @@ SHOWN = 20
 JOBS_SHOWN = 8
 
 
-class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """`against` are guards that held or refused it when it was last judged; `jobs` run on its node now, and
-    `jobs_more` are not listed."""
-
-    row: RunRow
-    severity: Severity | None
-    incident: OpenIncident | None
-    plan: tuple[str, ...]
-    takes: str
-    jobs: tuple[SlurmJob, ...]
-    jobs_more: int
-    jobs_known: bool
-    why: str
-    against: tuple[GuardRow, ...]
-    buttons: tuple[Button, ...]
-
-
 def most_urgent(rows: Sequence[RunRow], standing: Standing) -> list[RunRow]:
     """By the severity of the incident, then the oldest. What a person asked for without one is like P2."""
     by_id = {incident.id: incident for incident in standing.open_incidents}
@@ -207,8 +176,9 @@ def most_urgent(rows: Sequence[RunRow], standing: Standing) -> list[RunRow]:
 
 def approval(
     row: RunRow, detail: RunRecord | None, standing: Standing, takes: Mapping[str, str], role: Role
-) -> Approval:
-    """`takes`: playbook -> what it takes of the cluster."""
+) -> Shown:
+    """`against` are guards that held or refused it when it was last judged; `jobs` run on its node now, and
+    `jobs_more` are not listed. `takes`: playbook -> what it takes of the cluster."""
     run, picture = row.run, standing.snapshot
     incident = next((incident for incident in standing.open_incidents if incident.id == run.incident), None)
     jobs: list[SlurmJob] = []
@@ -219,7 +189,7 @@ def approval(
     against = (
         [answer for answer in decision.answers if answer.kind is not AnswerKind.allow] if decision else []
     )
-    return Approval(
+    return Shown(
         row=row,
         severity=incident.severity if incident else None,
         incident=incident,

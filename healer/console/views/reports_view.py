@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
-
-import msgspec
 
 from healer.console import words
+from healer.console.views import Shown
 from healer.console.views.fleet_view import NodeKind, NodeRow
-from healer.console.views.runs_view import RunRow, asks, run_row
+from healer.console.views.runs_view import asks, run_row
 from healer.console.views.standing_view import Strip
-from healer.console.views.timeline_view import AuditRow, audit_row
+from healer.console.views.timeline_view import audit_row
 from healer.console.words import listed, plain
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Incident, Run
@@ -23,73 +21,26 @@ PERIODS = {
     "24h": timedelta(hours=24),
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
+    "90d": timedelta(days=90),
 }
 PERIOD_WORDS = {
     "12h": say("console.reports_last_shift_12_h"),
     "24h": "24 h",
     "7d": say("console.reports_7_days"),
     "30d": say("console.reports_30_days"),
+    "90d": say("console.reports_90_days"),
 }
 RULES_SHOWN = 100
 
 
-class TimeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One time from an event to the next; a dash if nothing was measured."""
-
-    name: str
-    meaning: str
-    count: int
-    median: str
-    p90: str
-    most: str
-
-
-class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`median / p90` of each part."""
-
-    name: str
-    incidents: int
-    detect: str
-    decide: str
-    drain: str
-    to_return: str
-
-
-class RuleFiguresRow(msgspec.Struct, frozen=True, kw_only=True):
-    figures: RuleFigures
-    precision: str
-    tone: str
-
-
-class Reports(msgspec.Struct, frozen=True, kw_only=True):
-    times: tuple[TimeRow, ...]
-    facts: tuple[tuple[str, str, str], ...]
-    by_class: tuple[GroupRow, ...]
-    by_cause: tuple[GroupRow, ...]
-    rules: tuple[RuleFiguresRow, ...]
-    rules_more: int
-
-
-def reports(period: Period) -> Reports:
+def reports(period: Period) -> Shown:
     stats = period.stats
-    return Reports(
+    return Shown(
         times=(
-            _time(say("console.reports_detect"), say("console.reports_from_event_incident"), stats.detect),
-            _time(
-                say("console.reports_decide"),
-                say("console.reports_from_incident_first_decision"),
-                stats.decide,
-            ),
-            _time(
-                say("console.buttons_drain"),
-                say("console.reports_from_incident_drain_read_back"),
-                stats.drain,
-            ),
-            _time(
-                say("console.reports_return"),
-                say("console.reports_from_slot_granted_released"),
-                stats.to_return,
-            ),
+            _time("detect", stats.detect),
+            _time("decide", stats.decide),
+            _time("drain", stats.drain),
+            _time("return", stats.to_return),
         ),
         facts=tuple(_facts(period)),
         by_class=tuple(map(_group, period.by_class)),
@@ -163,10 +114,11 @@ def _hours(hours: float) -> str:
     return f"{hours:,.{0 if hours >= 100 else 1 if hours >= 1 else 2}f}"
 
 
-def _time(name: str, meaning: str, spread: Spread) -> TimeRow:
-    return TimeRow(
-        name=name,
-        meaning=meaning,
+def _time(step: str, spread: Spread) -> Shown:
+    """`step`: by which the catalogue names it. A dash if nothing was measured."""
+    return Shown(
+        name=say(f"console.time_to_{step}"),
+        meaning=say(f"console.time_to_{step}_means"),
         count=spread.count,
         median=_span(spread.p50_s),
         p90=_span(spread.p90_s),
@@ -174,8 +126,9 @@ def _time(name: str, meaning: str, spread: Spread) -> TimeRow:
     )
 
 
-def _group(group: Group) -> GroupRow:
-    return GroupRow(
+def _group(group: Group) -> Shown:
+    """`median / p90` of each part."""
+    return Shown(
         name=group.name.replace("_", " "),
         incidents=group.incidents,
         detect=_pair(group.detect),
@@ -196,18 +149,16 @@ def _span(seconds: float | None) -> str:
     return "–" if seconds is None else words.span(max(0.0, seconds))
 
 
-def _rule(figures: RuleFigures) -> RuleFiguresRow:
+def _rule(figures: RuleFigures) -> Shown:
     if figures.precision is None:
-        return RuleFiguresRow(figures=figures, precision=say("console.reports_not_judged"), tone="plain")
+        return Shown(figures=figures, precision=say("console.reports_not_judged"), tone="plain")
     text = say(
         "console.reports_of",
         precision=figures.precision,
         true_faults=figures.true_faults,
         true_faults2=figures.true_faults + figures.false_alarms,
     )
-    return RuleFiguresRow(
-        figures=figures, precision=text, tone="good" if figures.precision >= 0.95 else "warn"
-    )
+    return Shown(figures=figures, precision=text, tone="good" if figures.precision >= 0.95 else "warn")
 
 
 #: Rows of each list; the pages of incidents, runs and audit have all.
@@ -216,45 +167,32 @@ SHOWN = 100
 DOORS = ("access.", "session.", "token.")
 
 
-class Shift(NamedTuple):
-    """Incidents that ended since the shift began, the newest runs, and the records of people since then."""
+def handover(
+    standing: Standing,
+    strip: Strip,
+    rows: Sequence[NodeRow],
+    *,
+    since: datetime,
+    now: datetime,
+    ended: Sequence[Incident],
+    recent: Sequence[Run],
+    records: Sequence[AuditRecord],
+) -> Shown:
+    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long.
 
-    since: datetime
-    now: datetime
-    ended: Sequence[Incident]
-    runs: Sequence[Run]
-    records: Sequence[AuditRecord]
-
-
-class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long."""
-
-    cluster: str
-    since: datetime
-    until: datetime
-    strip: Strip
-    waits: tuple[RunRow, ...]
-    open: tuple[OpenIncident, ...]
-    known_bad: tuple[NodeRow, ...]
-    resolved: tuple[Incident, ...]
-    runs: tuple[RunRow, ...]
-    people: tuple[AuditRow, ...]
-    cut: tuple[str, ...]
-
-
-def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: Shift) -> Handover:
-    since, now = shift.since, shift.now
+    `ended`: incidents that ended since the shift began; `recent`: the newest runs; `records`: of people since
+    then.
+    """
     open_ = sorted(standing.open_incidents, key=lambda incident: (incident.severity, incident.opened))
-    ended = list(shift.ended)
-    runs = [run_row(run, now) for run in shift.runs if run.created_at >= since and not run.shadow]
-    people = [audit_row(record, standing.cluster) for record in shift.records]
+    runs = [run_row(run, now) for run in recent if run.created_at >= since and not run.shadow]
+    people = [audit_row(record, standing.cluster) for record in records]
     lists = {
         say("console.reports_open_incidents"): open_,
         say("console.reports_incidents_ended"): ended,
         say("console.reports_runs"): runs,
         say("console.reports_words_people"): people,
     }
-    return Handover(
+    return Shown(
         cluster=standing.cluster,
         since=since,
         until=now,
@@ -269,7 +207,7 @@ def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: S
     )
 
 
-def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
+def markdown(shift: Shown, translate: Callable[[str], str] = str) -> str:
     """The hand-over in Markdown. `translate`: to the language of the request."""
     lines = [
         translate(say("console.reports_hand_over", plain=plain(shift.cluster))),
@@ -313,7 +251,7 @@ def _capacity(strip: Strip) -> list[Said]:
     ]
 
 
-def _sections(shift: Handover) -> dict[Said, list[str]]:
+def _sections(shift: Shown) -> dict[Said, list[str]]:
     """By heading."""
     return {
         say("console.reports_stands_above_all"): [
@@ -362,7 +300,7 @@ def _heading(incident: Incident | OpenIncident) -> str:
     return words.labelled(where, incident.title)
 
 
-def _person(row: AuditRow) -> str:
+def _person(row: Shown) -> str:
     did = f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}"
     return words.labelled(did, row.words) if row.words else did
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from healer.console import words
-from healer.console.views.buttons import Button, may_act
+from healer.console.views import Shown
+from healer.console.views.buttons import Button, may_act, worded
 from healer.decisions.consent import open_trial
 from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
@@ -16,39 +15,21 @@ from healer.ports.answers import RuleBook, RuleRecord
 from healer.text import Said, joined, quoted, read_said, say
 
 
-class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. `watches` is printed in mono; `mode_from` says whose word the mode is."""
-
-    rule: Rule
-    record: RuleRecord
-    mode: Mode
-    mode_from: str
-    #: So many more runs wait for a person, as the rule or its playbook is new or changed.
-    first_runs: int
-    kind: str
-    scope: str
-    watches: str
-    held_for: str
-    models: str
-    remedy: str
-    source: str
-    cases: int
-    precision: str
-
-
-def rule_rows(book: RuleBook) -> list[RuleRow]:
-    """In the order in which they are asked: policies as in their file, then the detection rules."""
+def rule_rows(book: RuleBook) -> list[Shown]:
+    """In the order in which they are asked: policies as in their file, then the detection rules. `watches` is
+    printed in mono; `mode_from` says whose word the mode is; `first_runs`: so many more runs wait for a
+    person, as the rule or its playbook is new or changed."""
     detection = {rule.name: rule for rule in book.rules.detection}
     forecasts = {forecast.rule: forecast for forecast in book.rules.forecasts}
     return [_row(rule, detection.get(rule.name), forecasts.get(rule.name), book) for rule in book.rules.rules]
 
 
-def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> RuleRow:
+def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> Shown:
     record = book.records.get(rule.name, RuleRecord())
     mode, mode_from = _mode(rule, book, record)
     trial = open_trial(rule.name, rule.playbook, book.trials, book.rules)
     followed = follows or measured
-    return RuleRow(
+    return Shown(
         rule=rule,
         record=record,
         mode=mode,
@@ -101,7 +82,7 @@ def _mode(rule: Rule, book: RuleBook, record: RuleRecord) -> tuple[Mode, str]:
     return book.rules.mode_of(rule), say("console.rules_by_default")
 
 
-def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: str) -> list[RuleRow]:
+def fitting(rows: Sequence[Shown], *, text: str, mode: str, kind: str, state: str) -> list[Shown]:
     """`state` is open (has open incidents) or fired (fired in 7 days); every word of `text` must be found."""
     wanted = text.lower().split()
     return [
@@ -115,7 +96,7 @@ def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: 
     ]
 
 
-def _haystack(row: RuleRow) -> str:
+def _haystack(row: Shown) -> str:
     rule = row.rule
     parts = (
         rule.name,
@@ -144,22 +125,7 @@ REHEARSAL_TONES = {
 }
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the page. `incident` is linked where it is a real one; `known` says what became of it."""
-
-    kind: str
-    rule: str
-    what: str
-    where: str
-    node: str
-    jobs: tuple[str, ...]
-    at: datetime
-    incident: str = ""
-    review: str = ""
-    note: str = ""
-
-
-def differences(result: Row, real: Mapping[str, bool | None]) -> dict[str, list[Difference]]:
+def differences(result: Row, real: Mapping[str, bool | None]) -> dict[str, list[Shown]]:
     """By heading, those without a row left out."""
     incidents, actions = result["incidents"], result["actions"]
     found = {
@@ -181,7 +147,7 @@ def incidents_in(result: Row) -> list[str]:
     return sorted({name for name in ids if name})
 
 
-def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
+def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Shown:
     note = say("console.rules_part", row=row["part_of"][:8]) if row.get("part_of") else ""
     fields = {"kind": kind, "rule": row["rule"], "what": _sentence(row["title"]), "note": note} | more
     root = row["root"]
@@ -191,7 +157,7 @@ def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any)
     )
     at = datetime.fromisoformat(row["opened"])
     name = row.get("before_id") or row["id"]
-    return Difference(
+    return Shown(
         **fields,
         where=place,
         node=root.get("node") or "",
@@ -201,7 +167,7 @@ def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any)
     )
 
 
-def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
+def _changed(row: Row, real: Mapping[str, bool | None]) -> Shown:
     changes = (
         say("console.rules_changed", name=quoted(name), before=_value_words(before), now=_value_words(now))
         for name, (before, now) in row["changes"].items()
@@ -209,7 +175,7 @@ def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
     return _incident("changed", row, real, note=joined(changes, "semicolon"))
 
 
-def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
+def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Shown:
     held = row.get("held")
     if held and not note:
         note = say(
@@ -217,7 +183,7 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
             guard=held["guard"],
             why=_sentence(held["why"]),
         )
-    return Difference(
+    return Shown(
         kind=kind,
         rule=row["rule"],
         what=quoted(row["action"]),
@@ -234,13 +200,13 @@ def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = ""
     )
 
 
-def _moved(row: Row, real: Mapping[str, bool | None]) -> Difference:
+def _moved(row: Row, real: Mapping[str, bool | None]) -> Shown:
     seconds = row["later_s"]
     moved = say("console.rules_later" if seconds > 0 else "console.rules_earlier", seconds=abs(seconds))
     return _action("moved", row, real, moved)
 
 
-def _held(row: Row, real: Mapping[str, bool | None]) -> Difference:
+def _held(row: Row, real: Mapping[str, bool | None]) -> Shown:
     guards = f"{row['before']['guard']} → {row['guard']}"
     return _action("held", row, real, words.labelled(guards, _sentence(row["why"])))
 
@@ -251,8 +217,9 @@ def _sentence(stored: Any) -> Said:
 
 
 def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
+    """The incident, which is linked where it is a real one, and what became of it."""
     if not incident or incident not in real:
-        return {}
+        return {"incident": "", "review": ""}
     judgements = {
         True: say("console.rules_true_fault"),
         False: say("console.rules_false_alarm"),
@@ -274,15 +241,7 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
     """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
     base = f"/api/v1/rehearsals/{tried.id}"
     if tried.state in ACTIVE_REHEARSALS and may_act(role):
-        effect = say("console.rules_replay_stops_what_found_so")
-        return (
-            Button(
-                label=say("console.rules_cancel"),
-                action=f"{base}/cancel",
-                title=say("console.rules_stop_this_replay"),
-                effect=effect,
-            ),
-        )
+        return (Button(**worded("stop_replay"), action=f"{base}/cancel"),)
     judged = [outcome for outcome in outcomes if outcome.right + outcome.wrong and not outcome.counted_by]
     if role is not Role.admin or not judged:
         return ()
@@ -295,13 +254,6 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
         )
         for outcome in judged
     )
-    judgements = joined(found, "semicolon")
-    return (
-        Button(
-            label=say("console.rules_count_as_proof"),
-            action=f"{base}/proof",
-            title=say("console.rules_count_this_replay_as_proof"),
-            effect=(say("console.rules_from_now_each_these_rules", words=judgements)),
-            body={"rules": [outcome.rule for outcome in judged]},
-        ),
-    )
+    words = worded("proof", words=joined(found, "semicolon"))
+    body = {"rules": [outcome.rule for outcome in judged]}
+    return (Button(**words, action=f"{base}/proof", body=body),)

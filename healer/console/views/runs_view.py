@@ -5,7 +5,8 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
+from healer.console.views import Shown
+from healer.model import Answer, AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
 from healer.text import Said, joined, quoted, say
@@ -21,33 +22,20 @@ EVENT_WORDS = {event: event.value for event in StepEvent} | {
 }
 
 
-class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a run, its log folded into one row. `took` is empty while the step has not ended."""
-
-    key: str
-    name: str
-    event: StepEvent
-    word: str
-    attempt: int
-    at: datetime
-    offset: str
-    took: str
-    text: str
-
-
-def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
-    """In the order in which the steps first appear. `start` is what offsets count from."""
+def steps(log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
+    """In the order in which the steps first appear, the log of each folded into one row. `start` is what
+    offsets count from; `took` is empty while the step has not ended."""
     by_key: dict[str, list[LogEntry]] = {}
     for entry in log:
         if entry.step != BEGIN:  # what conditions rest on: no step
             by_key.setdefault(entry.step, []).append(entry)
-    rows: list[StepRow] = []
+    rows: list[Shown] = []
     for key, entries in by_key.items():
         first, last = entries[0], entries[-1]
         ended = last.event not in (StepEvent.started, StepEvent.waiting, StepEvent.held, StepEvent.retry)
         text = next((entry.text for entry in reversed(entries) if entry.text), "")
         rows.append(
-            StepRow(
+            Shown(
                 key=key,
                 name=_name(key),
                 event=last.event,
@@ -126,7 +114,15 @@ def why(run: Run, now: datetime) -> str:
     if run.question and run.state is not RunState.done:
         return run.question
     if run.state is RunState.waiting_approval:
-        return _approval(run.approve_until, now)
+        if run.approve_until is None:
+            return say("console.runs_waits_until_person_approves")
+        if run.approve_until <= now:
+            return say("console.runs_time_approve_ended_healer_does", at=words.utc(run.approve_until))
+        return say(
+            "console.runs_can_be_approved_until",
+            at=words.utc(run.approve_until),
+            ago=words.ago(run.approve_until, now),
+        )
     if run.state is RunState.proposed:
         return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=quoted(run.mode.value))
     if run.state is RunState.waiting and run.wake_at:
@@ -134,30 +130,10 @@ def why(run: Run, now: datetime) -> str:
     return ""
 
 
-def _approval(until: datetime | None, now: datetime) -> str:
-    if until is None:
-        return say("console.runs_waits_until_person_approves")
-    if until <= now:
-        return say("console.runs_time_approve_ended_healer_does", at=words.utc(until))
-    return say("console.runs_can_be_approved_until", at=words.utc(until), ago=words.ago(until, now))
-
-
-class GuardRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One guard's answer as a table row."""
-
-    guard: str
-    kind: AnswerKind
-    word: str
-    used: str
-    limit: str
-    why: str
-    frees_at: datetime | None
-
-
-def guard_rows(answers: tuple[Answer, ...]) -> list[GuardRow]:
+def guard_rows(answers: tuple[Answer, ...]) -> list[Shown]:
     """In the order the guards were asked."""
     return [
-        GuardRow(
+        Shown(
             guard=answer.guard.value,
             kind=answer.kind,
             word=answer.kind.value,
@@ -182,17 +158,6 @@ def guards_summary(decision: Decision) -> str:
         say(f"console.guard_{answer.kind}s", guard=say(f"words.guard_{answer.guard}")) for answer in against
     ]
     return say("console.runs_asked_against", asked=asked, answers=joined(answers, "comma"))
-
-
-def mode_note(mode: Mode) -> str:
-    """What a mode means, for a person who reads it at night."""
-    return {
-        Mode.off: say("console.runs_off_nothing_done"),
-        Mode.shadow: say("console.runs_shadow_healer_writes_down_what"),
-        Mode.suggest: say("console.runs_suggest_healer_proposes_person_starts"),
-        Mode.approve: say("console.runs_approve_healer_prepares_person_approves"),
-        Mode.auto: say("console.runs_auto_healer_acts_alone"),
-    }[mode]
 
 
 def last_decision(detail: RunRecord) -> Decision | None:

@@ -5,25 +5,16 @@ from datetime import datetime
 import msgspec
 
 from healer.console import words
-from healer.console.views.buttons import Button, may_act
+from healer.console.views.buttons import Button, may_act, worded
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.runs_view import asks
 from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
+from healer.ports.break_glass import GlassState
 from healer.ports.callers import Caller
 from healer.text import joined, quoted, say, unstopped
-
-TROUBLE_WORDS = {
-    Trouble.away: say("console.standing_not_be_read"),
-    Trouble.other_cluster: say("console.standing_another_cluster"),
-    Trouble.backup: say("console.standing_backup"),
-    Trouble.slow: say("console.standing_slow"),
-    Trouble.backlog: say("console.standing_behind"),
-    Trouble.accounting: say("console.standing_without_slurmdbd"),
-    Trouble.passed_over: say("console.standing_asked_by_another_way"),
-}
 
 
 class Banner(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +121,17 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
     return found
 
 
+def glass_banner(state: GlassState, now: datetime) -> Banner | None:
+    """While somebody is an administrator by break-glass."""
+    if not state.is_open(now) or state.until is None:
+        return None
+    return Banner(
+        tone="bad",
+        title=say("console.standing_glass", who=state.used_by),
+        text=say("console.standing_glass_until", until=words.utc(state.until), reason=quoted(state.reason)),
+    )
+
+
 def _pause_banner(pause: Pause, now: datetime) -> Banner:
     until = (
         say("console.standing_until", at=words.utc(pause.until))
@@ -184,7 +186,7 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
             continue  # said above already, with what follows from it
         title = say(
             "console.standing_slurm_controller_since",
-            trouble_words=TROUBLE_WORDS[trouble.trouble],
+            trouble_words=say(f"console.trouble_{trouble.trouble}"),
             at=words.utc(trouble.since),
         )
         text = say("console.standing_healer_does_nothing_node_because", sentence=words.sentence(trouble.text))
@@ -193,33 +195,17 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
 
 
 def pause_button(cluster: str) -> Button:
-    return Button(
-        label=say("console.standing_pause"),
-        action="/api/v1/pauses",
-        title=say("console.standing_pause_healer", cluster=cluster),
-        effect=say("console.standing_within_second_healer_starts_no"),
-        body={"scope": "cluster", "name": cluster, "cluster": cluster},
-    )
+    body = {"scope": "cluster", "name": cluster, "cluster": cluster}
+    return Button(**worded("pause", cluster=cluster), action="/api/v1/pauses", body=body)
 
 
 def end_pause_button(pause: Pause, session: Caller) -> Button | None:
     """None for a person who may not end it: one bound to a cluster may not end a pause of all."""
     if not may_act(session.role) or session.cluster not in (None, pause.cluster):
         return None
-    return Button(
-        label=say("console.standing_end"),
-        action=f"/api/v1/pauses/{pause.id}",
-        method="DELETE",
-        title=say("console.standing_end_pause", pause_scope=pause_scope(pause)),
-        effect=say("console.standing_healer_acts_again_once_what"),
-    )
+    words = worded("end_pause", pause_scope=pause_scope(pause))
+    return Button(**words, action=f"/api/v1/pauses/{pause.id}", method="DELETE")
 
 
 def reset_breaker_button(cluster: str) -> Button:
-    return Button(
-        label=say("console.standing_reset"),
-        action="/api/v1/breaker/reset",
-        title=say("console.standing_reset_breaker"),
-        effect=say("console.standing_half_open_one_canary_may"),
-        body={"cluster": cluster},
-    )
+    return Button(**worded("reset_breaker"), action="/api/v1/breaker/reset", body={"cluster": cluster})

@@ -7,7 +7,8 @@ from datetime import UTC, date, datetime
 import msgspec
 
 from healer.console import words
-from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, title_of
+from healer.console.views import Shown
+from healer.console.views.runs_view import EVENT_WORDS, guard_rows, guards_summary, title_of
 from healer.engine.records import IncidentRecord
 from healer.model import AuditRecord, Component, Decision, Incident, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
@@ -17,20 +18,9 @@ from healer.text import joined, quoted, say
 _WORDS = ("text", "why", "reason", "title", "note")
 
 
-class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`words` is the record's own sentence; `rest` the other values, as JSON where they are no text.
-
-    `link` is the page about the subject (empty where there is none), `name` how the subject is shown.
-    """
-
-    record: AuditRecord
-    words: str
-    rest: tuple[tuple[str, str], ...]
-    link: str
-    name: str
-
-
-def audit_row(record: AuditRecord, cluster: str) -> AuditRow:
+def audit_row(record: AuditRecord, cluster: str) -> Shown:
+    """`words` is the record's own sentence; `rest` the other values, as JSON where they are no text; `link`
+    the page about the subject (empty where there is none), `name` how the subject is shown."""
     data = {key: value for key, value in record.data.items() if value is not None}
     first = next((key for key in _WORDS if isinstance(data.get(key), str) and data[key]), None)
     words = str(data.pop(first)) if first else ""
@@ -43,7 +33,7 @@ def audit_row(record: AuditRecord, cluster: str) -> AuditRow:
     kind, _, name = record.subject.partition("/")
     pages = {"incident": "/incidents/", "run": "/runs/", "node": f"/nodes/{cluster}/"}
     last = name.rsplit("/", 1)[-1]
-    return AuditRow(
+    return Shown(
         record=record,
         words=words,
         rest=rest,
@@ -56,13 +46,6 @@ def audit_row(record: AuditRecord, cluster: str) -> AuditRow:
 _SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")
 #: Of healer's own records only these; the rest repeats the runs' logs.
 _OWN = ("incident.",)
-
-_OUTCOME_WORDS = {
-    Outcome.act: say("console.timeline_healer_acts"),
-    Outcome.held: say("console.timeline_held"),
-    Outcome.refused: say("console.timeline_refused"),
-    Outcome.nothing: say("console.timeline_nothing_done"),
-}
 
 _BAD_EVENTS = (StepEvent.failed, StepEvent.held)
 
@@ -80,7 +63,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     line: str = ""
     detail: str = ""
     summary: str = ""
-    guards: tuple[GuardRow, ...] = ()
+    guards: tuple[Shown, ...] = ()
     open: bool = False
     #: `detail` is what a person typed: it is in no language of ours.
     typed: bool = False
@@ -166,7 +149,7 @@ def _decided(detail: IncidentRecord) -> Iterator[TimelineRow]:
         ]
     for decision in decisions:
         kept = decision.outcome in (Outcome.held, Outcome.refused)
-        head, outcome = _subject(decision), _OUTCOME_WORDS[decision.outcome]
+        head, outcome = _subject(decision), say(f"console.outcome_{decision.outcome}")
         yield TimelineRow(
             at=decision.at,
             kind="decision",
@@ -230,7 +213,7 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
         )
     yield from (_record(record, detail.incident) for record in detail.records if _is_shown(record))
     for sent in detail.messages:
-        parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
+        parts = [say(f"console.delivery_{sent.state}"), sent.reference, sent.error]
         if sent.channels:
             parts = [] if sent.state == "listed" else parts
             parts += [_delivery_words(delivery) for delivery in sent.channels]
@@ -245,24 +228,8 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
         )
 
 
-#: The state of a message's delivery, in words.
-_WEBHOOK_WORDS = {
-    "sent": say("console.timeline_sent"),
-    "due": say("console.timeline_waits_for_delivery"),
-    "listed": say("console.timeline_healer_own_list_no_sink"),
-}
-_CHANNEL_WORDS = {
-    "sent": say("console.health_told_2"),
-    "due": say("console.timeline_waits"),
-    "digest": say("console.timeline_next_digest"),
-    "failed": say("console.timeline_failed_healer_messages_retry_delivers"),
-    "over": say("console.timeline_not_told_was_over_before"),
-    "folded": say("console.timeline_not_told_newer_one_takes"),
-}
-
-
 def _delivery_words(delivery: ChannelDelivery) -> str:
-    state = _CHANNEL_WORDS.get(delivery.state, delivery.state)
+    state = say(f"console.told_{delivery.state}")
     if delivery.error and delivery.state != "sent":
         state = words.bracketed(state, delivery.error)
     return words.labelled(delivery.channel, state)

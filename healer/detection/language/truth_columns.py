@@ -35,12 +35,17 @@ class Past:
         self.true = np.zeros(0, np.int16)
         self.known = np.zeros(0, np.int16)
         self._last: int | None = None
+        #: What the last tick saw, and for how many slots without a break: then the ring holds nothing else.
+        self._same: tuple[Truth, int] | None = None
 
     def push(self, at_s: float, now: Truth) -> None:
         """The tick at `at_s` (seconds since 1970); a second one in the same slot replaces the first."""
         slot, rows = int(at_s // TICK_S), len(self.true)
         self._grow(len(now))
         if self._last is not None and slot < self._last:
+            return
+        if self._is_full_of(now, slot):
+            self._last = slot
             return
         if self._last is not None:
             # A slower tick speaks for the time since the one before it, but of no row that is new.
@@ -52,9 +57,21 @@ class Past:
         self._put(slot, now)
         self._last = slot
 
+    def _is_full_of(self, now: Truth, slot: int) -> bool:
+        """Whether each slot of the ring has this very column already: another one changes nothing."""
+        if self._last is None or self._same is None or self._same[0] is not now:
+            self._same = now, 1
+            return False
+        gap = slot - self._last
+        whole = gap * TICK_S <= SPEAKS_FOR_S or bool((now == UNKNOWN).all())  # what lies between is unknown
+        had = self._same[1]
+        self._same = now, (had + gap if whole else 1)
+        return whole and had >= self.slots
+
     def forget(self, rows: NDArray[np.int64]) -> None:
         """Nothing is known of these rows' past."""
         rows = rows[rows < len(self.true)]
+        self._same = None
         self._ring[:, rows] = UNKNOWN
         self.true[rows] = 0
         self.known[rows] = 0

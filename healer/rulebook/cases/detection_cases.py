@@ -32,7 +32,7 @@ from healer.model import (
 )
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.detection_rules import PlacedRule
-from healer.rulebook.source import Source
+from healer.rulebook.source import Source, Where
 
 _PIECE = re.compile(
     r"(?P<value>.*?)\s*(?:(?P<slope>[+-]\s*[\d.]+(?:e[+-]?\d+)?)/(?P<per>[smh]))?(?:(?:^|\s+)x\s+(?P<lasts>\S+))?"
@@ -142,8 +142,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`why` is empty when the case holds. `was_false`: the rule was known false of some part at some time."""
 
     case: DetectionCase
-    source: Source
-    index: int
+    at: Where
     why: str
     was_false: bool
 
@@ -158,26 +157,26 @@ def run_detection_cases(
 ) -> list[Outcome]:
     """Runs every case, or those of `only` these rules. Cases that cannot be read or run are problems of their
     source."""
-    cases: list[tuple[Source, int, _Prepared]] = []
+    cases: list[tuple[Where, _Prepared]] = []
     for source in sources:
-        for index, case in source.entries("cases", DetectionCase):
+        for at, case in source.entries("cases", DetectionCase):
             rule = rules.get(case.rule)
             if rule is None:
                 hint = did_you_mean(case.rule, rules)
-                source.problem((index, "rule"), f"there is no detection rule {case.rule}", hint)
+                at.at("rule").problem(f"there is no detection rule {case.rule}", hint)
                 continue
             if only is not None and rule.name not in only:
                 continue
             try:
-                cases.append((source, index, _prepared(case, rule, catalogue, f"{len(cases)}~")))
+                cases.append((at, _prepared(case, rule, catalogue, f"{len(cases)}~")))
             except CaseWrong as error:
-                source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
-    batches = _batches([prepared for _, _, prepared in cases])
+                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
+    batches = _batches([prepared for _, prepared in cases])
     played = {mark: result for batch in batches for mark, result in _play(batch, catalogue, models)}
     outcomes = []
-    for source, index, prepared in cases:
+    for at, prepared in cases:
         why, was_false = played[prepared.mark]
-        outcomes.append(Outcome(case=prepared.case, source=source, index=index, why=why, was_false=was_false))
+        outcomes.append(Outcome(case=prepared.case, at=at, why=why, was_false=was_false))
     return outcomes
 
 
@@ -219,17 +218,16 @@ def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
     for outcome in outcomes:
         by_rule.setdefault(outcome.case.rule, []).append(outcome)
         if outcome.why:
-            outcome.source.problem((outcome.index,), f"{outcome.case.name}: {outcome.why}")
+            outcome.at.problem(f"{outcome.case.name}: {outcome.why}")
     for placed in rules:
-        rule, source, index = placed.rule, placed.source, placed.index
+        rule, at = placed.rule, placed.at
         cases = by_rule.get(rule.name, [])
         if not any(outcome.case.fires for outcome in cases):
-            source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml lets it fire")
+            at.problem(f"{rule.name}: no case in rules/cases/detection-*.yaml lets it fire")
         if not any(not outcome.case.fires for outcome in cases):
-            source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml keeps it silent")
+            at.problem(f"{rule.name}: no case in rules/cases/detection-*.yaml keeps it silent")
         elif not any(outcome.was_false for outcome in cases):
-            text = f"{rule.name}: always true on its cases, wherever anything is known"
-            source.problem((index, "when"), text)
+            at.at("when").problem(f"{rule.name}: always true on its cases, wherever anything is known")
 
 
 # --- one case ---

@@ -29,7 +29,7 @@ from healer.model import (
 )
 from healer.observations import Picture
 from healer.rulebook.cases.detection_cases import CaseWrong
-from healer.rulebook.source import Source
+from healer.rulebook.source import Source, Where
 from healer.signals.identity import digest_of
 from healer.signals.inventory import gpu_row
 from healer.signals.wire import kernel_log_observations
@@ -128,22 +128,20 @@ class HistoryCase(msgspec.Struct, frozen=True, kw_only=True):
     known_by: tuple[Literal["uuid", "serial"], ...] = ("uuid",)
 
 
-def run_history_cases(
-    sources: Iterable[Source], rules: Ruleset
-) -> list[tuple[Source, int, HistoryCase, str]]:
-    """(source, index, case, why it does not hold). Cases that cannot be run are problems of their source."""
+def run_history_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[Where, HistoryCase, str]]:
+    """(where, case, why it does not hold). Cases that cannot be run are problems of their source."""
     results = []
     for source in sources:
-        for index, case in source.entries("cases", HistoryCase):
+        for at, case in source.entries("cases", HistoryCase):
             try:
                 play = _Play(rules, case)
                 incidents = play.incidents()
             except CaseWrong as error:
-                source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
+                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
                 continue
             found = {(name, finding.rule) for name, finding in play.ledger.tables.findings}
             why = _why_not(case, incidents, found) or _why_not_passed(case, play.passed)
-            results.append((source, index, case, why))
+            results.append((at, case, why))
     return results
 
 
@@ -323,7 +321,15 @@ class _Play:
     def _job(self, job: JobAt) -> dict[str, Any]:
         held = list(job.gpus) or list(range(self.case.gpus))
         gpus = dict.fromkeys(job.nodes, held)
-        begun = {} if job.since is None else {"start_at": self._ago(job.since)}
+        begun = (
+            {}
+            if job.since is None
+            else {
+                "start_at": (
+                    self.clock.now() - timedelta(seconds=_seconds(("timeline",), job.since))
+                ).isoformat()
+            }
+        )
         return begun | {
             "id": str(job.id),
             "state": "RUNNING",
@@ -331,9 +337,6 @@ class _Play:
             "gpus": gpus,
             "user": job.user,
         }
-
-    def _ago(self, span: str) -> str:
-        return (self.clock.now() - timedelta(seconds=_seconds(("timeline",), span))).isoformat()
 
     def _beat(self, name: str) -> Observation:
         """A heartbeat that lists the node's GPUs. Rare ones: no sender has a cadence."""

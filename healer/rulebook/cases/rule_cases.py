@@ -41,7 +41,7 @@ from healer.rulebook.cases.history_cases import (
     run_history_cases,
 )
 from healer.rulebook.ruleset import RulesInvalid, case_sources, load
-from healer.rulebook.source import Problem, Source
+from healer.rulebook.source import Problem, Source, Where
 from healer.signals.alert_bodies import Enveloped, Site, enveloped_observations
 from healer.signals.wire import NodeBoot, kernel_text_observations
 
@@ -66,23 +66,20 @@ class ForecastCase(msgspec.Struct, frozen=True, kw_only=True):
     to_days: float | None = None
 
 
-def run_forecast_cases(
-    sources: Iterable[Source], rules: Ruleset
-) -> list[tuple[Source, int, ForecastCase, str]]:
-    """(source, index, case, why it does not hold). Cases that cannot be run are problems of their source."""
+def run_forecast_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[Where, ForecastCase, str]]:
+    """(where, case, why it does not hold). Cases that cannot be run are problems of their source."""
     by_name = {forecast.rule: forecast for forecast in rules.forecasts}
     results = []
     for source in sources:
-        for index, case in source.entries("cases", ForecastCase):
+        for at, case in source.entries("cases", ForecastCase):
             rule = by_name.get(case.rule)
             if rule is None:
-                hint = did_you_mean(case.rule, list(by_name))
-                source.problem((index, "rule"), f"rule: there is no forecast {case.rule}", hint)
+                at.wrong("rule", f"there is no forecast {case.rule}", did_you_mean(case.rule, list(by_name)))
                 continue
             try:
-                results.append((source, index, case, _why_not_foretold(rule, case)))
+                results.append((at, case, _why_not_foretold(rule, case)))
             except CaseWrong as error:
-                source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
+                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
     return results
 
 
@@ -163,28 +160,28 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
     of_kind = (DETECTION_CASES, HISTORY_CASES, FORECAST_CASES)
     measured, over_time, foretold = (case_sources(rules_dir, problems, kind) for kind in of_kind)
 
-    def note(source: Source, index: int, name: str, why: str) -> None:
-        results.append(CaseResult(file=source.name, line=source.line((index,)), name=name, why=why))
+    def note(at: Where, name: str, why: str) -> None:
+        results.append(CaseResult(file=at.source.name, line=at.line, name=name, why=why))
 
     names = {source.name for source in (*measured, *over_time, *foretold)}
     proving: list[Case | HistoryCase] = []
     for source in case_sources(rules_dir, problems, "*.yaml"):
-        for index, case in source.entries("cases", Case) if source.name not in names else ():
+        for at, case in source.entries("cases", Case) if source.name not in names else ():
             if wrong := _wrong(case):
-                source.problem((index,), f"{case.name}: {wrong}")
+                at.problem(f"{case.name}: {wrong}")
                 continue
             proving.append(case)
-            note(source, index, case.name, _why_not(rules, case))
+            note(at, case.name, _why_not(rules, case))
     by_name = {rule.name: rule for rule in rules.detection}
     for outcome in run_detection_cases(measured, by_name, rules.catalogue, rules.gpu_models):
-        note(outcome.source, outcome.index, outcome.case.name, outcome.why)
-    for source, index, case, why in run_history_cases(over_time, rules):
+        note(outcome.at, outcome.case.name, outcome.why)
+    for at, case, why in run_history_cases(over_time, rules):
         proving.append(case)
-        note(source, index, case.name, why)
+        note(at, case.name, why)
     days: list[ForecastCase] = []
-    for source, index, case, why in run_forecast_cases(foretold, rules):
+    for at, case, why in run_forecast_cases(foretold, rules):
         days.append(case)
-        note(source, index, case.name, why)
+        note(at, case.name, why)
     if problems:
         raise RulesInvalid(problems)
     return results + _unproven(rules_dir, rules, proving, days)
@@ -210,7 +207,7 @@ def _unproven(
     expected |= {case.rule for case in days if case.likely}
     forbidden |= {case.rule for case in days if not case.likely}
     found = []
-    for source, path, name in _to_prove(rules_dir):
+    for at, name in _to_prove(rules_dir):
         lacks = [
             text
             for text, named in (("expects it", expected), ("says where it must not be", forbidden))
@@ -218,7 +215,7 @@ def _unproven(
         ]
         if lacks:
             why = f"no case {' and none '.join(lacks)}"
-            found.append(CaseResult(file=source.name, line=source.line(path), name=name, why=why))
+            found.append(CaseResult(file=at.source.name, line=at.line, name=name, why=why))
     return found
 
 
@@ -233,8 +230,8 @@ def _by_context(incidents: Sequence[ExpectedIncident], passed: Sequence[str]) ->
     yield from (f"{_CONTEXT}{incident.plan}" for incident in incidents if incident.plan)
 
 
-def _to_prove(rules_dir: Path) -> Iterator[tuple[Source, tuple[str | int, ...], str]]:
-    """(file, place in it, name) of the rules that cases have to prove."""
+def _to_prove(rules_dir: Path) -> Iterator[tuple[Where, str]]:
+    """(where, name) of the rules that cases have to prove."""
     problems: list[Problem] = []  # reported already when the rules were loaded
     for file, kind, before in (
         ("policies.yaml", "", ""),
@@ -247,7 +244,8 @@ def _to_prove(rules_dir: Path) -> Iterator[tuple[Source, tuple[str | int, ...], 
         source = Source.if_there(rules_dir / file, file, problems)
         items = (source.data or {}).get(kind, ()) if kind else source.items("rules")
         for index, item in enumerate(items):
-            yield source, (kind, index) if kind else (index,), f"{before}{item.get('name')}"
+            at = source.at(kind, index) if kind else source.at(index)
+            yield at, f"{before}{item.get('name')}"
 
 
 def _why_not(rules: Ruleset, case: Case) -> str:

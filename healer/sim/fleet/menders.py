@@ -9,6 +9,7 @@ and draining at the first sign. None of them tests a node before it returns; peo
 working hours.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
@@ -274,7 +275,7 @@ class Nobody:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.did: dict[str, int] = {}
+        self.did = Counter[str]()
 
     def expect_fault(self, fault: Fault) -> None:
         return None
@@ -304,7 +305,7 @@ class Nobody:
 
         def found() -> None:
             if fault in self.site.active.get(fault.node, ()) and not self.site.slurm.node(fault.node).drain:
-                self._count("found by hand")
+                self.did["found by hand"] += 1
                 self._take_out(fault.node, "found by hand", retry_s=0)
 
         self.site.agenda.at(self.site.later(seconds), found)
@@ -335,15 +336,12 @@ class Nobody:
                 self.site.slurm.start_now(job.id)
 
     def _bring_back(self, node: str) -> None:
-        self._count("nodes brought back")
+        self.did["nodes brought back"] += 1
         self.site.mend(node)
         try:
             self.site.slurm.resume(node)
         except SchedulerRefused:
             return  # somebody else did
-
-    def _count(self, what: str) -> None:
-        self.did[what] = self.did.get(what, 0) + 1
 
 
 class Thresholds(Nobody):

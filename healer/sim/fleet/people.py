@@ -3,6 +3,7 @@
 They use the same commands as the console: approve, reject, cancel, and start playbooks.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import cast
@@ -40,7 +41,7 @@ class People:
         self._asked = self._word = 0
         self._answers = site.scenario.people.answer_min * 60
         #: What people did, by kind.
-        self.did: dict[str, int] = {}
+        self.did = Counter[str]()
         self.stuck: list[str] = []
         #: Faults that people found before healer had reported their node.
         self.undiagnosed: set[str] = set()
@@ -94,7 +95,7 @@ class People:
         current = self.healer.runs.get(run.id)
         if current is None or current.state is not RunState.waiting or run.node is None:
             return
-        self._count("repairs")
+        self.did["repairs"] += 1
         if "did not take" in self.site.nodes.faults(run.node):
             self.site.mend_found(run.node)
         else:
@@ -109,7 +110,7 @@ class People:
         if run is None or run.state not in _ASKS:
             return
         if not self._is_right(run):
-            self._count("rejections")
+            self.did["rejections"] += 1
             self._end(run, RunState.rejected)
             return
         named = self._stopped_jobs(run) if restarts else ()
@@ -134,9 +135,9 @@ class People:
             refused = not isinstance(error, Conflict)
             self._later(AWAY_AGAIN_S, lambda: again(refused))
         else:
-            self._count("approvals")
+            self.did["approvals"] += 1
             if restart:
-                self._count("restarts agreed to")
+                self.did["restarts agreed to"] += 1
         self.healer.wake()
 
     def _stopped_jobs(self, run: Run) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ class People:
         if run is None or run.state is not RunState.waiting:
             return
         if not self._is_right(run):
-            self._count("rejections")
+            self.did["rejections"] += 1
             self._end(run, RunState.cancelled)
             return
         self._say_yes(run, (), lambda _: self._approve_step(name))
@@ -165,7 +166,7 @@ class People:
         run = self.healer.runs.get(name)
         if run is None or run.state is not RunState.stuck:
             return
-        self._count("stuck runs")
+        self.did["stuck runs"] += 1
         self._end(run, RunState.cancelled)
         if run.node and self.site.slurm.node(run.node).held:
             self._later(self._repair_s(run), lambda: self._give_back(run.node or ""))
@@ -249,7 +250,7 @@ class People:
         record.by_hand = True
         if record.found_at is None:
             self.undiagnosed.add(fault.id)
-        self._count("taken out by hand")
+        self.did["taken out by hand"] += 1
         self._ask(BY_HAND, fault.node)
         self._later(self._answers, lambda: self._past_healer(fault))
 
@@ -267,7 +268,7 @@ class People:
         if self.healer.controller.away:
             self._later(AWAY_AGAIN_S, lambda: self._past_healer(fault))
             return
-        self._count("taken out past healer")
+        self.did["taken out past healer"] += 1
         self.site.slurm.person_drain(fault.node, "broken, taken out by hand", WHO)
         if self.site.blocking() is not None:
             self.site.slurm.requeue(self.site.job)
@@ -285,6 +286,3 @@ class People:
         moment = self.site.later(seconds)
         self.site.agenda.at(moment, do)
         return moment
-
-    def _count(self, what: str) -> None:
-        self.did[what] = self.did.get(what, 0) + 1

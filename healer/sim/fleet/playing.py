@@ -55,7 +55,8 @@ def play(
             look()
         if progress is not None:
             progress((site.now - site.scenario.start).total_seconds() / 86_400 / total)
-        then = _next(site)
+        dues = (site.agenda.next(), site.slurm.next_due(), site.mender.due(), site.ready_at())
+        then = max(site.now, min((due for due in dues if due is not None), default=site.end))
         again = again + 1 if then <= site.now else 0
         if again > _AT_ONE_MOMENT:
             raise RuntimeError(f"time stands still at {site.now}")
@@ -68,11 +69,6 @@ def play(
     site.slurm.tick()
     site.settle()
     site.work.close(end)
-
-
-def _next(site: Site) -> datetime:
-    dues = (site.agenda.next(), site.slurm.next_due(), site.mender.due(), site.ready_at())
-    return max(site.now, min((due for due in dues if due is not None), default=site.end))
 
 
 #: Guards look back a day at most: ended runs and their logs are dropped after two.
@@ -216,7 +212,7 @@ class Reviews:
         self.site, self.healer = site, healer
         self._wrong_seen = 0
         self._judged: dict[str, list[bool]] = {}
-        self.did: dict[str, int] = {}
+        self.did = Counter[str]()
 
     def look(self) -> None:
         new = self.site.wrong[self._wrong_seen :]
@@ -237,7 +233,7 @@ class Reviews:
 
     def _judge(self, rule: str) -> Callable[[], None]:
         def false_alarm() -> None:
-            self.did["false alarms told"] = self.did.get("false alarms told", 0) + 1
+            self.did["false alarms told"] += 1
             self._judged.setdefault(rule, []).append(False)
             earn = self.healer.rules.guards.earn
             wrong = len(self._judged[rule][-earn.incidents :])
@@ -246,7 +242,7 @@ class Reviews:
             mode = modes.get(rule) or (self.healer.rules.mode_of(found) if found is not None else Mode.shadow)
             if demotion_reason(mode, Proof(wrong=wrong), earn):
                 modes[rule] = Mode.approve
-                self.did["rules fallen back"] = self.did.get("rules fallen back", 0) + 1
+                self.did["rules fallen back"] += 1
             self.healer.wake()
 
         return false_alarm

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from healer.sim.fleet.scenario import Cause, Scenario
+from healer.sim.fleet.scenario import Scenario
 from healer.sim.planted_faults import WAYS, Way
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -75,10 +75,13 @@ class Chance:
             again_s = (0.1 + spread) * faults.not_taken_h * HOUR_S
         elif relapses and WAYS[way].hardware and generation < 2:
             again_s = spread * faults.relapse_days * DAY_S
+        # Log-normal, by its median and its 90th percentile.
+        repair = self._scenario.repair
+        sigma = np.log(repair.p90_h / repair.median_h) / _P90
         return Fault(
             id=f"f{number}" + (f".{generation}" if generation else ""),
             at=at, node=node, gpu=int(chance.integers(self._scenario.gpus)), cause=cause, way_name=way,
-            repair_s=self._repair_h(chance) * HOUR_S,
+            repair_s=float(repair.median_h * np.exp(chance.standard_normal() * sigma)) * HOUR_S,
             answer_s=people.answer_min * 60 * float(chance.lognormal(0, people.sigma)),
             find_s=people.find_min * 60 * float(chance.lognormal(0, people.sigma)),
             notice_s=people.notice_h * HOUR_S * float(chance.lognormal(0, people.sigma)),
@@ -106,18 +109,10 @@ class Chance:
             named = next((cause.cause for cause in self._scenario.mix if way in cause.ways), way)
             return named, way
         cause = self._scenario.mix[int(np.searchsorted(np.cumsum(self._share), row, side="right"))]
-        return cause.cause, _by_weight(cause, weight)
-
-    def _repair_h(self, chance: np.random.Generator) -> float:
-        """Log-normal, by its median and its 90th percentile."""
-        repair = self._scenario.repair
-        sigma = np.log(repair.p90_h / repair.median_h) / _P90
-        return float(repair.median_h * np.exp(chance.standard_normal() * sigma))
-
-
-def _by_weight(cause: Cause, drawn: float) -> str:
-    names, weights = list(cause.ways), np.array(list(cause.ways.values()), dtype=float)
-    return names[int(np.searchsorted(np.cumsum(weights / weights.sum()), drawn, side="right"))]
+        names, weights = list(cause.ways), np.array(list(cause.ways.values()), dtype=float)
+        return cause.cause, names[
+            int(np.searchsorted(np.cumsum(weights / weights.sum()), weight, side="right"))
+        ]
 
 
 def base_faults(scenario: Scenario, chance: Chance, nodes: list[str], seed: int) -> list[Fault]:

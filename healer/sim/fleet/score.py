@@ -1,5 +1,6 @@
 """The score card of one simulation: what was trained, what was found, and what it cost."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
@@ -178,10 +179,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name in names:
-        found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
 
 
 def _rounded(hours: dict[str, float]) -> dict[str, float]:
@@ -199,7 +197,7 @@ def card_text(card: Card) -> str:
         f"{card.scenario}, seed {card.seed}: {card.nodes} nodes, {card.days:g} days, {card.mender}",
         "",
         f"effective training time   {card.effective:.4f}",
-        *_spent(card),
+        *[f"  {kind:24}{card.spent[kind]:.4f}" for kind in map(str, Spent) if kind != Spent.kept],
         "",
         f"faults                    {card.faults} ({card.stopped_job} stopped the job, "
         f"{card.skipped} on nodes that were out)",
@@ -229,10 +227,6 @@ def card_text(card: Card) -> str:
 def _why(counted: dict[str, int]) -> str:
     reasons = ", ".join(f"{count} {because}" for because, count in counted.items())
     return f" ({reasons})" if reasons else ""
-
-
-def _spent(card: Card) -> list[str]:
-    return [f"  {kind:24}{card.spent[kind]:.4f}" for kind in map(str, Spent) if kind != Spent.kept]
 
 
 def _times_text(times: Times) -> str:

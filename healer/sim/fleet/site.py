@@ -251,8 +251,8 @@ class Site:
         #: Restart count of the job that is running, and when its startup ends.
         self._life: int | None = None
         self._ready_at: datetime | None = None
-        #: Since when it has worked without a stop.
-        self._works_since: datetime | None = None
+        #: Since when it has worked; None while its life has made no step.
+        self.works_since: datetime | None = None
         self._stop: tuple[str, Record | None] = "start", None
         #: Factor and cause that slow the whole job (storage).
         self.shared_slow: tuple[float, str] = 1.0, NOBODY
@@ -396,9 +396,9 @@ class Site:
         """When it stops the large job. Wrong numbers are found only in steps that the job has made."""
         if not fault.way.stops_after_s:
             return fault.at
-        if self._works_since is None:
+        if self.works_since is None:
             return self.end
-        return max(fault.at, self._works_since) + timedelta(seconds=fault.way.stops_after_s)
+        return max(fault.at, self.works_since) + timedelta(seconds=fault.way.stops_after_s)
 
     def settle(self) -> None:
         """Books what the jobs did until now, and sets what they do from now on."""
@@ -416,9 +416,12 @@ class Site:
         job, now = snapshot.jobs[self.job], self.now
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
             self._end_programs()
-            self._note_stop()
+            # Notes why the job was taken off its nodes while it worked: a slow node, or a lost one.
+            if self.work.doing is Spent.kept:
+                slow = self._slow()[1]
+                self._stop = (slow if slow != NOBODY else "taken off", None)
             self.work.be(Spent.waits, self._stop[0], now)
-            self._life = self._works_since = None
+            self._life = self.works_since = None
             return
         fault = self.blocking()
         if fault is not None:
@@ -449,8 +452,8 @@ class Site:
         if now < self._ready_at:
             self.work.be(Spent.starts, self._stop[0], now)
             return
-        if self._works_since is None or self.work.doing is not Spent.kept:
-            self._works_since = now
+        if self.works_since is None or self.work.doing is not Spent.kept:
+            self.works_since = now
             for fault in (fault for faults in self.active.values() for fault in faults):
                 if fault.way.stops_after_s:
                     self.agenda.at(self.stops_at(fault), lambda: None)
@@ -459,12 +462,6 @@ class Site:
         if record is not None and record.running_at is None:
             record.running_at = self._ready_at
         self.work.be(Spent.kept, NOBODY, now, slower=slower, slow_cause=cause)
-
-    def _note_stop(self) -> None:
-        """Notes why the job was taken off its nodes while it worked: a slow node, or a lost one."""
-        if self.work.doing is Spent.kept:
-            slow = self._slow()[1]
-            self._stop = (slow if slow != NOBODY else "taken off", None)
 
     def _slow(self) -> tuple[float, str]:
         job_nodes = self._nodes_of(self.snapshot().jobs[self.job])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from healer.detection.job_starts import STARTS
 from healer.detection.tick import Senses
 from healer.model import SlurmJob, SlurmSnapshot
 from healer.recordings.recorder import Recorder
@@ -48,6 +49,8 @@ def ranks_at(site: Site, at: datetime) -> Ranks:
     fault = site.blocking()
     if fault is None:
         return Ranks.works if site.work.doing is Spent.kept else Ranks.rests
+    if site.works_since is None:
+        return Ranks.rests
     stopped_s = (at - site.stops_at(fault)).total_seconds()
     if stopped_s < 0:
         return Ranks.works
@@ -63,26 +66,30 @@ def _waits_s(site: Site, fault: Fault) -> float:
 
 class Stalls:
     """Watches the large job. Call `look` after each moment; `opens` gets the fault that has stalled it, and
-    since when it had worked."""
+    since when it had worked, or else started."""
 
     def __init__(self, site: Site, opens: Callable[[Fault, datetime], None]) -> None:
         self._site, self._opens = site, opens
         self._worked_since: datetime | None = None
+        self._stalled: tuple[str, int] | None = None
 
     def look(self) -> None:
         site = self._site
         if site.work.doing is Spent.kept:
-            self._worked_since = self._worked_since or site.now
+            self._worked_since, self._stalled = self._worked_since or site.now, None
             return
         worked, self._worked_since = self._worked_since, None
         stall = self._stall()
-        if worked is None or stall is None:
+        if stall is None or stall == self._stalled:
             return
+        self._stalled = stall
+        started = site.snapshot().jobs[site.job].start_at or site.now
+        since = worked or started
 
         def still() -> None:
             fault = site.blocking()
             if fault is not None and self._stall() == stall:
-                self._opens(fault, max(worked, site.later(-STALLED_S - HISTORY_S)))
+                self._opens(fault, max(since, site.later(-STALLED_S - HISTORY_S)))
 
         site.agenda.at(site.later(STALLED_S), still)
 
@@ -103,6 +110,8 @@ AFTERWARDS_S = 300.0
 LAST_REPORT_S = 2.0
 #: A window of a stalled job stays open this long after the job works again.
 WELL_S = 420.0
+#: Processes that wait in the kernel for a disk that does not answer.
+BLOCKED = 8
 
 
 class Window:
@@ -131,6 +140,10 @@ class Window:
         self._part = site.snapshot()
         self.samples = 0
 
+    def load(self, packed: dict[str, bytes]) -> None:
+        """What senses that ran all the time would know."""
+        self._senses.load(packed)
+
     def step(self, recorder: Recorder | None) -> None:
         """Scrapes each node once and runs the senses."""
         now = self._site.now
@@ -153,6 +166,7 @@ class Window:
         sent = self._sensors.advance(at)
         self._hush(sent, at)
         self._add_ports(sent.metrics)
+        self._add_blocked(sent.metrics, at)
         self._add_results(sent.step_times)
         in_window = lambda _cluster, node: node in self.names  # noqa: E731
         measured = self._translator.columnar(msgspec.json.encode(sent.metrics), in_window, at)
@@ -240,6 +254,13 @@ class Window:
             for index, port in enumerate(body["ports"].values()):
                 port["node_infiniband_state_id"] = DOWN if down and index == 0 else ACTIVE
 
+    def _add_blocked(self, bodies: list[dict[str, Any]], at: datetime) -> None:
+        """A disk that does not answer holds the processes that use it."""
+        for body in bodies:
+            faults = self._site.active.get(body["node"], ())
+            holds = any(fault.way.hangs and fault.way.hardware and fault.at <= at for fault in faults)
+            body.setdefault("host", {})["node_procs_blocked"] = BLOCKED if holds else 0
+
     def _add_results(self, bodies: list[dict[str, Any]]) -> None:
         """Adds the gradient norm, which all ranks share after its all-reduce."""
         wrong = {
@@ -279,14 +300,20 @@ class Windows:
         self.node_hours = 0.0
         healer.on_fault_near = self._near
         self._stalls = Stalls(site, self._open_for_stall)
-        #: The large job's restart count when its nodes were last looked at.
-        self._life = -1
+        #: The longest start of the large job so far, s: senses over a whole fleet have seen each.
+        self._start_s = 0.0
+        #: The large job's restart count when it last began to work, and when its nodes were last looked at.
+        self._worked = self._life = -1
         self._sample_at_random()
 
     def look(self) -> None:
         """Opens the windows that are due. Call it after each moment."""
         self._stalls.look()
         job = self._site.snapshot().jobs[self._site.job]
+        works_since, started = self._site.works_since, job.start_at
+        if works_since is not None and started is not None and job.restarts != self._worked:
+            self._worked = job.restarts
+            self._start_s = max(self._start_s, (works_since - started).total_seconds())
         if job.state != "RUNNING" or job.restarts == self._life:
             return
         # A fault that showed nothing on an idle node shows on one at work.
@@ -320,15 +347,12 @@ class Windows:
 
     def _is_over(self, window: Window) -> bool:
         if window.fine_until is not None:
-            return self._has_recovered(window)
+            # Whether the job has worked again long enough for its incident to resolve.
+            now = self._site.now
+            works = self._site.work.doing is Spent.kept
+            window.works_since = (window.works_since or now) if works else None
+            return window.works_since is not None and (now - window.works_since).total_seconds() > WELL_S
         return bool(window.faults) and all(self._has_left(fault) for fault in window.faults)
-
-    def _has_recovered(self, window: Window) -> bool:
-        """Whether the job has worked again long enough for its incident to resolve."""
-        now = self._site.now
-        works = self._site.work.doing is Spent.kept
-        window.works_since = (window.works_since or now) if works else None
-        return window.works_since is not None and (now - window.works_since).total_seconds() > WELL_S
 
     def _has_left(self, fault: Fault) -> bool:
         record = self._site.records.get(fault.id)
@@ -379,7 +403,10 @@ class Windows:
     def _window(self, names: list[str], until: datetime, since: datetime) -> Window:
         self._opened += 1
         seed = self._site.seed * 100_003 + self._opened
-        return Window(self._site, self._healer, names, until, seed, since)
+        window = Window(self._site, self._healer, names, until, seed, since)
+        if self._start_s:
+            window.load({STARTS: msgspec.json.encode({self._site.job: self._start_s})})
+        return window
 
     def _begin(self, window: Window) -> None:
         self._now_open.append(window)

@@ -75,6 +75,32 @@ def test_a_database_of_a_newer_healer_is_refused_and_left_alone(fresh_database: 
         assert migrate.current(connection) == "9999"
 
 
+@pytest.mark.parametrize("provided", [False, True])
+def test_who_had_a_token_above_viewer_is_a_person_where_there_is_no_provider(
+    empty_database: sa.Engine, provided: bool
+) -> None:
+    tokens = [("t1", "admin", "ann"), ("t2", "operator", "ann"), ("t3", "viewer", "vic")]
+    tokens += [("t4", "operator", "ann/ci"), ("t5", "operator", "operator-t5"), ("t7", "admin", "healer")]
+    tokens += [("t6", "admin", "break-glass (ada)")]
+    config = Config()
+    config.set_main_option("script_location", str(migrate.migrations_folder()))
+    with empty_database.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0036")
+        if provided:
+            known = "VALUES ('eva', 'https://sso.example', '42', '[]', now(), now())"
+            columns = "name, issuer, subject, groups, created_at, seen_at"
+            connection.execute(sa.text(f"INSERT INTO people ({columns}) {known}"))
+        new = "INSERT INTO tokens (id, digest, role, name, created_at) VALUES "
+        for identity, role, name in tokens:
+            row = {"id": identity, "digest": identity.encode(), "role": role, "name": name}
+            connection.execute(sa.text(f"{new} (:id, :digest, :role, :name, now())"), row)
+    migrate.upgrade(empty_database)
+    with empty_database.connect() as connection:
+        found = connection.execute(sa.text("SELECT name, issuer FROM people")).all()
+    assert [tuple(row) for row in found] == [("eva", "https://sso.example") if provided else ("ann", "local")]
+
+
 def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine) -> None:
     """They wrote no source for the kernel, and none for what Slurm shows and what healer remembers either."""
     before = {

@@ -228,7 +228,7 @@ def test_without_a_detector_the_answer_is_202(served: Served) -> None:
     itself = {"into": incident(1).id, "reason": "x"}
     assert client.post(path.format(incident(1).id, "merge"), json=itself, headers=headers).status_code == 422
     alone = client.post(path.format(incident(1).id, "split"), json=reason, headers=headers)
-    assert alone.status_code == 409 and "nothing was merged" in alone.json()["detail"]
+    assert alone.status_code == 409 and "no incident was merged" in alone.json()["detail"]
     assert told(api) == 1
 
 

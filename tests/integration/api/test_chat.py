@@ -96,6 +96,8 @@ def waiting_run(slack: Slack, node: str) -> str:
 
 def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
     other = waiting_run(slack, "gpu0002")
+    assert "ann is not a person of this site" in slack.press("U0ANN", "approve", run)
+    slack.api.token(Role.operator, name="ann")
     assert slack.press("U0ANN", "approve", run) == "ann approved drain on gpu0001."
     said = slack.press("U0ANN", "reject", f"by_hand:{other}")
     assert said == "ann rejected drain on gpu0002. Nothing is done; the incident stays open."

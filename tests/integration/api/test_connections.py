@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_network
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from healer.api.edge import IDLE_S, Bounds, uvicorn_settings
+from healer.api.site_address import SiteNames
 from tests.support.api import XID_79, Api
 from tests.support.wait import wait_until
 
@@ -240,8 +242,9 @@ def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, 
         assert b"202 Accepted" in until(used, b"rejected")
 
 
-def test_a_proxy_on_this_machine_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:
+def test_a_named_proxy_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:
     api, port = server
+    api.app.state.site = SiteNames(proxies=(ip_network("127.0.0.1"),), any_host=True)
 
     async def peer(request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"{request.client.host if request.client else ''} {request.url.scheme}.")

@@ -57,7 +57,7 @@ def test_it_is_refused_with_what_is_missing(served: Served) -> None:
     save(api, *(judged(number) for number in range(1, 13)))
     answer = client.post(MODE, json=AUTO, headers=headers)
     assert answer.status_code == 409
-    assert "12 of 30 incidents of it are judged" in answer.json()["detail"]
+    assert "30 reviewed incidents and 12 are" in answer.json()["detail"]
     assert mode_now(client, headers)["mode"] == "shadow"
     for mode in ("suggest", "approve", "off"):
         assert client.post(MODE, json=AUTO | {"mode": mode}, headers=headers).status_code == 200
@@ -113,12 +113,12 @@ def test_two_false_alarms_end_it_and_it_has_to_be_earned_again(acting: Served) -
         assert mode_now(client, headers)["mode"] == mode
     shown = mode_now(client, headers)
     assert shown["mode_by"] == "healer"
-    assert "2 of its last 19 judged incidents were false alarms" in shown["mode_reason"]
+    assert "2 of the last 19 reviewed incidents were false alarms" in shown["mode_reason"]
     refused = client.post(MODE, json=AUTO, headers=headers)
-    assert refused.status_code == 409 and "19 of 30" in refused.json()["detail"]
+    assert refused.status_code == 409 and "30 reviewed incidents and 19" in refused.json()["detail"]
     with api.engine.connect() as conn:
         (told,) = conn.execute(sa.select(messages).where(messages.c.id.like("rule:%")))
-    assert told.doc["title"]["text"].endswith("acts alone no longer") and told.doc["severity"] == "P2"
+    assert told.doc["title"]["text"].endswith("no longer acts automatically") and told.doc["severity"] == "P2"
     assert incident(2).id[:8] in told.doc["text"]["text"] and told.page is False
 
 

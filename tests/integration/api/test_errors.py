@@ -170,7 +170,7 @@ def test_errors_before_any_route_are_pages_to_a_browser_and_problems_else(api: A
             link.sendall(request.replace(b"Host: h", f"Host: h\r\nAccept: {BROWSER['Accept']}".encode()))
             page = until(link, b"</html>")
         assert page.startswith(f"HTTP/1.1 {status} ".encode()) and b"content-type: text/html" in page
-        assert re.search(rb"<a href=\"/\">To the fleet</a>", page)
+        assert re.search(rb"<a href=\"/\">Go to fleet</a>", page)
     inside = tries[0][0].replace(b"/%00", b"/api/v1/%00").replace(b"Host: h", b"Host: h\r\nAccept: text/html")
     with connected(port) as link:
         link.sendall(inside)

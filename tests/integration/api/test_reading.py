@@ -137,7 +137,7 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
         "gpu0003": ("down", "slurm", "Slurm", 3600.0, [], ["leaf1", "spine"]),
         "gpu0004": ("idle", None, None, None, [], []),
     }
-    assert items["gpu0002"]["why"] == "NHC took it out (IDLE+DRAIN+ODD): NHC: check_hw"
+    assert items["gpu0002"]["why"] == "Taken out of service by NHC (IDLE+DRAIN+ODD): NHC: check_hw"
 
 
 def test_nodes_say_what_goes_on_there(served: Served) -> None:
@@ -157,7 +157,7 @@ def test_nodes_say_what_goes_on_there(served: Served) -> None:
         assert [going["kind"] for going in items[name]["context"]] == kinds
         assert one["context"] == items[name]["context"]
     (going,) = items["gpu0002"]["context"]
-    assert going["text"] == f"first minutes after boot until {at + timedelta(minutes=5):%H:%M} UTC"
+    assert going["text"] == f"within minutes of a boot until {at + timedelta(minutes=5):%H:%M} UTC"
 
 
 def test_each_gpu_names_the_job_that_holds_it(served: Served) -> None:
@@ -278,7 +278,7 @@ def test_readiness_tells_how_slurmctld_does_and_does_not_fail_for_it(served: Ser
     check = client.get("/readyz").json()["checks"]["slurm"]
     assert check["ok"] is True
     (told,) = check["troubles"]
-    assert (told["what"], told["text"]) == ("backup", "The backup controller ctl2 has taken over")
+    assert (told["what"], told["text"]) == ("backup", "The backup controller ctl2 took over")
     assert datetime.fromisoformat(told["since"]) == since
 
 

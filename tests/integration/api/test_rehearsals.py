@@ -83,7 +83,7 @@ def prove(served: Served, name: str, role: str = "admin", **more: Any) -> httpx.
     [
         ({"text": "wrong"}, 422, "policies.yaml:1: no such field"),
         ({"file": "../secrets"}, 422, "a file of rules/"),
-        ({"text": "- name: gpu-lost\n"}, 422, "says this already"),
+        ({"text": "- name: gpu-lost\n"}, 422, "already contains this"),
         ({"days": 32}, 422, ""),
         ({"reason": " "}, 422, ""),
     ],

@@ -69,11 +69,11 @@ def test_a_sign_in_link_waits_and_is_not_used_up(served: Served) -> None:
     link = make(api, Role.admin, once=True, expires_at=until)
     sign_in = api.app.state.access.sign_in
     with pytest.raises(Unavailable, match="once the audit has sealed"):
-        sign_in(link)
+        sign_in(link, "127.0.0.1")
     seal_all(api.engine)
-    cookie = sign_in(link)
+    cookie = sign_in(link, "127.0.0.1")
     assert client.get("/api/v1/nodes", headers={"Cookie": f"{SESSION_COOKIE}={cookie}"}).status_code == 200
-    assert sign_in(link) is None
+    assert sign_in(link, "127.0.0.1") is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_token_that_ended_stays_so(served: Served, undone: str) -> None:
     token = make(api, Role.admin, once=True, expires_at=now + timedelta(minutes=1))
     identity = token.split("_")[1]
     seal_all(api.engine)
-    assert api.app.state.access.sign_in(token)
+    assert api.app.state.access.sign_in(token, "127.0.0.1")
     assert api.tokens.revoke(identity, by="carol", now=now)
     with api.engine.begin() as conn, pytest.raises(sa.exc.ProgrammingError, match="stays ended"):
         conn.execute(sa.text(f"UPDATE tokens SET {undone} WHERE id = :id"), {"id": identity})

@@ -34,7 +34,10 @@ def a_token(**claims: object) -> str:
 
 @pytest.mark.parametrize(
     ("left_s", "ok", "words"),
-    [(1830, True, "for healer, 30 minutes left"), (-630, False, "for healer, ended 1[01] minutes ago")],
+    [
+        (1830, True, "for healer, expires in 30 minutes"),
+        (-630, False, "for healer, expired 1[01] minutes ago"),
+    ],
 )
 def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: str) -> None:
     end = int(datetime.now(UTC).timestamp()) + left_s
@@ -46,7 +49,7 @@ def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: st
 
 def test_a_token_for_nobody_and_without_an_end(tmp_path: Path) -> None:
     found = looks(tmp_path, a_token())["slurm rest token"]
-    assert (found.ok, found.text) == (True, "for a user that it does not name, without an end")
+    assert (found.ok, found.text) == (True, "for an unnamed user, does not expire")
 
 
 def test_what_is_no_token_is_said_and_not_shown(tmp_path: Path) -> None:

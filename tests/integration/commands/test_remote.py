@@ -31,6 +31,12 @@ from tests.support.api import (
 from tests.support.seals import seal_all
 
 Healer = Callable[..., Result]
+OIDC = {
+    "HEALER_OIDC_ISSUER": "https://sso.example",
+    "HEALER_OIDC_CLIENT_ID": "healer",
+    "HEALER_OIDC_CLIENT_SECRET": "a secret of tests",
+    "HEALER_PUBLIC_URL": "https://healer.example",
+}
 
 
 @pytest.fixture
@@ -92,7 +98,7 @@ def test_nodes_say_what_goes_on_there(healer: Healer, served: tuple[Api, httpx.C
     api.snapshots.put(msgspec.structs.replace(shown, nodes=shown.nodes | {"gpu0002": asleep}))
     first, second = healer("nodes").stdout.splitlines()[1:]
     assert "now:" not in first
-    assert second.endswith("; now: Slurm saves power with it (IDLE+POWERED_DOWN)")
+    assert second.endswith("; now: Slurm powered it down to save power (IDLE+POWERED_DOWN)")
 
 
 def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
@@ -178,7 +184,7 @@ def test_a_refusal_is_one_sentence(healer: Healer, served: tuple[Api, httpx.Clie
     refused = healer("run", "drain", "--node", "gpu0004", "--reason", "x")
     assert isinstance(refused.exception, Failed)
     assert str(refused.exception) == (
-        "gpu0004 was taken out by bob (PSU); a person's reason is never replaced. (409)"
+        "bob took gpu0004 out of service (PSU); healer never replaces a person's reason. (409)"
     )
 
 
@@ -243,7 +249,7 @@ def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple
     assert "no reference was taken" in healer("learn", "--show").stdout
     silent = healer("learn", "--node", "gpu0004")
     assert isinstance(silent.exception, Failed)
-    assert str(silent.exception).startswith("gpu0004 told nothing of itself yet")
+    assert str(silent.exception).startswith("gpu0004 has not reported its driver")
 
 
 def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
@@ -265,6 +271,35 @@ def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, 
     assert "/sign-in?token=heal_" in link
 
 
+def test_above_viewer_a_token_is_a_persons(
+    healer: Healer, served: tuple[Api, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, client = served
+    monkeypatch.setenv("LOGNAME", "mara")
+    for options, name in (((), "mara"), (("--name", "jon"), "jon")):
+        made = healer("token", "create", "--role", "operator", "--json", *options)
+        seal_all(api.engine)
+        token = json.loads(made.stdout)
+        assert token["name"] == name
+        headers = {"Authorization": f"Bearer {token['token']}"}
+        paused = client.post("/api/v1/pauses", headers=headers, json={"reason": "x"})
+        assert (paused.status_code, paused.json()["by"]) == (201, name)
+        assert api.people.find(name) is not None
+    monkeypatch.setenv("LOGNAME", "healer")
+    assert "cannot be the name of one" in str(healer("token", "create", "--role", "admin").exception)
+    assert json.loads(healer("token", "create", "--role", "viewer", "--json").stdout)["name"] == ""
+
+
+def test_with_a_provider_a_token_above_viewer_is_of_a_person_it_knows(
+    healer: Healer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in OIDC.items():
+        monkeypatch.setenv(name, value)
+    refused = healer("token", "create", "--role", "operator", "--name", "mara")
+    assert "no person of the identity provider is called mara" in str(refused.exception)
+    assert healer("token", "create", "--role", "operator", "--name", "mara/ci").exit_code == 0
+
+
 def test_without_a_token_one_sentence(healer: Healer) -> None:
     env = {"HEALER_TOKEN": "", "HEALER_TOKEN_FILE": None}
     done = CliRunner().invoke(build(), ["nodes"], env=env)
@@ -282,3 +317,23 @@ def test_a_node_shows_until_when_it_is_on_probation(served: tuple[Api, httpx.Cli
     assert (shown["verdict"], datetime.fromisoformat(shown["probation_until"])) == ("watch", until)
     other = http.get(f"/api/v1/nodes/{CLUSTER}/gpu0002", headers=api.headers("viewer")).json()
     assert (other["verdict"], other.get("probation_until")) == ("healthy", None)
+
+
+def test_breaking_the_glass(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
+    api, client = served
+    assert "no seal" in healer("break-glass", "status").stdout
+    sealed = json.loads(healer("break-glass", "seal", "--json").stdout)["secret"]
+    assert "not used" in healer("break-glass", "status").stdout
+    wrong = healer("break-glass", "use", "--reason", "x", "--secret-file", "-", given="GLASS-AAAA\n")
+    assert wrong.exit_code == 1 and "mistyped" in str(wrong.exception)
+    used = healer("break-glass", "use", "--reason", "away", "--secret-file", "-", "--json", given=sealed)
+    assert "the audit has not sealed this token yet" in used.stderr
+    seal_all(api.engine)
+    token = json.loads(used.stdout)["token"]
+    assert client.get("/api/v1/nodes", headers={"Authorization": f"Bearer {token}"}).status_code in (200, 503)
+    shown = healer("break-glass", "status").stdout
+    assert "away" in shown and "break-glass (" in shown
+    ended = healer("break-glass", "end", "--reason", "it is back")
+    assert ended.exit_code == 0 and "new seal" in ended.stdout
+    again = healer("break-glass", "end", "--reason", "x")
+    assert again.exit_code == 1 and "no break-glass access is active" in str(again.exception)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,7 +14,7 @@ from healer.console.render import web_dir
 from healer.model import Remedy
 from healer.text.language import COOKIE
 from tests.support.console_pages import BROWSER, NO_PAGES, pages, read_by_people
-from tests.support.console_sample import shipped
+from tests.support.console_sample import NOW, shipped
 from tests.support.console_site import Site, make_sample
 from tests.support.sayings import by_english
 
@@ -130,7 +131,7 @@ _THEIRS = re.compile(
     r"|^pager$|sw power cap"
 )
 #: A command that a person types.
-_COMMAND = re.compile(r"healer (doctor|worker|messages retry|token create( --quota)?)\b")
+_COMMAND = re.compile(r"healer (doctor|worker|messages retry|token create( --quota| --once)?)\b")
 #: What a playbook asks, in words of its own.
 _CONDITION = re.compile(
     "|".join(
@@ -186,6 +187,8 @@ def _addresses(site: Site) -> list[str]:
     return [
         *listed,
         *(f"/?colour={one}" for one in ("verdict", "slurm", "temperature", "throttle", "steps", "lemon")),
+        *(f"/?at={NOW - timedelta(hours=hours):%Y-%m-%dT%H:%MZ}" for hours in (1, 9)),
+        "/?at=soon",
         *(f"/incidents/{one}" for one in site.sample.details),
         *(f"/runs/{one}" for one in site.sample.runs),
         *(f"/nodes/pod1/gpu{number:04}" for number in (1, 3, 7, 20, 26, 30, 31)),

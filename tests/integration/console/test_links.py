@@ -52,7 +52,7 @@ def test_it_shows_the_run_without_signing_in(site: Site, detail: RunRecord) -> N
 def test_one_who_is_signed_in_gets_the_whole_page(site: Site, detail: RunRecord) -> None:
     path = sign_link(f"/runs/{detail.run.id}", LINK_SECRET, NOW)
     page = client(site).get(path, headers={"Cookie": "healer_session=cookie-good"}).text
-    assert "data-act" in page and "This link shows" not in page
+    assert "data-act" in page and "This link is read-only" not in page
 
 
 def test_it_is_for_this_page_and_this_day_and_this_secret_alone(site: Site, detail: RunRecord) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.views import fleet_view, reports_view, standing_view
+from healer.console.views import Shown, fleet_view, reports_view, standing_view
 from healer.model import AuditRecord, Role
 from healer.ports.answers import Group, Period, RuleFigures, Spread
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
@@ -26,33 +26,35 @@ def sample() -> Sample:
     return make_sample(32)
 
 
-def shift(sample: Sample, hours: float = 12) -> reports_view.Handover:
+def shift(sample: Sample, hours: float = 12) -> Shown:
     queries, since = queries_of(sample), NOW - timedelta(hours=hours)
     site = standing_of(sample)
     rows = fleet_view.node_rows(site)
     ended = IncidentQuery(clusters=[CLUSTER], open=False, closed_since=since)
-    read = reports_view.Shift(
+    return reports_view.handover(
+        site,
+        standing_view.strip(site, rows, NOW),
+        rows,
         since=since,
         now=NOW,
         ended=queries.incidents.page(ended, limit=101).items,
-        runs=queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
+        recent=queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
         records=queries.audit.page(AuditQuery(people_since=since, but=reports_view.DOORS), limit=101).items,
     )
-    return reports_view.handover(site, standing_view.strip(site, rows, NOW), rows, read)
 
 
 def empty() -> Period:
-    return console_desk.period(NOW, [])
+    return console_desk.period(NOW, NOW, [])
 
 
 def test_a_period_without_incidents_has_dashes_and_no_rates() -> None:
     found = reports_view.reports(empty())
     assert {(row.median, row.p90, row.most) for row in found.times} == {("–", "–", "–")}
     facts = {name: (figure, rests) for name, figure, rests in found.facts}
-    assert facts["GPU-hours lost"] == ("not known", "no job hit told what it lost")
+    assert facts["GPU-hours lost"] == ("unknown", "no affected job reported its loss")
     assert facts["Relapses"][0] == "–"
-    few = "0 jobs restarted by healer alone; people took up 0 incidents with jobs: too few to compare with"
-    assert facts["GPU-hours saved"] == ("not known", few)
+    few = "0 jobs restarted by healer without help; people handled 0 incidents with jobs: too few to compare"
+    assert facts["GPU-hours saved"] == ("unknown", few)
 
 
 def test_losses_say_what_they_rest_on() -> None:
@@ -63,8 +65,8 @@ def test_losses_say_what_they_rest_on() -> None:
     facts = {name: (figure, rests) for name, figure, rests in reports_view.reports(period).facts}
     assert facts["GPU-hours lost"] == (
         "1,412",
-        "by the jobs hit, each life once; 12.2 of them at most, for want of a durable checkpoint; "
-        "of 1 more job nobody knows",
+        "counted once per affected job run; 12.2 of them are an upper bound, because no durable checkpoint "
+        "is known; unknown for 1 more job",
     )
     assert facts["Relapses"][0] == "33%"
 
@@ -82,7 +84,7 @@ def test_precision_is_of_judged_incidents_alone_and_the_list_is_bounded() -> Non
     )
     silent = RuleFigures(rule="silent", incidents=4)
     found = reports_view.reports(msgspec.structs.replace(empty(), by_rule=(silent, *rules)))
-    assert (found.rules[0].precision, found.rules[0].tone) == ("not judged", "plain")
+    assert (found.rules[0].precision, found.rules[0].tone) == ("not reviewed", "plain")
     assert (found.rules[1].precision, found.rules[1].tone) == ("75% (3 of 4)", "warn")
     assert (len(found.rules), found.rules_more) == (100, 31)
 
@@ -115,8 +117,8 @@ def test_long_lists_are_cut_and_say_so(sample: Sample) -> None:
         for number in range(150)
     ]
     found = shift(sample)
-    assert len(found.people) == 100 and found.cut == ("words of people",)
-    assert "The first 100 are listed of: words of people." in reports_view.markdown(found)
+    assert len(found.people) == 100 and found.cut == ("actions by people",)
+    assert "Only the first 100 are listed of: actions by people." in reports_view.markdown(found)
 
 
 def test_the_markdown_has_every_part_and_leaves_what_others_wrote_inert(sample: Sample) -> None:
@@ -127,11 +129,11 @@ def test_the_markdown_has_every_part_and_leaves_what_others_wrote_inert(sample: 
     answer = TestClient(Site(sample).app).get("/reports/handover.md", headers=COOKIE)
     assert answer.headers["content-type"].startswith("text/markdown")
     text = answer.text
-    for part in ("Stands above all", "Waits for a person", "Known bad and in service", "Open",
-                 "Ended in this shift", "Runs of this shift", "What people did"):  # fmt: skip
+    for part in ("Banners", "Waiting for a person", "Faulty and in service", "Open",
+                 "Closed in this shift", "Runs in this shift", "Actions by people"):  # fmt: skip
         assert f"## {part}\n" in text
     assert not re.search(r"(?<!\\)[<\]]", text), "each sign that Markdown acts on is escaped"
-    assert "- Breaker open since" in text and "gpu0009: \\<script" in text
+    assert "- Circuit breaker open since" in text and "gpu0009: \\<script" in text
 
 
 @pytest.mark.parametrize("path", ["/reports", "/reports/handover"])
@@ -162,6 +164,15 @@ def test_what_others_wrote_stays_text_on_the_pages(sample: Sample) -> None:
 
 def test_a_quiet_shift_says_so() -> None:
     client = TestClient(Site(make_sample(8, empty=True)).app)
-    assert "No incident was opened in this time." in client.get("/reports", headers=COOKIE).text
+    assert "No incidents in this period." in client.get("/reports", headers=COOKIE).text
     page = client.get("/reports/handover", headers=COOKIE).text
-    assert "Nothing waits for a person." in page and "No incident is open." in page
+    assert "Nothing is waiting for a person." in page and "No incident is open." in page
+
+
+def test_capacity_out_of_service_has_a_chart_its_table_and_a_file(sample: Sample) -> None:
+    client = TestClient(Site(sample).app)
+    page = client.get("/reports?period=7d", headers=COOKIE).text
+    assert 'data-pic="out"' in page and 'data-png="out"' in page and "Capacity out of service" in page
+    file = client.get("/reports/out.csv?period=7d", headers=COOKIE).text.splitlines()
+    assert file[0] == "Time (UTC),healer,Slurm,people,unknown,planned maintenance"
+    assert len(file) == 9 and file[2].endswith(",18.0,4.0,12.0,0.0,0.0")

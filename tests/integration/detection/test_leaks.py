@@ -92,9 +92,9 @@ def test_host_memory_that_falls_on_all_nodes_is_told_with_the_time_left() -> Non
     }
     first = found[0]
     assert START + timedelta(hours=2) <= first.at <= START + timedelta(hours=3)
-    assert "job 7 (ann) uses up the node's memory on all its 4 nodes" in first.text
+    assert "job 7 (ann) leaks host memory on all its 4 nodes" in first.text
     left_h = 12.5 - (first.at - START) / timedelta(hours=1)
-    told_h = float(first.text.partition("nothing is left in ")[2].partition(" h")[0])
+    told_h = float(first.text.partition("none is left in ")[2].partition(" h")[0])
     assert abs(told_h - left_h) < 1.0
     assert first.jobs == ("7",)
     assert len({one.evidence[0].digest for one in found}) == 1
@@ -105,7 +105,7 @@ def test_gpu_memory_of_one_node_names_that_node() -> None:
     site.used = lambda hour, node: 60 + 1.5 * hour if node == "n3" else 60.0
     found = site.run(4)
     assert found
-    assert "uses up GPU memory on n3 of its 4 nodes" in found[0].text
+    assert "leaks GPU memory on n3 of its 4 nodes" in found[0].text
 
 
 def test_what_an_allocator_takes_at_the_start_ends_by_itself() -> None:
@@ -122,7 +122,7 @@ def test_a_jump_a_saw_and_slow_growth_are_no_leak() -> None:
     saw = Site()  # a buffer that fills and is written out each hour
     saw.host = lambda hour, node: 1500 - 600 * (hour % 1.0)
     assert saw.run(6) == []
-    slow = Site()  # nothing is left in four days
+    slow = Site()  # none is left in four days
     slow.host = lambda hour, node: 1500 - 15 * hour
     assert slow.run(6) == []
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import put_command
+from healer.adapters.postgres.ledger import PostgresTx
 from healer.adapters.postgres.node_rows import save_reference
 from healer.adapters.postgres.tables import audit_records
 from healer.model import (
@@ -21,6 +23,7 @@ from healer.model import (
     Trouble,
     node_kind,
 )
+from healer.ports.transactions import LedgerAway
 from healer.processes.detector_loop import BATCH
 from healer.signals.identity import digest_of
 from tests.support.detector import Place
@@ -55,11 +58,35 @@ def test_without_signals_it_rests_and_stops_when_told(place: Place) -> None:
     assert place.waited == [1.0, 1.0, 1.0]
 
 
-def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place) -> None:
+#: What a sender may know of its lines: the follower names boot and sequence number.
+INFORMED = pytest.mark.parametrize("known", [{}, {"boot_id": "b1", "first_seq": 7}], ids=["bare", "numbered"])
+
+
+@INFORMED
+def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place, known: dict[str, Any]) -> None:
     place.detector()
-    place.inbox.add(lines(name(1), LOST, at=START))
+    place.inbox.add(lines(name(1), LOST, at=START, **known))
     place.clock.advance(20)
     place.detector().once()
+    assert len(place.incidents()) == 1
+
+
+@INFORMED
+def test_what_a_walk_read_that_failed_is_news_to_the_next(
+    place: Place, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes away between its reading and its commit."""
+
+    def away(*_: object) -> None:
+        raise LedgerAway("the connection is closed")
+
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START, **known))
+    with monkeypatch.context() as patch, pytest.raises(LedgerAway):
+        patch.setattr(PostgresTx, "consume", away)
+        detector.once()
+    assert place.incidents() == []
+    detector.once()
     assert len(place.incidents()) == 1
 
 
@@ -159,7 +186,7 @@ def test_a_signal_that_cannot_be_walked_is_set_aside_and_the_others_are_walked(p
     )
     with place.engine.begin() as conn:
         put_command(conn, broken, request="broken")
-    place.inbox.add(lines(name(2), LOST, at=START))
+    place.inbox.add(lines(name(2), LOST, at=START, boot_id="b1", first_seq=7))
     assert detector.once() is False
     assert {one.root.node for one in place.incidents()} == {name(1), name(2)}
     assert place.inbox.unconsumed(10) == []
@@ -188,9 +215,9 @@ def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_s
     detector.blind = lambda: ""
     detector.once()
     place.clock.advance(1)
-    detector.blind = lambda: "the tick fails again and again"
+    detector.blind = lambda: "the detection tick fails repeatedly"
     detector.once()
-    assert paged() == ["a rule does not do what its cases say", "the tick fails again and again"]
+    assert paged() == ["a rule does not do what its cases say", "the detection tick fails repeatedly"]
 
 
 def told_of_itself(node: str, at: datetime, **facts: str) -> Observation:

@@ -157,7 +157,7 @@ def test_a_name_stands_once(folder: Path) -> None:
         (CASES.replace("within: 2m", "within: 90s"), ["hot: too-hot fired too late: n1 gpu1 after 120 s"]),
         (
             CASES.replace("within: 2m", "says: 96 °C"),
-            ["did not say '96 °C': Too hot: temperature of the GPU 95 °C"],
+            ["did not say '96 °C': Too hot: GPU temperature 95 °C"],
         ),
         (CASES.replace("rule: too-hot", "rule: to-hot", 1), ["there is no detection rule to-hot"]),
         (

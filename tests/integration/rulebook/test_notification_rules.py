@@ -116,6 +116,9 @@ def test_a_message_goes_to_each_channel_once_in_its_most_urgent_manner() -> None
     assert where(Severity.P0, rule="gpu-fatal") == {"ops": Manner.page, "night": Manner.page}
     assert where(Severity.P2, rule="ib-port-down") == {"ops": Manner.digest, "ib": Manner.channel}
     assert where(Severity.P3, fault="xid-79") == {"ops": Manner.digest, "x79": Manner.channel}
+    everybody = routes_to(routes, Severity.P0, "pod1", About(everybody=True))
+    assert {routing.channel for routing in everybody} == {"ops", "night", "ib", "x79"}
+    assert {routing.how for routing in everybody} == {Manner.page}
     assert routes_to(routes[2:3], Severity.P2, "other", About(rule="ib-port-down")) == []
     assert routes_to(routes[:1], Severity.P3, "pod1", About()) == [Routing("ops", Manner.digest)]
 

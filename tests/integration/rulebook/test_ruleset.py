@@ -147,7 +147,7 @@ _SLOW, _FABRIC = "playbooks/slow-node.yaml", "playbooks/restart-fabric-manager.y
     [
         (_SLOW, "when: validate.failed", "when: valdate.failed", "there is no step valdate (did you mean validate?)"),
         (_SLOW, "when: validate.failed", "when: verify.passed", "the step verify comes later"),
-        (_SLOW, "when: validate.failed", "when: validate", "has to be STEP.passed or STEP.failed"),
+        (_SLOW, "when: validate.failed", "when: validate", "must be STEP.passed or STEP.failed"),
         (_SLOW, "when: validate.failed", "when: drain.failed", "the step drain never fails, it asks a person"),
         (_SLOW, "when: validate.failed", "when: requeue.passed", "the step requeue is made of parts"),
         (_SLOW, "check: still_slow", "check: still_slw", "there is no still_slw (did you mean still_slow?)"),

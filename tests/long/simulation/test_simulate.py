@@ -196,6 +196,20 @@ def one_fault(way: str, **more: object) -> Card:
     return simulate(scaled(usual, nodes=64, days=0.2, more=fields), rules_of(usual), SEED, "healer")
 
 
+@pytest.mark.parametrize(("way", "within_s"), [("host-memory", 260), ("disk-errors", 260), ("disk", 290)])
+def test_a_fault_that_comes_while_the_job_starts_is_found_too(way: str, within_s: float) -> None:
+    """A GPU is lost, and a minute later another node fails under the job that starts again."""
+    happenings = (
+        Happening(at_h=2.0, what="fault", way="off-the-bus", place="gpu0009", nodes=1),
+        Happening(at_h=2.0 + 60 / 3600, what="fault", way=way, place="gpu0005", nodes=1),
+    )
+    card = one_fault(way, happenings=happenings)
+    assert (card.incidents["node-stopped-job"], card.drains, card.wrong_drains) == (1, 2, 0)
+    # Both are over once the job works again: the later one is found, the job requeued, and started in 90 s.
+    assert card.restart.count == 1 and (card.restart.p95_s or 0) < within_s
+    assert "taken out by hand" not in card.people
+
+
 def test_whoever_starts_a_test_restarts_the_job_that_stands_there() -> None:
     card = one_fault("corruption")
     assert card.people["restarts agreed to"] == 1

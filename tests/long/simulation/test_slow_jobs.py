@@ -20,8 +20,8 @@ def proposed(site: Stepping) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"collective_s": 2.4}, "all wait longer for each other: the network"),
-        ({"data_s": 1.6}, "all wait longer for data: storage"),
+        ({"collective_s": 2.4}, "all ranks wait longer for communication: the network"),
+        ({"data_s": 1.6}, "all ranks wait longer for data: storage"),
         ({"compute_s": 5.4}, "all ranks compute longer: clocks, power, cooling"),
     ],
 )

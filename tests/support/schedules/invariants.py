@@ -186,7 +186,7 @@ class Watch:
         self._unspoken = {node: self._unspoken.get(node, now) for node in ours - spoken}
         for node, since in self._unspoken.items():
             if now - since > FORGOTTEN_S + (LEAPT_S if world.leapt else 0):
-                self.say(f"nobody speaks for our drain of {node}")
+                self.say(f"no incident needs our drain of {node}")
 
     # --- at the end
 

@@ -93,6 +93,8 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(running: Sta
         "node actions",
         "site commands",
         "recording",
+        "public URL",
+        "break-glass",
         "api",
     }
     assert all(check["ok"] for check in checks)

@@ -57,7 +57,8 @@ def begun(api: ApiProcess, route: str, headers: str, body: bytes = b"", *, sourc
     """A request whose body has only begun."""
     link = socket.create_connection(("127.0.0.1", api.port), 60, (source, 0) if source else None)
     head = (
-        f"POST /api/v1/signals/{route} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{headers}\r\n"
+        f"POST /api/v1/signals/{route} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\n{headers}\r\n"
     )
     link.sendall(head.encode() + body)
     return link
@@ -179,7 +180,7 @@ def test_a_head_that_never_ends_and_a_silent_connection_are_ended(api: ApiProces
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", api.port), 60)))
             for _ in range(3)
         )
-        half.sendall(b"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: h\r\n")
+        half.sendall(b"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: 127.0.0.1\r\n")
 
         over = threading.Event()
 

@@ -69,12 +69,15 @@ def test_sign_in_link_works_once(browser: Browser, url: str) -> None:
     page.goto(url + "/incidents")
     expect(page.locator("h1")).to_have_text("Sign in")
     page.goto(url + "/sign-in?token=good&next=/incidents")
+    page.goto(url + "/sign-in?token=good&next=/incidents")  # a preview before it uses nothing up
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator("h1")).to_have_text("Incidents")
     cookie = next(one for one in context.cookies() if one.get("name") == "healer_session")
     assert cookie.get("httpOnly") and cookie.get("sameSite") == "Lax"
     context.clear_cookies()
     page.goto(url + "/sign-in?token=good")
-    expect(page.locator("h1")).to_have_text("This link does not work any more")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.locator("h1")).to_have_text("This link no longer works")
     context.close()
 
 
@@ -132,11 +135,11 @@ def test_the_queue_is_worked_by_keys_and_shows_what_healer_confirmed(
 
     for one in ids:
         page.locator(f"input[value='{one}']").check()
-    site.refuse = {"title": "Conflict", "detail": "the incident is resolved already", "status": 409}
+    site.refuse = {"title": "Conflict", "detail": "the incident is already resolved", "status": 409}
     page.keyboard.press("m")
     page.fill("#triage-reason", "one cause")
     page.click("#triage-go")
-    expect(page.locator("#triage-list")).to_contain_text("the incident is resolved already")
+    expect(page.locator("#triage-list")).to_contain_text("the incident is already resolved")
     site.refuse = None
     page.click("#triage-go")
     expect(page.locator("#bulk-said")).to_have_text("1 of 1 merged.")
@@ -153,7 +156,7 @@ def test_an_incident_is_merged_into_another_from_its_own_page(browser: Browser, 
     page.click("button:has-text('Merge into')")
     page.fill("#act-text", "one cause")
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_contain_text("The incident that goes on")
+    expect(page.locator("#act-problem")).to_contain_text("Incident to keep")
     assert site.pressed == []
     page.select_option("select[name=into]", other)
     page.locator("#act-go").click()
@@ -175,7 +178,7 @@ def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     ]
 
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_contain_text("Reason is missing")
+    expect(page.locator("#act-problem")).to_contain_text("Reason is required")
     assert len(site.pressed) == 1
 
     site.refuse = {
@@ -228,7 +231,7 @@ def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     page.goto(f"{url}/incidents/{key}")
     expect(page.locator("#live")).to_have_text("live")
     page.evaluate("window.sameDocument = true")
-    page.locator("summary", has_text="guards asked").click()
+    page.locator("summary", has_text="guards checked").click()
     page.locator("main a", has_text="Report").focus()
 
     detail = site.sample.details[key]
@@ -248,7 +251,7 @@ def test_a_page_of_an_address_that_does_not_exist_stays_live_and_leads_back(
     page = open_page(browser, url, width=400)
     answer = page.goto(f"{url}/nodes/pod1/{'x' * 300}")
     assert answer is not None and answer.status == 404
-    expect(page.locator("h1")).to_have_text("No such node")
+    expect(page.locator("h1")).to_have_text("Node not found")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     page.goto(f"{url}/no-such-page")
     expect(page.locator("#live")).to_have_text("live")
@@ -259,7 +262,7 @@ def test_a_page_of_an_address_that_does_not_exist_stays_live_and_leads_back(
     site.sample.details[key] = msgspec.structs.replace(detail, incident=solved)
     site.say("incident", {"cluster": "pod1", "id": key, "state": "resolved"})
     expect(page.locator("#nav .count").first).not_to_have_text(open_before)
-    page.locator("main a", has_text="To the fleet").click()
+    page.locator("main a", has_text="Go to fleet").click()
     expect(page.locator("h1")).to_have_text("Fleet")
 
 
@@ -309,7 +312,7 @@ def test_only_changed_cells_are_drawn_again_and_a_rack_stands_alone(
     expect(page.locator("#legend")).to_contain_text("isolate")
     page.locator("#map").focus()
     page.keyboard.press("End")
-    expect(page.locator("#say")).to_contain_text("gpu0032: nothing known against it")
+    expect(page.locator("#say")).to_contain_text("gpu0032: no known fault")
     page.keyboard.press("s")
     page.wait_for_url("**place=r008*")
     expect(page.locator("#nodes tbody tr")).to_have_count(4)
@@ -333,7 +336,7 @@ def test_a_pause_and_an_open_breaker_stand_on_every_page(browser: Browser) -> No
         page = open_page(browser, address)
         for path in ("/", "/incidents", "/runs", "/audit"):
             page.goto(address + path)
-            expect(page.locator(".banner.bad")).to_contain_text("Breaker open")
+            expect(page.locator(".banner.bad")).to_contain_text("Circuit breaker open")
             expect(page.locator(".banner.warn")).to_contain_text("Paused: rule nvswitch-degraded by mara")
         page.locator(".banner.warn button").click()
         page.fill("#act-text", "roll-out is over")
@@ -350,10 +353,10 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
     page.get_by_role("button", name="Restart service").click()
     chosen = page.get_by_label("what is restarted")
     expect(chosen).to_be_focused()
-    expect(page.locator("#act-preview")).to_have_text("First: what is restarted.")
+    expect(page.locator("#act-preview")).to_have_text("First step: what is restarted.")
     page.fill("#act-text", "it hangs")
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_have_text("what is restarted is missing.")
+    expect(page.locator("#act-problem")).to_have_text("what is restarted is required.")
     assert site.pressed == []
     chosen.select_option("slurmd")
     expect(page.locator("#act-preview")).to_contain_text("Reboot through Slurm")

@@ -49,7 +49,7 @@ def test_in_a_maintenance_reservation_a_dead_gpu_waits_for_its_end(site: Site, r
         planned = wait_until(
             lambda: going_on(site, node).get("maintenance"), 20, what="planned work is seen", every_s=0.2
         )
-        assert planned["text"].startswith("planned work: ") and planned["until"]
+        assert planned["text"].startswith("planned maintenance: ") and planned["until"]
         site.kernel(node, XID_79)
         found = site.incident(node)
         wait_until(
@@ -87,7 +87,7 @@ def test_a_node_that_is_rebooted_is_not_lost_and_its_first_minutes_are_told(
     booted = wait_until(
         lambda: going_on(site, node).get("booted"), 60, what="its first minutes are told", every_s=0.2
     )
-    assert booted["text"].startswith("first minutes after boot until ") and booted["until"]
+    assert booted["text"].startswith("within minutes of a boot until ") and booted["until"]
     wait_until(lambda: site.node(node).in_service, 60, what="Slurm has it back", every_s=0.2)
     for one in (node, "gpu0014"):
         a_check_fails(site, one)

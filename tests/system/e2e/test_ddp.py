@@ -145,7 +145,7 @@ def test_a_rank_that_is_stopped_is_told_as_the_one_that_all_others_wait_for(
         assert [part["node"] for part in whole["affected"]] == [nodes[SLOW]]
         text = whole["evidence"][0]["text"]
         assert "3 of 4 ranks wait in its collective" in text
-        assert f"rank {SLOW} ({nodes[SLOW]}, GPU 0) says nothing any more" in text
+        assert f"rank {SLOW} ({nodes[SLOW]}, GPU 0) no longer reports" in text
         run = wait_until(
             lambda: next((run for run in trained.get("/runs")["items"] if run["playbook"] == "hang"), None),
             30,
@@ -158,7 +158,7 @@ def test_a_rank_that_is_stopped_is_told_as_the_one_that_all_others_wait_for(
 
         def looked() -> bool:
             now = trained.get(f"/runs/{run['id']}")
-            return now["state"] == "waiting" and now["question"].startswith("Waits for an approval")
+            return now["state"] == "waiting" and now["question"].startswith("Waiting for approval")
 
         wait_until(looked, 60, what="it has looked, and asks before the restart", every_s=0.5)
         assert trained.job(job).restarts == 0

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.support.processes import clean_environ, descendants, free_port, living
+from tests.support.signing_in import press_sign_in
 from tests.support.sink import Sink, serve_sink
 from tests.support.wait import wait_until
 
@@ -51,7 +52,7 @@ class Demo:
         link = re.search(r"Open\s+(\S+)", self.said())
         assert link is not None
         client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", follow_redirects=True, timeout=20)
-        assert client.get(link[1]).status_code == 200
+        assert press_sign_in(client, link[1]).status_code == 200
         return client
 
     def stop(self) -> int:

@@ -136,7 +136,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(site: Site) -> None:
     client = site.api("signals")
     for path in ("signals/kernel-log", "signals/heartbeat"):
         with socket.create_connection(("127.0.0.1", site.stack.port), timeout=10) as raw:
-            head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: healer\r\nContent-Type: application/json\r\n"
+            head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             head += f"Authorization: {client.headers['authorization']}\r\nContent-Length: 100000000\r\n\r\n"
             raw.sendall(head.encode())
             assert raw.recv(100).startswith(b"HTTP/1.1 413 ")

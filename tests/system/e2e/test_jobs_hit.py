@@ -15,6 +15,7 @@ import pytest
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmJob
 from tests.support import slurm as slurm_support
+from tests.support.signing_in import press_sign_in
 from tests.support.site import CLUSTER, XID_79, Site, site_on
 from tests.support.wait import wait_until
 
@@ -152,7 +153,7 @@ def test_a_job_of_two_nodes_runs_again_elsewhere_and_its_owner_is_told(story: St
     remark = wait_until(lambda: story.job("two nodes").admin_comment, 10, what="the owner is told")
     assert remark.startswith(f"healer: Xid 79: GPU fell off the bus on {node}. Job ")
     assert "was requeued" in remark and f"(incident {incident})" in remark
-    assert story.told("two nodes")["owner"].startswith("Told root in the job's admin comment")
+    assert story.told("two nodes")["owner"].startswith("Notified root in the job's admin comment")
     assert story.site.steps(run["id"])["jobs"]["evidence"]["jobs"] == {story.jobs["two nodes"]: 0}
 
 
@@ -189,10 +190,10 @@ def test_a_job_that_crashed_before_its_line_came_is_revived_if_it_agreed(story: 
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("no requeue", "asks not to be requeued"),
-        ("keep", "left to its owner"),
-        ("no shell", "was not submitted by sbatch"),
-        ("salloc", "was not submitted by sbatch"),
+        ("no requeue", "forbids requeueing"),
+        ("keep", "the decision is its owner's"),
+        ("no shell", "was not submitted with sbatch"),
+        ("salloc", "was not submitted with sbatch"),
     ],
 )
 def test_what_may_not_be_requeued_is_left_where_it_runs_and_it_is_said_why(
@@ -201,7 +202,7 @@ def test_what_may_not_be_requeued_is_left_where_it_runs_and_it_is_said_why(
     story.settled(kind)
     assert story.is_at(kind, "RUNNING")
     assert words in story.told(kind)["requeue"]
-    assert "Told root" in story.told(kind)["owner"]
+    assert "Notified root" in story.told(kind)["owner"]
 
 
 def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
@@ -214,7 +215,7 @@ def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
 def test_pitfall_17_a_job_that_saves_on_a_signal_ends_in_its_time(story: Story) -> None:
     story.settled("saves")
     assert story.is_at("saves", "COMPLETED")
-    assert "had ended COMPLETED" in story.told("saves")["requeue"]
+    assert "ended COMPLETED before" in story.told("saves")["requeue"]
 
 
 def test_two_lost_nodes_took_the_places_of_the_two_spares(story: Story) -> None:
@@ -229,8 +230,8 @@ def test_two_lost_nodes_took_the_places_of_the_two_spares(story: Story) -> None:
 def test_the_pages_say_it_too_and_the_chain_is_whole(story: Story) -> None:
     story.settled("no requeue")
     with httpx.Client(base_url=story.site.stack.url, follow_redirects=True) as page:
-        page.get(story.site.stack.token("viewer", "--once"))
+        press_sign_in(page, story.site.stack.token("viewer", "--once"))
         incident = story.site.incident("gpu0016")["id"]
-        assert "asks not to be requeued" in page.get(f"/incidents/{incident}").text
-        assert "asks not to be requeued" in page.get(f"/jobs/{CLUSTER}/{story.jobs['no requeue']}").text
+        assert "forbids requeueing" in page.get(f"/incidents/{incident}").text
+        assert "forbids requeueing" in page.get(f"/jobs/{CLUSTER}/{story.jobs['no requeue']}").text
     story.site.audit_holds()

@@ -142,11 +142,11 @@ def test_a_pointer_reads_the_heat_map(browser: Browser, url: str) -> None:
 def test_a_job_that_tells_little_says_what_that_means(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     page.goto(url + "/jobs/pod1/4712")
-    expect(page.locator("main")).to_contain_text("never which rank is")
+    expect(page.locator("main")).to_contain_text("but not which rank")
     page.goto(url + "/jobs/pod1/4713")
     expect(page.locator("main")).to_contain_text("1,536 ranks: each row is a node")
     page.goto(url + "/jobs/pod1/4714")
-    expect(page.locator("main")).to_contain_text("No step times came from this job in the last 30 min.")
+    expect(page.locator("main")).to_contain_text("No step times from this job in the last 30 min.")
 
 
 def test_another_signal_of_a_node_is_chosen_and_stays_in_the_address(browser: Browser, url: str) -> None:
@@ -158,9 +158,24 @@ def test_another_signal_of_a_node_is_chosen_and_stays_in_the_address(browser: Br
     page.wait_for_url("**signal=power_w")
     expect(page.locator("#chart-signal")).to_have_attribute("aria-label", re.compile("W"))
     page.goto(f"{url}/nodes/pod1/gpu0003")
-    expect(page.locator("main")).to_contain_text(
-        "No metrics of a GPU came from this node in the last 15 min."
-    )
+    expect(page.locator("main")).to_contain_text("No GPU metrics from this node in the last 15 min.")
+
+
+def test_a_chart_of_the_reports_is_saved_as_picture_and_as_table(browser: Browser, url: str) -> None:
+    page = open_page(browser, url, scheme="dark")
+    page.goto(url + "/reports?from=2026-11-01&to=2026-11-20")
+    expect(page.locator("svg[role=img]").first).to_be_visible()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save Incidents as PNG").click()
+    size = saved.value.path().read_bytes()
+    assert size.startswith(b"\x89PNG") and len(size) > 5000
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Download Incidents as CSV").click()
+    lines = saved.value.path().read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("Time (UTC),") and lines[1].startswith("2026-11-01,")
+    assert saved.value.suggested_filename == "incidents-2026-11-01-2026-11-20.csv"
+    page.locator("figure", has_text="Opened, by class of fault").locator("summary").press("Enter")
+    expect(page.locator("figure table.figs tbody tr").first).to_be_visible()
 
 
 def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser, url: str) -> None:
@@ -185,7 +200,7 @@ def test_a_pause_of_a_rule_is_set_by_its_dialog(browser: Browser, site: Site, ur
     page.goto(url + "/pauses")
     page.get_by_role("button", name="Pause a rule").click()
     page.select_option("#act-inputs [name=name]", "gpu-lost")
-    page.select_option("#act-inputs [name=until]", label="somebody ends it")
+    page.select_option("#act-inputs [name=until]", label="ended manually")
     page.fill("#act-text", "false alarms")
     page.click("#act-go")
     expect(page.locator("#act")).to_be_hidden()

@@ -72,6 +72,7 @@ def signed_in(stack: Stack, browser: Browser) -> Page:
     page.set_default_timeout(20_000)
     link = stack.run("token", "create", "--role", "admin", "--name", "mara", "--once").stdout.split()[-1]
     page.goto(link)
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator("h1")).to_have_text("Fleet")
     return page
 
@@ -93,7 +94,7 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(f"{stack.url}/rules")
-    page.get_by_role("link", name="Try a change").click()
+    page.get_by_role("link", name="Rehearse a change").click()
     text = page.locator("#text")
     now = text.input_value()
     assert RULE in now
@@ -108,10 +109,12 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     text.fill(now.replace(RULE, RULE + "  senses: 2\n"))
     page.locator("#try-go").click()
     # The whole set is proven on its cases first: seconds, on a busy machine more.
-    expect(page.locator("h1")).to_have_text("policies.yaml tried", timeout=90_000)
+    expect(page.locator("h1")).to_have_text("Rehearsal of policies.yaml", timeout=90_000)
     expect(page.locator(".tag", has_text="done").first).to_be_visible(timeout=180_000)
     expect(page.locator("#by-rule")).to_contain_text("gpu-lost")
-    lost = page.locator("h2", has_text="Actions no longer").locator("xpath=following-sibling::table[1]")
+    lost = page.locator("h2", has_text="Actions that no longer happen").locator(
+        "xpath=following-sibling::table[1]"
+    )
     expect(lost).to_contain_text("drain")
     expect(lost.get_by_role("link", name=incident["id"][:8]).first).to_be_visible()
     expect(lost).to_contain_text("true fault")
@@ -122,12 +125,12 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
 
     # A person makes it proof of the rule as edited.
     row = page.locator("#outcomes tr", has_text="gpu-lost")
-    expect(row).to_contain_text("not counted")
-    page.get_by_role("button", name="Count as proof").click()
+    expect(row).to_contain_text("not accepted")
+    page.get_by_role("button", name="Accept as proof").click()
     expect(page.locator("#act-effect")).to_contain_text("gpu-lost: 1 true faults, 0 false alarms")
     page.fill("#act-text", "reviewed with its replay")
     page.locator("#act-go").click()
-    expect(row).to_contain_text("counted by mara", timeout=20_000)
+    expect(row).to_contain_text("accepted by mara", timeout=20_000)
     verbs = [one["verb"] for one in site.get("/audit", subject=f"rehearsal/{name}")["items"]]
     assert sorted(verbs) == ["rehearsal.asked", "rehearsal.ended", "rule.proven_by_replay"]
     assert said == []

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.support import trixie
+from tests.support.signing_in import press_sign_in
 from tests.support.site import CLUSTER, XID_79, Site, keep_logs
 from tests.support.slurm import sbatch
 from tests.support.stack import scratch_folder
@@ -98,7 +99,7 @@ class RestSite(Site):
         """What a person reads there."""
         if self._browser is None:
             self._browser = httpx.Client(base_url=self.stack.url, follow_redirects=True, timeout=20)
-            self._browser.get(self.stack.token("viewer", "--once"))
+            press_sign_in(self._browser, self.stack.token("viewer", "--once"))
         answer = self._browser.get(path)
         assert answer.status_code == 200, answer.text
         return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
@@ -171,7 +172,7 @@ def a_drain_by_slurmrestd_and_a_requeue_by_command(site: RestSite) -> None:
     read = site.incident_page(node)
     assert f"Drained: healer:gpu-lost inc:{incident['id'][:8]}" in read
     assert f"Job {job} was requeued (restart 1)" in read
-    assert ". Its owner was told in Slurm." in read
+    assert ". Its owner was notified in Slurm." in read
     runs_on = f"2 nodes ({', '.join(site.job(job).nodes)})"
     wait_until(lambda: runs_on in site.incident_page(node), 10, what="where it runs now", every_s=0.2)
     assert site.troubles() == {}
@@ -192,7 +193,7 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
     def says(words: str) -> bool:
         return words in site.steps(run).get(f"requeue:{job}", {}).get("text", "")
 
-    wait_until(lambda: says("got USR1"), 20, what="the job is told to save", every_s=0.05)
+    wait_until(lambda: says("Sent USR1"), 20, what="the job is told to save", every_s=0.05)
     site.kept("node_state", f"inc:{site.incident(node)['id'][:8]}")
     site.rest.kill_controller()
     try:
@@ -214,7 +215,7 @@ def slurmrestd_is_killed_and_comes_back(site: RestSite) -> None:
         site.runs_elsewhere(job, node)
         assert len(site.commands("update", f"NodeName={node}", "State=DRAIN")) == 1
         said = site.passed_over()
-        assert said.startswith(f"Slurm is asked by cli: rest: slurmrestd at {site.rest.rest_url} ")
+        assert said.startswith(f"Slurm is reached through cli: rest: slurmrestd at {site.rest.rest_url} ")
         assert "Connection refused" in said
         assert said in site.incident_page(node)
     finally:
@@ -226,12 +227,12 @@ def a_token_ends_and_is_renewed(site: RestSite) -> None:
     site.renew(lifespan_s=2)
     said = site.passed_over()
     assert said.startswith(
-        "Slurm is asked by cli: rest: Slurm did not take the token for slurmrestd (it ended "
+        "Slurm is reached through cli: rest: Slurm rejected the token for slurmrestd (it expired "
     )
     assert said in site.page()
     told = site.doctor()
     assert {name for name, check in told.items() if not check["ok"]} == {"slurm rest token", "slurm rest"}
-    assert "for root, ended" in told["slurm rest token"]["text"]
+    assert "for root, expired" in told["slurm rest token"]["text"]
     site.renew()
     wait_until(lambda: site.troubles() == {}, 40, what="the new token is taken", every_s=0.2)
 
@@ -245,7 +246,7 @@ def test_rights_that_are_too_low_leave_all_as_it_is_and_ask_a_person() -> None:
         run = site.run_in(node, "stuck")
         assert "Slurm did not drain" in run["question"]
         assert (
-            f"Invalid user id (2010): the account behind the token lacks the right. {RIGHT}"
+            f"Invalid user id (2010): the account of the token lacks the permission. {RIGHT}"
             in run["question"]
         )
         # Nothing was done, to nobody; it is not tried again and again.
@@ -260,16 +261,14 @@ def test_rights_that_are_too_low_leave_all_as_it_is_and_ask_a_person() -> None:
             incident = site.incident(node)
             return incident["known_bad_in_service"] and incident["jobs_hit"] == [job]
 
-        wait_until(known, 10, what="known bad, in service, with the job that it holds", every_s=0.1)
+        wait_until(known, 10, what="faulty, in service, with the job that it holds", every_s=0.1)
         assert site.incident(node)["severity"] == "P0"
         shown = site.get(f"/nodes/{CLUSTER}/{node}")
         assert (shown["known_bad_in_service"], shown["may_run_jobs"]) == (True, True)
         read = site.incident_page(node)
         assert RIGHT in read
-        assert f"{node} is known bad and still in service." in read
-        assert "healer could not drain it; a person can, in Slurm." in read
+        assert f"{node} is faulty and still in service." in read
+        assert "healer could not drain it; a person can drain it in Slurm." in read
         told = site.doctor()["slurm rest rights"]
-        assert (
-            told["text"] == f"whether {PLAIN_USER} may drain is not known: Slurm tells it at the first drain"
-        )
+        assert told["text"] == f"unknown whether {PLAIN_USER} may drain: the first drain will show"
         site.audit_holds()

@@ -39,6 +39,7 @@ LOST_TOLD, CONTAINED_TOLD, RECORD_OF, EXPORTED = "gpu0001", "gpu0002", "gpu0003"
 ALL_LOST, AGREED, NOT_AGREED = "gpu0005", "gpu0006", "gpu0007"
 LINK, *PEERS = (f"gpu{number:04d}" for number in range(8, 12))
 STRANGER = "gpu0012"
+ALL_WAYS = "gpu0013"
 
 
 class Story:
@@ -55,9 +56,10 @@ class Story:
         self.jobs[node] = job
 
     def begin(self) -> None:
-        self.exported(0)
+        for node in (EXPORTED, ALL_WAYS):
+            self.exported(node, 0)
         first_figure = time.monotonic()
-        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED, STRANGER):
+        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED, STRANGER, ALL_WAYS):
             self.submit(node)
         self.submit(AGREED, "--comment=healer:requeue")
         self.submit(LINK, "--nodes=4", f"--nodelist={LINK},{','.join(PEERS)}")
@@ -89,9 +91,9 @@ class Story:
         )
         assert answer.status_code == 202, answer.text
 
-    def exported(self, xid: int) -> None:
+    def exported(self, node: str, xid: int) -> None:
         """dcgm-exporter: the last Xid of a GPU."""
-        labels = f'gpu="6",pci_bus_id="0000{PCI[6].upper()}.0",Hostname="{EXPORTED}"'
+        labels = f'gpu="6",pci_bus_id="0000{PCI[6].upper()}.0",Hostname="{node}"'
         text = f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid}\n"
         answer = self.site.api("signals").post(
             "/signals/openmetrics", content=text, headers={"Content-Type": "text/plain; version=0.0.4"}
@@ -154,6 +156,22 @@ def test_an_error_told_by_six_senders_has_not_come_twice(story: Story) -> None:
     assert story.site.drains(CONTAINED_TOLD) == 0
 
 
+def test_a_lost_gpu_by_its_log_its_gauge_and_the_hook_is_one_incident_and_one_drain(story: Story) -> None:
+    story.site.kernel(ALL_WAYS, XID_79, gpu=6)
+    requeued(story, ALL_WAYS)
+    check = {"name": "gpu-lost", "text": "nvidia-smi: a GPU is lost"}
+
+    def is_one() -> bool:
+        story.exported(ALL_WAYS, 79)
+        story.site.signal("hooks/health-check", {"node": ALL_WAYS, "checks": [check]})
+        return len(story.site.incidents(ALL_WAYS)) == 1
+
+    # The gauge alone takes a node out within this time.
+    stays(is_one, 15.0, what="one incident")
+    assert story.site.drains(ALL_WAYS) == 1
+    assert story.job(ALL_WAYS).restarts == 1
+
+
 # --- equal facts by each route -----------------------------------------------------------------------------
 
 
@@ -168,7 +186,7 @@ def test_a_record_of_several_lines_is_read_like_one_line(story: Story) -> None:
 
 def test_a_dead_gpu_that_the_exporter_alone_knows_takes_its_node_out(story: Story) -> None:
     def told() -> bool:
-        story.exported(79)
+        story.exported(EXPORTED, 79)
         return story.site.drained_by_us(EXPORTED)
 
     wait_until(told, 60, what="drained", every_s=1)
@@ -220,5 +238,5 @@ def restart_of(story: Story, node: str) -> str:
 def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
     # The plan of a GPU whose job has left may have come to its moment.
-    assert out - {AGREED} == {LOST_TOLD, RECORD_OF, EXPORTED, ALL_LOST, LINK}
+    assert out - {AGREED} == {LOST_TOLD, RECORD_OF, EXPORTED, ALL_WAYS, ALL_LOST, LINK}
     story.site.audit_holds()

@@ -99,7 +99,7 @@ class Story:
         """The incident of the node that has come back."""
         site = self.site
         try:
-            wait_until(lambda: site.incident(node)["state"] == "resolved", 60, what="it is over", every_s=0.2)
+            wait_until(lambda: site.incident(node)["state"] == "resolved", 60, what="it ended", every_s=0.2)
             wait_until(lambda: site.node(node).in_service, 20, what=f"{node} is back", every_s=0.2)
         except AssertionError as error:
             raise AssertionError(f"{error}; {site.shown(node)}; {self.log(node)}") from None

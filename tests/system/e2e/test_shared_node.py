@@ -59,6 +59,13 @@ def test_an_inventory_tells_whose_gpu_it_is(site: Site) -> None:
     assert_only_the_owner(site, node, other, owner, run)
     site.keep("shared-node")
 
+    site.kernel(node, XID_79, gpu=site.job(other).gpus[node][0])
+    wait_until(lambda: site.job(other).restarts == 1, 20, what="the next GPU hits its own job", every_s=0.1)
+    site.kernel(node, XID_79, gpu=gpu)
+    stays(lambda: site.job(owner).restarts == site.job(other).restarts == 1, 2.0, what="each once")
+    assert sorted(site.incident(node)["jobs_hit"]) == sorted([owner, other])
+    assert len(site.incidents(node)) == site.drains(node) == 1
+
 
 def test_the_drivers_own_lines_tell_whose_gpu_it_is(site: Site) -> None:
     node = "gpu0011"

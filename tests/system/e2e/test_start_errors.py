@@ -75,7 +75,9 @@ def test_the_option_of_the_demo_wins_over_the_setting(busy: str) -> None:
 @pytest.mark.parametrize("command", ["up", "demo"])
 def test_an_address_of_another_machine_is_refused(command: str, scratch: Path) -> None:
     address = f"192.0.2.1:{free_port()}"
-    said = refusal(command, "--listen", address, HEALER_DATA_DIR=str(scratch / "data"))
+    said = refusal(
+        command, "--listen", address, HEALER_ALLOW_PLAIN_HTTP="on", HEALER_DATA_DIR=str(scratch / "data")
+    )
     assert said == f"cannot listen on {address}: Cannot assign requested address; {ADDRESS}"
 
 

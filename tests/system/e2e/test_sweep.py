@@ -117,7 +117,7 @@ def test_a_users_job_gets_the_node_at_once(sweeps: Sweeps) -> None:
     took_s = time.monotonic() - asked_at
     print(f"given back after {took_s:.1f} s")
     assert took_s < AT_ONCE_S
-    assert f"Job {theirs} waits" in sweeps.ended(run)["text"]
+    assert f"Job {theirs} is pending" in sweeps.ended(run)["text"]
     assert [job.state for job in sweeps.jobs(node)] == ["CANCELLED"]
 
 

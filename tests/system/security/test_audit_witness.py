@@ -19,9 +19,9 @@ from healer.adapters.postgres.audit_rows import PostgresChain, append_many
 from healer.adapters.postgres.tables import audit_chain, audit_checkpoints, audit_records, audit_unsealed
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, PositionFile, load_signer
 from healer.adapters.witnesses import witness_at, witnessed_lines
-from healer.audit import Deliveries, Sealer, checkpoint_line, extend, genesis, sign_checkpoint
+from healer.audit import Deliveries, Sealer
 from healer.ports.audit_store import Witness, WitnessAway
-from tests.support.audit import healer, record, unguarded
+from tests.support.audit import healer, record, sign_again, unguarded
 from tests.support.processes import clean_environ, unlogged
 from tests.support.rsyslog import RSYSLOGD
 from tests.support.snippets import snippet
@@ -128,22 +128,8 @@ class Site:
             append_many(conn, [one if at is None else msgspec.structs.replace(one, at=at) for one in made])
 
     def resign(self) -> None:
-        """The chain of the records as they are now, signed with the stolen key."""
-        with PostgresChain(self.engine).snapshot() as seen:
-            records = [at.record for at in seen.links() if at.record]
-        made = extend("pod1", 0, genesis("pod1"), records)
-        checkpoint = sign_checkpoint(
-            load_signer(self.data), "pod1", made[-1].seq, made[-1].hash, datetime.now(UTC)
-        )
-        with unguarded(self.engine) as conn:
-            conn.execute(sa.delete(audit_checkpoints))
-            for at in made:
-                mine = (audit_chain.c.cluster == "pod1", audit_chain.c.seq == at.seq)
-                conn.execute(sa.update(audit_chain).where(*mine).values(prev=at.prev, hash=at.hash))
-            row = {name: getattr(checkpoint, name) for name in ("cluster", "seq", "at", "key")}
-            row |= {name: bytes.fromhex(getattr(checkpoint, name)) for name in ("hash", "signature")}
-            conn.execute(sa.insert(audit_checkpoints).values(row))
-        (self.data / CHECKPOINT_FILE).write_bytes(checkpoint_line(checkpoint))
+        """With the stolen key."""
+        sign_again(self.engine, load_signer(self.data), self.data / CHECKPOINT_FILE)
 
     def verify(self, *words: str) -> tuple[int, str]:
         done = healer("audit", "verify", *words, **self.known)

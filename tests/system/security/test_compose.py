@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +19,7 @@ from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import Postgres
 from healer.embedded.user import server_user
 from healer.settings import load, load_executor, privileged_names
-from tests.support.compose import FOLDER, read_compose, settings_of
+from tests.support.compose import DIGESTS, FOLDER, NotSet, read_compose, settings_of
 from tests.support.processes import clean_environ, free_port
 from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
@@ -80,15 +81,19 @@ def test_database_and_broker_are_on_networks_without_a_way_out() -> None:
     assert all(whole["networks"][name]["internal"] for name in ("database", "broker"))
 
 
-@pytest.mark.parametrize("service", ["postgres", "redis"])
-def test_an_image_may_be_named_by_digest(service: str) -> None:
-    pinned = f"{service}@sha256:{'0' * 64}"
-    whole = read_compose(environ={f"HEALER_{service.upper()}_IMAGE": pinned})
-    assert whole["services"][service]["image"] == pinned
-    python = f"python@sha256:{'0' * 64}"
-    text = read_compose(environ={"HEALER_PYTHON_IMAGE": python})["x-healer"]["build"]["dockerfile_inline"]
-    bases = [line.split()[1] for line in text.splitlines() if line.startswith("FROM ")]
-    assert bases == [python, python]
+def images_of(whole: dict[str, Any]) -> list[str]:
+    """Those that come from elsewhere."""
+    dockerfile: list[str] = whole["x-healer"]["build"]["dockerfile_inline"].splitlines()
+    bases = [line.split()[1] for line in dockerfile if line.startswith("FROM ")]
+    return [service["image"] for service in whole["services"].values() if "build" not in service] + bases
+
+
+def test_every_image_from_elsewhere_is_named_by_its_digest() -> None:
+    images = images_of(read_compose())
+    assert len(images) == 4 and {image.split("@")[1] for image in images} == set(DIGESTS.values())
+    for name in DIGESTS:
+        with pytest.raises(NotSet, match=f"{name} is not set: run deploy/compose/images.sh"):
+            read_compose(environ=DIGESTS | {name: ""})
 
 
 def test_the_image_has_each_part_s_user() -> None:

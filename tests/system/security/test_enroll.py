@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from healer.adapters.munge import Munge
 from healer.adapters.postgres.tables import messages, tokens
 from healer.adapters.postgres.tokens import PostgresTokens, enrolled_again
-from healer.api.enroll_routes import REFUSALS_PER_MIN, named, wrong_host
+from healer.api.door import REFUSALS_PER_MIN
+from healer.api.enroll_routes import named, wrong_host
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.request_errors import Unavailable
 from healer.processes.scheduler import enrolment_watch
@@ -212,7 +213,7 @@ def test_the_wrong_cluster_is_refused(cluster: Cluster) -> None:
 def test_a_new_token_ends_the_one_before_after_a_grace(cluster: Cluster) -> None:
     first, second = cluster.enroll().json()["token"], cluster.enroll().json()["token"]
     assert cluster.beat(first) == 202 and cluster.beat(second) == 202
-    rows = {row["id"]: row["expires_at"] for row in cluster.api.tokens.all() if row["node"] == "gpu0001"}
+    rows = {row.id: row.expires_at for row in cluster.api.tokens.all() if row.node == "gpu0001"}
     assert rows[first.split("_")[1]] < datetime.now(UTC) + timedelta(minutes=11)
     assert rows[second.split("_")[1]] > datetime.now(UTC) + timedelta(days=80)
 
@@ -286,8 +287,8 @@ def test_nodes_that_enrol_again_page_once_a_day_together(fresh_database: sa.Engi
 def test_a_token_made_by_a_person_is_not_replaced(cluster: Cluster) -> None:
     own = cluster.api.token(Role.signals, node="gpu0001", cluster=CLUSTER)
     cluster.enroll()
-    row = next(row for row in cluster.api.tokens.all() if row["id"] == own.split("_")[1])
-    assert row["expires_at"] is None
+    row = next(row for row in cluster.api.tokens.all() if row.id == own.split("_")[1])
+    assert row.expires_at is None
 
 
 def test_a_persons_revocation_holds_until_a_person_makes_a_new_token(cluster: Cluster) -> None:
@@ -406,7 +407,7 @@ def test_tokens_of_jobs_that_ended_long_ago_are_deleted(job: Cluster) -> None:
             CLUSTER, name, nodes=1, nonce=name, by="test", now=now - timedelta(days=days)
         )
     enrolled(job)
-    assert {row["job"] for row in job.api.tokens.all() if row["job"]} == {"young", "4711"}
+    assert {row.job for row in job.api.tokens.all() if row.job} == {"young", "4711"}
 
 
 def test_without_munge_on_healers_machine_the_answer_is_503(fresh_database: sa.Engine, short: Path) -> None:

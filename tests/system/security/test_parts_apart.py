@@ -1,173 +1,69 @@
 """The parts as the shipped units give them, under a real systemd: user, login, secrets and walls of each."""
 
+import json
 import os
 import pwd
 import re
+import secrets
 import signal
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
 
 from healer.adapters.nodes.request_signing import make_key, read_key
-from healer.adapters.postgres.roles import BROKER
-from healer.embedded.database_logins import OWNER, SUPERUSER
+from healer.adapters.postgres.tokens import ENROLLED_AGAIN
+from healer.embedded.database_logins import OWNER
 from healer.embedded.descent import as_user, code_folders
-from healer.embedded.guardian import Guardian
-from healer.embedded.postgres import LOGINS, Postgres
 from healer.embedded.user import ServerUser
 from healer.ports.node_exec import NodeError
 from healer.sim.sim_slurm import SimClient, reads_socket
-from tests.support.processes import clean_environ, free_port, memory_holds
+from tests.support.munge import Realm, credential, realm
+from tests.support.packaged import Packaged, plain
 from tests.support.sink import Sink, serve_sink
-from tests.support.site import stays
-from tests.support.stack import lay_database, scratch_folder
-from tests.support.systemd_machine import SITE, SystemdMachine, as_part, systemd_machine
-from tests.support.units import PARTS, read_unit
-from tests.support.up import ROOT, is_ready
+from tests.support.stack import scratch_folder
+from tests.support.systemd_machine import SITE, as_part
+from tests.support.units import PARTS
+from tests.support.up import is_ready
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.crash
-DROP_INS = {"worker": ("bmc",), "scheduler": ("webhooks",)}
-#: Made here, so that no source file holds the whole of it.
-CANARY = "".join(("canary-", "9fKd", "2mQx", "-of-the-bmcs"))
-#: `healer-upgrade` runs as a user that systemd makes up, which no database knows: its login has a password.
-OWNERS_PASSWORD = "of-the-owner"
-
-
-class Site:
-    """healer on a machine of its own. The database and a simulated Slurm of the worker's user are outside."""
-
-    def __init__(self, folder: Path, sink: Sink) -> None:
-        self.folder, self.sink, self.port = folder, sink, free_port()
-        self.url, self.http = f"http://127.0.0.1:{self.port}", httpx.Client(timeout=20)
-        self.sim = folder / "sim" / "sim.sock"
-        self.postgres: Postgres
-        self.machine: SystemdMachine
-
-    def start(self, stack: ExitStack) -> None:
-        stack.callback(self.http.close)
-        self._start_database(stack)
-        self._start_slurm(stack)
-        self.machine = stack.enter_context(systemd_machine(self.folder))
-        self._lay_files()
-        self.machine.run("systemctl", "start", "healer-upgrade")
-        self.machine.run("systemctl", "start", "healer.target")
-        wait_until(lambda: is_ready(self.url), 60, what="the API is ready")
-        assert self.failed() == ""
-
-    def _start_database(self, stack: ExitStack) -> None:
-        guardian = Guardian(self.folder / "guardian.log")
-        logins = {"root": (*LOGINS, SUPERUSER)} | {
-            f"healer-{part}": (f"healer_{part}", *([BROKER] if part != "scraper" else [])) for part in PARTS
-        }
-        lay_database(self.folder / "data")
-        self.postgres = Postgres(self.folder / "data", popen=guardian.popen, logins=logins)
-        self.postgres.start()
-        stack.callback(guardian.release)
-        stack.callback(self.postgres.stop)
-        assert self.postgres.process is not None
-        guardian.add("postgres", self.postgres.process.pid)
-        # As Debian's /run/postgresql: any user reaches the socket, and the kernel says who it is.
-        self.postgres.sockets.chmod(0o755)
-        (self.postgres.sockets / ".s.PGSQL.5432").chmod(0o777)
-        hba = self.postgres.pgdata / "pg_hba.conf"
-        with psycopg.connect(plain(self.postgres.url_of("healer", SUPERUSER)), autocommit=True) as link:
-            link.execute(f"ALTER ROLE {OWNER} PASSWORD '{OWNERS_PASSWORD}'".encode())
-            hba.write_text(f"local all {OWNER} scram-sha-256\n{hba.read_text()}")
-            link.execute("SELECT pg_reload_conf()")
-
-    def _start_slurm(self, stack: ExitStack) -> None:
-        self.sim.parent.mkdir()
-        command = [sys.executable, "-m", "healer.sim.sim_slurm", "--socket", str(self.sim), "--nodes", "32"]
-        with (self.folder / "sim.log").open("wb") as log:
-            slurm = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *command],
-                stdout=log, stderr=log, cwd=ROOT, env=clean_environ(),
-            )  # fmt: skip
-        stack.callback(slurm.wait)
-        stack.callback(slurm.terminate)
-        wait_until(self.sim.exists, 30, what="the simulated Slurm listens")
-        os.chown(self.sim, pwd.getpwnam("healer-worker").pw_uid, -1)
-        reads_socket(self.sim).chmod(0o666)
-
-    def _lay_files(self) -> None:
-        self.machine.write("/etc/healer/healer.toml", (
-            f'HEALER_CLUSTER = "pod1"\nHEALER_LISTEN = "127.0.0.1:{self.port}"\n'
-            f'HEALER_SLURM_ADAPTERS = ["sim"]\nHEALER_SIM_SOCKET = "{SITE}/sim/sim.sock"\n'
-            'HEALER_MODE = "auto"\nHEALER_BMC_URL = "https://{node}-bmc"\nHEALER_BMC_USER = "healer"\n'
-        ))  # fmt: skip
-        values = {
-            "broker-url": f"sqla+{self.login(BROKER)}", "token-key": "ab" * 32, "bmc-password": CANARY,
-            "webhook-secret": "whsec_" + "c2VjcmV0LW9mLXRoZS1zaXRl", "notify-url": self.sink.url,
-        }  # fmt: skip
-        for part in (*PARTS, "upgrade"):
-            role = f"healer_{part}" if part != "upgrade" else f"{OWNER}:{OWNERS_PASSWORD}"
-            self.machine.add(part, *DROP_INS.get(part, ()))
-            for name, path in read_unit(part, *DROP_INS.get(part, ())).credentials.items():
-                value = values.get(name) or self.login(role)
-                self.machine.write(str(path), value, mode=0o600)
-        self.machine.run("systemctl", "daemon-reload")
-
-    def login(self, role: str) -> str:
-        """The URL as parts know it."""
-        return self.postgres.url_of("healer", role).replace(str(self.folder), SITE)
-
-    def command(self, *arguments: str) -> str:
-        """`healer ARGUMENTS` as root of the machine, as docs/install.md says."""
-        environ = [
-            "HEALER_CONFIG=/etc/healer/healer.toml", f"HEALER_URL={self.url}",
-            "HEALER_DATABASE_URL_FILE=/etc/healer/credentials/api/database-url",
-            "HEALER_TOKEN_KEY_FILE=/etc/healer/credentials/api/token-key",
-            "HEALER_AUDIT_DIR=/var/lib/healer/audit", "HEALER_DATA_DIR=/root/healer",
-        ]  # fmt: skip
-        return self.machine.run("env", *environ, "/opt/healer/.venv/bin/healer", *arguments)
-
-    def headers(self, role: str, *options: str) -> dict[str, str]:
-        secret = self.command("token", "create", "--role", role, *options).split()[-1]
-        headers = {"Authorization": f"Bearer {secret}"}
-        asked = f"{self.url}/api/v1/nodes"
-        wait_until(lambda: self.http.get(asked, headers=headers).status_code != 401, 20, what="it counts")
-        return headers
-
-    def post_line(self, headers: dict[str, str], node: str) -> httpx.Response:
-        """A line of the kernel's log: a GPU that fell off the bus."""
-        line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python, GPU has fallen off the bus."
-        entries = [{"time": datetime.now(UTC).isoformat(), "seq": 1, "line": line}]
-        body = {"cluster": "pod1", "node": node, "boot_id": str(uuid4()), "entries": entries}
-        return self.http.post(f"{self.url}/api/v1/signals/kernel-log", json=body, headers=headers)
-
-    def failed(self) -> str:
-        """What units that failed or were restarted said last."""
-        units = [f"healer-{part}.service" for part in PARTS]
-        shown = self.machine.run("systemctl", "show", "--property=Id,ActiveState,NRestarts", *units)
-        bad = [
-            entry
-            for entry in shown.strip().split("\n\n")
-            if "=active" not in entry or "NRestarts=0" not in entry
-        ]
-        return "\n".join(bad + [self.machine.journal(part) for part in PARTS if part in str(bad)])
-
-
-def plain(url: str) -> str:
-    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with scratch_folder() as folder, serve_sink() as sink, ExitStack() as stack:
-        made = Site(folder, sink)
-        made.start(stack)
+def sink() -> Iterator[Sink]:
+    with serve_sink() as taken:
+        yield taken
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with scratch_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def munges(folder: Path) -> Iterator[Realm]:
+    """That of healer's machine, and that of gpu0001 at 192.0.2.1."""
+    (folder / "munge").mkdir(mode=0o755)
+    with realm(folder / "munge") as made:
+        for address in ("127.0.0.1", "192.0.2.1"):
+            made.machine(address)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site(sink: Sink, folder: Path, munges: Realm) -> Iterator[Packaged]:
+    optional = {"scheduler": ("webhooks",)}
+    values = {"webhook-secret": "whsec_" + "c2VjcmV0LW9mLXRoZS1zaXRl", "notify-url": sink.url}
+    socket = f"{SITE}/{munges.folder.name}/0/s"
+    with Packaged(folder, optional, values, HEALER_MUNGE_SOCKET=socket) as made:
         yield made
 
 
@@ -178,23 +74,13 @@ def uids(pid: int) -> set[int]:
     return {int(word) for word in line.split()[1:]}
 
 
-def test_every_part_is_its_own_user_without_rights_and_with_a_filter_of_system_calls(site: Site) -> None:
+def test_every_part_is_its_own_user_without_rights_and_with_a_filter_of_system_calls(site: Packaged) -> None:
     for part in PARTS:
         pid = site.machine.main_pid(part)
         assert uids(pid) == {pwd.getpwnam(f"healer-{part}").pw_uid}
         status = Path(f"/proc/{pid}/status").read_text()
         assert "NoNewPrivs:\t1" in status and "Seccomp:\t2" in status
         assert "CapEff:\t0000000000000000" in status
-
-
-def test_the_worker_alone_holds_the_bmcs_password(site: Site) -> None:
-    holders = set()
-    for part in PARTS:
-        pid = site.machine.main_pid(part)
-        assert CANARY.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
-        if memory_holds(pid, CANARY.encode()):
-            holders.add(part)
-    assert holders == {"worker"}
 
 
 _OPEN = """
@@ -211,12 +97,12 @@ _HIDDEN = ("PermissionError", "FileNotFoundError")
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_reads_neither_the_secrets_nor_the_files_nor_the_memory_of_another(
-    site: Site, part: str
+    site: Packaged, part: str
 ) -> None:
     others = [each for each in PARTS if each != part]
     paths = [f"/run/credentials/healer-{each}.service/database-url" for each in others]
     paths += [f"/etc/healer/credentials/{each}/database-url" for each in PARTS]
-    paths += ["/etc/healer/credentials/worker/bmc-password", "/root/.bashrc", "/dev/kmsg"]
+    paths += ["/etc/healer/credentials/worker/broker-url", "/root/.bashrc", "/dev/kmsg"]
     for each in others:
         inside = site.machine.run(
             "systemctl", "show", "--property=MainPID", "--value", f"healer-{each}"
@@ -254,7 +140,7 @@ _NOT_OWN = (
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_writes_its_own_folder_and_no_code_rules_or_system(site: Site, part: str) -> None:
+def test_a_part_writes_its_own_folder_and_no_code_rules_or_system(site: Packaged, part: str) -> None:
     others = [f"/var/lib/healer/{each}" for each in PARTS if each != part]
     places = [
         f"/var/lib/healer/{part}",
@@ -280,7 +166,7 @@ _REFUSED = "Peer authentication failed|no password supplied"
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_connects_as_its_own_role_and_no_other(site: Site, part: str) -> None:
+def test_a_part_connects_as_its_own_role_and_no_other(site: Packaged, part: str) -> None:
     entry = pwd.getpwnam(f"healer-{part}")
     user = ServerUser(entry.pw_uid, entry.pw_gid, entry.pw_name, drop=True)
     roles = (*(f"healer_{each}" for each in PARTS), OWNER, "healer_auditor", "postgres")
@@ -290,7 +176,7 @@ def test_a_part_connects_as_its_own_role_and_no_other(site: Site, part: str) -> 
     assert {role for role, answer in answers.items() if not re.search(_REFUSED, answer)} == set()
 
 
-def test_a_person_s_drain_is_carried_out_sealed_and_verified(site: Site) -> None:
+def test_a_person_s_drain_is_carried_out_sealed_and_verified(site: Packaged) -> None:
     body = {"node": "gpu0001", "reason": "a person's own drain"}
     headers = site.headers("operator")
     asked = site.http.post(f"{site.url}/api/v1/playbooks/drain/runs", json=body, headers=headers)
@@ -325,7 +211,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_worker_alone_reaches_what_changes_slurm(site: Site, part: str) -> None:
+def test_the_worker_alone_reaches_what_changes_slurm(site: Packaged, part: str) -> None:
     reads, writes = reads_socket(Path(SITE, "sim", "sim.sock")), f"{SITE}/sim/sim.sock"
     done = as_part(site.machine, part, _CONNECT, [str(reads), writes])
     changes = "connected" if part == "worker" else "PermissionError"
@@ -333,7 +219,7 @@ def test_the_worker_alone_reaches_what_changes_slurm(site: Site, part: str) -> N
 
 
 @pytest.mark.parametrize("name", ["nobody", "daemon", "healer-upgrade"])
-def test_another_user_of_the_machine_is_no_user_of_the_database(site: Site, name: str) -> None:
+def test_another_user_of_the_machine_is_no_user_of_the_database(site: Packaged, name: str) -> None:
     uid = pwd.getpwnam(name).pw_uid if name != "healer-upgrade" else 61184  # of those that systemd makes up
     user = ServerUser(uid, uid, name, drop=True)
     roles = (*(f"healer_{each}" for each in PARTS), OWNER, "healer_auditor", "postgres")
@@ -342,35 +228,47 @@ def test_another_user_of_the_machine_is_no_user_of_the_database(site: Site, name
         assert re.search(_REFUSED, as_user(user, partial(enters, url), code_folders())), role
 
 
-def test_a_relay_s_forged_lines_drain_no_more_than_a_slot(site: Site) -> None:
-    """As `test_forged_evidence`, of parts that are walled off from each other."""
-    headers = site.headers("signals", "--name", "rack 3 relay")
-    nodes = [f"gpu{number:04d}" for number in range(20, 26)]
-    before = drained_nodes(site)
-    for node in nodes:
-        assert site.post_line(headers, node).status_code == 202
-    viewer = site.headers("viewer")
+def test_a_second_enrolment_of_a_node_ends_its_first_token_and_is_noted(
+    site: Packaged, munges: Realm
+) -> None:
+    """The API's walls let it ask munge and the names of hosts."""
+    site.machine.run("sh", "-c", "echo 192.0.2.1 gpu0001 >>/etc/hosts")
 
-    def accused() -> set[str]:
-        """Nodes with an incident."""
-        asked = f"{site.url}/api/v1/incidents"
-        found = {node: site.http.get(asked, headers=viewer, params={"node": node}).json() for node in nodes}
-        return {node for node, answer in found.items() if answer["items"]}
+    def enrol() -> dict[str, str]:
+        payload = json.dumps({"for": "healer enroll", "node": "gpu0001", "nonce": secrets.token_hex(16)})
+        made = credential(munges.folder / "1" / "s", payload)
+        answer = site.http.post(f"{site.url}/api/v1/enroll", json={"credential": made})
+        assert answer.status_code == 201, answer.text
+        return {"Authorization": f"Bearer {answer.json()['token']}"}
 
-    wait_until(lambda: accused() == {*nodes}, 30, what="an incident each")
-    stays(lambda: len(drained_nodes(site) - before) <= 1, 5.0, what="no cap is passed")
-    assert site.failed() == ""
+    def beats(headers: dict[str, str]) -> int:
+        where = f"{site.url}/api/v1/signals/heartbeat"
+        return site.http.post(where, json={"node": "gpu0001"}, headers=headers).status_code
+
+    first = enrol()
+    wait_until(lambda: beats(first) == 202, 20, what="the first token counts")
+    with psycopg.connect(plain(site.database_url(OWNER))) as conn:  # within minutes an answer was lost
+        conn.execute("UPDATE tokens SET created_at = created_at - interval '1 hour' WHERE node = 'gpu0001'")
+    second = enrol()
+    wait_until(lambda: (beats(first), beats(second)) == (401, 202), 20, what="the second took its place")
+    where, auditor = f"{site.url}/api/v1/audit", site.headers("auditor")
+
+    def noted() -> list[str]:
+        answer = site.http.get(where, params={"verb": ENROLLED_AGAIN}, headers=auditor)
+        return [record["subject"] for record in answer.json()["items"]]
+
+    assert wait_until(noted, 20, what="the record is there, which is paged") == ["node/gpu0001"]
 
 
-def drained_nodes(site: Site) -> set[str]:
-    return {node.name for node in SimClient(site.sim).snapshot().nodes.values() if node.drain}
-
-
-def test_a_page_of_a_part_without_the_channel_s_secret_still_leaves(site: Site) -> None:
+def test_a_page_of_a_part_without_the_channel_s_secret_still_leaves(site: Packaged, sink: Sink) -> None:
     """The scheduler alone knows where pages go."""
-    asked = site.post_line(site.headers("signals", "--vouches", "kernel"), "gpu0007")
+    line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=python, GPU has fallen off the bus."
+    entries = [{"time": datetime.now(UTC).isoformat(), "seq": 1, "line": line}]
+    body = {"cluster": "pod1", "node": "gpu0007", "boot_id": str(uuid4()), "entries": entries}
+    headers = site.headers("signals", "--vouches", "kernel")
+    asked = site.http.post(f"{site.url}/api/v1/signals/kernel-log", json=body, headers=headers)
     assert asked.status_code == 202, asked.text
-    wait_until(lambda: site.sink.ids() or site.failed(), 40, what="a page came to the site's own address")
+    wait_until(lambda: sink.ids() or site.failed(), 40, what="a page came to the site's own address")
     assert site.failed() == ""
 
 
@@ -410,14 +308,14 @@ def test_the_signing_key_may_be_a_credential_and_no_file_that_others_read(scratc
     assert paths["credential"].stat().st_mode & 0o777 == 0o440, "the mode shows the list's mask"
     said = {name: read(path) for name, path in paths.items()}
     assert said["credential"].startswith("read ") and said["own"].startswith("read ")
-    assert "can be read by others" in said["shared"] and "can be read by others" in said["open"]
+    assert "readable by other users" in said["shared"] and "readable by other users" in said["open"]
 
 
 # --- and when a part dies --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_is_killed_is_started_again(site: Site, part: str) -> None:
+def test_a_part_that_is_killed_is_started_again(site: Packaged, part: str) -> None:
     before = site.machine.main_pid(part)
     os.kill(before, signal.SIGKILL)
     inside = ["systemctl", "show", "--property=NRestarts,ActiveState", "--value", f"healer-{part}"]

@@ -6,6 +6,8 @@ It is the attacker's code: it walks from the application through everything that
 import contextlib
 import gc
 import inspect
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,12 +18,12 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tokens import adopt_key
+from healer.adapters.system_clock import SystemClock
 from healer.adapters.token_key import KEY_FILE, token_key
 from healer.bootstrap.web import web_app
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.ports.scheduling import Scheduler, SlurmReads
 from healer.settings import Settings, load
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
 from tests.support.slurm import clean, hands, real_slurm  # noqa: F401 - a fixture
 
@@ -109,7 +111,7 @@ def test_the_api_drains_no_node_of_a_real_slurm(
 
 
 def test_the_api_drains_no_node_of_the_simulated_slurm(fresh_database: sa.Engine, scratch: Path) -> None:
-    slurm = SimScheduler("pod1", WallClock(), 4)
+    slurm = SimScheduler("pod1", SystemClock(), 4)
     server = SimServer(slurm, scratch / "slurm.sock")
     server.start()
     try:
@@ -145,3 +147,20 @@ def test_nothing_that_the_api_holds_has_a_call_that_changes_slurm(
     assert all(hasattr(Scheduler, name) and not hasattr(SlurmReads, name) for name in WRITES)
     found = {(type(thing).__qualname__, name) for thing in everything for name in WRITES if has(thing, name)}
     assert found == set()
+
+
+def test_the_parts_are_forked_from_a_process_without_what_acts() -> None:
+    """What is loaded before the fork is in every part."""
+    program = "import sys; from healer.bootstrap.tree_parts import preload; preload(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    acts = ("healer.bootstrap.executor", "healer.adapters.nodes", "healer.adapters.bmc")
+    acts += (
+        "healer.adapters.commands",
+        "healer.adapters.slurm.cli_client",
+        "healer.adapters.slurm.preferred",
+    )
+    modules = loaded.stdout.split()
+    assert "healer.bootstrap.web" in modules
+    assert [
+        name for name in modules if name in acts or name.startswith(tuple(f"{one}." for one in acts))
+    ] == []

@@ -21,7 +21,10 @@ Served = tuple[Api, httpx.Client]
 #: What needs no token, and why: liveness and readiness for load balancers, and a document of no secrets.
 OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs"}
 #: Whose callers bring another proof than a token: tests/system/security/test_enroll.py.
-PROVEN = {"/enroll", "/chat/slack"}
+PROVEN = {
+    *("/enroll", "/chat/slack", "/account/password", "/break-glass/open"),
+    *("/login/device", "/login/device/finish", "/login/munge"),
+}
 
 #: Whose errors are those of its own protocol, google.rpc.Status: 7 is PERMISSION_DENIED.
 OTLP = "/api/v1/signals/otlp/"
@@ -56,6 +59,8 @@ MATRIX = [
     ("POST", "/api/v1/references", {"node": "none"}, Role.operator),
     ("DELETE", "/api/v1/references/pod1/none", None, Role.operator),
     ("GET", "/metrics", None, Role.viewer),
+    ("GET", "/api/v1/break-glass", None, Role.viewer),
+    ("POST", "/api/v1/break-glass/end", {"reason": "x"}, Role.admin),
     ("GET", "/api/v1/audit/export", None, Role.auditor),
     ("POST", "/api/v1/incidents/none/acknowledge", {}, Role.responder),
     ("POST", "/api/v1/incidents/none/note", {"note": "x"}, Role.responder),
@@ -107,6 +112,13 @@ MATRIX = [
     ("GET", "/api/v1/signals/losses", None, Role.viewer),
     ("GET", "/api/v1/signals/senders", None, Role.viewer),
     ("GET", "/api/v1/scrape", None, Role.viewer),
+    ("GET", "/api/v1/sessions", None, Role.viewer),
+    ("DELETE", "/api/v1/sessions/none", {}, Role.viewer),
+    ("GET", "/api/v1/tokens", None, Role.viewer),
+    ("GET", "/api/v1/people/none", None, Role.auditor),
+    ("POST", "/api/v1/people/none/end", {"reason": "x"}, Role.admin),
+    ("POST", "/api/v1/incidents/none/assign", {"to": "x", "reason": "x"}, Role.responder),
+    ("POST", "/api/v1/tokens/none/revoke", {"reason": "x"}, Role.viewer),
     ("GET", "/api/v1/devices", None, Role.viewer),
     ("GET", "/api/v1/devices/pod1/leaf1", None, Role.viewer),
 ]

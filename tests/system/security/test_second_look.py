@@ -68,7 +68,7 @@ def test_a_true_claim_drains_at_once_and_requeues_also_past_the_caps(place: Plac
         place.nodes[node].programs.kmsg(XID_79.format(pci=GPU))
         place.claim(node, XID_79)
     for node, job in jobs.items():
-        assert "says so too" in place.looked(node)
+        assert "confirms it" in place.looked(node)
         wait_until(lambda node=node: site.drained_by_us(node), 30, what=f"{node} is drained")
         wait_until(lambda job=job: site.job(job).restarts == 1, 30, what=f"job {job} is requeued")
 
@@ -102,6 +102,6 @@ def test_where_no_look_is_possible_it_drains_within_the_caps_and_requeues_nothin
     with relay_of(site, "rack 4 relay") as other:
         body = site.kernel_body(SILENT, XID_79.format(pci=GPU))
         assert other.post("/signals/kernel-log", json=body).status_code == 202
-    assert "decides nothing" in place.looked(SILENT)
+    assert "gives no clear answer" in place.looked(SILENT)
     wait_until(lambda: site.drained_by_us(SILENT), 30, what="within the caps it is drained")
     assert (site.job(job).state, site.job(job).restarts) == ("RUNNING", 0)

@@ -4,28 +4,19 @@
 """
 
 import grp
-import json
 import os
 import pwd
 import secrets
-import signal
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 import healer
-from healer.adapters.postgres.audit_rows import append
-from healer.embedded import running
-from healer.model import audit_record
-from tests.support.processes import living
+from tests.support.processes import living, memory_holds
 from tests.support.stack import scratch_folder
 from tests.support.up import Stack
-from tests.support.wait import wait_until
-from tests.system.security.test_executor_alone import memory_holds
 
 pytestmark = pytest.mark.crash
 #: Of each secret; only this process has them before the worker does.
@@ -142,33 +133,3 @@ def test_what_it_may_shows_that_the_tries_are_made_rightly(stack: Stack) -> None
                     f"connect('{data}/redis/run/redis.sock')"):  # fmt: skip
         assert as_service(_PROGRAM.replace("{attempt}", f"{attempt}; print('done')")) == "done", attempt
     (data / "rules/x.yaml").unlink()
-
-
-# --- a sealer that stands still
-
-
-def test_a_token_waits_for_a_worker_that_stands_still_and_readyz_says_so(stack: Stack) -> None:
-    worker, found = stack.pids()["worker"], running.find(stack.data_dir)
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        made = stack.run("token", "create", "--role", "viewer", "--json")
-        headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}
-        assert "healer worker" in made.stderr
-
-        def asked() -> int:
-            return stack.http.get(f"{stack.url}/api/v1/nodes", headers=headers).status_code
-
-        assert asked() == 503
-        with sa.create_engine(found.database_url).begin() as conn:
-            before = datetime.now(UTC) - timedelta(seconds=70)
-            append(conn, audit_record("pod1", before, "test", "test.waits", "test/1"))
-
-        def seal() -> bool:
-            return stack.http.get(f"{stack.url}/readyz").json()["checks"]["seal"]["ok"]
-
-        wait_until(lambda: not seal(), 30, what="/readyz says that nothing seals")
-        assert asked() == 503
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    wait_until(lambda: asked() == 200, 30, what="the token counts when the worker goes on")
-    wait_until(seal, 30, what="/readyz is well")

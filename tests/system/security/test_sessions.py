@@ -12,9 +12,12 @@ Served = tuple[Api, httpx.Client]
 PAUSE = "/api/v1/pauses"
 
 
+PEER = "127.0.0.1"
+
+
 def session(api: Api) -> tuple[Access, str]:
     access: Access = api.app.state.access
-    opened = access.sign_in(api.token("operator", once=True, name="ann"))
+    opened = access.sign_in(api.token("operator", once=True, name="ann"), PEER)
     assert opened is not None
     return access, opened
 
@@ -23,7 +26,7 @@ def test_a_link_opens_one_session_and_no_second(served: Served) -> None:
     api, client = served
     access: Access = api.app.state.access
     link = api.token("viewer", once=True)
-    first, second = access.sign_in(link), access.sign_in(link)
+    first, second = access.sign_in(link, PEER), access.sign_in(link, PEER)
     assert first is not None
     assert second is None
     assert client.get("/api/v1/nodes", headers={"Authorization": f"Bearer {link}"}).status_code == 401
@@ -37,14 +40,14 @@ def test_an_expired_or_revoked_link_opens_nothing(served: Served) -> None:
     late = api.token("viewer", once=True, expires_at=now - timedelta(seconds=1))
     gone = api.token("viewer", once=True)
     api.tokens.revoke(gone.split("_")[1], by="test", now=now)
-    assert access.sign_in(late) is None
-    assert access.sign_in(gone) is None
+    assert access.sign_in(late, PEER) is None
+    assert access.sign_in(gone, PEER) is None
 
 
 def test_an_ordinary_token_is_no_link(served: Served) -> None:
     api, _ = served
     access: Access = api.app.state.access
-    assert access.sign_in(api.token("viewer")) is None
+    assert access.sign_in(api.token("viewer"), PEER) is None
 
 
 def test_a_session_acts_only_from_its_own_pages(served: Served) -> None:
@@ -70,7 +73,7 @@ def test_signing_out_and_revoking_end_a_session(served: Served) -> None:
     access.sign_out(cookie)
     assert client.get("/api/v1/nodes", headers={"Cookie": f"healer_session={cookie}"}).status_code == 401
     access, cookie = session(api)
-    caller = access.session(cookie)
+    caller = access.session(cookie, PEER)
     assert caller is not None
     api.tokens.revoke(caller.id, by="test", now=api.services.clock.now())
-    wait_until(lambda: access.session(cookie) is None, 1.5)
+    wait_until(lambda: access.session(cookie, PEER) is None, 1.5)

@@ -56,6 +56,17 @@ def test_each_part_s_exposure_is_low_and_stands_in_the_docs() -> None:
     assert {part: float(figure) for part, figure in written.items()} == measured
 
 
+def test_the_exposure_of_all_in_one_stands_in_the_docs(tmp_path: Path) -> None:
+    """It forks users, so it stays root: the figure is higher than a part's."""
+    file = UNITS / "healer.service"
+    plain = tmp_path / "healer.service"
+    words = ("[Unit]", "[Service]", "Description=", "ExecStart=")
+    plain.write_text("\n".join(line for line in file.read_text().splitlines() if line.startswith(words)))
+    text = (ROOT / "docs" / "install.md").read_text()
+    written = re.search(r"an exposure of ([0-9.]+) by .* against ([0-9.]+) for a unit without walls", text)
+    assert written and (float(written[1]), float(written[2])) == (exposure(file), exposure(plain))
+
+
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     """`systemd-analyze verify` on units whose program is here."""
     for file in (*UNITS.glob("*.service"), UNITS / "healer.target"):
@@ -121,6 +132,14 @@ def test_each_part_is_its_own_user_with_its_own_folder_and_the_same_walls() -> N
     for part in (*PARTS, "upgrade"):
         lines = (UNITS / f"healer-{part}.service").read_text().splitlines()
         assert [line for line in HARDENED if line not in lines] == []
+
+
+def test_no_unit_gives_up_starting() -> None:
+    """systemd's own limit is five starts within 10 s."""
+    units = [UNITS / f"healer-{part}.service" for part in PARTS]
+    for file in (*units, UNITS / "healer.service"):
+        head = file.read_text().partition("[Service]")[0]
+        assert "StartLimitIntervalSec=0" in head.splitlines(), file.name
 
 
 def test_the_target_starts_every_part() -> None:

@@ -382,7 +382,7 @@ def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
         event=StepEvent.done,
         at=START,
         epoch=1,
-        text="Job 4711 was requeued (restart 1) and starts as soon as Slurm's scheduler comes to it",
+        text="Job 4711 was requeued (restart 1) and starts at Slurm's next scheduling pass",
     )
     desk = Desk(incident=msgspec.structs.replace(INCIDENT, jobs_hit=("4711", "4712")), log=(requeued,))
     desk.act(VERBS[Verb.ticket])
@@ -394,12 +394,12 @@ def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
 def test_who_approves_reads_which_jobs_are_on_the_node() -> None:
     desk = Desk(step=Step(id="agree", title="Power-cycle it"))
     asks = desk.act(WAITS["approval"])
-    assert asks.text == "Waits for an approval: Power-cycle it"
+    assert asks.text == "Waiting for approval: Power-cycle it"
     jobs = [desk.slurm.add_job(required=[NODE], gpus=4) for _ in range(2)]
     asks = desk.act(WAITS["approval"])
-    assert asks.text == f"Waits for an approval: Power-cycle it. Jobs at work there: {', '.join(jobs)}"
+    assert asks.text == f"Waiting for approval: Power-cycle it. Jobs running there: {', '.join(jobs)}"
     desk.use(scheduler=Away())
-    assert desk.act(WAITS["approval"]).text == "Waits for an approval: Power-cycle it"
+    assert desk.act(WAITS["approval"]).text == "Waiting for approval: Power-cycle it"
 
 
 def test_every_step_of_every_shipped_playbook_can_be_done() -> None:

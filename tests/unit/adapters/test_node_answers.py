@@ -59,11 +59,11 @@ def test_a_warning_is_told_and_no_failure() -> None:
     [
         (told(memory=[result("Skip"), result("Not Run", 1)]), "0 tests passed and none failed"),
         (told(), "0 tests passed"),
-        (told(255, memory=[result("Pass")]), "ended with 255"),
+        (told(255, memory=[result("Pass")]), "exited with 255"),
         (finished({"DCGM Diagnostic": {"runtime_error": "no host"}}, 1), "no host"),
         (finished(None, 1) | {"text": "Error: unable"}, "no verdict: Error: unable"),
-        ({"state": "failed", "code": "timed-out", "text": "dcgmi did not end"}, "could not be carried out"),
-        ({"state": "lost", "text": "it was cut short: the node has booted since"}, "booted since"),
+        ({"state": "failed", "code": "timed-out", "text": "dcgmi did not end"}, "could not run"),
+        ({"state": "lost", "text": "it was interrupted: the node has booted since"}, "booted since"),
         ({}, "gave no result"),
     ],
 )  # fmt: skip
@@ -168,11 +168,11 @@ def test_memory_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"pending": "Yes"}, "a row waits to be remapped"),
-        ({"failed": "Yes"}, "a row could not be remapped"),
-        ({"pending": "N/A", "failed": "N/A", "retirement": "Yes"}, "a page waits to be retired"),
-        ({"channel": "Yes"}, "a channel waits to be repaired"),
-        ({"sram": "Yes"}, "too many errors in its on-chip memory"),
+        ({"pending": "Yes"}, "a row remap is pending"),
+        ({"failed": "Yes"}, "a row remap failed"),
+        ({"pending": "N/A", "failed": "N/A", "retirement": "Yes"}, "a page retirement is pending"),
+        ({"channel": "Yes"}, "a channel repair is pending"),
+        ({"sram": "Yes"}, "too many errors in on-chip memory"),
         ({"recovery": "Reset"}, "the driver asks for 'Reset'"),
     ],
 )

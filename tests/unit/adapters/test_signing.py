@@ -1,7 +1,9 @@
 """The signing key on disk: made once, private, never replaced silently."""
 
+import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,25 @@ def test_the_key_is_made_once_and_private(tmp_path: Path):
     assert stat.S_IMODE((tmp_path / "data" / KEY_FILE).stat().st_mode) == 0o600
     assert {path.name for path in (tmp_path / "data").iterdir()} == {KEY_FILE, PUBLIC_FILE}
     Ed25519PublicKey.from_public_bytes(bytes.fromhex(first.key)).verify(again.sign(b"x"), b"x")
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    """Of the units that ship."""
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("strict_umask")
+def test_every_user_may_read_the_public_keys_and_nobody_else_the_rest(tmp_path: Path):
+    load_signer(tmp_path)
+    CheckpointFile(tmp_path / "audit-checkpoints.jsonl").append([b"{}\n"])
+    modes = {path.name: f"{stat.S_IMODE(path.stat().st_mode):o}" for path in tmp_path.iterdir()}
+    assert modes == {KEY_FILE: "600", PUBLIC_FILE: "644", "audit-checkpoints.jsonl": "640"}
+    (tmp_path / PUBLIC_FILE).chmod(0o640)  # as an earlier version left it
+    load_signer(tmp_path)
+    assert stat.S_IMODE((tmp_path / PUBLIC_FILE).stat().st_mode) == 0o644
 
 
 def test_processes_that_start_together_agree_on_one_key(tmp_path: Path):

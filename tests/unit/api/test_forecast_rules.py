@@ -30,7 +30,7 @@ def test_auto_cannot_be_set() -> None:
     rules = rules_in()
     with pytest.raises(Problem) as refused:
         check_mode(rules.by_name[NAME], Mode.auto)
-    assert refused.value.status == 422 and "approve at most" in refused.value.detail
+    assert refused.value.status == 422 and "highest mode is approve" in refused.value.detail
     check_mode(rules.by_name[NAME], Mode.approve)
     check_mode(rules.by_name["gpu-lost"], Mode.auto)
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio.to_thread
@@ -19,6 +20,7 @@ from healer.api.access import Access
 from healer.api.db_health import Crowded, Reach, shared_readiness
 from healer.api.problems import Problem
 from healer.api.request_preamble import parse
+from healer.api.site_address import SiteNames
 from healer.model import Role
 from healer.ports.answers import Readiness
 from healer.ports.callers import Caller
@@ -175,7 +177,19 @@ def api(fresh_database: sa.Engine) -> Iterator[Api]:
 
 def request(token: str) -> Request:
     headers = [(b"authorization", f"Bearer {token}".encode())]
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": headers})
+    app = SimpleNamespace(state=SimpleNamespace(site=SiteNames(any_host=True)))
+    client = ("192.0.2.1", 40000)
+    return Request(
+        {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "scheme": "http",
+            "headers": headers,
+            "app": app,
+            "client": client,
+        }
+    )
 
 
 def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
@@ -318,7 +332,7 @@ def test_who_is_remembered_is_not_when_others_ask_too_much(api: Api) -> None:
     async def ask() -> None:
         await access.sender(request(token))
         access._cache.clear()
-        reach._queued = 10_000
+        reach.common.queued = 10_000
         with pytest.raises(Crowded):
             await access.sender(request(token))
 

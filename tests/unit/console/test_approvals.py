@@ -61,7 +61,7 @@ def test_a_run_shows_its_plan_the_jobs_there_and_who_stands_against_it(sample: S
     assert site.snapshot is not None
     waiting = next(one for one in site.asking if one.state is RunState.waiting_approval and one.node)
     answers = (
-        Answer(guard=Guard.pause, kind=AnswerKind.allow, why="Nothing is paused."),
+        Answer(guard=Guard.pause, kind=AnswerKind.allow, why="No active pauses."),
         Answer(guard=Guard.slots, kind=AnswerKind.hold, why="10 of 10 slots used.", used=10, limit=10),
     )
     decision = Decision(
@@ -87,7 +87,7 @@ def test_only_who_may_act_sees_buttons(sample: Sample, role: Role, presses: bool
     page = TestClient(Site(sample, role=role).app).get("/approvals", headers=COOKIE).text
     main = page[page.index("<main") : page.index("</main>")]
     assert ("/approve" in main) is presses
-    assert ("Operators approve and reject." in main) is not presses
+    assert ("Only operators can approve or reject." in main) is not presses
     assert main.count("<article") == 3 and "held runs" in main
 
 
@@ -106,4 +106,4 @@ def test_many_are_cut_and_what_was_written_stays_text(sample: Sample) -> None:
 
 def test_nothing_waits() -> None:
     page = TestClient(Site(make_sample(8, empty=True)).app).get("/approvals", headers=COOKIE).text
-    assert "Nothing waits for a person." in page
+    assert "Nothing is waiting for a person." in page

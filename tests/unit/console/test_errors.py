@@ -38,23 +38,23 @@ def ways(page: str) -> list[tuple[str, str]]:
     return re.findall(r'<a href="([^"]+)">([^<]+)</a>', main)
 
 
-FLEET = ("/", "To the fleet")
+FLEET = ("/", "Go to fleet")
 
 
 @pytest.mark.parametrize(
     ("path", "heading", "above"),
     [
-        ("/nope", "No such page", []),
-        ("/%00", "No such page", []),
-        ("/incidents/", "No such page", [("/incidents", "To the incidents")]),
-        ("/nodes/pod1/gpu9999", "No such node", []),
-        ("/jobs/pod1/none", "No such job", []),
-        ("/incidents/0123456789", "No such incident", [("/incidents", "To the incidents")]),
-        ("/runs/none", "No such run", [("/runs", "To the runs")]),
-        ("/playbooks/none", "No such playbook", [("/playbooks", "To the playbooks")]),
-        ("/runbooks/none", "No such runbook", [("/playbooks", "To the playbooks")]),
-        ("/?cluster=none", "No such cluster", []),
-        ("/static/none.js", "No such file", []),
+        ("/nope", "Page not found", []),
+        ("/%00", "Page not found", []),
+        ("/incidents/", "Page not found", [("/incidents", "Go to incidents")]),
+        ("/nodes/pod1/gpu9999", "Node not found", []),
+        ("/jobs/pod1/none", "Job not found", []),
+        ("/incidents/0123456789", "Incident not found", [("/incidents", "Go to incidents")]),
+        ("/runs/none", "Run not found", [("/runs", "Go to runs")]),
+        ("/playbooks/none", "Playbook not found", [("/playbooks", "Go to playbooks")]),
+        ("/runbooks/none", "Runbook not found", [("/playbooks", "Go to playbooks")]),
+        ("/?cluster=none", "Cluster not found", []),
+        ("/static/none.js", "File not found", []),
     ],
 )
 def test_a_page_that_is_not_there_says_so_within_the_console(
@@ -138,12 +138,12 @@ def test_what_is_not_allowed_is_a_page_too(site: Site) -> None:
     forms = [(path, who) for path in ("/language", "/sign-in") for who in (True, False)]
     for path, signed_in in [*forms, ("/sign-out", True)]:
         answer = visitor(site, signed_in=signed_in).post(path, headers=other)
-        assert answer.status_code == 403 and "<h1>Not from this site</h1>" in answer.text
+        assert answer.status_code == 403 and "<h1>Cross-site request refused</h1>" in answer.text
         assert ("mara" in answer.text) is signed_in
     signals = visitor(Site(make_sample(4), role=Role.signals)).get("/nope")
     assert signals.status_code == 404 and "gpu" not in signals.text and 'id="nav"' not in signals.text
     page = visitor(Site(make_sample(4), role=Role.signals)).get("/")
-    assert page.status_code == 403 and "<h1>Not for this token</h1>" in page.text
+    assert page.status_code == 403 and "<h1>Not allowed for this token</h1>" in page.text
 
 
 def test_a_wrong_query_and_a_wrong_page_number_are_pages(site: Site) -> None:
@@ -164,7 +164,7 @@ def test_a_failure_of_our_own_asks_nothing_more(monkeypatch: pytest.MonkeyPatch)
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert "<h1>Something went wrong</h1>" in answer.text and 'id="nav"' not in answer.text
     missing = visitor(site).get("/nope")
-    assert missing.status_code == 404 and "<h1>No such page</h1>" in missing.text
+    assert missing.status_code == 404 and "<h1>Page not found</h1>" in missing.text
     assert 'id="nav"' not in missing.text
 
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import msgspec
 from fastapi.testclient import TestClient
 
-from healer.console.views import health_view
-from healer.console.views.health_view import Arrives, Health, Row, health
+from healer.console.views import Shown, health_view
+from healer.console.views.health_view import Arrives, Row, health
 from healer.model import Sender
 from healer.ports.answers import Backlog, Queue, SelfHealth, Sink, Standing, Stored
 from tests.support.console_desk import own
@@ -21,11 +21,11 @@ def stands(**changes: object) -> Standing:
     return msgspec.structs.replace(found, **changes)
 
 
-def told(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Health:
+def told(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Shown:
     return health(known, site or stands(), arrives or Arrives(), 3, 2, NOW)
 
 
-def row(found: Health, name: str) -> Row:
+def row(found: Shown, name: str) -> Row:
     return next(one for section in found.sections for one in section.rows if one.name == name)
 
 
@@ -43,9 +43,9 @@ def test_what_is_wrong_stands_first_and_says_what_to_do() -> None:
     names = [(one.name, one.tone) for one in told(own()).wrong]
     assert names == [
         ("Workers", "bad"),
-        ("Controller: behind", "warn"),
+        ("Controller: delayed", "warn"),
         ("Runs for the workers", "warn"),
-        ("Scraped", "warn"),
+        ("Scrape targets", "warn"),
         ("<b>chat</b>", "warn"),
     ]
     assert all(one.todo for one in told(own()).wrong)
@@ -55,16 +55,16 @@ def test_a_detector_that_beats_but_does_not_lead_is_down() -> None:
     known = well()
     stored = msgspec.structs.replace(known.stored, leads=frozenset())
     found = row(told(msgspec.structs.replace(known, stored=stored)), "Detector")
-    assert (found.tone, found.text) == ("bad", "no detector leads")
+    assert (found.tone, found.text) == ("bad", "no active detector")
 
 
 def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:
     site = stands()
     assert site.snapshot is not None
     old = msgspec.structs.replace(site.snapshot, taken_at=NOW - timedelta(minutes=2))
-    found = row(told(well(), stands(snapshot=old, snapshot_error="no route")), "Picture")
+    found = row(told(well(), stands(snapshot=old, snapshot_error="no route")), "Slurm snapshot")
     assert (found.tone, found.text) == ("bad", "taken 2 min ago, 32 nodes. No route")
-    assert row(told(well(), stands(snapshot=None)), "Picture").tone == "bad"
+    assert row(told(well(), stands(snapshot=None)), "Slurm snapshot").tone == "bad"
 
 
 def test_what_waits_is_behind_only_when_it_waits_long() -> None:
@@ -75,8 +75,8 @@ def test_what_waits_is_behind_only_when_it_waits_long() -> None:
 
     assert (waiting(2), waiting(40)) == ("good", "warn")
     full = Arrives(queues=tuple(health_view.queue_rows([Queue("events", 99, 100, "entries")])))
-    found = row(told(well(), arrives=full), "To be written: events")
-    assert (found.tone, found.text) == ("bad", "99 entries, 99% of its room")
+    found = row(told(well(), arrives=full), "Write queue: events")
+    assert (found.tone, found.text) == ("bad", "99 entries, 99% of capacity")
 
 
 def test_a_sink_is_looked_at_when_it_refuses_and_not_while_it_waits_for_its_turn() -> None:
@@ -97,12 +97,12 @@ def test_quiet_senders_are_named() -> None:
 
     many = health_view.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
     found = row(told(well(), arrives=Arrives(senders=tuple(many))), "Senders")
-    assert found.text.startswith("not heard from: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
+    assert found.text.startswith("silent: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
 
 
 def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:
     page = TestClient(Site(make_sample(32)).app).get("/health", headers=COOKIE)
     assert page.status_code == 200
     assert "<script>alert(1)" not in page.text and "<b>chat" not in page.text
-    assert "403 &lt;script&gt;" in page.text and "in force for 2 d by healer" in page.text
+    assert "403 &lt;script&gt;" in page.text and "active for 2 d by healer" in page.text
     assert ">16,807 spool_full" in page.text

@@ -79,16 +79,16 @@ def test_what_only_some_jobs_have_is_told_in_words() -> None:
     )  # fmt: skip
     assert dict(job_view.facts(shown)) == {
         "Array": "5, task 0",
-        "Heterogeneous job": "11, part 1",
+        "Heterogeneous job": "11, component 1",
         "Held by": "an administrator or Slurm",
-        "Slurm says": "launch failed requeued held",
+        "Slurm reason": "launch failed requeued held",
         "Federation": "from pod1, copies in pod1, pod2",
-        "Must not use": "n1, n2",
+        "Excluded nodes": "n1, n2",
         "Reservation": "healer_1",
-        "Depends on": "afterok:3",
-        "Goes on without a failed node": "yes",
+        "Dependency": "afterok:3",
+        "Continues without a failed node": "yes",
     }
     waiting = SlurmJob(id="5", state="PENDING", array_job="5")
-    assert job_view.facts(waiting) == [("Array", "5, tasks that wait together")]
+    assert job_view.facts(waiting) == [("Array", "5, pending tasks")]
     ended = SlurmJob(id="8", state="FAILED", exit_code="0:9", failed_node="n1")
     assert dict(job_view.facts(ended)) == {"Failed node": "n1", "Exit code": "0:9"}

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import msgspec
 import numpy as np
 
-from healer.console.views import node_view
+from healer.console.views import Shown, node_view
 from healer.model import (
     Catalogue,
     Column,
@@ -66,7 +66,7 @@ def measured(
     gpus: int = 0,
     incidents: tuple[OpenIncident, ...] = (),
     wanted: str = "",
-) -> node_view.Measured:
+) -> Shown:
     reports, columns = told(*rows)
     node = node_view.NodeNow(name="n1", gpus=gpus, incidents=incidents, now=NOW)
     return node_view.measured(reports, columns, CATALOGUE, node, wanted)
@@ -95,7 +95,7 @@ def test_the_newest_value_is_shown_and_an_old_one_is_unknown() -> None:
     cells = [row.figures[1] for row in view.gpus]
     assert [cell.text for cell in cells] == ["61 °C", "–", "–"]
     assert cells[1].title == "last 88 °C, 5 min ago"
-    assert cells[2].title == "never told"
+    assert cells[2].title == "never reported"
     assert view.gpus[2].seen is None
 
 
@@ -154,7 +154,7 @@ def test_one_signal_is_drawn_with_a_line_for_each_gpu_and_their_median() -> None
     assert view.signal == "sm_clock_mhz"
     assert [name for name, _ in view.signals] == ["gpu_temp_c", "sm_clock_mhz"]
     assert view.chart is not None
-    assert [line["l"] for line in view.chart.data["s"]] == ["GPU 0", "GPU 1", "GPU 2", "median here"]
+    assert [line["l"] for line in view.chart.data["s"]] == ["GPU 0", "GPU 1", "GPU 2", "node median"]
     assert [moment.label for moment in view.chart.moments] == ["hot"]
     assert measured(*rows, wanted="<script>").signal == "sm_clock_mhz"
 

@@ -59,7 +59,7 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
     node, everything = pauses_view.past_pauses(records, (), NOW)
     assert (node.scope, node.ended) == ("node gpu0012", "jonas: upgraded & tested")
     assert node.ended_at == NOW - timedelta(hours=8.5)
-    assert (everything.scope, everything.ended) == ("everything", "its time was over")
+    assert (everything.scope, everything.ended) == ("everything", "expired")
     still = msgspec.structs.replace(paused("all", ""), id="past-1")
     assert [one.scope for one in pauses_view.past_pauses(records, (still,), NOW)] == ["node gpu0012"]
 
@@ -96,7 +96,7 @@ def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
     strip = standing_view.strip(site, fleet_view.node_rows(site), NOW)
     found = {one.name: one for one in pauses_view.caps(site, strip, shipped())}
     assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
-    assert (found["Floor of service"].limit, found["Floor of service"].left) == (29, 0)
+    assert (found["Capacity floor"].limit, found["Capacity floor"].left) == (29, 0)
     racks = [name for name in found if name.startswith("Rack")]
     held = {slot.node for slot in site.slots if not slot.unusable}
     assert len(racks) == len(held) and found["Partition train"].used == len(held)
@@ -124,7 +124,7 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
 
     rows = {row.name: row for row in fleet_view.node_rows(site)}
     strip = standing_view.strip(site, list(rows.values()), NOW)
-    room = next(one for one in pauses_view.caps(site, strip, shipped()) if one.name == "Floor of service")
+    room = next(one for one in pauses_view.caps(site, strip, shipped()) if one.name == "Capacity floor")
     facts = GateFacts(
         cluster=CLUSTER, snapshot=snapshot, slots=tuple(site.slots), breaker=Breaker(cluster=CLUSTER)
     )
@@ -134,7 +134,7 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
     assert rows[upheld].kind is fleet_view.NodeKind.planned
 
 
-@pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])
+@pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 root causes"), (1.0, "breaker is off")])
 def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
     site = stands()
     site = msgspec.structs.replace(
@@ -164,4 +164,4 @@ def test_the_page_shows_only_what_the_role_may_press(role: Role, adds: bool, res
 
 def test_a_quiet_site_says_so() -> None:
     page = TestClient(Site(make_sample(8, empty=True)).app).get("/pauses", headers=COOKIE).text
-    assert "Nothing is paused." in page and "No pause has ended." in page and ">closed</span>" in page
+    assert "No active pauses." in page and "No past pauses." in page and ">closed</span>" in page

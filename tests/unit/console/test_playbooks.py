@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from healer.actions import CHECKS, VERBS, WAITS
 from healer.console.render import Runbooks, runbooks_dir
 from healer.console.views import playbooks_view
-from healer.console.views.playbooks_view import CHECK_WORDS, VERB_WORDS, WAIT_WORDS
+from healer.console.views.playbooks_view import UNDOES
 from healer.model import Playbook, Role, Run, RunState, Step, Verb
-from tests.support import console_site
+from tests.support import console_site, sayings
 from tests.support.console_sample import CLUSTER, NOW, shipped
 from tests.support.console_site import Site, make_sample
 
@@ -37,9 +37,11 @@ def run(state: RunState, **more: object) -> Run:
 
 
 def test_every_verb_check_and_wait_has_words_and_says_truly_whether_it_is_undone() -> None:
-    assert (set(VERB_WORDS), set(CHECK_WORDS), set(WAIT_WORDS)) == (set(VERBS), set(CHECKS), set(WAITS))
-    undoes = {verb for verb, action in VERBS.items() if action.undo is not None}
-    assert {verb for verb, told in VERB_WORDS.items() if told.undone} == undoes
+    keys = [f"verb_{verb}{part}" for verb in VERBS for part in ("", "_verified")]
+    keys += [f"verb_{verb}_undone" for verb in UNDOES]
+    keys += [*(f"check_{check}" for check in CHECKS), *(f"wait_{wait}" for wait in WAITS)]
+    assert {f"console.{key}" for key in keys} <= sayings.entries("en").keys()
+    assert {verb for verb, action in VERBS.items() if action.undo is not None} == UNDOES
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,9 @@ def test_a_step_tells_its_limits_its_condition_and_what_is_undone() -> None:
             Step(id="repair", wait="repair"),
         )
     )
-    assert (drain.limits, drain.undone, drain.takes) == ("30 s, 5 attempts", "The drain is lifted.", True)
+    assert (drain.limits, drain.undone, drain.takes) == ("30 s, 5 attempts", "Lifts the drain.", True)
     assert kept.undone == "Stays." and "And node_answers: Slurm reaches the node" in kept.verified
-    assert (test.only, test.limits, test.undone) == ("Only when drain.passed.", "10 min", "")
+    assert (test.only, test.limits, test.undone) == ("Only if drain.passed.", "10 min", "")
     assert (wait.only, wait.limits) == ("Once for each of jobs_hit.", "asks a person after 1 d")
     assert (repair.limits, repair.kind) == ("none", "waits")
 
@@ -90,7 +92,7 @@ def test_every_playbook_has_a_page_with_its_runbook(client: TestClient) -> None:
     listed = client.get("/playbooks", headers=COOKIE).text
     assert listed.count("<tr data-row=") == len(shipped().playbooks)
     assert client.get("/playbooks?q=gpu-reset", headers=COOKIE).text.count("<tr data-row=") == 1
-    assert "No playbook fits." in client.get("/playbooks?q=none+such", headers=COOKIE).text
+    assert "No matching playbooks." in client.get("/playbooks?q=none+such", headers=COOKIE).text
 
 
 @pytest.mark.parametrize("path", ["/playbooks/none", "/runbooks/none", "/runbooks/..%2F..%2Fpyproject"])
@@ -102,7 +104,7 @@ def test_a_playbook_names_the_rules_that_use_it_with_their_modes(client: TestCli
     page = client.get("/playbooks/gpu-fatal", headers=COOKIE).text
     row = page[page.index('data-row="gpu-lost"') :].partition("</tr>")[0]
     assert "approve" in row and "set by mara" in row
-    assert "None: people start it by hand." in client.get("/playbooks/gpu-reset", headers=COOKIE).text
+    assert "None: started by people only." in client.get("/playbooks/gpu-reset", headers=COOKIE).text
 
 
 def test_every_runbook_is_served_and_its_links_lead_somewhere(client: TestClient) -> None:

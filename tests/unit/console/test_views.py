@@ -62,9 +62,9 @@ def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind
         (("MIXED", "DRAIN"), "NHC: check_hw", "draining by NHC 3 h ago"),
         (("DOWN", "NOT_RESPONDING"), "Not responding", "down by Slurm 3 h ago, not responding"),
         (("IDLE", "DRAIN"), "healer:gpu-lost inc:2bcdce34 gone", "drained by healer 3 h ago"),
-        (("IDLE", "PLANNED"), "", "idle, kept free for a planned job"),
+        (("IDLE", "PLANNED"), "", "idle, reserved for a planned job"),
         (("IDLE", "POWERED_DOWN"), "", "powered down to save power"),
-        (("IDLE", "QUARANTINED"), "", "idle, with QUARANTINED, which healer does not know"),
+        (("IDLE", "QUARANTINED"), "", "idle, with QUARANTINED, unknown to healer"),
     ],
 )
 def test_slurms_state_in_words(sample: Sample, state: tuple[str, ...], reason: str, text: str) -> None:
@@ -77,7 +77,7 @@ def test_slurms_state_in_words(sample: Sample, state: tuple[str, ...], reason: s
 def test_a_node_that_a_program_holds_names_the_program(sample: Sample) -> None:
     row = fleet_view.node_rows(stands(sample))[0]
     shown = SlurmNode(name="gpu0001", state=("IDLE", "DRAIN"), reason="NHC: check_hw", reason_user="root")
-    assert msgspec.structs.replace(row, kind=NodeKind.out_person, slurm=shown).word == "out, by NHC"
+    assert msgspec.structs.replace(row, kind=NodeKind.out_person, slurm=shown).word == "out of service by NHC"
 
 
 def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample) -> None:
@@ -90,10 +90,10 @@ def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample
     shown = standing_view.strip(now, fleet_view.node_rows(now), NOW).banners
     banners = [one for one in shown if "controller" in one.title]
     assert [(one.tone, one.title) for one in banners] == [
-        ("warn", f"Slurm's controller: the backup since {words.utc(since[Trouble.backup])}"),
-        ("warn", f"Slurm's controller: asked by another way since {words.utc(NOW)}"),
+        ("warn", f"Slurm's controller: the backup controller since {words.utc(since[Trouble.backup])}"),
+        ("warn", f"Slurm's controller: reached through another adapter since {words.utc(NOW)}"),
     ]
-    assert banners[0].text.startswith("The backup controller ctl2 has taken over. ")
+    assert banners[0].text.startswith("The backup controller ctl2 took over. ")
 
 
 def test_a_dead_controller_is_told_once_also_when_the_picture_is_old(sample: Sample) -> None:
@@ -134,11 +134,11 @@ def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> No
     strip = standing_view.strip(blind, fleet_view.node_rows(blind), NOW)
     assert strip.nodes == 0
     assert not strip.below_floor
-    assert strip.banners[0].text == "healer holds every action. slurmctld refused"
+    assert strip.banners[0].text == "healer holds all actions. slurmctld refused"
 
     later = standing_view.strip(stands(sample), [], NOW + timedelta(minutes=3))
     assert later.stale
-    assert later.banners[0].title == "Slurm was last seen 3 min ago"
+    assert later.banners[0].title == "Slurm last answered 3 min ago"
 
 
 def test_place_names_the_smallest_part() -> None:
@@ -161,12 +161,12 @@ def test_what_is_left_for_a_person(sample: Sample) -> None:
         ["Approve drain-reboot-verify", "Reject"],
     )
     assert [text for text, _ in left(sample, "gpu-remap-failed")] == [
-        "drain-reset-verify gpu0009: held by a guard.",
-        "gpu0009 is known bad and still in service.",
-        "Nobody has acknowledged this yet.",
+        "drain-reset-verify gpu0009: blocked by a guard.",
+        "gpu0009 is faulty and still in service.",
+        "Not acknowledged yet.",
     ]
     assert left(sample, "person-drain")[0][0].startswith("jonas drained gpu0026 1 d 5 h ago")
-    assert left(sample, "gpu-application") == [("Was this a true fault?", ["True fault", "False alarm"])]
+    assert left(sample, "gpu-application") == [("Was this a real fault?", ["True fault", "False alarm"])]
 
 
 def test_a_viewer_gets_no_button(sample: Sample) -> None:
@@ -213,7 +213,7 @@ def test_a_wait_that_looks_again_and_again_is_one_row(sample: Sample) -> None:
     )
     many = msgspec.structs.replace(detail.runs[0], log=looks)
     rows = timeline_view.timeline(msgspec.structs.replace(detail, runs=(many,)))
-    assert [row.detail for row in rows if row.kind == "step"] == [f"{wait.text} (looked 60 times)"]
+    assert [row.detail for row in rows if row.kind == "step"] == [f"{wait.text} (checked 60 times)"]
 
 
 def test_affected_parts_are_told_by_node() -> None:
@@ -249,7 +249,7 @@ def test_an_approval_is_previewed_by_a_dry_run_of_its_playbook(sample: Sample) -
 
 def test_the_button_of_a_run_that_asks_says_what_is_approved_and_which_jobs_are_there(sample: Sample) -> None:
     run = next(one.run for one in sample.runs.values() if one.run.state is RunState.waiting_approval)
-    asked = "Waits for an approval: Power-cycle it. Jobs at work there: 4711"
+    asked = "Waiting for approval: Power-cycle it. Jobs running there: 4711"
     waits = msgspec.structs.replace(run, state=RunState.waiting, question=asked)
     approve = next(button for button in run_buttons(waits, Role.operator) if button.label == "Approve")
     assert approve.effect.startswith(f"{asked}. ")
@@ -274,14 +274,14 @@ def test_timeline_is_in_order_and_says_each_day_once(sample: Sample) -> None:
     assert [row.day for row in rows if row.day] == ["Fri 20 Nov 2026"]
     assert rows[0].line.startswith("NVRM: Xid (PCI:0000:9b:00): 79")
     decision = next(row for row in rows if row.kind == "decision")
-    assert decision.summary == "15 guards asked, all allow"
+    assert decision.summary == "15 guards checked, all allow"
     assert {row.kind for row in rows} >= {"evidence", "finding", "decision", "step", "person", "message"}
 
 
 def test_a_held_decision_names_its_guard(sample: Sample) -> None:
     rows = timeline_view.timeline(detail_of(sample, "gpu-remap-failed"))
     decision = next(row for row in rows if row.kind == "decision")
-    assert decision.summary == "15 guards asked: floor holds"
+    assert decision.summary == "15 guards checked: floor blocks"
     assert decision.open
 
 
@@ -335,10 +335,10 @@ def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
     assert cell_of(row, Colour.temperature, gauges=gauges) == ("01-5----", "95 °C, GPU 3, 5 unknown")
     reasons = console_sample.shipped().catalogue.signals["clock_event_reasons"].bits
     told = {"gauges": gauges, "reasons": reasons}
-    assert cell_of(row, Colour.throttle, **told) == ("0123----", "by heat, GPU 3, 4 unknown")
-    assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 of its peers")
+    assert cell_of(row, Colour.throttle, **told) == ("0123----", "thermal, GPU 3, 4 unknown")
+    assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 × peers")
     assert cell_of(row, Colour.lemon, lemons={row.name: 3.0}) == ("3", "3 points")
-    assert cell_of(row, Colour.lemon, lemons={row.name: 0.0}) == ("0", "none kept")
+    assert cell_of(row, Colour.lemon, lemons={row.name: 0.0}) == ("0", "none")
 
 
 def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sample: Sample) -> None:
@@ -357,7 +357,7 @@ def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sampl
 
 def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
     found = [(one.text, count) for one, count in colours.counts(Colour.verdict, [0, 0, 3, -1]) if count]
-    assert found == [("nothing known against it", 2), ("isolate", 1), ("unknown", 1)]
+    assert found == [("no known fault", 2), ("isolate", 1), ("unknown", 1)]
     assert colours.counts(Colour.service, [-1]) == []
 
 
@@ -377,8 +377,8 @@ def test_what_a_person_typed_is_in_no_language_of_ours(sample: Sample) -> None:
     said = AuditRecord(
         at=NOW, cluster=CLUSTER, actor="bob", verb="incident.resolve_asked", subject="x", data=typed
     )
-    note = Note(at=NOW, by="ann", text="known bad, in service")
+    note = Note(at=NOW, by="ann", text="faulty, in service")
     detail = msgspec.structs.replace(detail, records=(said,), notes=(note,))
     text = report(detail, NOW, lambda text: in_language(text, "zh"))
-    assert "no runs yet" in text and "known bad, in service" in text
+    assert "no runs yet" in text and "faulty, in service" in text
     assert "ann 写道" in text

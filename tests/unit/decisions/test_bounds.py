@@ -55,4 +55,4 @@ def test_one_node_has_caps_of_one() -> None:
 def test_it_says_what_and_where_to_change_it() -> None:
     (bound,) = ineffective_limits(facts(32), rules(GuardSettings(requeues_per_job=0)), NOW)
     seen = warn_of_bound("pod1", bound)
-    assert seen.ok and "requeue_cap always holds" in seen.text and "requeues_per_job" in seen.repair
+    assert seen.ok and "requeue_cap blocks every removal" in seen.text and "requeues_per_job" in seen.repair

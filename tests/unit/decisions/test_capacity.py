@@ -189,7 +189,7 @@ class TestLaw2:
         assert judge(drain(), self.full(), rules(), NOW).outcome is Outcome.held
         result = judge(drain(unusable=True), self.full(), rules(), NOW)
         assert result.outcome is Outcome.act
-        passed = {one.guard: one for one in result.answers if "surely unusable" in one.why}
+        passed = {one.guard: one for one in result.answers if "certainly unusable" in one.why}
         assert passed.keys() <= SLOT_GUARDS and {Guard.slots, Guard.hourly, Guard.rack} <= passed.keys()
         assert (passed[Guard.slots].used, passed[Guard.slots].limit) == (3, 3)
 

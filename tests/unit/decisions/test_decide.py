@@ -26,6 +26,7 @@ from healer.model import (
 from tests.support.gate import (
     CLUSTER,
     GPU_LOST,
+    LOST,
     NOW,
     TOLD,
     ago,
@@ -94,7 +95,8 @@ class TestNothingToDo:
 
 class TestProposal:
     def test_acts_with_every_answer_kept(self):
-        decision = made(about=incident(unusable=True))
+        dead = msgspec.structs.replace(LOST, unusable=True)
+        decision = made(about=incident(unusable=True, evidence=(dead,)))
         assert (decision.outcome, decision.guard, decision.playbook) == (Outcome.act, None, "gpu-fatal")
         assert {one.guard for one in decision.answers} >= {Guard.floor, Guard.slots, Guard.approval}
         proposal = decision.proposal
@@ -137,7 +139,10 @@ class TestProposal:
         assert (asked.verb, asked.job, asked.restarts, asked.begins) == (Verb.requeue, "4711", 2, False)
         assert made(site=site).outcome is Outcome.nothing
         unseen = made(facts(), site, of_job)
-        assert (unseen.outcome, unseen.why) == (Outcome.nothing, "Slurm's picture does not show job 4711.")
+        assert (unseen.outcome, unseen.why) == (
+            Outcome.nothing,
+            "The Slurm snapshot does not include job 4711.",
+        )
 
     def test_a_playbook_for_jobs_that_looks_first_begins_without_their_consent(self):
         """The restart itself asks whole."""

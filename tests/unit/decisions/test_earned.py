@@ -11,11 +11,11 @@ EARN = PromotionPolicy()
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
-        (0, 0, "0 of 30 incidents"),
-        (29, 0, "29 of 30 incidents"),
+        (0, 0, "30 reviewed incidents and 0 are"),
+        (29, 0, "30 reviewed incidents and 29 are"),
         (30, 0, None),
         (29, 1, None),
-        (28, 2, "28 of the last 30 incidents of it were true faults (0.93), auto needs 0.95"),
+        (28, 2, "28 of the last 30 incidents were true faults (0.93); auto mode requires 0.95"),
     ],
 )
 def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:

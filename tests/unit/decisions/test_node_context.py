@@ -64,38 +64,38 @@ def test_nothing_goes_on_at_most_nodes() -> None:
         (
             {"boot_at": START - timedelta(minutes=2)},
             ContextKind.booted,
-            "first minutes after boot until 03:03 UTC",
+            "within minutes of a boot until 03:03 UTC",
         ),
         (
             {"told": inventory(booted_at=START - timedelta(minutes=1))},
             ContextKind.booted,
-            "first minutes after boot until 03:04 UTC",
+            "within minutes of a boot until 03:04 UTC",
         ),
         (
             {"told": inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=4))})},
             ContextKind.new_driver,
-            "driver update until 03:06 UTC: its driver is 580.65.06 since 02:56:00 UTC",
+            "driver update until 03:06 UTC: its driver changed to 580.65.06 at 02:56:00 UTC",
         ),
-        ({"job_began": 60}, ContextKind.job_start, "start-up of its job until 03:02 UTC"),
+        ({"job_began": 60}, ContextKind.job_start, "start of its job until 03:02 UTC"),
         (
             {"state": ("IDLE", "POWERED_DOWN")},
             ContextKind.power_saving,
-            "Slurm saves power with it (IDLE+POWERED_DOWN)",
+            "Slurm powered it down to save power (IDLE+POWERED_DOWN)",
         ),
         (
             {"state": ("IDLE", "REBOOT_ISSUED")},
             ContextKind.rebooting,
-            "it is being started anew (IDLE+REBOOT_ISSUED)",
+            "it is restarting (IDLE+REBOOT_ISSUED)",
         ),
         (
             {"state": ("IDLE", "DRAIN"), "reason": "swap riser", "reason_user": "jonas"},
             ContextKind.drained,
-            "jonas has drained it: swap riser",
+            "jonas drained it: swap riser",
         ),
         (
             {"state": ("IDLE", "MAINTENANCE")},
             ContextKind.maintenance,
-            "planned work: Slurm shows it as IDLE+MAINTENANCE",
+            "planned maintenance: Slurm shows IDLE+MAINTENANCE",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_the_sites_own_window_is_planned_work_too() -> None:
     window = Maintenance(nodes=(name(1),), why="new firmware", until=START + timedelta(hours=1))
     guards = msgspec.structs.replace(RULES.guards, maintenance=(window,))
     (one,) = shown(rules=rules_in(guards=guards))
-    assert one.text == "planned work: new firmware until 04:00 UTC"
+    assert one.text == "planned maintenance: new firmware until 04:00 UTC"
 
 
 @pytest.mark.parametrize(

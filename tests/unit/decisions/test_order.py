@@ -58,7 +58,7 @@ def test_the_last_slot_is_the_more_urgent_ones(mine: Urgency, goes: bool) -> Non
     assert (result.outcome is Outcome.act) is goes
     if not goes:
         assert result.guard is Guard.slots
-        assert f"P1 on {name(2)} waits for the same and goes first" in result.why
+        assert f"P1 on {name(2)} waits for the same slot and goes first" in result.why
 
 
 def test_where_there_is_room_for_both_nobody_waits() -> None:

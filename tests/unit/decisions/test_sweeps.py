@@ -97,7 +97,7 @@ def test_a_suspect_is_looked_at_with_its_fault_and_whatever_else_is_in_sweep_but
 
 def test_not_beside_a_run_that_works_on_the_node() -> None:
     known = msgspec.structs.replace(idle(), running={name(1): "r9"})
-    assert told(known).why == f"Run r9 works on {name(1)}."
+    assert told(known).why == f"Run r9 is active on {name(1)}."
 
 
 def test_one_sweep_of_a_node() -> None:
@@ -107,7 +107,7 @@ def test_one_sweep_of_a_node() -> None:
 
 def test_nobody_waits_for_the_node() -> None:
     held = told(idle(jobs=[waiting()]))
-    assert held.kind is AnswerKind.hold and "Job 9 waits in train (Resources)" in held.why
+    assert held.kind is AnswerKind.hold and "Job 9 is pending in train (Resources)" in held.why
     assert told(idle(jobs=[waiting(reason="Priority", partition="cpu,train")])).kind is AnswerKind.hold
 
 
@@ -216,7 +216,7 @@ def test_a_cap_that_never_binds_is_told_where_sweeps_are_scheduled() -> None:
         site = rules(GuardSettings(sweep=SweepSettings(**fields)))
         return [one.text for one in ineffective_limits(known, site, NOW) if one.guard is Guard.sweep]
 
-    assert said(4, scheduled=True, max_share=1.0) == ["4 of 4 nodes may be in sweep at once"]
+    assert said(4, scheduled=True, max_share=1.0) == ["4 of 4 nodes can be in sweep at once"]
     assert said(4, max_share=1.0) == said(5, scheduled=True, max_share=1.0) == said(400, scheduled=True) == []
 
 

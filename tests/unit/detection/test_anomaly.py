@@ -58,8 +58,8 @@ def test_a_fault_is_found_soon_and_nothing_else(fault) -> None:
 
 #: False alarms that may come in 10 days of a sample a minute (figures: `docs/detection.md`).
 MAY_COME = {
-    "white": 8, "rhythm": 6, "counts": 10, "constant": 0, "steps": 0, "heavy tails": 18, "walk": 12,
-    "climbing": 8,
+    "white": 4, "rhythm": 2, "counts": 4, "constant": 0, "steps": 0, "heavy tails": 8, "walk": 3,
+    "climbing": 2,
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_an_unheard_level_of_a_constant_is_news_once() -> None:
     x[3000:] = 8.0
     at = told(x)
     assert at[0] == 1000
-    assert at[-1] < 1400
+    assert at[-1] < 1500
 
 
 def related(n: int) -> np.ndarray:
@@ -101,11 +101,30 @@ def related(n: int) -> np.ndarray:
 @pytest.mark.heavy
 def test_a_broken_relation_is_found_though_each_value_is_usual() -> None:
     x = related(6000)
-    assert not (score(x[:3000], x[3000:]) >= THRESHOLD).any()
+    before = score(x[:3000], x[3000:])
+    assert (before >= THRESHOLD).sum() <= 2
     x[5000:5060, 3] = x[1000:1060, 3]
-    at = np.flatnonzero(score(x[:3000], x[3000:]) >= THRESHOLD)
-    assert len(at)
-    assert at[0] - 2000 in range(60)
+    found = score(x[:3000], x[3000:])
+    np.testing.assert_array_equal(found[:2000], before[:2000])
+    assert (found[2000:2060] >= THRESHOLD).any()
+
+
+@pytest.mark.parametrize("fault", [dip, shift])
+def test_a_fault_in_the_past_does_not_hide_the_next(fault) -> None:
+    x = daily(5000)
+    fault(x)
+    x[700:800] += 90 if fault is shift else -90
+    at = told(x)
+    assert at[0] in range(AT, AT + 60)
+
+
+def test_a_feature_that_no_longer_follows_another_is_found_within_its_range() -> None:
+    demand, noise = np.random.default_rng(8).normal(size=(2, 5000))
+    latency = demand + 0.2 * noise
+    latency[3500:3560] = latency[3356:3416]
+    found = score(*split(np.column_stack([demand, latency])))
+    assert (found[AT : AT + 60] >= THRESHOLD).any()
+    assert (score(*split(latency))[AT : AT + 60] < THRESHOLD).all()
 
 
 def test_commands_are_context_and_never_news() -> None:
@@ -116,6 +135,17 @@ def test_commands_are_context_and_never_news() -> None:
     np.testing.assert_array_equal(score(*split(x)), score(*split(x[:, :1])))
     x[3500, 5] = 37.0  # no mark any more: a count
     assert score(*split(x))[1500] > THRESHOLD + 10
+
+
+def test_what_follows_a_command_is_no_news_and_what_should_and_does_not_is() -> None:
+    random = np.random.default_rng(6)
+    command = (np.arange(5000) // 40 % 3 == 0).astype(float)
+    x = np.column_stack([3 * command + 0.2 * random.normal(size=5000), command])
+    x[3480:3520, 0] = 0.2 * random.normal(size=40)
+    assert command[3480:3520].all()
+    found = score(*split(x))
+    assert (found[1480:1520] >= THRESHOLD).any()
+    assert (found[:1480] < THRESHOLD).all()
 
 
 def test_marks_alone_are_scored() -> None:

@@ -103,7 +103,7 @@ def test_the_job_is_told_and_no_node_and_it_is_over_when_it_is_fast_again() -> N
     assert {(one.fault, one.component, one.fault_class) for one in found} == {
         (JOB_CREEP, JOB, FaultClass.application)
     }
-    assert "more each hour for" in found[0].text
+    assert "more each hour over" in found[0].text
     assert len({one.evidence[0].digest for one in found}) == 1
     job.watched = frozenset({(JOB_CREEP, JOB)})
     assert job.run(3, lambda hour: 1.0) == [] or job.clear

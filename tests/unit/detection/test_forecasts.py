@@ -125,7 +125,7 @@ def test_a_bit_error_rate_by_its_logarithm() -> None:
     days = Days("nvlink-ber")
     grow(days, "nvlink_effective_ber", 5, lambda day: 1e-17 * 10**day, lambda _: 2e-16)
     assert {one.component for one in days.findings} == {BAD}
-    assert "times as much each day" in days.findings[0].text
+    assert "multiplying by" in days.findings[0].text
 
 
 def heat(days: Days, until_days: float, watts: tuple[float, float], hall: float = 0.0) -> None:
@@ -297,7 +297,7 @@ def read(tmp_path: Path, text: str) -> tuple[tuple[ForecastRule, ...], list[Prob
         rules.gpu_models,
         ["xid-48"],
         rules.playbooks,
-        lambda source, where, name: None,
+        lambda at, name: None,
     )
     return found, problems
 

@@ -119,25 +119,25 @@ def test_a_rank_that_never_comes_is_named_a_minute_later() -> None:
     assert found.affected == (Component(cluster=CLUSTER, node=node_name(1), gpu=5),)
     assert found.arrived_at - found.at == timedelta(seconds=65)
     assert found.text == (
-        "job 4711: no step since 03:03:20 UTC, for 65 s; the last was step 40, and one takes 5 s; step 41: "
-        "31 of 32 ranks wait in its collective; rank 13 (gpu0001, GPU 5) still computes"
+        "job 4711: no step since 03:03:20 UTC, for 65 s; the last one was step 40; a step usually takes 5 s; "
+        "step 41: 31 of 32 ranks wait in its collective; rank 13 (gpu0001, GPU 5) is still computing"
     )
 
 
 def test_a_rank_that_says_nothing_any_more_is_named() -> None:
     """Its process is stopped or gone: the others' senders go on."""
     (found,) = standing({"collective": others(30)}).found
-    assert "rank 30 (gpu0003, GPU 6) says nothing any more" in found.text
+    assert "rank 30 (gpu0003, GPU 6) no longer reports" in found.text
 
 
 def test_all_came_and_it_does_not_end() -> None:
     (found,) = standing({"collective": others()}).found
-    assert "all 32 ranks came to the collective of step 41" in found.text and found.affected == ()
+    assert "all 32 ranks reached the collective of step 41" in found.text and found.affected == ()
 
 
 def test_many_missing_ranks_share_a_cause_and_none_is_named() -> None:
     (found,) = standing({"collective": others(*range(8, 24)), "compute": list(range(8, 24))}).found
-    assert "16 of 32 ranks never came to step 41: none of them is named" in found.text
+    assert "16 of 32 ranks never reached step 41: no single rank is named" in found.text
     assert found.affected == ()
 
 
@@ -163,7 +163,7 @@ def test_gpus_that_rest_speak_where_no_rank_does() -> None:
     assert job.found == []
     job.stand(20)
     (found,) = job.found
-    assert "its ranks do not say where they stand" in found.text and found.confidence == 0.7
+    assert "its ranks do not report their position" in found.text and found.confidence == 0.7
 
 
 @pytest.mark.parametrize("rest", [False, None])
@@ -311,10 +311,11 @@ def blamed(job: Job) -> list[Finding]:
     return list({one.component: one for one in found}.values())
 
 
-def test_a_node_that_lost_its_disk_is_blamed_as_its_job_stops() -> None:
+@pytest.mark.parametrize("kind", ["fs-read-only", "disk-lost", "host-memory-uncorrected", "kernel-oops"])
+def test_a_node_that_lost_its_disk_or_memory_is_blamed_as_its_job_stops(kind: str) -> None:
     job = Job()
     job.run(40)
-    job.links = loss(job.now)
+    job.links = loss(job.now, kind=kind)
     job.stand(120)
     (found,) = blamed(job)
     assert found.component == Component(cluster=CLUSTER, node=node_name(2)) and found.jobs == ("4711",)

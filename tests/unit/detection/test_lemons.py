@@ -84,7 +84,11 @@ def test_several_faults_of_several_kinds_with_tickets_pass_the_limit() -> None:
     assert score_of(told) >= LIMIT
     assert score_of(past(1, 5)) < LIMIT
     text = sentence(scores("c", [told], {}, START)[0])
-    assert text.startswith("score 3.") and "3 faults" in text and "30 % of two weeks out of service 0" in text
+    assert (
+        text.startswith("score 3.")
+        and "3 faults" in text
+        and "out of service for 30 % of two weeks 0" in text
+    )
 
 
 def test_time_out_of_service_is_shown_and_worth_nothing() -> None:

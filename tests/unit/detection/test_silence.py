@@ -63,6 +63,19 @@ def test_no_node_is_judged_alone_before_its_neighbours_are_heard_well_after_it()
     assert [one.component.node for one in found(shown, 80)] == ["gpu0003"]
 
 
+@pytest.mark.parametrize(("missed", "judged"), [(1, ["gpu0003"]), (2, [])])
+def test_a_neighbour_that_missed_two_beats_beside_it_shows_that_their_place_was_in_trouble(
+    missed: int, judged: list[str]
+) -> None:
+    """Three beats are missing before it would count as silent itself."""
+    picture = site(stopped=[3], cadence_s=20, gpu0003=node(3, "IDLE", "NOT_RESPONDING"))
+    others = [number for number in range(1, 21) if number != 3]
+    for at in range(80, 161, 20):
+        heard_now = others if at > 60 + 20 * missed else [number for number in others if number != 4]
+        picture.update([beat(name(number), later(at)) for number in heard_now], Topology())
+    assert [one.component.node for one in found(picture, 160)] == judged
+
+
 def test_down_is_no_answer_either() -> None:
     (one,) = found(site(stopped=[3], gpu0003=node(3, "DOWN", reason="Not responding")))
     assert one.unusable

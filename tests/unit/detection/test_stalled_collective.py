@@ -38,7 +38,7 @@ def test_two_real_ranks() -> None:
     assert (stand.seq, stand.arrived, stand.missing, stand.unheard) == (3, (0,), (1,), ())
     assert (
         describe_stall(stand, {1: "gpu0002"})
-        == "gloo:all_reduce 3 of group 0 stands: rank 1 (gpu0002) never came, 1 wait"
+        == "gloo:all_reduce 3 of group 0 is stalled: rank 1 (gpu0002) never arrived, 1 wait"
     )
 
 
@@ -52,7 +52,7 @@ def test_all_came_and_it_does_not_end() -> None:
     assert (stand.missing, stand.arrived, stand.whole) == ((), (0, 1, 2, 3), True)
     assert (
         describe_stall(stand, {})
-        == "nccl:all_reduce 2 of group 0 stands: all ranks came, and it does not end"
+        == "nccl:all_reduce 2 of group 0 is stalled: all ranks arrived, and it does not finish"
     )
 
 
@@ -64,7 +64,7 @@ def test_a_rank_that_ended_it_already_came_too() -> None:
 def test_of_a_rank_without_a_dump_nothing_is_known() -> None:
     stand = found({rank: [*done(1), entry(2)] for rank in (0, 1, 3)})
     assert (stand.missing, stand.unheard, stand.whole) == ((), (2,), False)
-    assert describe_stall(stand, {}).endswith("3 ranks came, and it does not end, of 1 nothing is known")
+    assert describe_stall(stand, {}).endswith("3 ranks arrived, and it does not finish, 1 did not report")
 
 
 def test_where_the_members_are_not_told_it_is_not_whole() -> None:

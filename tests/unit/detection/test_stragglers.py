@@ -335,8 +335,8 @@ def test_step_times_alone_name_the_job_and_no_node() -> None:
     assert found.component == Component(cluster=CLUSTER, job="4711")
     assert (found.fault, found.fault_class) == ("job-slow", FaultClass.informational)
     assert found.text == (
-        "job 4711: 2.4 s a step since step 61, 20 % more than its own 2 s before; "
-        "step times alone do not tell which node"
+        "job 4711: 2.4 s per step since step 61, 20 % more than its own 2 s before; "
+        "step times alone do not show which node"
     )
     pair = ("job-slow", found.component)
     assert pair not in job.clear

@@ -101,13 +101,13 @@ def test_a_slow_job_of_whole_steps_is_told_with_its_suspects() -> None:
     run("2", range(3, 7), 60, 5.0)
     run("2", range(3, 7), 30, 7.0)
     slow = [one for one in found if one.fault == "job-slow"]
-    assert "nothing tells its 4 nodes apart" in slow[0].evidence[1].text and slow[0].affected == ()
+    assert "its 4 nodes cannot be told apart" in slow[0].evidence[1].text and slow[0].affected == ()
     last = slow[-1]
     assert last.component == Component(cluster=CLUSTER, job="2")
     assert {one.node for one in last.affected} == {node_name(3), node_name(5)}
     text = last.evidence[1].text
     assert "slow in job 1 too" in text and "open there: GPU clock low" in text
-    assert "none of them blamed" in text and "`healer run bisect --job 2` tests halves" in text
+    assert "none of them blamed" in text and "`healer run bisect --job 2`: it tests halves" in text
 
 
 def test_a_repaired_node_is_no_suspect_for_what_was_before() -> None:

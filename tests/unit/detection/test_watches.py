@@ -272,7 +272,7 @@ def test_jobs_that_wait_long_are_one_incident_for_each_partition_and_reason(slur
         "jobs-waiting:big:Resources", "jobs-waiting:train:Priority", "jobs-waiting:train:Resources",
     ]  # fmt: skip
     one = next(one for one in slurm.open if one.fault.endswith("train:Resources"))
-    assert (one.severity, one.evidence[0].text) == ("P3", "2 of them, the longest is 1 with 2.0 h")
+    assert (one.severity, one.evidence[0].text) == ("P3", "2 jobs; 1 has been pending longest, for 2.0 h")
     slurm.jobs = {}
     slurm.look(70)
     assert slurm.open == []

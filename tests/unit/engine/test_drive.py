@@ -263,7 +263,7 @@ def test_the_decision_that_holds_is_stored_once() -> None:
 
 @pytest.mark.parametrize(
     ("job", "words"),
-    [({"requeue": False}, "asks not to be requeued"), ({"batch": False}, "cannot requeue it")],
+    [({"requeue": False}, "forbids requeueing"), ({"batch": False}, "cannot requeue it")],
 )
 def test_a_job_that_may_not_be_requeued_is_skipped_and_it_is_said_why(
     job: dict[str, Any], words: str
@@ -656,7 +656,7 @@ def test_where_nobody_can_say_which_job_is_hit_none_is_requeued_and_it_is_said()
     site.run_for(30)
     assert [job_of(site, job).restarts for job in jobs] == [0, 0]
     (listed,) = [one for one in site.log(only_run(site).id, "jobs") if one.event is StepEvent.done]
-    assert "nobody can say" in listed.text
+    assert "cannot tell" in listed.text
     assert only_run(site).state is RunState.waiting
 
 

@@ -76,7 +76,7 @@ def test_one_cluster_that_is_well_is_enough() -> None:
     }  # fmt: skip
     assert found.checks["slurm pod2"]["ok"] is False
     alone = readiness(lambda: [pulse("pod1", detector=False)], NOW, stale_s=30)
-    assert not alone.ready and alone.checks["detector"]["text"] == "no detector holds the lock"
+    assert not alone.ready and alone.checks["detector"]["text"] == "no detector is active"
 
 
 def test_a_trouble_of_slurm_is_told_while_the_picture_is_fresh() -> None:
@@ -101,8 +101,8 @@ def test_without_a_database_nothing_is_ready() -> None:
         (None, 0, True, "the audit is sealed and witnessed"),
         (59, 299, True, "the audit is sealed and witnessed"),
         (61, 0, False, "No worker seals the audit"),
-        (None, 301, True, "The witness file:/w has no checkpoint"),
-        (61, 301, False, "has no checkpoint since"),
+        (None, 301, True, "The witness file:/w has received no checkpoint"),
+        (61, 301, False, "has received no checkpoint since"),
     ],
 )
 def test_a_seal_that_is_behind_is_not_ready_and_a_witness_that_is_away_is_shown(

@@ -567,6 +567,9 @@ def test_acknowledge_and_review_stay_with_the_incident() -> None:
     site.run_for(2)
     one = site.ledger.tables.incidents[known]
     assert (one.acknowledged_by, one.review, one.review_cause) == ("ann", "true_fault", "riser")
+    site.tell(CommandKind.assign, incident=known, to="bob")
+    site.run_for(2)
+    assert site.ledger.tables.incidents[known].acknowledged_by == "bob"
 
 
 def test_merge_ends_the_one_and_names_the_other() -> None:
@@ -703,7 +706,7 @@ def test_a_persons_held_run_says_what_holds_it_now() -> None:
     site.run_for(5)
     second = site.ask("drain", 2)
     site.run_for(3)
-    assert "of this hour used" in (site.ledger.tables.runs[second].question or "")
+    assert "hourly slots used" in (site.ledger.tables.runs[second].question or "")
     epoch = site.ledger.tables.runs[second].epoch
     site.run_for(5)
     assert site.ledger.tables.runs[second].epoch == epoch

@@ -48,6 +48,11 @@ def test_step_times_are_a_second_sense_if_somebody_else_sent_them(sender: str, p
     assert unproven_senders(both) == (() if proven else (RELAY,))
 
 
+def test_an_incident_without_evidence_of_its_own_proves_nothing() -> None:
+    assert not is_proven_unusable(of())
+    assert not is_proven_unusable(of(msgspec.structs.replace(said(Sense.kernel), unusable=False)))
+
+
 def test_step_times_alone_say_what_they_said_before() -> None:
     assert is_proven_fatal(of(said(Sense.step_times, sent_by=RELAY)))
 

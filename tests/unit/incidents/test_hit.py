@@ -168,7 +168,7 @@ def test_the_loss_in_words() -> None:
     at_most = JobHit(job="2", basis=HitBasis.start, lost_gpu_hours=1200.5)
     unknown = JobHit(job="3", basis=HitBasis.unknown)
     assert loss_text(known) == "32 GPU-hours lost since the checkpoint of 20 Nov 03:00 UTC"
-    assert loss_text(at_most) == "at most 1,200 GPU-hours lost: it told no durable checkpoint"
-    assert total_loss_text((known, at_most, unknown)) == "1,232 GPU-hours lost, 1,200 of them at most"
+    assert loss_text(at_most) == "at most 1,200 GPU-hours lost: no durable checkpoint was reported"
+    assert total_loss_text((known, at_most, unknown)) == "1,232 GPU-hours lost, up to 1,200 of them uncertain"
     assert total_loss_text((at_most,)) == "at most 1,200 GPU-hours lost"
     assert total_loss_text((unknown,)) == ""

@@ -209,7 +209,7 @@ def test_uncontained_memory_asks_for_its_reset_again_where_none_was_made(how: st
     assert rung_of(second.remedy) is Remedy.drain_then_reset
     assert second.cause is not Cause.permanent
     said = [one.text for one in second.evidence]
-    wanted = f"after {first.short_id} ended: drain_then_reset is not known to have been done"
+    wanted = f"after {first.short_id} ended: drain_then_reset is not confirmed as done"
     assert any(wanted in one for one in said)
 
 

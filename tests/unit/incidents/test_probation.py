@@ -41,7 +41,9 @@ def test_a_fault_of_the_same_part_is_one_severity_more_urgent() -> None:
     gpu.ends(CommandKind.node_returned, gpu.first)
     again = gpu.fails(PENDING, days=3)
     assert (gpu.first.severity, again.severity) == (Severity.P2, Severity.P1)
-    assert relapse(again) == [f"A relapse, the node is on probation since {gpu.first.short_id}: P1, not P2"]
+    assert relapse(again) == [
+        f"A relapse: the node has been on probation since {gpu.first.short_id}: P1, not P2"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_a_wave_is_one_incident_that_names_what_its_nodes_share_and_nobody_is_dr
     (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]
     assert "Xid 119" in wave["title"]
     assert "all with driver 580.65" in wave["title"]
-    assert "probably us, a roll-out or the fabric" in wave["title"]
+    assert "probably a rollout or the fabric" in wave["title"]
     assert wave["severity"] in ("P0", "P1")
     assert {part["node"] for part in wave["affected"]} == {name(number) for number in range(1, 9)}
     assert drained(document) == []
@@ -267,7 +267,7 @@ def test_faults_of_a_day_on_nodes_with_a_new_driver_are_the_roll_outs() -> None:
     faults = each(range(1, 6), GSP, at=3600, apart=3000)
     document = played(before, after, *faults, clock(16000), mode=Mode.shadow)
     (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]
-    assert "all since their NVIDIA driver became 580.65" in wave["title"]
+    assert "all since NVIDIA driver changed to 580.65" in wave["title"]
     assert wave["opened"] == "2026-11-20T05:40:00Z"
     assert {part["node"] for part in wave["affected"]} == {name(number) for number in range(1, 6)}
 

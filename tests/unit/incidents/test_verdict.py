@@ -80,26 +80,28 @@ def crash(job: str = "4711", gpus: int = 64, nodes: int = 8) -> JobHit:
 
 def test_a_lost_gpu_in_one_breath() -> None:
     assert verdict_sentence(unusable=True) == (
-        "GPU 3 of gpu0017 fell off the bus (Xid 79, certain); the node cannot be used until it is rebooted."
+        "GPU 3 of gpu0017 fell off the bus (Xid 79, certain); the node is unusable until it is rebooted."
     )
 
 
 def test_the_jobs_other_nodes_are_said_to_be_well() -> None:
     whole = verdict_sentence(hit=(crash(),))
-    assert "64 ranks of job 4711 crashed with it and must restart; its other 7 nodes are well." in whole
+    assert (
+        "64 ranks of job 4711 crashed because of it and must restart; its other 7 nodes are healthy." in whole
+    )
     two_blamed = verdict_sentence(
         hit=(crash(),), nodes={"gpu0017": Verdict.isolate, "gpu0018": Verdict.isolate}
     )
-    assert "are well" not in two_blamed
+    assert "are healthy" not in two_blamed
 
 
 def test_what_destroys_a_jobs_data_names_the_jobs_that_must_restart() -> None:
     several = verdict_sentence(hit=(crash("4711", 4, 1), crash("4712", 4, 1)))
-    assert several.endswith("jobs 4711, 4712 crashed with it and must restart.")
+    assert several.endswith("jobs 4711, 4712 crashed because of it and must restart.")
     many = verdict_sentence(hit=tuple(crash(str(number), 1, 1) for number in range(8)))
-    assert many.endswith("8 jobs crashed with it and must restart.")
+    assert many.endswith("8 jobs crashed because of it and must restart.")
     over = verdict_sentence(hit=(crash("4711", 4, 1),), state=IncidentState.resolved)
-    assert over.endswith("4 ranks of job 4711 crashed with it.")
+    assert over.endswith("4 ranks of job 4711 crashed because of it.")
     contained = verdict_sentence(
         fault="xid-94",
         fault_class=FaultClass.degraded,
@@ -116,7 +118,7 @@ def test_a_code_of_nobodys_catalogue() -> None:
     told = say("detection.xid", code=999, text=say("detection.in_no_catalogue"))
     fields = {"fault": "xid-999", "fault_class": FaultClass.unknown, "title": joined((told, "x"), "space")}
     assert verdict_sentence(**fields, confidence=0.5) == (
-        "No catalogue knows Xid 999 on GPU 3 of gpu0017; healer watches it and asks you once."
+        "Xid 999 on GPU 3 of gpu0017 is not in any catalogue; healer watches it and asks you once."
     )
 
 
@@ -131,15 +133,15 @@ def test_an_application_blames_no_hardware() -> None:
     )
     assert one == (
         "GPU 3 of gpu0017: page fault (MMU) (Xid 31, likely, 80 %); "
-        "the job's own doing: no hardware is blamed."
+        "caused by the job itself: no hardware is blamed."
     )
 
 
 def test_names_keep_their_letters_and_a_node_speaks_for_itself() -> None:
     one = verdict_sentence(
-        fault="node-silent", title="Node does not answer", root=Component(cluster=CLUSTER, node="gpu0009")
+        fault="node-silent", title="Node does not respond", root=Component(cluster=CLUSTER, node="gpu0009")
     )
-    assert one.startswith("gpu0009 does not answer (certain)")
+    assert one.startswith("gpu0009 does not respond (certain)")
 
 
 @pytest.mark.parametrize(
@@ -176,12 +178,15 @@ def test_every_code_of_both_catalogues_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("NVRM: Xid (PCI:0000:9b:00): 999, pid=1, name=x, what", "No catalogue knows Xid 999 on the GPU at "),
+        (
+            "NVRM: Xid (PCI:0000:9b:00): 999, pid=1, name=x, what",
+            "Xid 999 on the GPU at 0000:9b:00 of gpu0001 is not in any catalogue",
+        ),
         (
             "NVRM: Xid (PCI:0000:9b:00): 1, pid=1, name=x, what",
-            "The catalogue leaves open what Xid 1 on the ",
+            "The catalogue does not say what Xid 1 on the ",
         ),
-        ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 99999, Link 3 x", "No catalogue knows SXid 99999 on "),
+        ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 99999, Link 3 x", "SXid 99999 on "),
     ],
 )
 def test_a_code_without_a_row_and_one_whose_row_says_nothing(line: str, words: str) -> None:
@@ -276,7 +281,7 @@ def test_a_second_sense_and_the_end_are_news() -> None:
     assert told is not None and told.certainty == 0.9
     over = msgspec.structs.replace(before, state=IncidentState.resolved, closed_why="returned by healer")
     told = changed_verdict(before, over, RULES)
-    assert told is not None and "over: returned by healer" in told.sentence
+    assert told is not None and "ended: returned by healer" in told.sentence
 
 
 def test_the_walk_keeps_each_verdict_once() -> None:
@@ -339,15 +344,15 @@ def test_what_was_merged_stands_set_aside_on_what_explains_it() -> None:
 # --- where evidence comes from ------------------------------------------------------------------------------
 
 INTRODUCED = {
-    Sense.kernel: "Kernel line of ",
+    Sense.kernel: "Kernel line on ",
     Sense.metrics: "Metrics of ",
     Sense.step_times: "Step times of ",
-    Sense.forest: "Model of its class of ",
+    Sense.forest: "Anomaly model on ",
     Sense.silence: "Silence of ",
-    Sense.slurm: "Slurm's view of ",
-    Sense.hook: "The node's own check of ",
-    Sense.alert: "Alert of another system of ",
-    Sense.history: "healer's own record of ",
+    Sense.slurm: "Slurm on ",
+    Sense.hook: "Node check of ",
+    Sense.alert: "External alert on ",
+    Sense.history: "History of ",
 }
 
 
@@ -356,7 +361,10 @@ def test_evidence_is_introduced_by_its_source(sense: Sense) -> None:
     why = verdict_of(incident(evidence=(evidence(sense, text="IDLE+DRAIN"),)), RULES).why
     assert why[0] == f"{INTRODUCED[sense]}{GPU}, 03:00:00 UTC: IDLE+DRAIN"
     named = verdict_of(incident(evidence=(evidence(sense, text="gpu0017: IDLE+DRAIN"),)), RULES).why
-    assert named[0] == f"{INTRODUCED[sense].removesuffix(' of ')}, 03:00:00 UTC: gpu0017: IDLE+DRAIN"
+    assert (
+        named[0]
+        == f"{INTRODUCED[sense].removesuffix(' of ').removesuffix(' on ')}, 03:00:00 UTC: gpu0017: IDLE+DRAIN"
+    )
     for english in (why[0], named[0]):
         chinese = in_language(english, "zh")
         assert chinese.endswith("IDLE+DRAIN") and "，03:00:00 UTC：" in chinese
@@ -381,7 +389,7 @@ def test_a_drain_is_told_as_slurm_shows_it(by: str) -> None:
     (found,) = site.open_incidents
     assert {one.sense for one in found.evidence} == {one.sense for one in found.heard} == {Sense.slurm}
     why = verdict_of(found, site.rules).why
-    assert why[0].startswith(f"Slurm's view of {name(1)}, ")
+    assert why[0].startswith(f"Slurm on {name(1)}, ")
     assert "ernel" not in " ".join(why)
 
 

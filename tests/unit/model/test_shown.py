@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from email import message_from_bytes, policy
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import DictLoader
 
-from healer import bootstrap
+from healer import bootstrap, hooks
 from healer.adapters.notify import alertmanager, group_bots, mail, pagerduty, slack
 from healer.adapters.tickets.desk import DeskTickets, Found
 from healer.adapters.webhook import WebhookNotifier
@@ -252,3 +254,15 @@ def test_pages() -> None:
     assert hidden(page, "\n\t") == ""
     assert len(page) > sys.maxunicode
     assert hidden(bytes(markdown_file("a.md", ALL).body).decode(), "\n\t") == ""
+
+
+@pytest.mark.parametrize("program", ["healer-hook", "healer-follow", "healer-ship"])
+def test_what_nodes_print(program: str) -> None:
+    """Into slurmd's log, the journal and syslog. A blank letter hides nothing."""
+    loader = SourceFileLoader(program.replace("-", "_"), str(Path(hooks.__path__[0]) / program))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    made = module_from_spec(spec)
+    loader.exec_module(made)
+    assert set(hidden(made.seen(ALL))) <= {"\u3164"}
+    assert made.seen("显卡 gpu0017 é \x1b[2J\n") == "显卡 gpu0017 é ?[2J?"

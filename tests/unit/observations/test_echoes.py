@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from healer.model import Component, Observation, ObservationKind
 from healer.observations.echoes import LINES_KEPT, Echoes, is_from_before, uptime_of
 
@@ -40,6 +42,20 @@ def echoes(*lines: Observation, renewed_at: datetime | None = None) -> list[bool
 
 
 FOLLOWER = seen(1, event_s=0, boot_id="b1", seq=5)
+
+
+def test_a_line_that_is_walked_again_is_no_echo_of_itself() -> None:
+    """After a walk that failed, or a restart that read it before it was walked."""
+    relayed = seen(2)
+    assert echoes(FOLLOWER, relayed, FOLLOWER, relayed) == [False, True, False, True]
+    sent_again = msgspec.structs.replace(FOLLOWER, arrived_at=NOW + timedelta(days=8))
+    assert echoes(FOLLOWER, sent_again) == [False, True]
+
+
+def test_a_line_that_is_walked_again_is_not_known_by_itself() -> None:
+    known = Echoes()
+    known.is_echo(FOLLOWER, FOLLOWER.event_at, None)
+    assert [known.knows(FOLLOWER), known.knows(seen(2))] == [False, True]
 
 
 def test_a_line_without_anything_echoes_one_within_the_hour_before() -> None:

@@ -15,8 +15,9 @@ from healer.model import (
     Incident,
     Mode,
 )
+from healer.model.faults import REPLACED
 from healer.observations import Picture
-from healer.observations.fault_history import BURSTS_KEPT, NODE_KEPT, REPLACED, History, Noted
+from healer.observations.fault_history import BURSTS_KEPT, NODE_KEPT, History, Noted
 from tests.support.loop import CLUSTER, FATAL, REMAP, START, Site, beat, later, name
 
 HUNG = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
@@ -261,7 +262,7 @@ def test_what_is_back_to_normal_while_a_run_is_at_work_is_noted_and_stays_open()
     site.run_for(3, *site.say(1, NOTHING, boot_id="b1"))
     incident = the_one(site)
     assert incident.is_open
-    assert [one.what for one in incident.set_aside] == ["the driver asks for nothing any more"]
+    assert [one.what for one in incident.set_aside] == ["the driver no longer asks for anything"]
 
 
 def test_a_run_that_only_waits_goes_with_its_cause() -> None:
@@ -285,7 +286,7 @@ def test_a_new_serial_number_on_a_drained_node_is_noted_and_its_tests_decide() -
     one = site.incident
     assert one.fault == "xid-64"
     assert [(aside.what, aside.why) for aside in one.set_aside] == [
-        (f"another GPU stands at {PCI} now (SN-{S2})", "healer is at work on it: its tests decide")
+        (f"a different GPU is now at {PCI} (SN-{S2})", "healer is working on it: its tests decide")
     ]
     # The old GPU's line comes late, by a shipper that knows no boots.
     late = site.say(1, REMAP + " again", event_at=site.now - timedelta(minutes=50))

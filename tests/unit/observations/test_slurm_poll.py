@@ -39,14 +39,18 @@ def test_a_controller_that_does_well_has_no_troubles() -> None:
     ("about", "trouble", "words"),
     [
         ({"problem": "No answer in 4 s."}, Trouble.away, "cannot be read: No answer in 4 s"),
-        ({"role": "backup", "host": "ctl2"}, Trouble.backup, "The backup controller ctl2 has taken over"),
+        ({"role": "backup", "host": "ctl2"}, Trouble.backup, "The backup controller ctl2 took over"),
         ({"answer_s": 2.5}, Trouble.slow, "takes 2.5 s to answer"),
-        ({"threads": 200, "agent_queue": 7}, Trouble.backlog, "200 requests are in work and 7 messages wait"),
-        ({"agent_queue": 500}, Trouble.backlog, "500 messages wait to leave"),
+        (
+            {"threads": 200, "agent_queue": 7},
+            Trouble.backlog,
+            "200 requests in progress and 7 messages queued",
+        ),
+        ({"agent_queue": 500}, Trouble.backlog, "500 messages queued"),
         (
             {"adapter": "cli", "fallbacks": ("rest: no socket.",)},
             Trouble.passed_over,
-            "asked by cli: rest: no socket",
+            "reached through cli: rest: no socket",
         ),
     ],
 )
@@ -79,7 +83,7 @@ def test_slurmdbd_is_away_when_its_queue_grows_and_does_not_fall() -> None:
     grows = [seen(0, dbd_queue=0), seen(2, dbd_queue=5), seen(4, dbd_queue=5), seen(6, dbd_queue=40)]
     state = after(*grows)
     assert state.since == {Trouble.accounting: at(2)}
-    assert "40 wait" in troubles(state)[0].text
+    assert "40 are queued" in troubles(state)[0].text
     assert after(*grows, seen(8, dbd_queue=39)).since == {}
     assert after(*grows, seen(8, dbd_queue=0)).since == {}
 

@@ -34,7 +34,7 @@ def test_a_command_line_may_give_texts() -> None:
 @pytest.mark.parametrize(
     ("given", "name", "says"),
     [
-        ({}, "service", "book needs service"),
+        ({}, "service", "book requires service"),
         ({"service": "sshd"}, "service", "one of slurmd, nvidia-dcgm"),
         ({"service": "slurmd", "lasts": "soon"}, "lasts", "such as 90s"),
         ({"service": "slurmd", "depth": "1.5"}, "depth", "a whole number"),

@@ -60,7 +60,7 @@ def test_twice_the_same_is_twice_its_steps() -> None:
 
 def test_a_circle_a_stranger_and_too_deep_are_said() -> None:
     round_ = Playbook(name="a", title="A", target="node", steps=(Step(id="b", use="outer"),))
-    with pytest.raises(InlineError, match="outer -> a -> outer goes round in a circle"):
+    with pytest.raises(InlineError, match="outer -> a -> outer is circular"):
         flat(outer(Step(id="x", use="a")), round_)
     with pytest.raises(InlineError, match="there is no playbook none"):
         flat(outer(Step(id="x", use="none")))
@@ -68,11 +68,11 @@ def test_a_circle_a_stranger_and_too_deep_are_said() -> None:
         Playbook(name=f"n{at}", title="", target="node", steps=(Step(id="x", use=f"n{at + 1}"),))
         for at in range(DEEPEST + 1)
     ]
-    with pytest.raises(InlineError, match="is deeper than"):
+    with pytest.raises(InlineError, match="is nested deeper than"):
         flat(outer(Step(id="x", use="n0")), *chain)
 
 
 def test_two_steps_of_one_name_are_said() -> None:
-    with pytest.raises(InlineError, match="the step now-test stands here twice") as caught:
+    with pytest.raises(InlineError, match="the step now-test appears twice") as caught:
         flat(outer(Step(id="now-test", do=Verb.notify), Step(id="now", use="check")))
     assert caught.value.index == 1

@@ -115,9 +115,9 @@ def test_an_incident_that_opened_says_where_whom_and_what_healer_does() -> None:
         Stage.opened,
     )
     assert "GPU 3 of gpu0017" in told.title
-    assert "Jobs hit: 4711" in told.text.split("\n")
-    assert "healer: does nothing yet" in told.text
-    assert "healer: works on it" in news.opened_news(incident(run="r1")).text
+    assert "Affected jobs: 4711" in told.text.split("\n")
+    assert "healer: no action yet" in told.text
+    assert "healer: is working on it" in news.opened_news(incident(run="r1")).text
 
 
 def test_the_same_trouble_is_one_alarm_and_each_occasion_a_message_of_its_own() -> None:
@@ -151,14 +151,14 @@ def test_the_end_is_told_with_what_was_done_and_how_it_was_seen() -> None:
         "Closed: the tests passed",
     ]
     assert told.about.stage is Stage.resolved
-    assert "Done: nothing by healer" in news.resolved_news(over, ()).text
+    assert "healer did nothing" in news.resolved_news(over, ()).text
 
 
 def test_a_long_proof_is_cut_and_says_so() -> None:
     log = [entry(f"step{number}", StepEvent.done, "x" * 500) for number in range(20)]
     lines = news.proof_lines([(run(), log)])
     assert len(lines) == news.PROOF_MAX
-    assert lines[-1] == "Done: 13 steps more, see the incident"
+    assert lines[-1] == "Done: 13 more steps, see the incident"
     assert max(map(len, lines)) <= 200
 
 
@@ -174,11 +174,11 @@ def test_a_digest_tells_each_incident_once_as_it_is_now_the_worst_first() -> Non
         Item(message=news.opened_news(high), incident=high),
     ]
     told = news.digest("digest:1", "pod1", items, "https://healer.example/")
-    assert told.title == "pod1: 2 of lower urgency, 1 still open"
+    assert told.title == "pod1: 2 low-urgency incidents, 1 still open"
     first, second = told.text.split("\n")
     assert first.startswith("P2 GPU 3 of gpu0017")
     assert first.endswith("open https://healer.example/incidents/high")
-    assert "over: it is gone https://healer.example/incidents/low" in second
+    assert "resolved: it is gone https://healer.example/incidents/low" in second
     assert told.severity is Severity.P2
 
 

@@ -15,8 +15,8 @@ import pytest
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_link import Request, RestHttp
+from healer.adapters.system_clock import SystemClock
 from healer.ports.scheduling import SchedulerError, SchedulerUnavailable, UnknownNode
-from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.rest_server import TOKEN, RestServer, serve_rest
 
@@ -84,7 +84,7 @@ def test_an_address_that_leads_to_another_cluster_by_now_is_neither_read_nor_wri
         chain.snapshot,
         chain.controller,
     ):
-        with pytest.raises(SchedulerUnavailable, match="as the cluster pod2, not pod1") as caught:
+        with pytest.raises(SchedulerUnavailable, match="serves cluster pod2, not pod1") as caught:
             ask()
         assert caught.value.sent is False
     assert rest.writes == []
@@ -94,7 +94,7 @@ def test_an_address_that_leads_to_another_cluster_by_now_is_neither_read_nor_wri
 
 
 def test_another_way_to_the_meant_cluster_goes_on(rest: RestServer) -> None:
-    sim = SimScheduler("pod1", WallClock(), 4)
+    sim = SimScheduler("pod1", SystemClock(), 4)
     chain = PreferredScheduler([scheduler_of(rest.url, cluster="pod1"), sim], cluster="pod1")
     chain.node("n1")
     rest.cluster = "pod2"
@@ -114,7 +114,7 @@ def test_where_slurmrestd_tells_no_cluster_the_setting_is_believed() -> None:
 
 
 def test_who_finds_slurmrestd_hanging_shares_that_and_leaves_the_next_its_time() -> None:
-    sim = SimScheduler("pod1", WallClock(), 4)
+    sim = SimScheduler("pod1", SystemClock(), 4)
     held: list[socket.socket] = []
     with listening(held.append) as url:
         chain = PreferredScheduler([scheduler_of(url), sim], cluster="pod1")
@@ -184,7 +184,7 @@ def test_an_end_that_no_calendar_reaches_is_no_trouble_of_its_own(rest: RestServ
     claims = urlsafe_b64encode(f'{{"exp":{end}}}'.encode()).decode().rstrip("=")
     rest.tokens = set()
     scheduler = RestScheduler(rest.url, user=None, token=StandingToken(f"a.{claims}.c"))
-    with pytest.raises(SchedulerUnavailable, match="did not take the token for slurmrestd: "):
+    with pytest.raises(SchedulerUnavailable, match="rejected the token for slurmrestd: "):
         scheduler.drain("n1", REASON)
 
 

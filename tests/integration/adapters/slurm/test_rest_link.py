@@ -154,7 +154,7 @@ def test_two_refused_tokens_are_the_end(rest: RestServer) -> None:
     rest.tokens = set()
     error = failure(scheduler_of(rest, TOKEN, OTHER))
     assert isinstance(error, SchedulerUnavailable) and error.sent is False
-    assert "did not take the token" in str(error) and "Protocol authentication error" in str(error)
+    assert "rejected the token" in str(error) and "Protocol authentication error" in str(error)
     assert len(rest.writes) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_token_that_has_ended_is_told_with_its_end(rest: RestServer) -> None:
     ended = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3OTUxODg0MzIsInN1biI6InJvb3QifQ.c2lnbmVk"
     long_ago = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE2MDAwMDAwMDAsInN1biI6InJvb3QifQ.c2lnbmVk"
     rest.tokens = set()
-    assert "(it ended 2020-09-13 12:26:40Z)" in str(failure(scheduler_of(rest, ended, long_ago)))
+    assert "(it expired 2020-09-13 12:26:40Z)" in str(failure(scheduler_of(rest, ended, long_ago)))
 
 
 # --- releases
@@ -198,7 +198,7 @@ def test_a_newer_release_that_still_knows_the_address_is_noticed(rest: RestServe
 def test_an_address_that_is_really_missing_is_said_so(rest: RestServer) -> None:
     error = failure(scheduler_of(rest))
     assert isinstance(error, SchedulerUnavailable)
-    assert "answered 404" in str(error)
+    assert "returned 404" in str(error)
     assert len(rest.writes) == 1
 
 
@@ -275,7 +275,7 @@ def test_nobody_at_the_address_is_certain_not_to_have_heard(tmp_path: Path) -> N
         for address in (url, f"unix://{tmp_path}/none.sock"):
             error = failure(RestScheduler(address, user=None, token=Tokens(TOKEN)))
             assert isinstance(error, SchedulerUnavailable) and error.sent is False
-            assert "cannot be reached" in str(error)
+            assert "is unreachable" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_jobs_are_changed_by_their_own_id(rest: RestServer, scheduler: RestSched
     ]
     assert {path for _, path, _ in rest.writes} == {"/job/9"}
     written = len(rest.writes)
-    with pytest.raises(SchedulerRefused, match="wait together"):
+    with pytest.raises(SchedulerRefused, match="several pending array tasks"):
         scheduler.hold("8")
     assert len(rest.writes) == written
 
@@ -264,7 +264,7 @@ def test_start_now_moves_the_begin_time_of_one_job(rest: RestServer, scheduler: 
     rest.tell("POST", "/job/7")
     before = int(datetime.now(UTC).timestamp())
     scheduler.start_now("7")
-    scheduler.start_now("8")  # tasks that wait together: no single job
+    scheduler.start_now("8")  # pending tasks: no single job
     ((_, path, body),) = rest.writes
     begin = body["begin_time"]
     assert path == "/job/7" and begin["set"] and not begin["infinite"]
@@ -274,7 +274,7 @@ def test_start_now_moves_the_begin_time_of_one_job(rest: RestServer, scheduler: 
 def test_requeue_begins_with_26_05(rest: RestServer, scheduler: RestScheduler) -> None:
     if not since(rest, "v0.0.45"):
         with pytest.raises(
-            NotAvailable, match=r"not available here: requeue by REST begins with Slurm 26\.05"
+            NotAvailable, match=r"not available here: requeue over REST requires Slurm 26\.05"
         ):
             scheduler.requeue("7")
         assert rest.asked[-1].path == "/ping", "nothing but the release was asked"
@@ -283,7 +283,7 @@ def test_requeue_begins_with_26_05(rest: RestServer, scheduler: RestScheduler) -
     rest.tell("POST", "/jobs/requeue", rest.shape.answer(status=[[done]]))
     scheduler.requeue("8_1")
     scheduler.revive("6")
-    scheduler.requeue("8")  # tasks that wait together
+    scheduler.requeue("8")  # pending tasks
     for job in ("7", "8"):
         with pytest.raises(SchedulerRefused):
             scheduler.revive(job)
@@ -316,7 +316,7 @@ def test_reservations_begin_with_25_05(rest: RestServer, scheduler: RestSchedule
             lambda: scheduler.change_reservation("t1", ["n1"]),
             lambda: scheduler.unreserve("t1"),
         ):
-            with pytest.raises(NotAvailable, match=r"reservations by REST begin with Slurm 25\.05"):
+            with pytest.raises(NotAvailable, match=r"reservations over REST require Slurm 25\.05"):
                 call()
         assert rest.writes == []
         return

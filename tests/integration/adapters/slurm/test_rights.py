@@ -40,7 +40,7 @@ def commands(folder: Path, level: str | None) -> Path:
 def test_who_may_drain(tmp_path: Path, user: str, level: str | None, may: bool | None) -> None:
     found = rights_of(user, commands(tmp_path, level))
     assert found.may is may
-    assert found.text.startswith(f"whether {user}" if may is None else user)
+    assert found.text.startswith(f"unknown whether {user}" if may is None else user)
     assert bool(found.way_out) is (may is False)
 
 
@@ -55,6 +55,6 @@ def test_a_drain_that_is_refused_names_the_right(tmp_path: Path) -> None:
     # The very words of 22.05 and 24.11 to somebody who may not.
     scontrol.write_text("#!/bin/sh\necho 'slurm_update error: Invalid user id' >&2; exit 1\n")
     scontrol.chmod(0o755)
-    with pytest.raises(SchedulerRefused, match=r"lacks the right.*AdminLevel=Administrator") as raised:
+    with pytest.raises(SchedulerRefused, match=r"lacks the permission.*AdminLevel=Administrator") as raised:
         CliScheduler(bin_dir=tmp_path).drain("gpu0001", "healer:test")
     assert raised.value.no_right

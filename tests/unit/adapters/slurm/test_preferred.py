@@ -193,7 +193,7 @@ def test_a_write_is_handed_on_only_while_its_lease_covers_it(ways: Ways) -> None
     with pytest.raises(SchedulerUnavailable) as caught:
         ways.chain.drain("gpu0001", OURS)
     assert not caught.value.sent
-    assert str(caught.value) == "rest: connection refused; cli: no time was left to ask"
+    assert str(caught.value) == "rest: connection refused; cli: no time left"
     assert not ways.slurm.node("gpu0001").drain
     ways.chain.drain("gpu0001", OURS)
     assert ways.slurm.node("gpu0001").drain
@@ -296,7 +296,7 @@ def test_an_unchanged_picture_stays_the_same_object(ways: Ways) -> None:
 
 def test_an_adapter_of_another_cluster_is_never_used(ways: Ways) -> None:
     ways.cli.slurm = SimScheduler("pod2", SimClock(datetime(2026, 11, 20, tzinfo=UTC)), 4)
-    with pytest.raises(OtherCluster, match=r"cli reaches the cluster pod2, the other adapters pod1"):
+    with pytest.raises(OtherCluster, match=r"cli reaches cluster pod2, the other adapters pod1"):
         ways.chain.cluster_name()
     ways.rest.broken = {"drain": DEAD}
     with pytest.raises(OtherCluster):
@@ -308,7 +308,7 @@ def test_nothing_reaches_another_cluster_than_the_one_that_is_meant(ways: Ways) 
     adapters: list[Any] = [ways.rest, ways.cli]
     chain = PreferredScheduler(adapters, cluster="pod9")
     for ask in (chain.snapshot, lambda: chain.drain("gpu0001", OURS)):
-        with pytest.raises(OtherCluster, match=r"is the cluster pod1, not pod9: mend SLURM_CONF"):
+        with pytest.raises(OtherCluster, match=r"is cluster pod1, not pod9: correct SLURM_CONF"):
             ask()
     assert not {"drain", "snapshot"} & {*ways.rest.asked, *ways.cli.asked}
 

@@ -1,0 +1,1 @@
+"""OpenID Connect: discovery and keys, what tokens claim, and the code flow."""

@@ -1,0 +1,83 @@
+"""What the groups of the identity provider grant a caller, and whom such a site takes for a person."""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from healer.api.problems import Problem
+from healer.model import Role
+from healer.model.grants import ACTING, OWNED, AccessRules, Grant, fits_any, strongest
+from healer.model.person_names import broke_glass
+from healer.ports.callers import Caller, Granted
+from healer.ports.directory import LOCAL
+from healer.text import say
+
+#: What a token above viewer has that is neither a person's nor a service account's: it may only read.
+OF_NO_PERSON = Granted(subject="", groups=(), grants=(Grant(name="", role=Role.viewer),))
+
+
+def resolved(caller: Caller, rules: AccessRules) -> Caller:
+    """With the role that the groups grant now. Raises 403 where they grant none."""
+    granted = caller.granted
+    if granted is None:
+        return caller
+    grants = rules.grants_of(granted.subject, granted.groups)
+    role = strongest(grants)
+    if role is None:
+        raise Problem(403, say("api.granted_no_role", name=caller.name))
+    granted = msgspec.structs.replace(granted, grants=grants)
+    return msgspec.structs.replace(caller, granted=granted, role=role)
+
+
+def check_person(caller: Caller, *, provided: bool) -> Caller:
+    """The caller as it is where it acts for a person or is a service account, else as one that only reads.
+    `provided`: the site has an identity provider, whose people alone are persons."""
+    if caller.role not in ACTING or OWNED in caller.name or broke_glass(caller.name):
+        return caller
+    if caller.issuer and not (provided and caller.issuer == LOCAL):
+        return caller
+    return msgspec.structs.replace(caller, role=Role.viewer, granted=OF_NO_PERSON)
+
+
+def narrowed(caller: Caller, roles: Collection[Role], clusters: Sequence[str]) -> Caller | None:
+    """The caller bound to the clusters where it has one of these roles; None where it has none. `clusters`:
+    all of the site."""
+    granted = caller.granted
+    if granted is None:
+        return caller if caller.role in roles else None
+    grants = [grant for grant in granted.grants if grant.role in roles]
+    covered = tuple(name for name in clusters if any(grant.covers(name) for grant in grants))
+    role = strongest(grants)
+    if role is None or not covered:
+        return None
+    several = covered if 1 < len(covered) < len(clusters) else None
+    only = covered[0] if len(covered) == 1 < len(clusters) else None
+    granted = msgspec.structs.replace(granted, clusters=several)
+    return msgspec.structs.replace(caller, role=role, cluster=only, granted=granted)
+
+
+def has_role(caller: Caller, roles: Collection[Role], cluster: str | None, clusters: Sequence[str]) -> bool:
+    """Whether the caller has one of these roles at the cluster; None: at all of the site, which are
+    `clusters`. A caller's own `role` may be that of a few of them."""
+    if caller.granted is None:
+        return caller.role in roles and caller.cluster in (None, cluster)
+    grants = [grant for grant in caller.granted.grants if grant.role in roles]
+    asked = clusters if cluster is None else (cluster,)
+    return all(any(grant.covers(name) for grant in grants) for name in asked)
+
+
+def role_at(caller: Caller, cluster: str) -> Role:
+    """The caller's strongest role at a cluster that it sees."""
+    if caller.granted is None:
+        return caller.role
+    return strongest(grant for grant in caller.granted.grants if grant.covers(cluster)) or Role.viewer
+
+
+def may_use(caller: Caller, roles: Collection[Role], cluster: str, playbook: str) -> bool:
+    """Whether one of the caller's grants has such a role for this playbook there."""
+    if caller.granted is None:
+        return caller.role in roles
+    return any(
+        grant.role in roles and grant.covers(cluster) and fits_any(playbook, grant.playbooks)
+        for grant in caller.granted.grants
+    )

@@ -1,0 +1,120 @@
+"""`healer break-glass`: the sealed administrator for when signing in is impossible."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from healer.commands import Failed, person, say
+from healer.commands.remote import AS_JSON, Client, ClientError, add_group, print_json
+from healer.settings import load
+
+_REASON = typer.Option(..., help="Why: it stands in the audit and in the page to people.")
+#: The token counts once its record is sealed.
+_WAITS_S, _AGAIN_S = 10.0, 0.2
+
+
+def register(app: typer.Typer) -> None:
+    commands = {"seal": seal, "use": use, "end": end, "status": status}
+    add_group(app, "break-glass", "The sealed administrator, for when signing in is impossible.", commands)
+
+
+def seal(json: bool = AS_JSON) -> None:
+    """Print a new secret, once, for the safe. The one before opens nothing any more. On healer's machine."""
+    from healer.bootstrap.database import emergency
+    from healer.ports.request_errors import Unavailable
+
+    try:
+        with emergency(load()) as glass:
+            secret = glass.seal(by=person())
+    except Unavailable as error:
+        raise Failed(str(error)) from None
+    if json:
+        print_json({"secret": secret})
+    else:
+        say(secret)
+        say("print it, put it into the safe, and clear this screen: healer keeps only its digest", err=True)
+
+
+def use(
+    *,
+    reason: str = _REASON,
+    name: str = typer.Option("", help="Who you are. Default: your login."),
+    secret_file: Path | None = typer.Option(
+        None, help="Read the secret from this file; - is standard input. Default: it is asked for."
+    ),
+    json: bool = AS_JSON,
+) -> None:
+    """Become an administrator for an hour: pages everybody, and prints a token for HEALER_TOKEN."""
+    body = {"secret": _secret(secret_file), "person": name or person(), "reason": reason}
+    with Client(anonymous=True) as api:
+        opened = api.post("/break-glass/open", body)
+    if not _counts(opened["token"]):
+        say("the audit has not sealed this token yet: it counts once `healer worker` runs", err=True)
+    if json:
+        print_json(opened)
+    else:
+        say(opened["token"])
+        say(f"it ends {opened['expires_at'][:19]} UTC, or by `healer break-glass end`", err=True)
+
+
+def _secret(file: Path | None) -> str:
+    if file is None:
+        return typer.prompt("secret", hide_input=True)
+    if str(file) == "-":
+        return sys.stdin.readline().strip()
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(f"--secret-file {file} cannot be read: {error}") from None
+
+
+def _counts(token: str) -> bool:
+    """Whether the token counts by now."""
+    until = time.monotonic() + _WAITS_S
+    with Client({**os.environ, "HEALER_TOKEN": token}) as api:
+        while True:
+            try:
+                api.get("/break-glass")
+            except ClientError as error:
+                if error.problem.get("code") != "not_sealed":
+                    raise
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(_AGAIN_S)
+            else:
+                return True
+
+
+def end(reason: str = _REASON, json: bool = AS_JSON) -> None:
+    """End the hour at once: its token and its sessions are worthless."""
+    with Client() as api:
+        ended = api.post("/break-glass/end", {"reason": reason})
+    _show(ended, json)
+
+
+def status(json: bool = AS_JSON) -> None:
+    """Show whether a seal lies ready, and whether an hour runs."""
+    with Client() as api:
+        found = api.get("/break-glass")
+    _show(found, json)
+
+
+def _show(state: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(state)
+    elif state["sealed_at"] is None:
+        say("there is no seal: make one by `healer break-glass seal`")
+    elif state["used_at"] is not None:
+        until = state["ended_at"] or state["until"]
+        say(f"used {_moment(state['used_at'])} by {state['used_by']}: {state['reason']}")
+        say(f"it ends {_moment(until)}; make a new seal by `healer break-glass seal`")
+    else:
+        say(f"sealed {_moment(state['sealed_at'])} by {state['sealed_by']}, and not used")
+
+
+def _moment(text: str) -> str:
+    return f"{text[:16].replace('T', ' ')} UTC"

@@ -1,0 +1,96 @@
+"""One or two examples for each command; `--help` shows them below the options."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+EXAMPLES = {
+    "up": "healer up\nHEALER_RULES_DIR=/etc/healer/rules healer up --listen 10.0.0.5:8440",
+    "demo": "healer demo\nhealer demo --nodes 64 --slurm sim",
+    "api": "HEALER_CONFIG=/etc/healer/healer.toml healer api",
+    "detector": "healer detector --cluster pod1",
+    "worker": "healer worker --cluster pod1",
+    "scheduler": "healer scheduler --cluster pod1",
+    "scraper": "healer scraper --cluster pod1",
+    "person": 'healer person mara\nhealer person mara --end --to joe --reason "left the team"',
+    "nodes": "healer nodes --verdict bad\nhealer nodes --search gpu01 --json\nhealer nodes --lemons",
+    "node-package": "healer node-package --url https://healer.example:8440 | clush -a -b 'sh -s install'",
+    "node-keys": "healer node-keys /etc/healer/keys",
+    "learn": "healer learn --node gpu0001\nhealer learn --node gpu0001 --yes\nhealer learn --show",
+    "incidents": "healer incidents\nhealer incidents --severity P0 --json\nhealer incidents 9a780a14",
+    "evidence": "healer evidence 9a780a14\nhealer evidence 9a780a14 --file dmesg.txt --out dmesg.txt.gz",
+    "runs": "healer runs --state waiting\nhealer runs --node gpu0001 --limit 5\nhealer runs 4f1c22d0",
+    "run": 'healer run drain --node gpu0001 --reason "loose power cable" --dry-run\n'
+    'healer run validate --node gpu0001 --reason "back from repair"',
+    "approve": 'healer approve 4f1c22d0 --reason "the job has saved"',
+    "reject": 'healer reject 4f1c22d0 --reason "known bad sensor"',
+    "cancel": 'healer cancel 4f1c22d0 --reason "the technician is there"',
+    "retry": 'healer retry 4f1c22d0 --reason "slurmctld is back"\n'
+    'healer retry 4f1c22d0 --from drain --reason "start over"',
+    "undo": 'healer undo 4f1c22d0 --reason "false alarm"',
+    "pause": 'healer pause --reason "network maintenance" --for 2h\nhealer pause --list\n'
+    "healer pause --end 77ab01c2",
+    "reconcile": 'healer reconcile\nhealer reconcile --repair --reason "after the restore"',
+    "replay": "healer replay /var/lib/healer/recordings --since 30d\n"
+    "healer replay recordings --rules changed/ --against done --fail-on lost",
+    "recordings": "healer recordings\nhealer recordings --cluster pod1 --json",
+    "simulate": "healer simulate --list\nhealer simulate llama3-54d --seed 7 --json",
+    "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'",
+    "db upgrade": "healer db upgrade",
+    "token create": "healer token create --role admin --name mara --once\n"
+    "healer token create --role signals --name relay1 --only kernel-log --expires 90d",
+    "token list": "healer token list\nhealer token list --person mara --json",
+    "token rotate": "healer token rotate 1b2c3d4e --overlap 24h",
+    "token revoke": "healer token revoke 1b2c3d4e\nhealer token revoke --accounts-of mara",
+    "account add": "healer account add mara --role operator\nhealer account add joe --group gpu-ops",
+    "account list": "healer account list",
+    "account password": "healer account password mara",
+    "account reset": "healer account reset mara",
+    "access who": "healer access who\nhealer access who --group gpu-ops",
+    "break-glass seal": "healer break-glass seal",
+    "break-glass use": 'healer break-glass use --reason "the identity provider is down" --name mara',
+    "break-glass end": 'healer break-glass end --reason "the provider is back"',
+    "break-glass status": "healer break-glass status",
+    "send kernel-log": "journalctl -k -o short-monotonic | healer send kernel-log --node gpu0001",
+    "send heartbeat": "healer send heartbeat --node gpu0001",
+    "send metrics": "healer send metrics --node gpu0001 samples.json",
+    "send openmetrics": "curl -s http://gpu0001:9400/metrics | healer send openmetrics --node gpu0001",
+    "send remote-write": "healer send remote-write body.snappy",
+    "send step-times": "healer send step-times --job 4711 steps.json\n"
+    "healer send step-times --job 4711 --from-log train.log --follow",
+    "send checkpoints": "healer send checkpoints --job 4711 checkpoints.json",
+    "send nvidia-smi": "nvidia-smi -q -x | healer send nvidia-smi --node gpu0001",
+    "signals senders": "healer signals senders --limit 20",
+    "signals losses": "healer signals losses --cluster pod1",
+    "signals unknown": "healer signals unknown --json",
+    "login": "HEALER_URL=https://healer.example:8440 healer login\n"
+    "HEALER_URL=https://healer.example:8440 healer login --munge",
+    "logout": "healer logout",
+    "messages retry": 'healer messages retry 5d6e7f80 --reason "the mail server is back"',
+    "rules check": "healer rules check --rules /etc/healer/rules",
+    "rules test": "healer rules test --rules /etc/healer/rules",
+    "rules schema": "healer rules schema > playbook.schema.json",
+    "rules try": 'healer rules try changed.yaml --as policies.yaml --days 30 --reason "less noise"',
+    "rules proof": 'healer rules proof --from-replay 0c1d2e3f --rule gpu-lost --reason "reviewed"',
+    "topology import": "ibnetdiscover | healer topology import -\n"
+    "healer topology import lldp.json --host gpu0001 --merge --yes",
+    "model train": "healer model train",
+    "model show": "healer model show --json",
+    "audit verify": "healer audit verify\nhealer audit verify --file audit.jsonl --against /mnt/witness",
+    "audit export": "healer audit export --out audit.jsonl",
+    "hook install": "healer hook install --slurm-conf /etc/slurm/slurm.conf --url https://healer.example:8440",
+    "hook uninstall": "healer hook uninstall --slurm-conf /etc/slurm/slurm.conf --yes",
+}
+
+
+def add_examples(app: "typer.Typer", path: str = "") -> None:
+    """Appends its examples to each command of `app`, and of its groups."""
+    for command in app.registered_commands:
+        name = command.name or (command.callback.__name__.strip("_") if command.callback else "")
+        if text := EXAMPLES.get(f"{path}{name}".replace("_", "-")):
+            lines = "\n".join(f"  {line}" for line in text.splitlines())
+            command.epilog = f"\b\nExamples:\n{lines}"
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_examples(group.typer_instance, f"{path}{group.name or group.typer_instance.info.name} ")

@@ -1,0 +1,122 @@
+"""`healer login` and `healer logout`: commands of a person, by the site's identity provider."""
+
+import os
+import subprocess
+from time import monotonic, sleep
+from typing import Any
+from urllib.parse import urlsplit
+
+import typer
+
+from healer.commands import Failed, say
+from healer.commands.kept_logins import KeptLogin, keep_login, kept_login, logins_file
+from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, given, print_json, url_of
+from healer.settings import is_loopback
+
+#: RFC 8628, 3.5: what `slow_down` adds to the interval.
+_SLOWER_S = 5
+_MUNGE_S = 5
+#: healer's own bound on those without a token.
+_TOO_MANY = 429
+
+
+def register(app: typer.Typer) -> None:
+    app.command("login")(login)
+    app.command("logout")(logout)
+
+
+def login(
+    by_munge: bool = typer.Option(
+        False,
+        "--munge",
+        help="By a munge credential instead, on a host of the cluster, where the site allows it.",
+    ),
+    cluster: str | None = CLUSTER,
+    json: bool = AS_JSON,
+) -> None:
+    """Sign in by the site's identity provider: prints a code to confirm in a browser on any machine."""
+    url = url_of(os.environ)
+    check_safe(url, "healer login")
+    with Client(anonymous=True) as api:
+        if by_munge:
+            found = api.post("/login/munge", given({"credential": made_by_munge(), "cluster": cluster}))
+        else:
+            found = _by_provider(api)
+    keep_login(os.environ, url, KeptLogin(found["token"], found["name"], found["expires_at"]))
+    if json:
+        print_json({name: found[name] for name in ("name", "role", "expires_at")})
+    else:
+        say(f"signed in as {found['name']} ({found['role']}) until {found['expires_at'][:16]} UTC")
+        if os.environ.get("HEALER_TOKEN") or os.environ.get("HEALER_TOKEN_FILE"):
+            say("HEALER_TOKEN or HEALER_TOKEN_FILE is set, and goes before it", err=True)
+
+
+def logout() -> None:
+    """End the session of `healer login`, here and at the server."""
+    url = url_of(os.environ)
+    try:
+        kept = kept_login(os.environ, url)
+    except Failed:
+        kept = None  # it has expired
+    if kept is None and not logins_file(os.environ).exists():
+        raise Failed(f"you are not signed in at {url}")
+    try:
+        if kept is not None:
+            with Client({**os.environ, "HEALER_TOKEN": kept.token}) as api:
+                api.delete("/sessions/own", {})
+    except ClientError as error:
+        if error.problem.get("status") not in {401, 403, 404}:
+            raise Failed(f"{error}; the session stays until it can be ended there") from None
+    keep_login(os.environ, url, None)
+    say(f"signed out at {url}")
+
+
+def check_safe(url: str, command: str) -> None:
+    """Raises Failed where this command's secrets would go over a network as plain text."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise Failed(f"HEALER_URL is {url}: `{command}` needs https, as secrets go over the network")
+
+
+def made_by_munge() -> str:
+    """A new credential of who types. Raises Failed."""
+    socket = os.environ.get("HEALER_MUNGE_SOCKET")
+    command = ["munge", *([f"--socket={socket}"] if socket else [])]
+    try:
+        made = subprocess.run(
+            command, input=b"healer login", capture_output=True, timeout=_MUNGE_S, check=False
+        )
+    except FileNotFoundError:
+        raise Failed("munge was not found: `healer login --munge` is for hosts of a Slurm cluster") from None
+    except subprocess.TimeoutExpired:
+        raise Failed("munge does not answer: see whether munged runs") from None
+    if made.returncode:
+        raise Failed(f"munge gave no credential: {' '.join(made.stderr.decode(errors='replace').split())}")
+    return made.stdout.decode("ascii", "replace").strip()
+
+
+def _by_provider(api: Client) -> dict[str, Any]:
+    begun = api.post("/login/device", None)
+    say(f"open {begun['link'] or begun['address']}", err=True)
+    say(f"and confirm the code {begun['code']}", err=True)
+    return _confirmed(api, begun)
+
+
+def _confirmed(api: Client, begun: dict[str, Any]) -> dict[str, Any]:
+    """The session, once the person has confirmed the code."""
+    interval_s = begun["interval_s"]
+    until = monotonic() + begun["expires_s"]
+    while monotonic() + interval_s < until:
+        sleep(interval_s)
+        try:
+            found = api.post("/login/device/finish", {"kept": begun["kept"]})
+        except ClientError as error:
+            if error.problem and error.problem.get("status") != _TOO_MANY:
+                raise
+            interval_s *= 2  # no answer in time: RFC 8628 asks for less often from now on
+            continue
+        if "token" in found:
+            return found
+        if found["slow_down"]:
+            interval_s += _SLOWER_S
+    raise Failed("the code has expired before it was confirmed: run `healer login` again")

@@ -1,0 +1,66 @@
+"""`healer access`: who may do what by the groups of the identity provider."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from healer.commands import Failed, say
+from healer.commands.remote import AS_JSON, add_group, print_json, print_list
+from healer.settings import load, rules_folder
+
+
+def register(app: typer.Typer) -> None:
+    add_group(app, "access", "Who may do what.", {"who": who})
+
+
+def who(
+    groups: Annotated[
+        list[str] | None, typer.Option("--group", help="A group that the provider names; may be repeated.")
+    ] = None,
+    *,
+    subject: Annotated[str, typer.Option("--subject", help="The person's `sub` at the provider.")] = "",
+    rules: Annotated[
+        Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")
+    ] = None,
+    json: bool = AS_JSON,
+) -> None:
+    """Show what rules/access.yaml grants, all of it or a person of these groups; changes nothing."""
+    from healer.rulebook.ruleset import RulesInvalid
+    from healer.rulebook.ruleset import load as load_rules
+
+    folder = rules or rules_folder(load())
+    try:
+        access = load_rules(folder, prove=False).access
+    except RulesInvalid as error:
+        for problem in error.problems:
+            say(str(folder / str(problem)), err=True)
+        raise Failed(f"{len(error.problems)} problems in {folder}") from None
+    named = set(groups or ())
+    grants = access.grants_of(subject, named) if named or subject else access.grants
+    duties = [duty for duty in access.duties if not named or named & {*duty.never}]
+    rows: list[dict[str, Any]] = [
+        {
+            "entry": grant.name,
+            "role": grant.role.value,
+            "clusters": list(grant.clusters),
+            "playbooks": list(grant.playbooks),
+            "groups": list(grant.groups),
+            "subjects": list(grant.subjects),
+        }
+        for grant in grants
+    ]
+    barred = sorted({glob for duty in duties if named & {*duty.never} for glob in duty.playbooks})
+    if json:
+        print_json({"grants": rows, "approves_none_of": barred})
+        return
+    if not rows:
+        say("nobody has a role by this" if named or subject else f"{folder / 'access.yaml'} grants nothing")
+        return
+    shown = [
+        {name: ", ".join(value) if isinstance(value, list) else value for name, value in row.items()}
+        for row in rows
+    ]
+    print_list(shown, {name: name for name in rows[0]}, json)
+    if barred:
+        say(f"approves no run of: {', '.join(barred)}")

@@ -1,0 +1,99 @@
+"""The node whose own fault has stopped its job: its kernel or its port says so, and so do the job's steps."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from healer.detection.hang_evidence import are_measured_since, ports_down
+from healer.detection.job_watch import LINK_BEFORE
+from healer.detection.protocol import Look, new_evidence
+from healer.model import Component, FaultClass, Finding, NodeReport, Remedy, Sense
+from healer.model.faults import STOPPED_JOB, Trait, fault_is
+from healer.text import Said, joined, quoted, say
+
+#: A port that is down for less may be a link that trains again, or a switch that restarts.
+PORT_STAYS = timedelta(seconds=30)
+#: Losses of one place within this time of each other are the place's; elsewhere in the job within
+#: `LINK_BEFORE`.
+PLACE_LOSES = timedelta(minutes=5)
+#: The node is reported again so soon: while its place was in trouble, nothing was done.
+BLAMED_AGAIN = timedelta(seconds=5)
+
+
+class Stop(NamedTuple):
+    """A job that makes no step. `key`: its life and its last step. `text`: how long, and what is usual.
+    `reports`: losses that may be why, of all that the job's nodes have `lost`. `confidence` is 0..1."""
+
+    job: Component
+    key: str
+    begun: datetime
+    text: Said
+    reports: Mapping[str, NodeReport]
+    lost: Mapping[str, NodeReport]
+    confidence: float
+
+
+def blamed_node(stop: Stop, look: Look) -> Finding | None:
+    """The node that alone has lost something, if that is sure: the kernel says so of a file system, a disk or
+    memory, and a lost port has been down for a while. None: no node, or several, of the job or of the node's
+    places, whichever of them the ranks wait for."""
+    if len(stop.reports) != 1:
+        return None
+    ((node, report),) = stop.reports.items()
+    neighbours = {other.name for other in look.slurm.neighbours_of(node)} if look.slurm else set[str]()
+    of_place = (
+        *ports_down(look.telemetry, neighbours, look.now).values(),
+        *reported_losses(look, neighbours).values(),
+    )
+    of_job = (other for name, other in stop.lost.items() if name != node)
+    if _is_among(report, of_place, PLACE_LOSES) or _is_among(report, of_job, LINK_BEFORE):
+        return None
+    job, where = stop.job.job or "", Component(cluster=stop.job.cluster, node=node)
+    identity = f"{STOPPED_JOB}|{where.cluster}|{job}|{stop.key}|{node}"
+    # On a shared node only the job that stopped is restarted.
+    line = report.evidence
+    signs = [msgspec.structs.replace(line, job=job)] if line is not None else []
+    if not fault_is(report.fault, Trait.may_stop_work):
+        port = ports_down(look.telemetry, (node,), look.now).get(node)
+        if port is None or look.now - port.at < PORT_STAYS:
+            return None
+        if not are_measured_since(look.telemetry, neighbours, port.at, look.now):
+            return None
+        signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
+    text = joined((stop.text, loss_text(node, report)), "semicolon")
+    steps = new_evidence(f"{identity}|steps", where, stop.begun, text, look.now, Sense.step_times)
+    found = Finding.from_evidence(
+        signs[0],
+        fault=STOPPED_JOB,
+        fault_class=FaultClass.fatal,
+        component=where,
+        arrived_at=look.now,
+        title=say("detection.stopped_job", job=job, loss=_at_most(report.text, 80)),
+        text=text,
+        confidence=stop.confidence,
+        unusable=signs[0].sense is Sense.kernel,
+        jobs=(job,),
+        remedy=report.remedy if report.remedy not in {None, Remedy.none} else Remedy.ticket,
+    )
+    return msgspec.structs.replace(found, evidence=(*signs, steps))
+
+
+def reported_losses(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:
+    return {name: look.node_reports[name] for name in nodes if name in look.node_reports}
+
+
+def loss_text(node: str, report: NodeReport) -> Said:
+    text = _at_most(report.text, 160)
+    return say("detection.reported_loss", node=node, time=f"{report.at:%H:%M:%S}", text=text)
+
+
+def _at_most(text: Said, characters: int) -> Said:
+    """What is that long is a kernel's line, and no sentence of healer's."""
+    return text if len(text) <= characters else quoted(text[:characters])
+
+
+def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:
+    """Whether another one came at about its time."""
+    return any(abs(other.at - loss.at) <= within for other in others)

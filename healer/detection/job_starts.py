@@ -1,0 +1,152 @@
+"""Jobs that start: how long that usually takes, and the node whose own fault keeps one from its first step.
+
+A life without a step has no pace of its own. What it is compared with is how long this job's earlier starts
+took, or the node's processes: those that wait in the kernel for a minute, where the job's other nodes have
+none, wait for what the node has lost.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, reported_losses
+from healer.detection.hang_evidence import AtRest, are_blocked
+from healer.detection.protocol import Look
+from healer.model import Component, Finding, NodeReport, SlurmJob, SlurmSnapshot
+from healer.model.faults import Trait, fault_is
+from healer.observations.steps import JobSteps, is_of_life
+from healer.text import Said, joined, say
+
+#: Under this name it is kept for the next start of healer.
+STARTS = "job-starts"
+#: A start lasts too long after so many times the longest of this job so far, and at least this. With
+#: processes that wait in the kernel, after this alone.
+TIMES, LEAST_S = 1.5, 60.0
+#: Where no sender at all was heard for longer, healer may be cut off, and steps are made unheard.
+HEARD = timedelta(seconds=30)
+
+
+@dataclass(slots=True)
+class _Start:
+    """One start of a job. `losses`: node -> what it lost last; the picture keeps that for minutes only."""
+
+    at: datetime
+    losses: dict[str, NodeReport] = field(default_factory=dict)
+    blamed_at: datetime | None = None
+
+
+class Starts:
+    """Follows the starts of jobs that report steps. Its memory grows with the jobs that Slurm shows."""
+
+    def __init__(self, rests: AtRest) -> None:
+        self._rests = rests
+        #: Job -> the longest of its starts so far, s; and the start whose end was seen last.
+        self._took_s: dict[str, float] = {}
+        self._ended: dict[str, datetime] = {}
+        self._now: dict[str, _Start] = {}
+        #: Node -> when it was last repaired or booted: what it lost before is no reason any more.
+        self._renewed: dict[str, datetime] = {}
+
+    def note(self, life: JobSteps, shown: SlurmJob, listening_since: datetime | None) -> None:
+        """The life makes steps. Its start counts if senders were heard all the time: else its first step may
+        have come before."""
+        started, name = shown.start_at, shown.id
+        if started is None or self._ended.get(name) == started:
+            return
+        self._ended[name] = started
+        if listening_since is None or listening_since > started:
+            return
+        ended = life.at[(life.number >= 0) & (life.at > started.timestamp())]
+        took_s = float(ended.min()) - started.timestamp()
+        self._took_s[name] = max(took_s, self._took_s.get(name, 0.0))
+
+    def stuck(self, look: Look, slurm: SlurmSnapshot) -> Iterator[Finding]:
+        """Nodes that keep a job from its first step. `slurm`: as it is now."""
+        self._forget(slurm.jobs)
+        lives = {life.job: life for life in look.steps.jobs()}
+        starting = [slurm.jobs[name] for name in self._took_s if _starts(slurm.jobs[name], lives.get(name))]
+        self._now = {shown.id: self._followed(shown, look) for shown in starting}
+        for shown in starting:
+            start = self._now[shown.id]
+            if start.blamed_at is not None and look.now - start.blamed_at < BLAMED_AGAIN:
+                continue
+            if (found := self._blame(shown, start, look)) is not None:
+                start.blamed_at = look.now
+                yield found
+
+    def forget(self, node: str, since: datetime) -> None:
+        self._renewed[node] = since
+
+    def pack(self) -> dict[str, bytes]:
+        # Before the first one there is nothing, and it must not replace what was kept.
+        return {STARTS: msgspec.json.encode(self._took_s)} if self._took_s else {}
+
+    def load(self, packed: bytes) -> None:
+        """Raises ValueError."""
+        try:
+            self._took_s = msgspec.json.decode(packed, type=dict[str, float])
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+
+    def _forget(self, jobs: Collection[str]) -> None:
+        self._took_s = {name: took_s for name, took_s in self._took_s.items() if name in jobs}
+        self._ended = {name: started for name, started in self._ended.items() if name in jobs}
+
+    def _followed(self, shown: SlurmJob, look: Look) -> _Start:
+        """The start with what its nodes have lost by now."""
+        start, at = self._now.get(shown.id), shown.start_at or look.now
+        if start is None or start.at != at:
+            start = _Start(at)
+        losses = start.losses | reported_losses(look, shown.nodes)
+        start.losses = {
+            node: report
+            for node, report in losses.items()
+            if node not in self._renewed or report.at > self._renewed[node]
+        }
+        return start
+
+    def _blame(self, shown: SlurmJob, start: _Start, look: Look) -> Finding | None:
+        reports = {
+            node: report
+            for node, report in start.losses.items()
+            if fault_is(report.fault, Trait.may_stop_work)
+        }
+        begun = max(start.at, look.listening_since or look.now)
+        lasts_s = (look.now - begun).total_seconds()
+        if len(reports) != 1 or lasts_s <= LEAST_S:
+            return None
+        if look.heard_at is None or look.now - look.heard_at > HEARD:
+            return None
+        (node,) = reports
+        blocked = are_blocked(look.telemetry, node, shown.nodes, look.now)
+        if not blocked and lasts_s <= TIMES * self._took_s[shown.id]:
+            return None
+        # A start that computes goes on.
+        if self._rests(look.telemetry, shown, look.now) is False:
+            return None
+        stop = Stop(
+            job=Component(cluster=look.steps.cluster, job=shown.id),
+            key=f"{shown.restarts}|start",
+            begun=begun,
+            text=self._text(shown, begun, lasts_s, blocked=blocked),
+            reports=reports,
+            lost=start.losses,
+            confidence=0.8,
+        )
+        return blamed_node(stop, look)
+
+    def _text(self, shown: SlurmJob, begun: datetime, lasts_s: float, *, blocked: bool) -> Said:
+        usual_s = self._took_s[shown.id]
+        words = say(
+            "detection.no_first_step", job=shown.id, time=f"{begun:%H:%M:%S}", lasts=lasts_s, usual=usual_s
+        )
+        return joined((words, say("detection.processes_blocked")), "semicolon") if blocked else words
+
+
+def _starts(shown: SlurmJob, life: JobSteps | None) -> bool:
+    """Whether Slurm shows it running, and this life has made no step."""
+    if shown.state != "RUNNING" or "COMPLETING" in shown.flags or shown.start_at is None:
+        return False
+    return life is None or not is_of_life(life, shown)

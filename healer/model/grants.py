@@ -1,0 +1,70 @@
+"""Who may do what by the identity provider's groups: the entries of `rules/access.yaml`."""
+
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from healer.model.vocabulary import Role
+
+#: From the strongest to the weakest; auditor lies apart, and sees what a viewer sees.
+STRONGEST = (Role.admin, Role.operator, Role.responder, Role.auditor, Role.viewer)
+#: Roles above viewer: a token of one is a person's, or a service account.
+ACTING = frozenset({Role.responder, Role.operator, Role.admin})
+#: Divides the owner from the name of a service account; no person's name holds it.
+OWNED = "/"
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """People with one of these groups or subjects have this role, at these clusters, for these playbooks.
+
+    Clusters and playbooks are names or globs. A subject is the provider's `sub`, which no person chooses."""
+
+    name: str
+    role: Role
+    groups: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ("*",)
+    playbooks: tuple[str, ...] = ("*",)
+
+    def covers(self, cluster: str) -> bool:
+        return fits_any(cluster, self.clusters)
+
+
+class Duty(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may approve a run of these playbooks. `second_person`: not who asked for it, as is always so for
+    steps that cannot be undone. `never`: groups whose people approve none."""
+
+    playbooks: tuple[str, ...]
+    second_person: bool = True
+    never: tuple[str, ...] = ()
+
+
+class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
+    """`claim`: where the provider says a person's groups."""
+
+    claim: str = "groups"
+    grants: tuple[Grant, ...] = ()
+    duties: tuple[Duty, ...] = ()
+
+    def grants_of(self, subject: str, groups: Collection[str]) -> tuple[Grant, ...]:
+        return tuple(
+            grant for grant in self.grants if subject in grant.subjects or set(groups) & set(grant.groups)
+        )
+
+    def duties_of(self, playbook: str) -> tuple[Duty, ...]:
+        return tuple(duty for duty in self.duties if fits_any(playbook, duty.playbooks))
+
+    def needs_second(self, playbook: str) -> bool:
+        """Whether another person than the one who asked approves each run of this playbook."""
+        return any(duty.second_person for duty in self.duties_of(playbook))
+
+
+def fits_any(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def strongest(grants: Iterable[Grant]) -> Role | None:
+    """The strongest role of these; None where there are none."""
+    given = {grant.role for grant in grants}
+    return next((role for role in STRONGEST if role in given), None)

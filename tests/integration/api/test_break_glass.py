@@ -1,0 +1,139 @@
+"""Breaking the glass, against a real API and database: nobody signs in, and no channel answers."""
+
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.glass_rows import PostgresBreakGlass
+from healer.adapters.postgres.tables import audit_records, break_glass, messages
+from healer.api.credential_budget import BURST
+from healer.engine.emergency import Emergency
+from healer.ports.break_glass import LASTS
+from healer.ports.callers import SESSION_COOKIE
+from tests.support.api import CLUSTER, TOKEN_KEY, Api
+from tests.support.seals import seal_all
+
+Served = tuple[Api, httpx.Client]
+OPEN, END = "/api/v1/break-glass/open", "/api/v1/break-glass/end"
+PAUSES = "/api/v1/pauses"
+
+
+class At:
+    """A clock that stands."""
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment = moment
+
+    def now(self) -> datetime:
+        return self._moment
+
+
+def glass(api: Api, moment: datetime | None = None) -> Emergency:
+    store = PostgresBreakGlass(api.engine, CLUSTER, TOKEN_KEY)
+    return Emergency(store, CLUSTER, At(moment or datetime.now(UTC)))
+
+
+def opened(client: httpx.Client, secret: str, person: str = "ada") -> httpx.Response:
+    return client.post(OPEN, json={"secret": secret, "person": person, "reason": "the provider is away"})
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def verbs(api: Api) -> list[str]:
+    """Of the audit, oldest first, without what tokens of other tests left."""
+    with api.engine.connect() as conn:
+        mine = audit_records.c.verb.like("break_glass.%")
+        return list(conn.scalars(sa.select(audit_records.c.verb).where(mine).order_by(audit_records.c.id)))
+
+
+def test_the_secret_of_the_safe_makes_an_administrator_once_and_pages_everybody(served: Served) -> None:
+    api, client = served
+    secret = glass(api).seal(by="root")
+    token = opened(client, secret)
+    assert token.status_code == 201, token.text
+    headers = bearer(token.json()["token"])
+    unsealed = client.post(PAUSES, json={"reason": "x"}, headers=headers)
+    assert unsealed.json()["code"] == "not_sealed", "it counts once its record is sealed"
+    seal_all(api.engine)
+    api.app.state.access._cache.clear()
+    made = client.post(PAUSES, json={"reason": "x"}, headers=headers)
+    assert (made.status_code, made.json()["by"]) == (201, "break-glass (ada)")
+    assert verbs(api) == ["break_glass.sealed", "break_glass.used"]
+    with api.engine.connect() as conn:
+        page = conn.execute(sa.select(messages).where(messages.c.page)).one()
+    assert (page.state, page.doc["severity"], page.doc["about"]["everybody"]) == ("due", "P0", True)
+    assert "the provider is away" in str(page.doc["text"])
+    assert opened(client, secret).status_code == 403, "the seal is broken"
+    state = client.get("/api/v1/break-glass", headers=headers).json()
+    assert (state["used_by"], state["reason"]) == ("break-glass (ada)", "the provider is away")
+
+
+def test_it_is_over_after_an_hour(served: Served) -> None:
+    api, client = served
+    now = datetime.now(UTC)
+    begun = now - LASTS + timedelta(minutes=1)
+    hour = glass(api, begun)
+    first = hour.use(hour.seal(by="root"), person="ada", reason="x")
+    over = glass(api, now - LASTS)
+    second = over.use(over.seal(by="root"), person="ada", reason="x")
+    assert first is not None and second is not None
+    seal_all(api.engine)
+    for opening, status in ((first, 200), (second, 401)):
+        assert client.get("/api/v1/nodes", headers=bearer(opening.token)).status_code == status
+        cookies = {"Cookie": f"{SESSION_COOKIE}={opening.cookie}"}
+        assert client.get("/api/v1/nodes", headers=cookies).status_code == status
+
+
+def test_it_ends_at_once_with_its_sessions(served: Served) -> None:
+    api, client = served
+    hour = glass(api)
+    opening = hour.use(hour.seal(by="root"), person="ada", reason="x")
+    assert opening is not None
+    seal_all(api.engine)
+    token, cookie = bearer(opening.token), {"Cookie": f"{SESSION_COOKIE}={opening.cookie}"}
+    assert client.get("/api/v1/nodes", headers=cookie).status_code == 200
+    ended = client.post(END, json={"reason": "it is back"}, headers=token)
+    assert ended.status_code == 200 and ended.json()["ended_by"] == "break-glass (ada)", ended.text
+    api.app.state.access._cache.clear()
+    assert client.get("/api/v1/nodes", headers=token).status_code == 401
+    assert client.get("/api/v1/nodes", headers=cookie).status_code == 401
+    again = client.post(END, json={"reason": "x"}, headers=api.headers("admin"))
+    assert again.status_code == 409
+    assert verbs(api)[-1] == "break_glass.ended"
+
+
+def test_a_new_seal_takes_the_place_of_the_one_before(served: Served) -> None:
+    api, client = served
+    first, second = glass(api).seal(by="root"), glass(api).seal(by="root")
+    assert opened(client, first).status_code == 403
+    typed = second.lower().replace("-", " ").removeprefix("glass ")
+    assert opened(client, typed).status_code == 201
+
+
+def test_wrong_secrets_are_counted_by_address(served: Served) -> None:
+    api, client = served
+    glass(api).seal(by="root")
+    wrong = [opened(client, f"GLASS-{'A' * number}A").status_code for number in range(int(BURST))]
+    assert set(wrong) == {403}
+    assert opened(client, "GLASS-BBBB").status_code == 429
+    assert verbs(api) == ["break_glass.sealed"]
+
+
+@pytest.mark.parametrize("person", ["ada/ci", "root (ops", "", " "])
+def test_a_name_that_could_be_another_s_is_refused(served: Served, person: str) -> None:
+    api, client = served
+    secret = glass(api).seal(by="root")
+    assert opened(client, secret, person).status_code == 422
+    assert opened(client, secret).status_code == 201, "the seal was not used up"
+
+
+def test_a_seal_that_was_used_cannot_be_mended(served: Served) -> None:
+    api, client = served
+    assert opened(client, glass(api).seal(by="root")).status_code == 201
+    mended = sa.update(break_glass).values(used_at=None)
+    with pytest.raises(sa.exc.DBAPIError, match="stays so"), api.engine.begin() as conn:
+        conn.execute(mended)

@@ -1,0 +1,45 @@
+"""`healer up` with TLS: the whole product and its commands by https, as the users that its parts run as."""
+
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.support.openssl import Authority
+from tests.support.up import Stack
+
+DAYS = ("-days", "90")
+
+
+def test_up_serves_tls_and_its_commands_check_the_authority(scratch: Path) -> None:
+    authority = Authority(scratch)
+    files = authority.sign("healer", "healer.example", "DNS:healer.example,IP:127.0.0.1", *DAYS)
+    files.key.chmod(0o644)  # the parts of root's healer run as another user
+    stack = Stack(
+        scratch,
+        HEALER_TLS_CERT=str(files.cert),
+        HEALER_TLS_KEY=str(files.key),
+        HEALER_SLURM_ADAPTERS="sim",
+    )
+    with stack:
+        url = f"https://127.0.0.1:{stack.port}"
+        assert f"healer is ready: {url}" in stack.output.read_text()
+        trust = ssl.create_default_context(cafile=str(authority.cert))
+        assert httpx.get(f"{url}/readyz", verify=trust).status_code == 200
+
+        def healer(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+            environ = stack.environ | {"HEALER_LISTEN": f"127.0.0.1:{stack.port}", "HEALER_URL": url} | more
+            command = [sys.executable, "-m", "healer", *words]
+            return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+        token = healer("token", "create", "--role", "viewer", "--name", "ada").stdout.strip()
+        with_authority = {"HEALER_TOKEN": token, "HEALER_CA_FILE": str(authority.cert)}
+        nodes = healer("nodes", "--json", **with_authority)
+        assert nodes.returncode == 0 and "gpu0001" in nodes.stdout, nodes.stderr
+        refused = healer("nodes", HEALER_TOKEN=token)
+        assert refused.returncode != 0 and "certificate verify failed" in refused.stderr
+        said = healer("doctor").stdout
+        assert f"ready at {url}" in said
+        assert f"other users can read {files.key} (mode 0644)" in said

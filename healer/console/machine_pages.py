@@ -1,5 +1,6 @@
 """The pages of the machines that healer watches: nodes and jobs."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from healer.model import (
     node_kind,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.shown import shown as printable
 from healer.observations.fault_history import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
 from healer.ports.answers import NodeRows
@@ -186,7 +188,21 @@ def job_steps(request: Request, pages: Here, cluster: str, job: str) -> Response
     if steps is not None:
         checkpoints = job_view.checkpoint_steps(history, steps.restart)
         body = job_view.picture(steps, deviation(steps), checkpoints, cluster)
-    return pages.json(request, json.dumps(body, separators=(",", ":"), allow_nan=False))
+    return _json(request, json.dumps(body, separators=(",", ":"), allow_nan=False))
+
+
+def _json(request: Request, body: str) -> Response:
+    """JSON for a script; 304 if the script has it already."""
+    body = printable(body)
+    tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
+    headers = {
+        "ETag": tag,
+        "Cache-Control": "private, no-cache",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 def _read_job(

@@ -1,6 +1,5 @@
 """What all pages share: the caller, the cluster and its state."""
 
-import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,7 +25,6 @@ from healer.engine.leavers import Leavers
 from healer.engine.local_accounts import LocalAccounts
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
-from healer.model.shown import shown
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
 from healer.ports.break_glass import GlassState
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
@@ -168,12 +166,6 @@ class Pages:
         self.runbooks = Runbooks(runbooks_dir())
 
     @property
-    def leavers(self) -> Leavers:
-        """For the pages that exist where there is one."""
-        assert self.sources.leavers is not None
-        return self.sources.leavers
-
-    @property
     def rules(self) -> Ruleset:
         """Those in force."""
         return self.sources.rules()
@@ -280,19 +272,6 @@ class Pages:
             "admin": session.role is Role.admin,
             "keep": {"cluster": standing.cluster} if len(clusters) > 1 else {},
         }
-
-    def json(self, request: Request, body: str) -> Response:
-        """JSON for a script; 304 if the script has it already."""
-        body = shown(body)
-        tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
-        headers = {
-            "ETag": tag,
-            "Cache-Control": "private, no-cache",
-            "X-Content-Type-Options": "nosniff",
-        }
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type="application/json", headers=headers)
 
     def show(self, template: str, context: dict[str, Any], status: int = 200) -> Response:
         return self.render.page(template, status, **context)

@@ -5,8 +5,9 @@ from datetime import datetime
 from fastapi import APIRouter, Request, Response
 
 from healer.api.problems import Problem
-from healer.console.pages import Here, PageRoute, RoleCheck
+from healer.console.pages import Here, PageRoute, Pages, RoleCheck
 from healer.console.views import Shown, people_view
+from healer.engine.leavers import Leavers
 from healer.model import Role
 from healer.ports.callers import Caller
 from healer.ports.service_accounts import TokenRow
@@ -16,13 +17,18 @@ from healer.text import say
 routes = APIRouter(route_class=PageRoute)
 
 
+def _leavers(pages: Pages) -> Leavers:
+    assert pages.sources.leavers is not None
+    return pages.sources.leavers
+
+
 @routes.get("/tokens")
 def tokens_page(request: Request, pages: Here, ended: bool = False) -> Response:
     context = pages.context(request, "tokens")
     caller, now = context["session"], context["now"]
     has_role = pages.role_check(caller)
     sees_all = has_role(Role.auditor)
-    found = pages.leavers.book.listed(in_force_at=None if ended else now)
+    found = _leavers(pages).book.listed(in_force_at=None if ended else now)
     rows = [row for row in found if row.is_of(caller.name) or sees_all or has_role(Role.auditor, row.cluster)]
     context |= {
         "tokens": [_token_line(row, caller, now, has_role) for row in rows],
@@ -44,7 +50,7 @@ def person_page(request: Request, pages: Here, name: str) -> Response:
             say("console.people_for_admins_and_auditors"),
             heading=say("console.people_not_for_this_role"),
         )
-    held = pages.leavers.holds(name)
+    held = _leavers(pages).holds(name)
     context |= {
         "held": held,
         "tokens": [_token_line(row, caller, now, has_role) for row in held.tokens],

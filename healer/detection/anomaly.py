@@ -7,6 +7,7 @@ evidence up. Method, sources, figures and limits: `docs/detection.md`. Arrays ar
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +51,8 @@ STRETCHES, SHORTEST = 16, 8
 PEERS, SMOOTHED, EXPLAINED = 8, (4, 16), 0.7
 #: So many samples well before a value show whether it was rare then, too; each for so many decades at most.
 LATELY, LATELY_MOST = 256, 6.0
+#: `unusual` needs a past of so many samples.
+SHORTEST_PAST = 64
 _MIDDLE = 0.3  # decades of the median
 
 Floats = NDArray[np.float64]
@@ -74,6 +77,35 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
     most = np.max([_evidence(columns[first : first + AT_ONCE], n).max(axis=0) for first in some], axis=0)
     # The more columns, the more often one of them is rare by chance.
     return np.maximum(most - np.log10(len(columns)), 0)
+
+
+class Unusual(NamedTuple):
+    """Samples `first` to `last`, both included, score `THRESHOLD` or more; `highest` is the largest score."""
+
+    first: int
+    last: int
+    highest: float
+
+
+def unusual(values: ArrayLike) -> list[Unusual]:
+    """Where the second half of a series is unusual against its first half, by time.
+
+    `values`: (samples, features) at even distances in time. Alarms at most a window apart are one. Empty
+    where the first half has fewer than `SHORTEST_PAST` samples.
+    """
+    table = _table(values, "values")
+    half = len(table) // 2
+    if half < SHORTEST_PAST:
+        return []
+    scores = score(table[:half], table[half:])
+    alarms = np.flatnonzero(scores >= THRESHOLD)
+    if not len(alarms):
+        return []
+    cuts = np.flatnonzero(np.diff(alarms) > WINDOWS[0]) + 1
+    return [
+        Unusual(half + int(run[0]), half + int(run[-1]), float(scores[run].max()))
+        for run in np.split(alarms, cuts)
+    ]
 
 
 def _evidence(columns: Floats, n: int) -> Floats:

@@ -37,7 +37,6 @@ from healer.text import Said, quoted, say
 #: Findings of one rule in one tick; the others follow in the next ones. A storm must not stop the tick.
 MOST_AT_ONCE = 50
 #: Only so many of them get a chart: charts are what costs.
-#: Only so many of them get a chart: it is what costs.
 MOST_CHARTS = 20
 #: How long a cleared finding that no incident watches is remembered.
 _CLEAR_KEPT_S = 900.0

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 from healer.console import words
 from healer.console.views import Shown
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
+from healer.detection import anomaly
 from healer.detection.features import feature_words
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
@@ -269,8 +271,10 @@ def _chart(
     *,
     span: timedelta = WINDOW,
     gap_s: float = GAP_S,
+    judged: bool = False,
 ) -> ChartView:
-    """One line per part that reports the signal, and their median if there are three or more."""
+    """One line per part that reports the signal, and their median if there are three or more.
+    `judged`: marks what is unusual in the second half."""
     parts = sorted((column for column in found if column.signal == signal.name), key=_order)[:_LINES_DRAWN]
     counter = signal.kind is SignalKind.counter
     drawn = {column.part: _per_minute(found[column]) if counter else found[column] for column in parts}
@@ -285,6 +289,7 @@ def _chart(
         for index, at in enumerate(times):
             if at in value_at:
                 by_time[index].append(value_at[at])
+    part_lines = tuple(lines)
     if len(lines) >= 3:
         middle = tuple(statistics.median(values) if values else None for values in by_time)
         lines.append(ChartLine(label=say("console.node_median_here"), role="peers", values=middle))
@@ -299,7 +304,8 @@ def _chart(
             ChartMark(at=incident.opened, label=quoted(incident.rule))
             for incident in node.incidents
             if incident.opened > since
-        ),
+        )
+        + (_unusual(part_lines, times) if judged else ()),
         signal=signal.name,
         node=node.name,
     )
@@ -320,11 +326,24 @@ def remembered_chart(points: Points, signal: Signal, node: NodeNow, *, hours: in
         after - before for line in points.values() for (before, _), (after, _) in itertools.pairwise(line)
     ]
     gap_s = max(GAP_S, 4 * min(steps, default=0.0))
-    return _chart(found, signal, node, span=timedelta(hours=hours), gap_s=gap_s)
+    view = _chart(found, signal, node, span=timedelta(hours=hours), gap_s=gap_s, judged=True)
+    return msgspec.structs.replace(view, note=say("console.node_unusual_note"))
+
+
+def _unusual(lines: Sequence[ChartLine], times: Sequence[datetime]) -> tuple[ChartMark, ...]:
+    """Marks where the most unusual stretches of the second half begin, by time."""
+    if not lines:
+        return ()
+    found = anomaly.unusual(np.array([line.values for line in lines], dtype=np.float64).T)
+    worst = sorted(found, key=lambda each: -each.highest)[:_UNUSUAL_MARKED]
+    label = say("console.node_unusual_here")
+    return tuple(ChartMark(at=times[each.first], label=label) for each in sorted(worst))
 
 
 #: More lines than that are a carpet; the table of links names those that matter.
 _LINES_DRAWN = 16
+#: More marks than that hide the lines.
+_UNUSUAL_MARKED = 4
 
 
 def _per_minute(values: Sequence[_Newest]) -> list[_Newest]:

@@ -19,6 +19,8 @@ from healer.adapters.system_clock import SystemClock
 from healer.api.quotas import Losses, Tally
 from healer.bootstrap.prometheus import prometheus_client
 from healer.model import SlurmSnapshot
+from healer.processes.metric_history import PromqlHistory
+from healer.processes.prometheus_follow import PrometheusFollow
 from healer.processes.scraper import Parts, Scraper
 from healer.settings import Settings
 
@@ -48,7 +50,7 @@ async def _serve(
     settings: Settings, db: sa.Engine, cluster: str, stopped: Callable[[], bool], leads: Callable[[], None]
 ) -> None:
     clock, snapshots = SystemClock(), PostgresSnapshots(db)
-    client = prometheus_client(settings)
+    client, columns = prometheus_client(settings), PostgresColumns(db)
     fetch = HttpFetch()
 
     def shown() -> dict[str, SlurmSnapshot]:
@@ -60,10 +62,15 @@ async def _serve(
         rules=bootstrap.rulebook(settings),
         fetch=fetch,
         ask=client.query if client else None,
+        follow=PrometheusFollow(
+            lambda catalogue: PromqlHistory(client, catalogue, columns, cluster, settings.prometheus_match)
+        )
+        if client
+        else None,
         snapshots=shown,
         listed_gpus=PostgresInbox(db, cluster).listed_gpus,
         samples=PostgresSamples(db, cluster),
-        columns=PostgresColumns(db),
+        columns=columns,
         signals=PostgresSignals(db),
         book=PostgresScrapes(db),
         tally=Tally(PostgresUnknownSeries(db)),

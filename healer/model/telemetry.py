@@ -245,13 +245,18 @@ class ScrapeQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrapeRules(msgspec.Struct, frozen=True, kw_only=True):
-    """All of `rules/scrape.yaml`; hostlists are expanded."""
+    """All of `rules/scrape.yaml`; hostlists are expanded.
+
+    `follow_interval_s`: how often to fetch every signal of the catalogue that the Prometheus-compatible
+    server has; 0 is never.
+    """
 
     jobs: tuple[ScrapeJob, ...] = ()
     queries: tuple[ScrapeQuery, ...] = ()
+    follow_interval_s: float = 0
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.queries)
+        return bool(self.jobs or self.queries or self.follow_interval_s)
 
 
 class TargetState(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
 from zlib import crc32
 
@@ -42,6 +43,7 @@ from healer.ports.clock import Clock
 from healer.ports.measurements import ColumnBook, Fetch, FetchFailed, HistoryAway, Samples, ScrapeBook, Target
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival, SignalStore
+from healer.processes.prometheus_follow import PrometheusFollow
 from healer.signals.hardware_names import device_name
 from healer.signals.series import Measured
 from healer.signals.wire import BadBody, HasNode
@@ -142,6 +144,8 @@ LOOK_S, STATE_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
 GATHER_S = 0.02
+#: What a sample of Prometheus weighs in that queue: its number, time and value.
+SAMPLE_BYTES = 20
 #: The nodes' lists of GPUs are read so often, and from so long before: senders repeat them each 10 min.
 GPUS_EVERY, GPUS_LATE = timedelta(seconds=15), timedelta(minutes=15)
 #: No client waits for an answer. After a start every series is new: reading 1,250 pages takes ten seconds.
@@ -153,11 +157,22 @@ INVENTORIES = 20_000
 SOURCE = "scrape"
 
 
+class FollowEvery(NamedTuple):
+    """All that the Prometheus-compatible server has, at this interval."""
+
+    interval_s: float
+
+
+Fetched = Target | ScrapeQuery | FollowEvery
+#: The job and target under which people see it.
+_FOLLOW = ("prometheus", "every signal of the catalogue")
+
+
 @dataclass(slots=True)
 class _Kept:
-    """One target or query at work: its task, and how it goes."""
+    """One target, query or follow at work: its task, and how it goes."""
 
-    what: Target | ScrapeQuery
+    what: "Fetched"
     task: "asyncio.Task[None]"
     state: TargetState
 
@@ -189,6 +204,8 @@ class Parts:
     losses: Losses
     clock: Clock
     stopwatch: Callable[[], float] = time.monotonic
+    #: All that the server of `ask` has; None where none is set.
+    follow: PrometheusFollow | None = None
 
 
 class Scraper:
@@ -256,12 +273,18 @@ class Scraper:
             return
         self._listed, self._troubles = rules, ()
         targets = await self._in_thread(lambda: list_targets(rules, self._cluster))
-        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {target.key: target for target in targets}
-        queries = [query for query in rules.queries if query.cluster in ("", self._cluster)]
-        if queries and parts.ask is None:
-            self._troubles += ("rules/scrape.yaml has queries, and HEALER_PROMETHEUS_URL is not set",)
-        elif queries:
-            wanted |= {("queries", f"{query.signal}: {query.query}"): query for query in queries}
+        wanted: dict[tuple[str, str], Fetched] = {target.key: target for target in targets}
+        asked: dict[tuple[str, str], Fetched] = {
+            ("queries", f"{query.signal}: {query.query}"): query
+            for query in rules.queries
+            if query.cluster in ("", self._cluster)
+        }
+        if rules.follow_interval_s:
+            asked[_FOLLOW] = FollowEvery(rules.follow_interval_s)
+        if asked and parts.ask is None:
+            self._troubles += ("rules/scrape.yaml asks Prometheus, and HEALER_PROMETHEUS_URL is not set",)
+        else:
+            wanted |= asked
         self._keep(wanted)
 
     def _learn_gpus(self) -> None:
@@ -272,7 +295,7 @@ class Scraper:
         self._translators.hear(self._parts.listed_gpus((self._gpus_at or now) - GPUS_LATE))
         self._gpus_at = now
 
-    def _keep(self, wanted: dict[tuple[str, str], Target | ScrapeQuery]) -> None:
+    def _keep(self, wanted: dict[tuple[str, str], Fetched]) -> None:
         for key in [key for key in self._kept if key not in wanted]:
             self._kept.pop(key).task.cancel()
         for key, what in wanted.items():
@@ -285,8 +308,8 @@ class Scraper:
             task = asyncio.create_task(self._repeat(key, what), name=key[1])
             self._kept[key] = _Kept(what, task, kept.state if kept else state)
 
-    async def _repeat(self, key: tuple[str, str], what: Target | ScrapeQuery) -> None:
-        beat = what if isinstance(what, Target) else _as_target(what)
+    async def _repeat(self, key: tuple[str, str], what: Fetched) -> None:
+        beat = what if isinstance(what, Target) else _as_target(key[1], what.interval_s)
         stopwatch = self._parts.stopwatch
         due_s = first_due(beat, stopwatch())
         stalled = 0
@@ -295,7 +318,7 @@ class Scraper:
             begun_s = stopwatch()
             state = self._kept[key].state
             try:
-                done = await (self._scrape(what) if isinstance(what, Target) else self._query(what))
+                done = await self._fetch(what)
             except FetchFailed as error:
                 stalled = stalled + 1 if error.reason is LossReason.stalled else 0
                 state = self._failed(state, error)
@@ -314,6 +337,15 @@ class Scraper:
             due_s = next_due(beat, due_s, stopwatch(), stalled)
 
     # --- one fetch ---
+
+    async def _fetch(self, what: Fetched) -> TargetState:
+        match what:
+            case Target():
+                return await self._scrape(what)
+            case ScrapeQuery():
+                return await self._query(what)
+            case FollowEvery():
+                return await self._follow()
 
     async def _scrape(self, target: Target) -> TargetState:
         has_node = self._has_node
@@ -350,6 +382,20 @@ class Scraper:
 
         measured = await self._stored(query.signal, Body(len(raw), read))
         return self._state("queries", f"{query.signal}: {query.query}", "", len(raw), measured)
+
+    async def _follow(self) -> TargetState:
+        follow, now = self._parts.follow, self._parts.clock.now()
+        if follow is None:
+            raise FetchFailed("no Prometheus-compatible server is set")
+        catalogue, has_node = self._ruleset.catalogue, self._has_node
+        ask = partial(follow.fetch, catalogue, has_node, now)
+        try:
+            measured = await asyncio.get_running_loop().run_in_executor(self._asking, ask)
+        except HistoryAway as error:
+            raise FetchFailed(str(error)) from None
+        size = measured.samples * SAMPLE_BYTES
+        stored = await self._stored(_FOLLOW[0], Body(size, lambda: measured))
+        return self._state(*_FOLLOW, "", size, stored)
 
     async def _stored(self, who: str, body: Body[Measured]) -> Measured:
         """Waits for the commit; all that is not stored is counted."""
@@ -444,9 +490,9 @@ class Scraper:
                 return
 
 
-def _as_target(query: ScrapeQuery) -> Target:
-    job = ScrapeJob(name="queries", interval_s=query.interval_s)
-    return Target(job=job, host="", url=f"{query.signal}: {query.query}", labels={})
+def _as_target(name: str, interval_s: float) -> Target:
+    """What is no target of its own, for the beat."""
+    return Target(job=ScrapeJob(name="queries", interval_s=interval_s), host="", url=name, labels={})
 
 
 async def _rest(seconds: float, stopped: Callable[[], bool]) -> None:

@@ -132,13 +132,15 @@ TARGETS_MAX = 50_000
 JOBS_MAX, QUERIES_MAX = 200, 500
 QUERY_MAX_CHARS = 4096
 INTERVAL_MIN_S, INTERVAL_MAX_S = 1.0, 3600.0
+#: One question reaches back a minute at most, and healer's windows have steps of five seconds.
+FOLLOW_MIN_S, FOLLOW_MAX_S = 5.0, 60.0
 SCHEMES = ("http", "https")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
 #: `host:port`; an IPv6 address is in brackets.
 _TARGET = re.compile(r"(?P<host>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
-_SECTIONS = ("jobs", "queries")
+_SECTIONS = ("jobs", "queries", "follow_interval_s")
 _FILE_SD = (
     "file_sd: healer reads no files of targets any more; write their entries under groups, in this file"
 )
@@ -148,14 +150,26 @@ def read_scrape(source: Source | None, catalogue: Catalogue, folder: Path) -> Sc
     """The file's jobs and queries; what is wrong goes to its problems. Paths in it begin at `folder`."""
     if source is None or source.data is None:
         return ScrapeRules()
-    data = source.mapping((), source.data, "a mapping with jobs and queries")
+    data = source.mapping((), source.data, "a mapping with jobs, queries or follow_interval_s")
     for name in data:
         if name not in _SECTIONS:
             source.at(name).problem(f"unknown field {name}", did_you_mean(str(name), _SECTIONS))
     return ScrapeRules(
         jobs=tuple(_jobs(source, _list(source, data, "jobs", JOBS_MAX), folder)),
         queries=tuple(_queries(source, _list(source, data, "queries", QUERIES_MAX), catalogue)),
+        follow_interval_s=_follow_interval_s(source, data),
     )
+
+
+def _follow_interval_s(source: Source, data: dict[str, object]) -> float:
+    value = data.get("follow_interval_s")
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or not FOLLOW_MIN_S <= value <= FOLLOW_MAX_S:
+        at = source.at("follow_interval_s")
+        at.problem(f"follow_interval_s: a number from {FOLLOW_MIN_S:g} to {FOLLOW_MAX_S:g}")
+        return 0.0
+    return float(value)
 
 
 def wants_scraper(file: Path) -> Callable[[], bool]:

@@ -48,7 +48,9 @@ def _version(asked: bool) -> None:
     import typer
 
     if asked:
-        typer.echo(f"healer {__version__}")
+        from healer.commands.build_note import build_note
+
+        typer.echo(f"healer {__version__} ({build_note()})")
         raise typer.Exit
 
 

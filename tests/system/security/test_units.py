@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from healer.embedded.user import SERVERS, SERVICE
 from healer.settings import privileged_names, secret_names, setting_names
 from tests.support.units import PARTS, ROOT, UNITS, Unit, drop_ins, read_unit
 
@@ -128,7 +129,7 @@ def test_each_part_is_its_own_user_with_its_own_folder_and_the_same_walls() -> N
         assert unit.one("StateDirectory") == f"healer/{part}" and unit.one("StateDirectoryMode") == "0700"
     assert len(users) == len(PARTS)
     made = (UNITS / "sysusers.conf").read_text()
-    assert users == set(re.findall(r"^u (\S+)", made, re.M))
+    assert users | {SERVICE, SERVERS} == set(re.findall(r"^u (\S+)", made, re.M))
     for part in (*PARTS, "upgrade"):
         lines = (UNITS / f"healer-{part}.service").read_text().splitlines()
         assert [line for line in HARDENED if line not in lines] == []

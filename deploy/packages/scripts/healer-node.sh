@@ -1,0 +1,62 @@
+# What happens around the files of the package healer-node. deb and rpm call these functions.
+set -e
+LIB=/usr/lib/healer
+SHARE=/usr/share/healer-node
+CONF=/etc/healer/hook.conf
+UNIT=healer-follow.service
+LINK=/etc/systemd/system/multi-user.target.wants/$UNIT
+
+systemd_runs() { [ -d /run/systemd/system ]; }
+
+first() { # the same as systemctl enable, in an image too
+    mkdir -p "${LINK%/*}"
+    ln -sf "/usr/lib/systemd/system/$UNIT" "$LINK"
+}
+
+set_up() {
+    mkdir -p /etc/healer
+    # Settings of the site, often there first.
+    [ -e "$CONF" ] || install -m 644 "$SHARE/hook.conf" "$CONF"
+    # What slurm.conf may name belongs to no package: a Prolog that is missing drains the node. A site's own stay.
+    for name in prolog epilog health-check; do
+        [ -e "$LIB/$name" ] || install -m 755 "$SHARE/$name" "$LIB/$name"
+    done
+    systemd_runs || return 0
+    systemctl daemon-reload
+    if grep -q '^HEALER_URL=.' "$CONF"; then
+        [ ! -L "$LINK" ] || systemctl restart "$UNIT" || true
+    else
+        echo "healer-node: set HEALER_URL in $CONF, then: systemctl start healer-follow"
+    fi
+}
+
+stop_for_good() {
+    ! systemd_runs || systemctl disable --now "$UNIT" >/dev/null 2>&1 || true
+    rm -f "$LINK"
+}
+
+gone() {
+    ! systemd_runs || systemctl daemon-reload
+}
+
+named() { # whether a slurm.conf of this node names the programs, or slurmd is here and its slurm.conf is not
+    found=
+    for conf in /etc/slurm /etc/slurm-llnl /run/slurm/conf /var/spool/slurmd/conf-cache; do
+        for file in "$conf"/*.conf; do
+            [ -e "$file" ] || continue
+            found=yes
+            ! grep -qsF "$LIB/" "$file" || return 0
+        done
+    done
+    [ -z "$found" ] && command -v slurmd >/dev/null
+}
+
+purged() {
+    rm -rf /etc/healer/hook.conf /etc/healer/ca.pem /etc/healer/token /etc/healer/requests.pub /etc/healer/package.pub /var/spool/healer
+    if named; then
+        echo "healer-node: kept $LIB: slurm.conf may name it, and without healer-hook it does nothing"
+    else
+        rm -f "$LIB/prolog" "$LIB/epilog" "$LIB/health-check"
+    fi
+    rmdir "$LIB" /etc/healer 2>/dev/null || true
+}

@@ -20,6 +20,10 @@ from healer.model.slurm import (
 
 #: Between snapshots further apart than this nothing is known. Slurm is read every few seconds.
 GAP = timedelta(minutes=5)
+#: Jobs that come and go are recorded once in this time: the map of the past is drawn in such steps.
+BUSY_STEP = timedelta(minutes=5)
+#: They are recorded so long before the step that the map of the step shows them.
+_BUSY_LEAD = timedelta(seconds=30)
 
 
 class NodeCondition(StrEnum):
@@ -106,6 +110,22 @@ def _condition(node: SlurmNode, is_tested: bool) -> NodeCondition:
 def is_gap(before: datetime, now: datetime) -> bool:
     """Whether too much time lies between two snapshots to say that a state lasted from one to the other."""
     return now - before > GAP
+
+
+def is_busy_step(before: datetime, now: datetime) -> bool:
+    """Whether a step of `BUSY_STEP` begins between two snapshots."""
+    steps = [(at + _BUSY_LEAD).timestamp() // BUSY_STEP.total_seconds() for at in (before, now)]
+    return steps[0] != steps[1]
+
+
+def as_recorded(before: Mapping[str, NodeState], now: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    """`now` between two steps: nodes that differ by their jobs alone stay as they were recorded."""
+    return {name: _recorded(before.get(name), state) for name, state in now.items()}
+
+
+def _recorded(before: NodeState | None, now: NodeState) -> NodeState:
+    same = before is not None and (before.condition, before.holder) == (now.condition, now.holder)
+    return before if before is not None and same else now
 
 
 def changes(before: Mapping[str, NodeState], now: Mapping[str, NodeState], *, gap: bool) -> StateChanges:

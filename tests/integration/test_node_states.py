@@ -90,7 +90,7 @@ def test_fifty_changes_of_many_nodes_are_one_statement_and_none_are_none(fresh_d
     writer = PostgresSnapshots(fresh_database)
     nodes: dict[str, tuple[str, ...]] = {f"n{number:04}": IDLE for number in range(1250)}
     put(writer, 0, nodes)
-    put(writer, 1, nodes | dict.fromkeys(list(nodes)[:50], BUSY))
+    put(writer, 1, nodes | dict.fromkeys(list(nodes)[:50], DRAINED))
     assert len(written) == 2 and len(rows(fresh_database)) == 1300
     other = SlurmSnapshot(cluster="pod2", taken_at=START)
     writer.put(other)
@@ -99,12 +99,37 @@ def test_fifty_changes_of_many_nodes_are_one_statement_and_none_are_none(fresh_d
 
 def test_a_restart_goes_on_with_the_rows_that_last(fresh_database: sa.Engine) -> None:
     put(PostgresSnapshots(fresh_database), 0, {"n1": IDLE, "n2": IDLE})
-    put(PostgresSnapshots(fresh_database), 2, {"n1": IDLE, "n2": BUSY})
+    put(PostgresSnapshots(fresh_database), 2, {"n1": IDLE, "n2": DRAINED})
     assert rows(fresh_database) == [
         ("n1", "in_service", 0, None),
         ("n2", "in_service", 0, 2),
-        ("n2", "in_service", 2, None),
+        ("n2", "drained", 2, None),
     ]
+
+
+def test_jobs_that_come_and_go_are_recorded_once_in_five_minutes(fresh_database: sa.Engine) -> None:
+    writer = PostgresSnapshots(fresh_database)
+    for second in range(0, 600, 20):
+        put(writer, second / 60, {"n1": BUSY if second % 60 else IDLE})
+    assert [row[2] for row in rows(fresh_database)] == [0, pytest.approx(4 + 2 / 3)]
+    assert known_at(fresh_database, 5) == {"n1": "in_service/none/busy"}
+
+
+def test_a_job_that_started_between_two_steps_is_on_the_map_of_the_next(fresh_database: sa.Engine) -> None:
+    writer = PostgresSnapshots(fresh_database)
+    put(writer, 0, {"n1": IDLE})
+    for minutes in (1, 2, 3, 4.5, 6, 9.5):
+        put(writer, minutes, {"n1": BUSY})
+    assert known_at(fresh_database, 3) == {"n1": "in_service/none"}
+    assert known_at(fresh_database, 5) == {"n1": "in_service/none/busy"}
+    assert len(rows(fresh_database)) == 2, "once recorded, nothing is written while it lasts"
+
+
+def test_a_drain_is_recorded_at_once(fresh_database: sa.Engine) -> None:
+    writer = PostgresSnapshots(fresh_database)
+    put(writer, 1, {"n1": IDLE, "n2": IDLE})
+    put(writer, 2, {"n1": ("ALLOCATED", "DRAIN"), "n2": BUSY})
+    assert known_at(fresh_database, 2) == {"n1": "draining/person/busy", "n2": "in_service/none"}
 
 
 def test_the_scheduler_may_write_and_tidy_it_and_the_api_may_read_it(fresh_database: sa.Engine) -> None:
@@ -177,8 +202,8 @@ def test_a_report_sums_node_hours_out_of_service_by_whom(fresh_database: sa.Engi
 @pytest.mark.parametrize(
     ("days", "free", "kept"),
     [
-        (34, None, ["drained", "in_service"]),
-        (36, None, ["drained"]),
+        (6, None, ["drained", "in_service"]),
+        (8, None, ["drained"]),
         (2, 0.05, ["drained"]),
         (401, None, []),
     ],

@@ -56,7 +56,7 @@ from healer.model import (
     figures_in,
     rates_in,
 )
-from healer.model.node_states import NodeState, is_gap, node_states
+from healer.model.node_states import NodeState, is_busy_step, is_gap, node_states
 from healer.text import from_stored, to_stored
 
 # --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
@@ -71,10 +71,13 @@ _decode = msgspec.msgpack.Decoder(SlurmSnapshot).decode
 
 
 class _Written(NamedTuple):
+    """`states`: those on record; `behind`: the snapshot's own differ until the next step."""
+
     version: int
     body: bytes
     snapshot: SlurmSnapshot
     states: Mapping[str, NodeState]
+    behind: bool
 
     def has_mappings_of(self, snapshot: SlurmSnapshot) -> bool:
         """Whether both share their mappings: Slurm reported no change, and a comparison is not needed."""
@@ -82,6 +85,11 @@ class _Written(NamedTuple):
             getattr(self.snapshot, name) is getattr(snapshot, name)
             for name in ("nodes", "jobs", "reservations")
         )
+
+    def must_record(self, now: datetime) -> bool:
+        """Whether states are due though Slurm reported no change."""
+        before = self.snapshot.taken_at
+        return is_gap(before, now) or (self.behind and is_busy_step(before, now))
 
 
 class PostgresSnapshots:
@@ -102,8 +110,8 @@ class PostgresSnapshots:
             body = written.body
         else:
             body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
-        goes_on = written is not None and not is_gap(written.snapshot.taken_at, snapshot.taken_at)
-        if written and goes_on and written.body == body and self._touch(snapshot, written.version):
+        same = written is not None and written.body == body and not written.must_record(snapshot.taken_at)
+        if written and same and self._touch(snapshot, written.version):
             self._written[snapshot.cluster] = written._replace(body=body, snapshot=snapshot)
             return
         # Random, not counted: readers cache bodies by version, and a crash may lose a committed number.
@@ -112,10 +120,10 @@ class PostgresSnapshots:
         states = node_states(snapshot)
         before = WrittenStates(written.version, written.states) if written else None
         with self._engine.begin() as conn:
-            record_states(conn, snapshot.cluster, states, snapshot.taken_at, before)
+            recorded = record_states(conn, snapshot.cluster, states, snapshot.taken_at, before)
             conn.execute(upsert(snapshots, {"cluster": snapshot.cluster}, row))
             conn.execute(sa.text(f"NOTIFY {SNAPSHOT_CHANNEL}"))
-        self._written[snapshot.cluster] = _Written(version, body, snapshot, states)
+        self._written[snapshot.cluster] = _Written(version, body, snapshot, recorded, recorded != states)
 
     def _touch(self, snapshot: SlurmSnapshot, version: int) -> bool:
         """Updates the time of the stored snapshot; False if another version is stored."""

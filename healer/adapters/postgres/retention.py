@@ -44,7 +44,7 @@ BURSTS = timedelta(days=90)
 FORECASTS = timedelta(days=365)
 #: States of nodes out of service, for the longest report, and in service, for the map of the past: where jobs
 #: are short these are many, and on a full disk only as long as the slider reaches.
-OUT, IN_SERVICE, IN_SERVICE_LOW = timedelta(days=400), timedelta(days=35), timedelta(days=1)
+OUT, IN_SERVICE, IN_SERVICE_LOW = timedelta(days=400), timedelta(days=7), timedelta(days=1)
 #: Below this free share of the database's disk, samples are kept only as long as windows need them: they are
 #: sent again, events are not.
 LOW_SHARE = 0.1

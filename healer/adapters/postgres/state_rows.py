@@ -1,4 +1,7 @@
-"""Since when each node has had its state: a row for each, with `until` null while it lasts."""
+"""Since when each node has had its state: a row for each, with `until` null while it lasts.
+
+A node whose jobs come and go gets a row at each step of `BUSY_STEP` at most.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,7 +16,9 @@ from healer.model.node_states import (
     NodeCondition,
     NodeState,
     StateChanges,
+    as_recorded,
     changes,
+    is_busy_step,
     is_gap,
 )
 
@@ -47,8 +52,9 @@ def record_states(
     now: Mapping[str, NodeState],
     at: datetime,
     written: WrittenStates | None,
-) -> None:
-    """Writes what changed since the stored snapshot; call it before that is replaced.
+) -> Mapping[str, NodeState]:
+    """Writes what changed since the stored snapshot, and returns what is recorded now; call it before that
+    snapshot is replaced.
 
     `written`: the caller's last ones, which need not be read while no other writer came in between.
     """
@@ -60,9 +66,12 @@ def record_states(
         before = _states(conn, _LASTING, cluster=cluster)
     gap = stored is not None and is_gap(stored.taken_at, at)
     until = stored.taken_at if stored is not None and gap else at
+    if stored is not None and not is_busy_step(stored.taken_at, at):
+        now = as_recorded(before, now)
     changed = changes(before, now, gap=gap)
     if changed.ended or changed.began:
         _write(conn, cluster, changed, until, at)
+    return now
 
 
 def _write(

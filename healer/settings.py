@@ -306,6 +306,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sign_in_proxy_secret: Secret = None
     # --- what it may do
     mode: Annotated[Mode, Reads(parse_mode)] = Mode.shadow
+    read_only: Annotated[str, Reads(parse_switch)] = "off"
     settle_s: Annotated[float, Reads(number_between(0, 60))] = 2.0
     database_url: Annotated[str | None, Reads(parse_database, secret=True)] = None
     redis_url: Annotated[str | None, Reads(parse_broker, secret=True)] = None
@@ -320,6 +321,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slurm_user: Text = None
     munge_socket: OptionalPath = None
     munge_login: Annotated[str, Reads(parse_switch)] = "off"
+    slurm_login: Annotated[str, Reads(parse_switch)] = "off"
     slurm_bin_dir: OptionalPath = None
     slurm_conf: Path | None = None
     sim_socket: OptionalPath = None
@@ -601,6 +603,7 @@ def _check_ways(values: dict[str, Any], kind: type[Settings]) -> None:
         values.pop("slurm_token_command", None)
     else:
         _check_rest(values)
+    _check_slurm_login(values)
     _check_bmc(values)
 
 
@@ -654,6 +657,18 @@ def _check_rest(values: Mapping[str, Any]) -> None:
         raise SettingsError(f"{needs} HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND.")
     if len(tokens) > 1:
         raise SettingsError("HEALER_SLURM_TOKEN_FILE and HEALER_SLURM_TOKEN_COMMAND are both set: keep one.")
+
+
+def _check_slurm_login(values: Mapping[str, Any]) -> None:
+    """Who answers in slurmrestd's place could be anybody here."""
+    if values.get("slurm_login") != ON:
+        return
+    parts = urlsplit(values.get("slurm_rest_url") or "http://")
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise SettingsError(
+            f"HEALER_SLURM_LOGIN is {ON}, which needs a HEALER_SLURM_REST_URL with https or unix, or on this "
+            "machine: people's tokens are sent there."
+        )
 
 
 def _check_bmc(values: Mapping[str, Any]) -> None:

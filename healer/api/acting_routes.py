@@ -302,7 +302,7 @@ def _on_run(
         raise _refusal(request, caller, why)
     if verb == "approve":
         if caller.session is not None and caller.session.proven_at == UNPROVEN:
-            raise _refusal(request, caller, say("api.munge_never_approves"))
+            raise _refusal(request, caller, say("api.host_never_approves"))
         check_fresh(services, caller, services.rules().playbooks.get(run.playbook))
     command = getattr(services.runs, verb)
 

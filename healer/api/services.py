@@ -22,7 +22,7 @@ from healer.engine.reconciler import Reconciler
 from healer.model import Ruleset
 from healer.model.recordings import Recordings
 from healer.ports.answers import Readiness
-from healer.ports.callers import Credentials, Idempotency, Tokens
+from healer.ports.callers import Credentials, Idempotency, SlurmTokens, Tokens
 from healer.ports.clock import Clock
 from healer.ports.directory import People
 from healer.ports.measurements import ColumnBook, Samples, ScrapeBook
@@ -79,6 +79,8 @@ class Services:
     clusters: tuple[str, ...] = ()
     #: Clusters whose users sign in by munge, each with the login name of a user id.
     munge_users: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    #: Clusters whose users sign in by a token of Slurm.
+    slurm_tokens: Mapping[str, SlurmTokens] = field(default_factory=dict)
     #: Who signs people in; None: the site has no identity provider, and a token's name is a person.
     sign_in: SignIn | None = None
     #: Persons of a site without an identity provider; None where there is one.

@@ -5,7 +5,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -50,6 +50,7 @@ from healer.adapters.postgres.tokens import (
     check_key,
 )
 from healer.adapters.slurm.preferred_reads import PreferredReads
+from healer.adapters.slurm.token_proof import RestTokens
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.unix_users import login_name
@@ -356,6 +357,15 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
     return lambda name: by_cluster.get(name) or NoMunge(name)
 
 
+def slurm_tokens(clusters: Mapping[str, Settings]) -> dict[str, RestTokens]:
+    """Who proves the tokens of Slurm, for the clusters whose users sign in by them."""
+    return {
+        name: RestTokens(settings.slurm_rest_url, cluster=name, timeout_s=bootstrap.SLURM_TIMEOUT_S)
+        for name, settings in clusters.items()
+        if settings.slurm_login == ON and settings.slurm_rest_url is not None
+    }
+
+
 def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> FastAPI:
     """The whole application. The console authenticates by the API's own Access. `names` are those of the
     certificate."""
@@ -370,7 +380,8 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
     wired = services(settings, db, snapshots)
     named = wired.clusters or (wired.cluster,)
     users = {name: login_name for name in named if settings.of(name).munge_login == ON}
-    wired = dataclasses.replace(wired, site=site, munge_users=users)
+    tokens = slurm_tokens({name: settings.of(name) for name in named})
+    wired = dataclasses.replace(wired, site=site, munge_users=users, slurm_tokens=tokens)
     app = create_app(wired)
     access: Access = app.state.access
     book = wired.rules

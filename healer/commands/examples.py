@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 EXAMPLES = {
     "up": "healer up\nHEALER_RULES_DIR=/etc/healer/rules healer up --listen 10.0.0.5:8440",
     "demo": "healer demo\nhealer demo --nodes 64 --slurm sim",
+    "watch": "healer watch --prometheus http://prometheus.example:9090 --slurm",
     "api": "HEALER_CONFIG=/etc/healer/healer.toml healer api",
     "detector": "healer detector --cluster pod1",
     "worker": "healer worker --cluster pod1",
@@ -65,7 +66,8 @@ EXAMPLES = {
     "signals losses": "healer signals losses --cluster pod1",
     "signals unknown": "healer signals unknown --json",
     "login": "HEALER_URL=https://healer.example:8440 healer login\n"
-    "HEALER_URL=https://healer.example:8440 healer login --munge",
+    "HEALER_URL=https://healer.example:8440 healer login --munge\n"
+    "HEALER_URL=https://healer.example:8440 healer login --slurm-token",
     "logout": "healer logout",
     "messages retry": 'healer messages retry 5d6e7f80 --reason "the mail server is back"',
     "rules check": "healer rules check --rules /etc/healer/rules",

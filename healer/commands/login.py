@@ -15,7 +15,7 @@ from healer.settings import is_loopback
 
 #: RFC 8628, 3.5: what `slow_down` adds to the interval.
 _SLOWER_S = 5
-_MUNGE_S = 5
+_HOST_S = 5
 #: healer's own bound on those without a token.
 _TOO_MANY = 429
 
@@ -31,15 +31,24 @@ def login(
         "--munge",
         help="By a munge credential instead, on a host of the cluster, where the site allows it.",
     ),
+    by_slurm: bool = typer.Option(
+        False,
+        "--slurm-token",
+        help="By your Slurm token instead (SLURM_JWT, or else a new one), where the site allows it.",
+    ),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
     """Sign in by the site's identity provider: prints a code to confirm in a browser on any machine."""
     url = url_of(os.environ)
     check_safe(url, "healer login")
+    if by_munge and by_slurm:
+        raise Failed("--munge and --slurm-token are two ways: name one")
     with Client(anonymous=True) as api:
         if by_munge:
             found = api.post("/login/munge", given({"credential": made_by_munge(), "cluster": cluster}))
+        elif by_slurm:
+            found = api.post("/login/slurm", given({"token": own_slurm_token(), "cluster": cluster}))
         else:
             found = _by_provider(api)
     keep_login(os.environ, url, KeptLogin(found["token"], found["name"], found["expires_at"]))
@@ -81,17 +90,28 @@ def check_safe(url: str, command: str) -> None:
 def made_by_munge() -> str:
     """A new credential of who types. Raises Failed."""
     socket = os.environ.get("HEALER_MUNGE_SOCKET")
-    command = ["munge", *([f"--socket={socket}"] if socket else [])]
+    return _printed(["munge", *([f"--socket={socket}"] if socket else [])], "--munge", b"healer login")
+
+
+def own_slurm_token() -> str:
+    """SLURM_JWT, or a new token of who types, for a minute. Raises Failed."""
+    given = os.environ.get("SLURM_JWT")
+    return given or _printed(["scontrol", "token", "lifespan=60"], "--slurm-token")
+
+
+def _printed(command: list[str], option: str, given: bytes = b"") -> str:
+    program = command[0]
     try:
-        made = subprocess.run(
-            command, input=b"healer login", capture_output=True, timeout=_MUNGE_S, check=False
-        )
+        made = subprocess.run(command, input=given, capture_output=True, timeout=_HOST_S, check=False)
     except FileNotFoundError:
-        raise Failed("munge was not found: `healer login --munge` is for hosts of a Slurm cluster") from None
+        raise Failed(
+            f"{program} was not found: `healer login {option}` is for hosts of a Slurm cluster"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise Failed("munge does not answer: see whether munged runs") from None
+        raise Failed(f"{program} does not answer within {_HOST_S} s") from None
     if made.returncode:
-        raise Failed(f"munge gave no credential: {' '.join(made.stderr.decode(errors='replace').split())}")
+        said = " ".join(made.stderr.decode(errors="replace").split())
+        raise Failed(f"{program} gave no proof of who you are: {said}")
     return made.stdout.decode("ascii", "replace").strip()
 
 

@@ -110,6 +110,20 @@ class Credentials(Protocol):
         ...
 
 
+class SlurmToken(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose token Slurm says it is. `once`: the same for every spelling of the same token."""
+
+    user: str
+    made_at: datetime
+    once: str
+
+
+class SlurmTokens(Protocol):
+    def owner(self, token: str) -> SlurmToken:
+        """Raises CredentialRefused, and Unavailable when Slurm does not answer."""
+        ...
+
+
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
     """A token's secret, shown only once, and until when it is valid."""
 

@@ -230,6 +230,18 @@ def test_a_ticket_system_that_is_half_set_stops_the_start(change: dict[str, str]
     assert str(error.value).count(". ") == 0
 
 
+@pytest.mark.parametrize("url", [None, "http://slurm.example:6820"])
+def test_slurm_tokens_are_sent_to_no_address_that_others_could_answer_for(url: str | None) -> None:
+    given = {"HEALER_SLURM_LOGIN": "on"} | ({"HEALER_SLURM_REST_URL": url} if url else {})
+    with pytest.raises(SettingsError, match="HEALER_SLURM_LOGIN is on, which needs"):
+        loaded(**given)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:6820", "https://slurm.example", "unix:///run/s"])
+def test_slurm_tokens_may_go_to_a_socket_to_loopback_or_by_https(url: str) -> None:
+    assert loaded(HEALER_SLURM_LOGIN="on", HEALER_SLURM_REST_URL=url).slurm_login == "on"
+
+
 def test_ticket_systems_as_they_should_be() -> None:
     assert loaded(**JIRA).tickets == "jira"
     assert loaded(**JIRA, HEALER_TICKETS_USER="ann@x.example", HEALER_TICKETS_CLOSE="Resolve").tickets_user

@@ -39,6 +39,10 @@ _USER = re.compile(r"[A-Za-z0-9_.@$-]{1,128}")
 _DIGITS = re.compile(r"/slurm/v0\.0\.(\d+)/")
 
 
+class TokenRefused(SchedulerUnavailable):
+    """Slurm answers, and does not take this token."""
+
+
 class Token(Protocol):
     def current(self, now: datetime) -> str: ...
     def refused(self, token: str) -> None: ...
@@ -112,7 +116,7 @@ class ReadLink:
         try:
             return finding.result()
         except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(said_by(error), sent=False) from error
+            raise type(error)(said_by(error), sent=False) from error
 
     def _find(self, finding: Future[Found]) -> None:
         try:
@@ -212,7 +216,7 @@ class ReadLink:
         why = say("slurm.token_refused", words=text)
         if at:
             why = say("slurm.token_ended", when=f"{at:%Y-%m-%d %H:%M:%SZ}", words=text)
-        raise SchedulerUnavailable(why, sent=False)
+        raise TokenRefused(why, sent=False)
 
     def _send(self, request: Request, token: str) -> Answer:
         headers = {"X-SLURM-USER-TOKEN": token, "Accept": "application/json", "Accept-Encoding": "identity"}

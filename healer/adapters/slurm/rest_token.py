@@ -31,7 +31,7 @@ _LIFE_USED = 0.75
 _TRY_AGAIN_S = 15.0
 
 
-class _Claims(msgspec.Struct, frozen=True):
+class Claims(msgspec.Struct, frozen=True):
     """Unix seconds on the issuer's clock; `exp` None: no expiry. `sun` is Slurm's claim for the user."""
 
     exp: float | None = None
@@ -39,9 +39,9 @@ class _Claims(msgspec.Struct, frozen=True):
     sun: str | None = None
 
 
-class _Token(msgspec.Struct, frozen=True):
+class ReadToken(msgspec.Struct, frozen=True):
     text: str
-    claims: _Claims
+    claims: Claims
 
     def renew_at(self, now: float) -> float:
         """The time to renew a token that was obtained at `now`.
@@ -133,7 +133,7 @@ class CommandToken:
             if token == self._token:
                 self._token, self._renew_at = "", -math.inf
 
-    def _made(self) -> _Token:
+    def _made(self) -> ReadToken:
         # Not shown: its arguments and its output, which may contain a secret.
         name = say("slurm.token_command", program=self._argv[0])
         try:
@@ -149,24 +149,29 @@ class CommandToken:
 
 def ends_at(token: str) -> float | None:
     """The expiry of a token, in Unix seconds on the issuer's clock; None if it never expires."""
-    return _read(token.encode(), "it").claims.exp
+    return read_token(token).claims.exp
 
 
 def user_of(token: str) -> str:
     """The user of a token; empty without the claim `sun` (identity providers may use another one)."""
-    return _read(token.encode(), "it").claims.sun or ""
+    return read_token(token).claims.sun or ""
 
 
-def _read(raw: bytes, where: str) -> _Token:
+def read_token(text: str) -> ReadToken:
+    """What a token says of itself. Raises SchedulerUnavailable for what is none."""
+    return _read(text.encode(), "it")
+
+
+def _read(raw: bytes, where: str) -> ReadToken:
     found = _TOKEN.fullmatch(raw.decode("ascii", "replace").strip())
     if found is None:
         raise _away(say("slurm.no_token", name=where))
     try:
         padded = found[2] + "=" * (-len(found[2]) % 4)
-        claims = msgspec.json.decode(urlsafe_b64decode(padded), type=_Claims)
+        claims = msgspec.json.decode(urlsafe_b64decode(padded), type=Claims)
     except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
         raise _away(say("slurm.token_unread", name=where)) from None
-    return _Token(found[1], claims)
+    return ReadToken(found[1], claims)
 
 
 def _away(text: Said) -> SchedulerUnavailable:

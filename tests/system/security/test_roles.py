@@ -23,7 +23,7 @@ OPEN = {"/healthz", "/readyz", "/openapi.json", "/docs"}
 #: Whose callers bring another proof than a token: tests/system/security/test_enroll.py.
 PROVEN = {
     *("/enroll", "/chat/slack", "/account/password", "/break-glass/open"),
-    *("/login/device", "/login/device/finish", "/login/munge"),
+    *("/login/device", "/login/device/finish", "/login/munge", "/login/slurm"),
 }
 
 #: Whose errors are those of its own protocol, google.rpc.Status: 7 is PERMISSION_DENIED.

@@ -1,4 +1,5 @@
-"""`healer login --munge`, with real munge daemons: who becomes whom, and what such a session may not."""
+"""`healer login --munge` and `--slurm-token`, with real munge daemons and a real Slurm: who becomes whom, and
+what such a session may not."""
 
 import os
 import shutil
@@ -17,8 +18,11 @@ from healer.adapters.munge import Munge
 from healer.adapters.password_hashing import Argon2
 from healer.adapters.postgres.account_rows import PostgresAccounts
 from healer.adapters.postgres.tables import people
+from healer.adapters.slurm.rest_token import user_of
+from healer.adapters.slurm.token_proof import RestTokens
 from healer.adapters.unix_users import login_name
-from healer.api.munge_login_routes import GROUPS_LAST, PURPOSE
+from healer.api.enroll_routes import FRESH
+from healer.api.host_login_routes import GROUPS_LAST, PURPOSE
 from healer.commands.cli import build
 from healer.commands.remote import Client
 from healer.engine.local_accounts import LocalAccounts
@@ -28,6 +32,7 @@ from tests.support.api import CLUSTER, TOKEN_KEY
 from tests.support.munge import Realm, credential, realm
 from tests.support.persons import Site
 from tests.support.seals import seal_all
+from tests.support.trixie import PLAIN_USER, TrixieSlurm, started
 
 pytestmark = pytest.mark.heavy
 ANN, BOB, EVE = 61001, 61002, 61003
@@ -54,6 +59,10 @@ class Cluster:
     def send(self, made: str, **more: str) -> httpx.Response:
         client = TestClient(self.site.api.app, base_url="http://healer")
         return client.post("/api/v1/login/munge", json={"credential": made} | more)
+
+    def send_token(self, token: str, **more: str) -> httpx.Response:
+        client = TestClient(self.site.api.app, base_url="http://healer")
+        return client.post("/api/v1/login/slurm", json={"token": token} | more)
 
     def ask(self, token: str, method: str, path: str, **body: object) -> httpx.Response:
         client = TestClient(self.site.api.app, base_url="http://healer")
@@ -175,3 +184,80 @@ def test_the_command_keeps_the_session(
     assert done.exit_code == 0, done.exception
     assert "signed in as ann (operator)" in done.stdout
     assert "healer_login_" in (tmp_path / "healer/logins.json").read_text()
+
+
+@pytest.fixture
+def slurm(cluster: Cluster) -> TrixieSlurm:
+    """The one who may sign in by its tokens is its plain user, whom the provider knows by the same name."""
+    slurm = started()
+    proof = RestTokens(slurm.rest_url, cluster=slurm.cluster, timeout_s=10)
+    cluster.site.use(slurm_tokens={CLUSTER: proof})
+    cluster.site.arrive("sub-2", "ops", names=(PLAIN_USER,))
+    return slurm
+
+
+def test_whose_slurm_token_it_is_signs_in_once_and_approves_nothing(
+    cluster: Cluster, slurm: TrixieSlurm
+) -> None:
+    token = slurm.token(PLAIN_USER, 61)
+    answer = cluster.send_token(token)
+    assert (answer.status_code, answer.json()["name"], answer.json()["role"]) == (201, PLAIN_USER, "operator")
+    session = answer.json()["token"]
+    asked = cluster.ask(session, "POST", "/playbooks/drain/runs", **RUN)
+    assert (asked.status_code, asked.json()["by"]) == (202, PLAIN_USER)
+    approve = cluster.ask(session, "POST", f"/runs/{asked.json()['id']}/approve", reason="yes")
+    assert (approve.status_code, "approves nothing" in approve.json()["detail"]) == (403, True)
+    for again in (token, f"SLURM_JWT={token}"):
+        refused = cluster.send_token(again)
+        assert (refused.status_code, "already used" in refused.json()["detail"]) == (403, True), refused.text
+
+
+def test_a_slurm_token_of_root_of_nobody_or_of_another_time_is_refused(
+    cluster: Cluster, slurm: TrixieSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(why: str, token: str, **more: str) -> None:
+        answer = cluster.send_token(token, **more)
+        assert (answer.status_code, why in answer.json()["detail"]) == (403, True), answer.text
+
+    refused("it is root's", slurm.token("root"))
+    refused("nobody has not signed in with the identity provider", slurm.token("nobody"))
+    refused("HEALER_SLURM_LOGIN is off", slurm.token(PLAIN_USER), cluster="pod9")
+    now = cluster.site.api.services.clock.now()
+    token = slurm.token(PLAIN_USER, 62)
+    monkeypatch.setattr(
+        type(cluster.site.api.services.clock), "now", lambda _: now + FRESH + timedelta(seconds=20)
+    )
+    refused("more than 5 minutes ago", token)
+
+
+def test_while_slurm_is_away_nobody_comes_in_by_its_tokens(cluster: Cluster, slurm: TrixieSlurm) -> None:
+    token = slurm.token(PLAIN_USER, 63)
+    slurm.kill_rest()
+    try:
+        assert cluster.send_token(token).status_code == 503
+    finally:
+        slurm.start_rest()
+    assert cluster.send_token(token).status_code == 201
+
+
+def test_the_command_sends_the_callers_own_slurm_token(
+    cluster: Cluster, slurm: TrixieSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    def post(_: Client, path: str, body: dict[str, str]) -> object:
+        assert path == "/login/slurm"
+        sent.append(body["token"])
+        return cluster.send_token(**body).raise_for_status().json()
+
+    monkeypatch.setattr(Client, "post", post)
+    env = {"XDG_STATE_HOME": str(tmp_path), "HEALER_URL": None, "SLURM_JWT": slurm.token(PLAIN_USER, 64)}
+    done = CliRunner().invoke(build(), ["login", "--slurm-token"], env=env)
+    assert (done.exit_code, sent) == (0, [env["SLURM_JWT"]]), done.exception
+    assert f"signed in as {PLAIN_USER} (operator)" in done.stdout
+    # Without it a token of who types is made, who is root here.
+    made = {"SLURM_JWT": None, "PATH": slurm.env["PATH"], "SLURM_CONF": slurm.env["SLURM_CONF"]}
+    CliRunner().invoke(build(), ["login", "--slurm-token"], env=env | made)
+    assert user_of(sent[-1].removeprefix("SLURM_JWT=")) == "root"
+    both = CliRunner().invoke(build(), ["login", "--slurm-token", "--munge"], env=env)
+    assert (both.exit_code, len(sent)) == (1, 2)

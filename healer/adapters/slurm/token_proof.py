@@ -1,10 +1,10 @@
 """Whose token of Slurm (JWT) somebody shows. healer has no key to check it: Slurm itself is asked with it.
 
-slurmctld takes a token that comes with a name (X-SLURM-USER-NAME) only where both are the same user, or where
-the token is root's or SlurmUser's, who can make one of anybody. So what is read from the token is sent as that
-name, and Slurm's yes is a yes to it. Seen on 24.11: `/ping` says 200 to any token, and where slurmrestd takes
-its own user over a socket for itself (`rest_auth/local`) a token is not looked at. So the same token with a
-damaged signature has to be refused first.
+slurmctld takes a token that comes with a name (X-SLURM-USER-NAME) only where both are the same user, or
+where the token is root's or SlurmUser's, who can make one of anybody. So what is read from the token is sent
+as that name, and Slurm's yes is a yes to it. Seen on 24.11: `/ping` says 200 to any token, and where
+slurmrestd takes its own user over a socket for itself (`rest_auth/local`) a token is not looked at. So the
+same token with a damaged signature has to be refused first.
 """
 
 import hashlib

@@ -216,13 +216,13 @@ def _targets_by_state(state: ScrapeState) -> dict[str, int]:
 
 
 def scrape_gauges(states: Sequence[ScrapeState], now: datetime) -> dict[str, dict[tuple[str, ...], Any]]:
-    """For /metrics: gauge -> {label values: number}."""
+    """Figures of /metrics: name -> {label values: number}."""
     found = defaultdict[str, dict[tuple[str, ...], Any]](dict)
     for state in states:
         for word, count in _targets_by_state(state).items():
             found["scrape_targets"][state.cluster, word] = count
-        found["scrapes"][state.cluster, "failed"] = state.failed
-        found["scrapes"][state.cluster, "done"] = state.scrapes - state.failed
-        found["scrape_samples"][(state.cluster,)] = state.samples
-        found["scrape_age"][(state.cluster,)] = (now - state.at).total_seconds()
+        found["scrapes_total"][state.cluster, "failed"] = state.failed
+        found["scrapes_total"][state.cluster, "done"] = state.scrapes - state.failed
+        found["scrape_samples_total"][(state.cluster,)] = state.samples
+        found["scrape_told_age_seconds"][(state.cluster,)] = max(0.0, (now - state.at).total_seconds())
     return found

@@ -1,21 +1,34 @@
-"""healer's own figures for Prometheus. Few series, none with a node's name."""
+"""healer's own figures for Prometheus. Few series, none with a node's name.
+
+Counted in this process: `REGISTRY`. Read from the database at each request: `FIGURES`.
+"""
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter as Tallied
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from healer import __version__
+from healer.model import ENDED_RUN_STATES, RunState, Severity, SlurmSnapshot
 from healer.ports.signal_stores import Spool
 
+# Else each counter has a second series that says when this process began, which `process_start_time_seconds`
+# does.
+disable_created_metrics()
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
@@ -29,6 +42,8 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"healer_{name}", text, labels, registry=REGISTRY)
 
 
+Info("healer_build", "The version that answers.", registry=REGISTRY).info({"version": __version__})
+DATABASE_UP = _gauge("database_up", "1 while the database answers this process; 0: what it holds is missing.")
 SIGNALS = _counter("signals", "Signals by route and what became of them.", "route", "result")
 LOST = _counter(
     "signals_lost", "Signals that were sent and are not stored, by route and reason.", "source", "reason"
@@ -42,9 +57,10 @@ COMMIT_S = Histogram(
 QUEUED = _gauge(
     "signals_queued", "What waits to be written: events, and bytes of steps and metrics.", "queue"
 )
-SPOOLED = _gauge("spool_entries", "Accepted signals on disk while the database is away.")
-SPOOL_BYTES = _gauge("spool_bytes", "What they take on disk.")
-SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Since when they wait.")
+_SPOOLED = _gauge("spool_entries", "Accepted signals on disk while the database is away.")
+_SPOOL_BYTES = _gauge("spool_bytes", "What they take on disk.")
+_SPOOL_LIMIT_BYTES = _gauge("spool_limit_bytes", "What they may take on disk; then senders get 503.")
+_SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Since when the oldest of them waits; 0: none waits.")
 REQUESTS = _counter("http_requests", "Requests by method and status.", "method", "status")
 CREDENTIALS_REFUSED = _counter(
     "credentials_refused",
@@ -53,26 +69,96 @@ CREDENTIALS_REFUSED = _counter(
 )
 REFUSED_ADDRESSES = _gauge("refused_addresses", "Addresses that have spent their budget now.")
 REFUSALS = _counter("guard_refusals", "Requests that a guard refused.", "guard")
-#: Key in `FigureQueries.gauges` and `scrape_gauges` -> the gauge. Its labels are the cluster, and one more.
-_GAUGES = {
-    key: _gauge(name, text, "cluster", *labels)
-    for key, name, text, *labels in (
-        ("incidents_open", "incidents_open", "Unresolved incidents.", "severity"),
-        ("runs", "runs_active", "Runs that have not ended.", "state"),
-        ("slots", "slots_used", "Nodes out by healer."),
-        ("breaker", "breaker_open", "1 while the breaker is not closed."),
-        ("pauses", "pauses", "Pauses in force."),
-        ("inbox", "inbox_waiting", "Signals stored and not walked yet."),
-        ("inbox_age", "inbox_oldest_seconds", "Age of the oldest of them."),
-        ("snapshot_age", "slurm_snapshot_age_seconds", "Age of Slurm's latest picture."),
-        ("messages_failed", "messages_failed", "Messages that no sink took."),
-        ("scrape_targets", "scrape_targets", "What healer fetches itself.", "state"),
-        # These two only grow, and restart with the scraper; another process counts them.
-        ("scrapes", "scrapes", "Fetches since the scraper started.", "result"),
-        ("scrape_samples", "scrape_samples", "Samples stored since the scraper started."),
-        ("scrape_age", "scrape_told_age_seconds", "Since the scraper last told its state."),
-    )
+
+_ACTIVE = tuple(sorted(state.value for state in RunState if state not in ENDED_RUN_STATES))
+
+
+class Figure(NamedTuple):
+    """`labels`: `cluster` is the first, where it has any. `kept`: the values of the second label that always
+    have a series, and 0 where the database counts none; without a second label the cluster always has one."""
+
+    text: str
+    labels: tuple[str, ...] = ("cluster",)
+    kept: tuple[str, ...] | None = None
+
+    def filled(self, found: Mapping[tuple[str, ...], float], clusters: Sequence[str]) -> dict[Any, float]:
+        if self.kept is None:
+            return dict(found)
+        kept = self.kept if len(self.labels) > 1 else ()
+        always = [(cluster, word) for cluster in clusters for word in kept] or [
+            (cluster,) for cluster in clusters
+        ]
+        return dict.fromkeys(always, 0.0) | dict(found)
+
+
+def _by(*labels: str) -> tuple[str, ...]:
+    return ("cluster", *labels)
+
+
+_CLUSTER = _by()
+#: Name without `healer_` -> what it says. They come from `FigureQueries.gauges`, `job_figures` and
+#: `scrape_gauges`. A name that ends in `_total` is a counter.
+FIGURES: dict[str, Figure] = {
+    "nodes": Figure("Slurm's nodes by state and by who holds them out of service.", _by("state", "held_by")),
+    "incidents_open": Figure(
+        "Unresolved incidents.", _by("severity"), tuple(severity.value for severity in Severity)
+    ),
+    "incidents_last_day": Figure("Incidents opened in the last 24 h, by rule.", _by("rule")),
+    "detection_delay_last_day_seconds": Figure(
+        "From first evidence to incident, of those opened in the last 24 h.", _by("percentile")
+    ),
+    "drain_delay_last_day_seconds": Figure(
+        "From incident to confirmed drain, of those opened in the last 24 h.", _by("percentile")
+    ),
+    "reviews_last_month": Figure(
+        "Incidents opened in the last 30 days that people reviewed.", _by("rule", "review")
+    ),
+    "runs_active": Figure("Runs that have not ended.", _by("state"), _ACTIVE),
+    "runs_oldest_seconds": Figure("Age of the oldest of them.", _by("state"), _ACTIVE),
+    "runs_last_day": Figure("Runs created in the last 24 h, as they stand now.", _by("playbook", "state")),
+    "runs_due": Figure("Running runs that no worker has in hand and whose time has come.", _CLUSTER, ()),
+    "runs_due_oldest_seconds": Figure("Since when the oldest of them waits.", _CLUSTER, ()),
+    "slots_used": Figure("Nodes out by healer.", _CLUSTER, ()),
+    "breaker_open": Figure("1 while the breaker is not closed.", _CLUSTER, ()),
+    "pauses": Figure("Pauses in force; an empty cluster: for all clusters.", _CLUSTER, ()),
+    "jobs": Figure("Slurm's jobs by state, of those that it still shows.", _by("state")),
+    "jobs_hit": Figure("Jobs that unresolved incidents hit.", _CLUSTER, ()),
+    "jobs_requeued_total": Figure("Requeues by healer, since the database was made.", _CLUSTER, ()),
+    "gpu_time_lost_last_day_seconds": Figure(
+        "GPU time that jobs lost to incidents opened in the last 24 h, as far as known.", _CLUSTER, ()
+    ),
+    "inbox_waiting": Figure("Signals stored and not walked yet.", _CLUSTER, ()),
+    "inbox_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "part_beat_age_seconds": Figure("Since a part of healer last said that it works.", _by("part")),
+    "slurm_snapshot_age_seconds": Figure("Age of Slurm's latest picture."),
+    "slurm_read_failing": Figure("1 while the last reading of Slurm failed."),
+    "audit_unsealed_records": Figure("Audit records that wait for their seal.", _CLUSTER, ()),
+    "audit_unsealed_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "audit_witness_age_seconds": Figure("Since a witness last had all checkpoints.", _by("witness")),
+    "senders": Figure("Tokens that sent signals in the last 7 days, by route.", _by("route")),
+    "senders_heard": Figure("Those of them that were heard in the last 2 minutes.", _by("route")),
+    "messages_waiting": Figure("Messages that wait for a sink.", _CLUSTER, ()),
+    "messages_waiting_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "messages_failed": Figure("Messages that no sink took.", _CLUSTER, ()),
+    "scrape_targets": Figure("What healer fetches itself.", _by("state")),
+    # Another process counts these two; they restart with it.
+    "scrapes_total": Figure("Fetches since the scraper started.", _by("result")),
+    "scrape_samples_total": Figure("Samples stored since the scraper started."),
+    "scrape_told_age_seconds": Figure("Since the scraper last told its state."),
+    "database_bytes": Figure("Size of the database.", ()),
+    "database_disk_free_ratio": Figure(
+        "Free share of the disk with the database; missing where the database runs elsewhere.", ()
+    ),
 }
+#: Name of a figure -> {label values: number}.
+Found = Mapping[str, Mapping[tuple[str, ...], float]]
+
+
+def job_figures(snapshots: Mapping[str, SlurmSnapshot]) -> Found:
+    counted = Tallied(
+        (cluster, job.state.lower()) for cluster, seen in snapshots.items() for job in seen.jobs.values()
+    )
+    return {"jobs": counted}
 
 
 def spool_figures(spool: Spool) -> None:
@@ -82,15 +168,38 @@ def spool_figures(spool: Spool) -> None:
         since = spool.state().since
         return 0.0 if since is None else max(0.0, time.time() - since.timestamp())
 
-    SPOOLED.set_function(lambda: spool.state().entries)
-    SPOOL_BYTES.set_function(lambda: spool.state().size_bytes)
-    SPOOL_AGE_S.set_function(age_s)
+    _SPOOLED.set_function(lambda: spool.state().entries)
+    _SPOOL_BYTES.set_function(lambda: spool.state().size_bytes)
+    _SPOOL_LIMIT_BYTES.set_function(lambda: spool.state().limit_bytes)
+    _SPOOL_AGE_S.set_function(age_s)
 
 
-def exposition(figures: Mapping[str, Any]) -> bytes:
-    """The text of /metrics. `figures`: gauge -> {tuple of label values: number}, see `Reads.figures`."""
-    for name, gauge in _GAUGES.items():
-        gauge.clear()
-        for labels, value in figures.get(name, {}).items():
-            gauge.labels(*labels).set(value)
-    return generate_latest(REGISTRY)
+class _Stored(Collector):
+    """The figures of one request."""
+
+    def __init__(self, found: Found, shown: Sequence[str] | None) -> None:
+        """`shown`: the clusters that the caller may see; None: all."""
+        named = {labels[0] for each in found.values() for labels in each if labels}
+        hidden = set() if shown is None else named - {"", *shown}
+        self._clusters = sorted(named - {""} - hidden)
+        self._found = {
+            name: {labels: value for labels, value in each.items() if not hidden.intersection(labels[:1])}
+            for name, each in found.items()
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        for name, figure in FIGURES.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"healer_{name}", figure.text, labels=figure.labels)
+            values = figure.filled(self._found.get(name, {}), self._clusters)
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+            if values:
+                yield family
+
+
+def exposition(found: Found, shown: Sequence[str] | None = None) -> bytes:
+    """The text of /metrics, of these clusters (None: all)."""
+    stored = CollectorRegistry()
+    stored.register(_Stored(found, shown))
+    return generate_latest(REGISTRY) + generate_latest(stored)

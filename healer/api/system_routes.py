@@ -1,20 +1,22 @@
 """Routes outside the prefix: liveness, readiness, metrics, and the OpenAPI document."""
 
 import html
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from healer.api.access import need
+from healer.api.access import Viewer, clusters_shown
 from healer.api.collection_routes import scrape_gauges
 from healer.api.documents import answers
-from healer.api.metrics import exposition
+from healer.api.metrics import DATABASE_UP, Found, exposition, job_figures
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
 from healer.api.spooling import Spooling
-from healer.model import Role
 from healer.ports.answers import Readiness
+from healer.ports.request_errors import Unavailable
 
 router = APIRouter()
 
@@ -67,13 +69,24 @@ def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
     }
 
 
-@router.get("/metrics", dependencies=[need(Role.viewer)], response_class=Response)
-def metrics(request: Request) -> Response:
-    """healer's own figures, as Prometheus reads them."""
-    services = services_of(request)
-    figures = dict(services.queries.figures.gauges(services.clock.now()))
-    figures |= scrape_gauges(services.scrapes.states(None), services.clock.now())
-    return Response(exposition(figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request, caller: Viewer) -> Response:
+    """healer's own figures, as Prometheus reads them. While the database is away: those of this process."""
+    shown = await run_in_threadpool(clusters_shown, request, caller)
+    found: Found = {}
+    is_up = False
+    with suppress(Unavailable):
+        found, is_up = await request.app.state.reach.ask(_stored_figures, request), True
+    DATABASE_UP.set(is_up)
+    return Response(exposition(found, shown), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _stored_figures(request: Request) -> Found:
+    """Raises Unavailable."""
+    services, now = services_of(request), services_of(request).clock.now()
+    jobs = job_figures(request.app.state.fleet.snapshots())
+    scrapes = scrape_gauges(services.scrapes.states(None), now)
+    return {**services.queries.figures.gauges(now), **jobs, **scrapes}
 
 
 @router.get("/openapi.json", include_in_schema=False)

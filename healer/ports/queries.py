@@ -224,8 +224,8 @@ class FigureQueries(Protocol):
         """The same over time; reviews by the buckets `reviewed`."""
         ...
 
-    def gauges(self, now: datetime) -> dict[str, Any]:
-        """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""
+    def gauges(self, now: datetime) -> dict[str, dict[tuple[str, ...], float]]:
+        """The figures that /metrics shows, by name and label values: see `healer.api.metrics`."""
         ...
 
 

@@ -17,7 +17,7 @@ from healer.adapters.postgres.incident_counts import (
     returned_in,
     seconds,
 )
-from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.metric_figures import gauges
 from healer.adapters.postgres.report_charts import chart_figures
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
 from healer.model import Review, RunState

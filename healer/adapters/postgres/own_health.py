@@ -1,4 +1,4 @@
-"""Healer's own health in the database: for the health page, /metrics and /readyz."""
+"""Healer's own health in the database: for the health page and /readyz."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -10,25 +10,17 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import pick, reading
 from healer.adapters.postgres.forest_rows import PostgresModels
-from healer.adapters.postgres.gate_facts import pauses_in_force
 from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
-from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.tables import (
     audit_records,
     audit_unsealed,
     beats,
-    deliveries,
-    gate,
     inbox,
-    incidents,
-    messages,
-    pauses,
     runs,
     scrapes,
-    slots,
     snapshots,
 )
 from healer.ports.answers import Backlog, ModelSeen, Pulse, SealState, Sink, Stored
@@ -74,37 +66,6 @@ def _seal_state(conn: sa.Connection, cluster: str) -> SealState:
         since=conn.scalar(oldest.where(audit_records.c.cluster == cluster)),
         witnesses={row.part.removeprefix(WITNESS_PART): row.at for row in conn.execute(served)},
     )
-
-
-def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
-    """The gauges of `healer.api.metrics`: gauge -> {label values: number}."""
-
-    def counted(*columns: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[tuple[str, ...], float]:
-        found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
-        return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
-
-    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
-    waiting = conn.execute(
-        sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
-        .where(inbox.c.consumed_at.is_(None))
-        .group_by(inbox.c.cluster)
-    ).all()
-    taken = conn.execute(sa.select(snapshots.c.cluster, snapshots.c.taken_at)).all()
-    breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
-    return {
-        "incidents_open": counted(
-            incidents.c.cluster, incidents.c.severity, where=[incidents.c.state != "resolved"]
-        ),
-        "runs": counted(runs.c.cluster, runs.c.state, where=[runs.c.state.not_in(ENDED)]),
-        "slots": counted(slots.c.cluster, where=[slots.c.released_at.is_(None)]),
-        "pauses": counted(pauses.c.cluster, where=pauses_in_force(now)),
-        # At webhooks and at channels.
-        "messages_failed": counted(sa.union_all(*failed).subquery().c.cluster, where=[]),
-        "inbox": {(row[0],): row[1] for row in waiting},
-        "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
-        "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
-        "breaker": {(row[0],): float(row[1] != "closed") for row in breakers},
-    }
 
 
 def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:

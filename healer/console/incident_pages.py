@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import markdown_file, next_link, one_of
-from healer.console.views import Shown, charts_view, glance_view, incident_view, job_view
+from healer.console.views import Shown, charts_view, glance_view, incident_view
 from healer.console.views.buttons import split_buttons
 from healer.console.views.glance_view import JobProgress
 from healer.console.views.queue_view import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
@@ -124,13 +124,12 @@ def _list_past(pages: Pages, cluster: str, wanted: Wanted, show: str, cursor: st
 
 def _jobs(pages: Pages, detail: IncidentRecord, now: datetime) -> dict[str, JobProgress]:
     """Of the jobs that have a lane. Step times are kept so briefly that only those of a fresh incident
-    are read."""
+    are read, and of a job's many batches those about a few moments."""
     incident, found = detail.incident, {}
     fresh = now - incident.opened <= _STEPS_WITHIN
     for job in glance_view.jobs_drawn(incident):
-        batches = (
-            pages.queries.signals.job_steps(incident.cluster, job, now - job_view.WINDOW) if fresh else []
-        )
+        moments = glance_view.step_moments(incident, job, now)
+        batches = pages.queries.signals.sampled_steps(incident.cluster, job, moments) if fresh else []
         checkpoints = tuple(pages.queries.jobs.checkpoints(incident.cluster, job))
         found[job] = JobProgress(checkpoints=checkpoints, steps=glance_view.steps_seen(batches))
     return found

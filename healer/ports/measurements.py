@@ -82,6 +82,11 @@ class SignalReads(Protocol):
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
 
+    def sampled_steps(self, cluster: str, job: str, moments: Sequence[datetime]) -> "list[StepBatch]":
+        """For each moment the last batch that arrived before it, but after the first moment, and the first
+        one that arrived at it or later; each batch once, oldest first."""
+        ...
+
     def fleet_reports(
         self, cluster: str, nodes: Sequence[str], since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":

@@ -44,7 +44,7 @@ def report(number: int, *, node: str = "gpu0001", cluster: str = CLUSTER, age_s:
     )
 
 
-def steps(number: int, job: str = "4711") -> StepBatch:
+def steps(number: int, job: str = "4711", age_s: float = 0) -> StepBatch:
     floats: dict[str, Any] = {
         name: np.array([np.nan])
         for name in ("compute_s", "comm_s", "data_s", "work", "loss", "grad_norm")
@@ -53,7 +53,7 @@ def steps(number: int, job: str = "4711") -> StepBatch:
         cluster=CLUSTER,
         job=job,
         restart=1,
-        arrived_at=datetime.now(UTC),
+        arrived_at=datetime.now(UTC) - timedelta(seconds=age_s),
         nodes=("gpu0001",),
         rank=np.array([3], np.int32),
         step=np.array([number], np.int64),
@@ -251,6 +251,21 @@ def test_pages_read_one_node_and_one_job(fresh_database: sa.Engine, store: Postg
         [1]
     ]
     assert reads.node_signals(CLUSTER, "nosuch", now - timedelta(hours=1)) == ([], {})
+
+
+def test_a_job_s_steps_are_sampled_about_moments(fresh_database: sa.Engine, store: PostgresSamples) -> None:
+    store.put_steps([steps(number, age_s=1000 - 10 * number) for number in range(100)])
+    store.put_steps([steps(7, job="4712")])
+    reads = PostgresSignalReads(fresh_database, PostgresColumns(fresh_database))
+    first = datetime.now(UTC) - timedelta(seconds=505)
+
+    def sampled(*after_s: float) -> list[int]:
+        moments = [first + timedelta(seconds=seconds) for seconds in after_s]
+        return [int(one.step[0]) for one in reads.sampled_steps(CLUSTER, "4711", moments)]
+
+    assert sampled(0) == [50], "none before the first moment"
+    assert sampled(0, 100) == [50, 59, 60]
+    assert sampled(0, 100, 101, 900) == [50, 59, 60, 99], "each once, and the newest of all"
 
 
 # --- columns ---

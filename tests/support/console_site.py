@@ -426,6 +426,9 @@ class SampleSignals(_Nouns):
         shown = self.snapshot.jobs.get(job)
         return console_telemetry.job_steps(job, shown.nodes) if shown else []
 
+    def sampled_steps(self, cluster: str, job: str, moments: Sequence[datetime]) -> list[StepBatch]:
+        return self.job_steps(cluster, job, min(moments))
+
 
 def queries_of(sample: Sample) -> Queries:
     """What the pages read, of a sample in memory."""

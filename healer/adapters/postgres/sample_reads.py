@@ -61,6 +61,20 @@ CROSS JOIN LATERAL (
 #: Alerts of a node that a page reads; a firing alert is repeated once an hour at most.
 ALERTS_READ = 2000
 
+_AROUND = sa.text("""
+SELECT DISTINCT near.arrived_at, near.id, near.at, near.body
+FROM unnest(CAST(:moments AS timestamptz[])) AS wanted (moment)
+CROSS JOIN LATERAL (
+    (SELECT at, arrived_at, body, id FROM samples
+     WHERE cluster = :cluster AND subject = :subject AND arrived_at < moment AND arrived_at >= :since
+       AND kind = :kind ORDER BY arrived_at DESC, id DESC LIMIT 1)
+    UNION ALL
+    (SELECT at, arrived_at, body, id FROM samples
+     WHERE cluster = :cluster AND subject = :subject AND arrived_at >= moment
+       AND kind = :kind ORDER BY arrived_at, id LIMIT 1)
+) AS near ORDER BY near.arrived_at, near.id
+""")
+
 
 class PostgresSignalReads:
     """`healer.ports.measurements.SignalReads`."""
@@ -95,6 +109,16 @@ class PostgresSignalReads:
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return unpacked(cluster, self._rows(cluster, STEPS, job, since))[1]
+
+    def sampled_steps(self, cluster: str, job: str, moments: Sequence[datetime]) -> list[StepBatch]:
+        values = {
+            "cluster": cluster, "subject": job, "kind": STEPS, "moments": list(moments),
+            "since": min(moments),
+        }  # fmt: skip
+        with reading(self._engine) as conn:
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+            rows = conn.execute(_AROUND, values).all()
+        return unpacked(cluster, [(STEPS, job, row.at, row.arrived_at, row.body, "") for row in rows])[1]
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)

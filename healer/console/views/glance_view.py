@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 #: Jobs that have a lane of their own: those with the most GPUs.
 JOBS_DRAWN = 3
+#: How far back a job's steps are read, and how far apart.
+_STEPS_SINCE, _STEPS_APART = timedelta(minutes=30), timedelta(minutes=1)
+#: Lives of a job whose ends are read to the second.
+_LIVES = 10
 #: Room before the first signal: what was so shortly before it.
 _BEFORE = timedelta(seconds=1)
 
@@ -70,6 +74,17 @@ def steps_seen(batches: Sequence["StepBatch"]) -> tuple[StepsSeen, ...]:
     return tuple(found[restart] for restart in sorted(found))
 
 
+def step_moments(incident: Incident, job: str, now: datetime) -> list[datetime]:
+    """The moments about which batches of the job's steps are read: where its hit lives ended, and each minute
+    of the last half hour."""
+    since = now - _STEPS_SINCE
+    ends = [hit.ended_at for hit in incident.hit if hit.job == job and hit.ended_at is not None]
+    return [
+        *(since + number * _STEPS_APART for number in range(_STEPS_SINCE // _STEPS_APART + 1)),
+        *sorted(end for end in ends if since < end < now)[-_LIVES:],
+    ]
+
+
 def jobs_drawn(incident: Incident) -> list[str]:
     """The jobs that get a lane: those with the most GPUs."""
     gpus = {hit.job: hit.gpus for hit in incident.hit}
@@ -89,7 +104,8 @@ def glance(
         _out_of_service(detail),
         *(_job(detail, job, jobs[job]) for job in jobs_drawn(incident) if job in jobs),
     )
-    times = [incident.opened, *(row.at for row in rows)]
+    moments = (mark.at for lane in lanes for mark in lane.marks if mark.moment and mark.at <= now)
+    times = [incident.opened, *(row.at for row in rows), *moments]
     return LaneChart(
         id="glance",
         title=say("console.lanes_incident"),
@@ -238,10 +254,10 @@ def _steps_span(steps: StepsSeen, hits: Sequence[JobHit]) -> Span:
 
 
 def _next_life(detail: IncidentRecord, job: str, hits: Sequence[JobHit]) -> Span | None:
-    """The life of the job after the one that was hit, as Slurm shows it."""
+    """The life of the job after the one that was hit, as Slurm shows it; None if it has begun yet another."""
     shown = detail.snapshot.jobs.get(job) if detail.snapshot else None
     restart = max((hit.restart for hit in hits), default=0)
-    if shown is None or shown.start_at is None or shown.state == "PENDING" or shown.restarts <= restart:
+    if shown is None or shown.start_at is None or shown.state == "PENDING" or shown.restarts != restart + 1:
         return None
     if shown.start_at < detail.incident.opened:
         return None

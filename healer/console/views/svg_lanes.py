@@ -20,8 +20,10 @@ from healer.text import Said, joined, say
 LANE, TRACK, MIDDLE = 42, 18, 30
 #: Marks nearer than this share of the axis are drawn as one, and labels of the axis are left out.
 NEAR, NEAR_TICKS = 0.025, 0.06
-#: The least length of a span, so that it is seen.
+#: The least length of a span, so that it is seen. Spans of one tone that begin nearer are drawn as one.
 THIN = 0.008
+#: Rows of the table: the newest.
+ROWS = 500
 #: Texts of marks drawn as one.
 _TEXTS = 8
 #: The worst first: the tone of marks drawn as one.
@@ -93,10 +95,18 @@ class LaneChart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Marks and spans within the axis, the newest first."""
+        """Marks and spans within the axis, the newest first, no more than `ROWS`."""
+        return tuple(sorted(self._within, key=lambda row: row.at, reverse=True)[:ROWS])
+
+    @property
+    def more_rows(self) -> int:
+        """Older ones that the table leaves out."""
+        return max(0, len(self._within) - ROWS)
+
+    @property
+    def _within(self) -> "list[Row]":
         found = [_row(lane, each) for lane in self.lanes for each in (*lane.marks, *lane.spans)]
-        within = [row for row in found if self.holds(row.at, row.end)]
-        return tuple(sorted(within, key=lambda row: row.at, reverse=True))
+        return [row for row in found if self.holds(row.at, row.end)]
 
     def holds(self, begin: datetime, end: datetime | None) -> bool:
         """Whether any of it is within the axis."""
@@ -146,17 +156,27 @@ def placed_marks(chart: LaneChart, lane: Lane) -> list[Placed]:
     return found
 
 
-def placed_spans(chart: LaneChart, lane: Lane) -> list[tuple[float, float, Span]]:
-    """(begin, length, span) of those that reach into the axis, cut at its ends. One that lasts goes to its
-    end."""
-    found: list[tuple[float, float, Span]] = []
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans drawn as one, all of one tone, and all or none of them lasting; its place on the axis (0..1)."""
+
+    x: float
+    end: float
+    spans: tuple[Span, ...]
+
+
+def placed_spans(chart: LaneChart, lane: Lane) -> list[Bar]:
+    """Those that reach into the axis, cut at its ends; one that lasts goes to its end. Of those that begin
+    within `THIN` one is drawn for each tone, so there are no more bars than an axis has room for."""
+    found: dict[tuple[str, bool, int], Bar] = {}
     for span in lane.spans:
-        end = span.end or chart.until
         if not chart.holds(span.begin, span.end):
             continue
-        begin = min(chart.place(span.begin), 1 - THIN)
-        found.append((begin, max(chart.place(end) - begin, THIN), span))
-    return found
+        x = min(chart.place(span.begin), 1 - THIN)
+        end = max(chart.place(span.end or chart.until), x + THIN)
+        key = span.tone, span.end is None, int(x / THIN)
+        bar = found.get(key, Bar(x=x, end=end, spans=()))
+        found[key] = Bar(x=min(x, bar.x), end=max(end, bar.end), spans=(*bar.spans, span))
+    return list(found.values())
 
 
 def placed_ticks(chart: LaneChart) -> list[tuple[float, str]]:
@@ -234,7 +254,8 @@ def described_lanes(chart: LaneChart) -> Said:
 
 
 def _count(chart: LaneChart, lane: Lane) -> int:
-    return sum(len(group.marks) for group in placed_marks(chart, lane)) + len(placed_spans(chart, lane))
+    marks = sum(len(group.marks) for group in placed_marks(chart, lane))
+    return marks + sum(len(bar.spans) for bar in placed_spans(chart, lane))
 
 
 def _draw_lane(
@@ -244,11 +265,12 @@ def _draw_lane(
     add_text(root, "text", translate(name), **{"class": "lane", "x": "0", "y": str(top + 13)})
     middle = str(top + MIDDLE)
     draw_line(root, "track", ("0", middle), ("100%", middle))
-    for begin, length, span in placed_spans(chart, lane):
-        tone = f"{span.tone} open" if span.end is None else span.tone
-        place = {"x": percent(begin), "y": str(top + MIDDLE - 4), "width": percent(length), "height": "8"}
-        bar = ET.SubElement(root, "rect", {"class": f"stretch {tone}", "rx": "2", **place})
-        add_text(bar, "title", _span_text(span, translate))
+    for bar in placed_spans(chart, lane):
+        first, width = bar.spans[0], percent(bar.end - bar.x)
+        tone = f"{first.tone} open" if first.end is None else first.tone
+        place = {"x": percent(bar.x), "y": str(top + MIDDLE - 4), "width": width, "height": "8"}
+        drawn = ET.SubElement(root, "rect", {"class": f"stretch {tone}", "rx": "2", **place})
+        add_text(drawn, "title", _listed([_span_text(span, translate) for span in bar.spans], translate))
     for group in placed_marks(chart, lane):
         place = {"x": percent(group.x), "y": middle, "overflow": "visible", "class": f"pin {group.tone}"}
         pin = ET.SubElement(root, "svg", place)
@@ -281,7 +303,11 @@ def _span_text(span: Span, translate: _Translate) -> str:
 
 
 def _marks_text(marks: Sequence[Mark], translate: _Translate) -> str:
-    lines = [f"{words.utc(mark.at)} {translate(mark.text)}" for mark in marks[:_TEXTS]]
-    if len(marks) > _TEXTS:
-        lines.append(translate(say("console.lanes_more", count=len(marks) - _TEXTS)))
+    return _listed([f"{words.utc(mark.at)} {translate(mark.text)}" for mark in marks], translate)
+
+
+def _listed(texts: Sequence[str], translate: _Translate) -> str:
+    lines = list(texts[:_TEXTS])
+    if len(texts) > _TEXTS:
+        lines.append(translate(say("console.lanes_more", count=len(texts) - _TEXTS)))
     return "\n".join(lines)

@@ -39,6 +39,26 @@ def drawn(chart: LaneChart) -> ET.Element:
     return ET.fromstring(svg_lanes.lanes_svg(chart, str))
 
 
+def bar_of(chart: LaneChart, only: Lane) -> tuple[float, float, Span]:
+    """Begin and length of its only bar, and the bar's only span."""
+    (bar,) = svg_lanes.placed_spans(chart, only)
+    (span,) = bar.spans
+    return bar.x, bar.end - bar.x, span
+
+
+def test_many_steps_are_few_bars_and_few_rows() -> None:
+    many = lane(*(
+        Span(begin=before(minutes=number), end=before(minutes=number), text=f"step {number}", tone=tone)
+        for number in range(3000) for tone in ("good", "bad")
+    ))  # fmt: skip
+    chart = chart_of(many)
+    bars = svg_lanes.placed_spans(chart, many)
+    assert len(bars) <= 2 * (1 / svg_lanes.THIN + 1)
+    assert sum(len(bar.spans) for bar in bars) == 6000
+    assert max(len(str(title.text).splitlines()) for title in drawn(chart).iter("title")) < 20
+    assert (len(chart.rows), chart.rows[0].text, chart.more_rows) == (svg_lanes.ROWS, "step 0", 5500)
+
+
 def test_marks_that_fall_together_are_one_with_the_worst_tone() -> None:
     near = lane(
         Mark(at=before(hours=49), text="late"),
@@ -60,7 +80,7 @@ def test_a_mark_joins_the_first_of_a_group_so_that_a_row_of_them_is_no_single_on
 
 def test_a_span_without_an_end_lasts_to_the_end_of_the_axis() -> None:
     lasting = lane(Span(begin=before(hours=25), end=None, text="out"))
-    ((begin, length, _),) = svg_lanes.placed_spans(chart_of(lasting), lasting)
+    begin, length, _ = bar_of(chart_of(lasting), lasting)
     assert (begin, length) == (pytest.approx(0.75), pytest.approx(0.25))
     assert "since 2026-11-19" in "".join(drawn(chart_of(lasting)).itertext())
 
@@ -75,14 +95,14 @@ def test_times_outside_are_left_out_and_spans_are_cut() -> None:
     )
     chart = chart_of(beyond)
     assert svg_lanes.placed_marks(chart, beyond) == []
-    ((begin, length, span),) = svg_lanes.placed_spans(chart, beyond)
+    begin, length, span = bar_of(chart, beyond)
     assert (begin, length, span.text) == (0.0, pytest.approx(0.5), "cut")
     assert [row.text for row in chart.rows] == ["cut"]
 
 
 def test_a_short_span_is_still_seen_and_does_not_leave_the_axis() -> None:
     short = lane(Span(begin=before(seconds=1), end=NOW, text="short"))
-    ((begin, length, _),) = svg_lanes.placed_spans(chart_of(short), short)
+    begin, length, _ = bar_of(chart_of(short), short)
     assert length == pytest.approx(svg_lanes.THIN) and begin + length <= 1
 
 

@@ -17,10 +17,11 @@ from healer.audit.export import (
     checkpoint_line,
     export,
     export_lines,
+    gap_text,
     read_checkpoints,
     report,
     verify_export,
 )
 from healer.audit.sealer import Sealer
-from healer.audit.verify import Report, examine
+from healer.audit.verify import Gap, Report, examine
 from healer.audit.witness import Deliveries, report_against

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from healer.audit.chain import canonical, moment, record_bytes
-from healer.audit.verify import Report, examine
+from healer.audit.verify import Gap, Report, examine
 from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import ChainLink
 from healer.ports.answers import AuditVerified
@@ -204,7 +204,8 @@ class Trail:
     def verify(self) -> AuditVerified:
         """The report in the form of the API's answer."""
         found = self.report()
-        return AuditVerified(ok=not found.broken, broken=list(found.broken), records=found.records)
+        broken, gaps = list(found.broken), [gap_text(gap) for gap in found.gaps]
+        return AuditVerified(ok=not broken, broken=broken, records=found.records, gaps=gaps)
 
     def export(self) -> Iterator[bytes]:
         """JSON Lines, streamed."""
@@ -229,7 +230,8 @@ def report(
         removed = [item for item in outside if (item.cluster, item.seq, item.signature) not in present]
         unsealed, late = seen.unsealed(), seen.never_sealed()
         found = examine(seen.links(), checkpoints=[*stored, *removed], unsealed=late, keys=keys)
-    broken = [*found.broken, *(_removed(item, where) for item in removed)]
+    missing = [item for item in removed if not any(gap.covers(item) for gap in found.gaps)]
+    broken = [*found.broken, *(_removed(item, where) for item in missing)]
     return msgspec.structs.replace(found, broken=broken, unsealed=unsealed)
 
 
@@ -245,6 +247,15 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
             checkpoints=len(checkpoints),
         )
         yield from export_lines(header, checkpoints, seen.links())
+
+
+def gap_text(gap: Gap) -> str:
+    """One sentence."""
+    lost = f", up to seq {gap.lost} at least," if gap.lost else ""
+    return (
+        f"{gap.cluster}: restored by {gap.by} at {moment(gap.restored_at)} from the backup of "
+        f"{moment(gap.backup_at)}: what was sealed in between, after seq {gap.head}{lost} is lost"
+    )
 
 
 def _removed(item: Checkpoint, where: str) -> Broken:

@@ -77,8 +77,10 @@ class Sealer:
         heads = store.heads().items()
         self._unsigned = {name: now for name, head in heads if head.seq > store.signed_seq(name)}
         if self._file is not None:
-            in_file = {(item.cluster, item.seq) for item in read_checkpoints(self._file.lines())}
-            missed = [item for item in store.checkpoints() if (item.cluster, item.seq) not in in_file]
+            # By the hash too: after a restore the file has others of the same numbers.
+            in_file = {(item.cluster, item.seq, item.hash) for item in read_checkpoints(self._file.lines())}
+            stored = store.checkpoints()
+            missed = [item for item in stored if (item.cluster, item.seq, item.hash) not in in_file]
             self._file.append(map(checkpoint_line, missed))
         self._is_leading = True
         return True

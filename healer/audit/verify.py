@@ -5,6 +5,7 @@ it can find and what it cannot.
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime, timedelta
 from hashlib import sha256
 from itertools import groupby
 from operator import attrgetter
@@ -13,17 +14,41 @@ import msgspec
 
 from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
 from healer.model import AuditRecord, Broken, Checkpoint
-from healer.model.run import ChainLink
+from healer.model.run import RESTORED, ChainLink
 
 #: Broken places named per cluster; further ones are only counted, to bound the memory.
 NAMED_MAX = 1000
 #: Changed links that are compared pair by pair to find exchanged ones (200 pairs of pairs: 0.1 s).
 EXCHANGE_MAX = 200
+#: By so much the clocks of the database and of the sealer may differ.
+CLOCKS = timedelta(seconds=5)
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """The chain goes on from a backup: what was sealed after `head`, between the backup and its restore, is
+    lost. `lost`: the last number that a checkpoint kept elsewhere proves, 0 if none does. `seq`: of the
+    record of the restore, by `by`."""
+
+    cluster: str
+    seq: int
+    head: int
+    backup_at: datetime
+    restored_at: datetime
+    by: str
+    lost: int = 0
+
+    def covers(self, checkpoint: Checkpoint) -> bool:
+        """Whether this checkpoint is of what was lost."""
+        return checkpoint.cluster == self.cluster and (
+            checkpoint.seq > self.head
+            and self.backup_at - CLOCKS <= checkpoint.at <= self.restored_at + CLOCKS
+        )
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a verification. `heads` and `signed`: cluster -> seq of the last link and of the newest
     valid checkpoint; `keys`: public keys of the checkpoints; `unsealed`: records that wait for the sealer.
+    `gaps`: what restores of backups have lost; no broken places.
     """
 
     broken: list[Broken]
@@ -32,6 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     signed: dict[str, int] = {}
     keys: list[str] = []
     unsealed: int = 0
+    gaps: list[Gap] = []
 
 
 def examine(
@@ -64,6 +90,7 @@ def examine(
         heads={cluster: walk.seq for cluster, walk in sorted(walks.items())},
         signed={cluster: walk.signed for cluster, walk in sorted(walks.items())},
         keys=sorted({checkpoint.key for group in signed.values() for checkpoint in group}),
+        gaps=[gap for _, walk in sorted(walks.items()) for gap in walk.restores],
     )
 
 
@@ -92,7 +119,8 @@ class _Walk:
         self.found: dict[int, str] = {}
         self.unnamed = 0
         self.wanted: dict[int, list[Checkpoint]] = {}
-        self.newest: Checkpoint | None = None
+        self.replaced: list[Checkpoint] = []  # with another hash than the link at their place
+        self.restores: list[Gap] = []
         for checkpoint in checkpoints:
             self._add_checkpoint(checkpoint)
 
@@ -104,7 +132,6 @@ class _Walk:
             self._say(checkpoint.seq, f"{when} has a signature that does not fit: it was changed or forged")
         else:
             self.wanted.setdefault(checkpoint.seq, []).append(checkpoint)
-            self.newest = checkpoint
 
     def _say(self, seq: int, what: str) -> None:
         if seq in self.found:
@@ -127,6 +154,8 @@ class _Walk:
                     self.head = self.recomputed = made
                     if at.seq in wanted:
                         self._compare(at)
+                    if record.verb == RESTORED:
+                        self.restores.extend(_gap(at.seq, record))
                     continue
             self._examine(at)
             if at.seq in wanted:
@@ -179,10 +208,35 @@ class _Walk:
             if checkpoint.hash == at.hash.hex():
                 self.signed = max(self.signed, at.seq)
             else:
+                self.replaced.append(checkpoint)
+
+    def _judge_checkpoints(self) -> None:
+        """Says which checkpoints do not fit, but for those of what a restore has lost."""
+        beyond = [item for seq, group in self.wanted.items() if seq > self.seq for item in group]
+        for checkpoint in (*self.replaced, *beyond):
+            self._note_lost(checkpoint)
+        for checkpoint in self.replaced:
+            if not self._is_lost(checkpoint):
                 self._say(
-                    at.seq,
+                    checkpoint.seq,
                     f"is not what was signed on {moment(checkpoint.at)}: the chain up to here was made anew",
                 )
+        cut = [checkpoint for checkpoint in beyond if not self._is_lost(checkpoint)]
+        if cut:
+            newest = max(cut, key=attrgetter("seq"))
+            signed = f"was signed on {moment(newest.at)}"
+            self._say(newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
+
+    def _is_lost(self, checkpoint: Checkpoint) -> bool:
+        return any(gap.covers(checkpoint) for gap in self.restores)
+
+    def _note_lost(self, checkpoint: Checkpoint) -> None:
+        self.restores = [
+            msgspec.structs.replace(gap, lost=max(gap.lost, checkpoint.seq))
+            if gap.covers(checkpoint)
+            else gap
+            for gap in self.restores
+        ]
 
     def finish(self, late: list[AuditRecord]) -> Iterator[Broken]:
         exchanged = _exchanged(self.suspects)
@@ -199,9 +253,7 @@ class _Walk:
             )
         for first, last in self.gaps.items():
             self._say(first, "is missing" if first == last else f"up to seq {last} are missing")
-        if self.newest and self.newest.seq > self.seq:
-            signed = f"was signed on {moment(self.newest.at)}"
-            self._say(self.newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
+        self._judge_checkpoints()
         for seq, what in sorted(self.found.items()):
             yield Broken(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
         if self.unnamed:
@@ -209,6 +261,19 @@ class _Walk:
         for record in late:
             what = f"record {record.id} of {moment(record.at)} ({record.verb} {record.subject})"
             yield Broken(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
+
+
+def _gap(seq: int, record: AuditRecord) -> Iterator[Gap]:
+    """What the record of a restore says; nothing if that cannot be read."""
+    try:
+        head, backup_at = int(record.data["head"]), datetime.fromisoformat(record.data["backup_at"])
+    except (KeyError, TypeError, ValueError):
+        return
+    if head < seq and backup_at.tzinfo is not None:
+        at, by = record.at, record.actor
+        yield Gap(
+            cluster=record.cluster, seq=seq, head=head, backup_at=backup_at, restored_at=at, by=by
+        )  # fmt: skip
 
 
 def _joined(what: str) -> str:

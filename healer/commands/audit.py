@@ -167,6 +167,11 @@ def _print(report: "Report", *, by_itself: bool) -> None:
         say(f"broken: {item.cluster + ', ' if item.cluster else ''}{item.what}.")
     if len(report.broken) > _SHOWN_MAX:
         say(f"and {len(report.broken) - _SHOWN_MAX} more; --json names them all.")
+    if report.gaps:
+        from healer.audit import gap_text
+
+        for gap in report.gaps:
+            say(f"known gap: {gap_text(gap)}.")
     for cluster, head in report.heads.items():
         signed = report.signed.get(cluster, 0)
         say(f"{cluster}: {head} records chained, signed up to {signed or 'none'}.")

@@ -36,6 +36,7 @@ COMMANDS = (
     "simulate",
     "audit",
     "hook",
+    "backup",
     "doctor",
 )
 

@@ -37,6 +37,11 @@ EXAMPLES = {
     "healer replay recordings --rules changed/ --against done --fail-on lost",
     "recordings": "healer recordings\nhealer recordings --cluster pod1 --json",
     "simulate": "healer simulate --list\nhealer simulate llama3-54d --seed 7 --json",
+    "backup": "healer backup /backup --passphrase-file /etc/healer/backup-passphrase --keep 14\n"
+    "healer backup /backup/healer.tar --without-keys",
+    "restore": "healer restore healer-20261125T030000Z.tar --data-dir /var/lib/healer "
+    "--passphrase-file pass\n"
+    "healer restore --in-place",
     "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'",
     "db upgrade": "healer db upgrade",
     "token create": "healer token create --role admin --name mara --once\n"

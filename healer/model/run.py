@@ -243,6 +243,10 @@ def audit_record(
     return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=texts)
 
 
+#: The subject of the audit's records of backups and restores, and their verbs.
+BACKUP, BACKED_UP, RESTORED = "backup", "backup.made", "backup.restored"
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The signed head of a chain: Ed25519 over `cluster`, `seq`, `hash` and `at`. Bytes in hex."""
 

@@ -460,9 +460,12 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
+    """`gaps`: what restores of backups have lost, a sentence each; they are no broken places."""
+
     ok: bool
     broken: list[Broken] = []
     records: int = 0
+    gaps: list[str] = []
 
 
 class Arriving(NamedTuple):

@@ -399,6 +399,14 @@ def seal_page(cluster: str, problem: str, text: str, now: datetime) -> Message:
     return _daily_page(cluster, "seal", problem, title, (quoted(text), say("telling.seal_means")), now)
 
 
+def restored_page(cluster: str, backup_at: datetime, now: datetime, runs: int) -> Message:
+    """healer was restored from a backup and is paused until a person ends that."""
+    name, alarm = f"restored:{cluster}:{now:%Y%m%dT%H%M%S}", f"restored@{cluster}"
+    title = say("telling.restored", cluster=cluster, time=at(backup_at))
+    lines = (say("telling.restored_runs", n=runs), say("telling.restored_means"))
+    return _paging(_of_healer(cluster, name, alarm, title, lines, Severity.P1))
+
+
 def blind_page(cluster: str, problem: str, now: datetime) -> Message:
     """healer evaluates no metrics and step times; kernel lines and silence still work."""
     lines = (quoted(problem), say("telling.blind_means"))

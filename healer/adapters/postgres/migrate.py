@@ -14,6 +14,8 @@ from healer.adapters.postgres import roles
 
 #: Advisory lock that serialises upgrades ("healer m" as a number).
 _LOCK = 0x6865616C6572206D
+#: Begins the revision of a database that `healer restore` has loaded and not finished.
+RESTORING = "restoring-"
 
 
 class MigrationError(Exception):
@@ -61,21 +63,28 @@ def upgrade(
 
     Raises MigrationError if the database was created by a newer healer.
     """
-    all_known = revisions()
     with engine.begin() as connection:
-        connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        before = current(connection)
-        if before is not None and before not in all_known:
-            raise MigrationError(
-                f"the database stands at revision {before}, which this healer does not know: it was made by "
-                "a newer one."
-            )
-        if before != all_known[-1]:
-            _upgrade(connection)
-        statements = roles.bring_up(connection)
+        before, after, statements = upgrade_within(connection)
     if statements:
         refused(statements)
-    return before, all_known[-1]
+    return before, after
+
+
+def upgrade_within(connection: sa.Connection) -> tuple[str | None, str, list[str]]:
+    """`upgrade` in the caller's transaction: the revisions, and the statements for an administrator."""
+    all_known = revisions()
+    connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    before = current(connection)
+    if before is not None and before.startswith(RESTORING):
+        raise MigrationError("a restore into this database was cut off: run `healer restore` again.")
+    if before is not None and before not in all_known:
+        raise MigrationError(
+            f"the database stands at revision {before}, which this healer does not know: it was made by "
+            "a newer one."
+        )
+    if before != all_known[-1]:
+        _upgrade(connection)
+    return before, all_known[-1], roles.bring_up(connection)
 
 
 def _upgrade(connection: sa.Connection) -> None:

@@ -1,0 +1,15 @@
+"""Backup and restore of an installation: one file with the database, rules and keys."""
+
+from healer.backups.archive import KEYS, Archive, BackupUnusable, Manifest, reading
+from healer.backups.load_database import HalfRestored, NotEmpty
+from healer.backups.make import BackupFailed, Source, make_backup
+from healer.backups.put_back import (
+    Checked,
+    Places,
+    Restored,
+    check_backup,
+    hold_back_database,
+    put_back,
+    seal,
+)
+from healer.backups.sealed_keys import SealedKeys, read_passphrase

@@ -1,0 +1,190 @@
+"""`healer backup` and `healer restore`."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from healer.commands import Failed, person, say, say_json
+from healer.settings import SettingsError, load, load_executor
+
+if TYPE_CHECKING:
+    from healer.backups import Manifest, Restored
+
+#: The names that backups get in a folder; --keep deletes no others.
+_NAME = re.compile(r"healer-\d{8}T\d{6}Z\.tar")
+_AS_JSON = typer.Option(False, "--json", help="One JSON document.")
+_PASSPHRASE = typer.Option(
+    None, "--passphrase-file", help="A file whose first line is the passphrase of the keys in the backup."
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("backup")(backup)
+    app.command("restore")(restore)
+
+
+def backup(
+    dest: Path = typer.Argument(help="The file to write, or a folder, which gets a file named by the time."),
+    *,
+    passphrase_file: Path | None = _PASSPHRASE,
+    without_keys: bool = typer.Option(False, "--without-keys", help="Leave audit-key and token-key out."),
+    keep: int | None = typer.Option(
+        None, "--keep", min=1, help="In a folder: keep the newest N backups, delete older ones."
+    ),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Back up database, rules and keys to one file while healer runs."""
+    if (passphrase_file is None) is not without_keys:
+        raise typer.BadParameter(
+            "give --passphrase-file for the keys, or --without-keys to leave them out, and not both"
+        )
+    if keep is not None and not dest.is_dir():
+        raise typer.BadParameter(f"--keep is for a folder of backups, and {dest} is none")
+    from healer.backups import make_backup, read_passphrase
+    from healer.bootstrap.backups import source_of
+
+    settings = load_executor()
+    target = (dest / f"healer-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar" if dest.is_dir() else dest).absolute()
+    with _failing():
+        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+        with _progress("written, of at most") as progress:
+            manifest = make_backup(source_of(settings), target, passphrase, by=person(), progress=progress)
+        deleted = _rotate(dest, keep) if keep is not None else []
+    _print_made(target, manifest, deleted, as_json=as_json)
+
+
+def _rotate(folder: Path, keep: int) -> list[Path]:
+    """Deletes all but the newest; returns what it deleted."""
+    found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    for path in found[:-keep]:
+        path.unlink(missing_ok=True)
+    return found[:-keep]
+
+
+def _print_made(target: Path, manifest: "Manifest", deleted: list[Path], *, as_json: bool) -> None:
+    size = target.stat().st_size
+    if as_json:
+        import msgspec
+
+        document = {"file": str(target), "bytes": size, "deleted": [str(path) for path in deleted]}
+        say_json(msgspec.json.encode(document | msgspec.to_builtins(manifest)))
+        return
+    say(f"{target}: {size / 1e6:.1f} MB, {', '.join(manifest.clusters) or 'no cluster yet'}")
+    for name in manifest.missing:
+        say(f"not in it: {name}")
+    for path in deleted:
+        say(f"deleted: {path}")
+
+
+def restore(
+    file: Path | None = typer.Argument(None, help="The backup."),
+    *,
+    data_dir: str | None = typer.Option(None, "--data-dir", help="Data directory of the new installation."),
+    passphrase_file: Path | None = _PASSPHRASE,
+    replace: bool = typer.Option(False, "--replace", help="Drop what the database holds now."),
+    in_place: bool = typer.Option(
+        False, "--in-place", help="Without a backup: after a recovery by other means, hold everything back."
+    ),
+    as_json: bool = _AS_JSON,
+) -> None:
+    """Restore a backup. healer is paused afterwards, and runs in progress ask before they continue.
+
+    The database is that of HEALER_DATABASE_URL (its owner's login), else the embedded one of the data
+    directory. All parts must be stopped.
+    """
+    if (file is None) is not in_place:
+        raise typer.BadParameter("name a backup, or --in-place, and not both")
+    settings = load(data_dir=data_dir)
+    from healer.backups import check_backup, put_back, read_passphrase, reading
+    from healer.bootstrap.backups import database, hold_back_in_place, places_of
+
+    places = places_of(settings)
+    with _failing():
+        if file is None:
+            with database(settings) as url:
+                _print_restored(hold_back_in_place(url, places, by=person()), as_json=as_json)
+            return
+        passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
+        with reading(file) as archive:
+            checked = check_backup(archive, passphrase)
+            with database(settings) as url, _progress("loaded, of") as progress:
+                done = put_back(
+                    url, checked, places, by=person(), replace=replace, progress=progress
+                )  # fmt: skip
+            missing = archive.manifest.missing
+    _print_restored(done, missing, as_json=as_json)
+
+
+def _print_restored(done: "Restored", missing: list[str] | None = None, *, as_json: bool) -> None:
+    missing = missing or []
+    if as_json:
+        document = {
+            "pause": done.pause, "asking": done.asking, "ended": done.ended, "missing": missing,
+            "revision": done.revision[1], "left": [str(path) for path in done.left],
+        }  # fmt: skip
+        say_json(json.dumps(document))
+        return
+    before, after = done.revision
+    say(f"restored{'' if before == after else f' and upgraded from {before} to {after}'}; healer is paused")
+    say(f"runs that ask before they continue: {done.asking} (`healer runs`)")
+    ended = ", ".join(f"{count} {name}" for name, count in done.ended.items() if count)
+    say(f"ended, as they may have been used or sent before: {ended or 'nothing'}")
+    say("tokens and accounts that were ended after the backup are valid again: check `healer token list`")
+    if done.left:
+        say(f"put these into their place: {', '.join(str(path) for path in _tops(done.left))}")
+    for name in missing:
+        say(f"not in the backup: {name}")
+    for statement in done.statements:
+        say(f"an administrator of the database executes: {statement};")
+    say(f"start healer, look at runs and drained nodes, then: healer pause --end {done.pause} --reason R")
+
+
+def _tops(paths: list[Path]) -> list[Path]:
+    """The folder of the rules for all of them, and each other file."""
+    found = dict[Path, None]()
+    for path in paths:
+        inner = next((parent for parent in path.parents if parent.name == "rules"), path)
+        found[inner] = None
+    return list(found)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    from sqlalchemy.exc import DBAPIError
+
+    from healer.backups import BackupFailed, BackupUnusable, HalfRestored, NotEmpty
+    from healer.bootstrap.database import MigrationError
+
+    try:
+        yield
+    except (BackupFailed, BackupUnusable, HalfRestored, NotEmpty, MigrationError) as error:
+        raise Failed(str(error)) from None
+    except DBAPIError as error:
+        raise Failed(f"the database does not answer: {' '.join(str(error.orig).split())}") from None
+    except PermissionError as error:
+        raise SettingsError(f"{error.filename} cannot be read: run this command as root.") from None
+
+
+@contextmanager
+def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
+    """A line on a terminal, which counts megabytes."""
+    shown = -1
+    is_terminal = sys.stderr.isatty()
+
+    def show(done: int, of: int) -> None:
+        nonlocal shown
+        if is_terminal and done // 1_000_000 > shown:
+            shown = done // 1_000_000
+            sys.stderr.write(f"\r{shown} MB {words} {of / 1e6:.0f} MB")
+            sys.stderr.flush()
+
+    yield show
+    if is_terminal:
+        sys.stderr.write("\r\x1b[K")

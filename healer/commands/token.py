@@ -100,10 +100,23 @@ def _print_made(token: str, new: NewToken, json: bool) -> None:
             document |= {"owner": new.owner, "routes": new.routes}
         print_json(document | {"expires_at": new.expires_at.isoformat() if new.expires_at else None})
     elif new.once:
-        site = os.environ.get("HEALER_URL") or site_url(load())
-        say(f"{site.rstrip('/')}/sign-in?token={token}")
+        say(f"{_site().rstrip('/')}/sign-in?token={token}")
     else:
         say(token)
+
+
+def _site() -> str:
+    """Where a person opens healer: as set, else where the healer of the data directory listens."""
+    settings = load()
+    if named := os.environ.get("HEALER_URL") or settings.public_url:
+        return named
+    from healer.embedded.running import find
+    from healer.embedded.user import EmbeddedError
+
+    try:
+        return find(settings.data_dir).url
+    except EmbeddedError:
+        return site_url(settings)
 
 
 def _make(new: NewToken, now: datetime) -> str:

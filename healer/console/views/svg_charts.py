@@ -97,6 +97,8 @@ def value_text(value: float, unit: Unit) -> str:
         case Unit.share:
             return f"{value:.0%}"
         case Unit.hours | Unit.nodes:
+            if value < 1:
+                return f"{value:.2g}"
             return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
         case Unit.whole:
             return f"{value:,.0f}"

@@ -1,6 +1,7 @@
 """The commands that speak to the API, and those for tokens, against a real one."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -269,6 +270,28 @@ def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, 
     assert isinstance(healer("token", "revoke", token).exception, Failed)
     link = healer("token", "create", "--role", "viewer", "--once").stdout
     assert "/sign-in?token=heal_" in link
+
+
+def test_a_sign_in_link_leads_to_the_healer_that_runs_here(
+    served: tuple[Api, httpx.Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    api, _ = served
+    (tmp_path / KEY_FILE).write_text(TOKEN_KEY.hex())
+    (tmp_path / KEY_FILE).chmod(0o600)
+    monkeypatch.setenv("HEALER_DATABASE_URL", api.engine.url.render_as_string(hide_password=False))
+    monkeypatch.setenv("HEALER_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("HEALER_URL", raising=False)
+
+    def link() -> str:
+        return CliRunner().invoke(build(), ["token", "create", "--role", "viewer", "--once"]).stdout
+
+    assert link().startswith("http://127.0.0.1:8080/sign-in?")
+    (tmp_path / "running.json").write_text(
+        json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:9443", "database_url": "", "broker_url": ""})
+    )
+    assert link().startswith("http://127.0.0.1:9443/sign-in?")
+    monkeypatch.setenv("HEALER_PUBLIC_URL", "https://healer.example")
+    assert link().startswith("https://healer.example/sign-in?")
 
 
 def test_above_viewer_a_token_is_a_persons(

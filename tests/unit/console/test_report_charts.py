@@ -131,6 +131,12 @@ def test_the_axis_has_round_values(top: float, unit: Unit, lines: list[float]) -
     assert svg_charts.grid_values(top, unit) == pytest.approx(lines)
 
 
+@pytest.mark.parametrize("top", [0.007, 0.15, 0.18, 0.7, 2.5, 1200])
+def test_lines_of_the_axis_have_different_labels(top: float) -> None:
+    labels = [svg_charts.value_text(line, Unit.hours) for line in svg_charts.grid_values(top, Unit.hours)]
+    assert len(set(labels)) == len(labels)
+
+
 def test_text_of_others_stays_text() -> None:
     name = "<script>alert(1)</script>"
     series = Series(name=name, values=(0.5,), basis=(2,))

@@ -287,7 +287,8 @@ def build(asked: argparse.Namespace) -> None:
         commit = take_source(asked.commit, asked.version, asked.release, work / "source")
         for package in packages(asked.names, Shop(commit, asked.arch, work)):
             packer = {"deb": deb.build, "rpm": rpm.build}[package.kind]
-            made = packer(replace(package, quick=asked.quick), commit, work, asked.out)
+            quick = asked.quick and package.arch != "noarch"  # a node's is small anyway
+            made = packer(replace(package, quick=quick), commit, work, asked.out)
             shutil.rmtree(package.tree)
             print(f"{made.stat().st_size / 1e6:8.1f} MB  {made}", flush=True)
 
@@ -315,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [name for name in ("dpkg-deb", "rpmbuild") if shutil.which(name) is None]
     if missing:
         parser.error(f"{', '.join(missing)} is missing: install Debian's packages dpkg and rpm")
+    os.umask(0o022)
     build(asked)
     return 0
 

@@ -21,7 +21,7 @@ from healer.settings import secret_names, setting_names
 HEAD = """\
 # healer's settings. Every part reads this file, so no secret belongs here: give the path of a file of its own
 # in a setting that ends with _FILE. A line that begins with # is not set; an empty value is not set either.
-# After a change: systemctl restart healer.service (or healer.target). Explained in docs/settings.md.
+# After a change: systemctl restart healer.service (or healer.target). More: /usr/share/doc/healer/docs.
 """
 #: What the package sets; everything else is the program's own default.
 SET = {"HEALER_RULES_DIR": "/etc/healer/rules"}

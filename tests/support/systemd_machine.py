@@ -156,10 +156,14 @@ class SystemdMachine:
         done = 'mkdir -p "${1%/*}" && touch "$1" && chmod "$2" "$1" && cat >"$1"'
         self.run("sh", "-c", done, "sh", path, f"{mode:o}", said=text)
 
+    @property
+    def _within(self) -> list[str]:
+        return ["nsenter", "-t", str(self.init), "-m", "-p", "-i", "-u", "-C", "-r", "-w"]
+
     def execute(self, *command: str, said: str = "") -> "subprocess.CompletedProcess[str]":
         """Within it as root; it may fail."""
         return subprocess.run(
-            ["nsenter", "-t", str(self.init), "-m", "-p", "-i", "-u", "-C", "-r", "-w", *command],
+            [*self._within, *command],
             input=said,
             capture_output=True,
             text=True,

@@ -27,7 +27,7 @@ CLOCKS = timedelta(seconds=5)
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """The chain goes on from a backup: what was sealed after `head`, between the backup and its restore, is
     lost. `lost`: the last number that a checkpoint kept elsewhere proves, 0 if none does. `seq`: of the
-    record of the restore, by `by`."""
+    record of the restore, by `by`; 0 where it is in another chain only."""
 
     cluster: str
     seq: int
@@ -83,6 +83,7 @@ def examine(
         walk.read(group)
     for cluster in sorted(signed.keys() | late.keys()):
         walks.setdefault(cluster, _Walk(cluster, signed.get(cluster, []), keys))
+    _share_gaps(walks)
     broken = [item for _, walk in sorted(walks.items()) for item in walk.finish(late.get(walk.cluster, []))]
     return Report(
         broken=broken,
@@ -90,8 +91,21 @@ def examine(
         heads={cluster: walk.seq for cluster, walk in sorted(walks.items())},
         signed={cluster: walk.signed for cluster, walk in sorted(walks.items())},
         keys=sorted({checkpoint.key for group in signed.values() for checkpoint in group}),
-        gaps=[gap for _, walk in sorted(walks.items()) for gap in walk.restores],
+        gaps=[gap for _, walk in sorted(walks.items()) for gap in walk.restores if gap.seq or gap.lost],
     )
+
+
+def _share_gaps(walks: "dict[str, _Walk]") -> None:
+    """A chain that began after a backup is lost as a whole: the restore, of which it has no record, is in the
+    other chains."""
+    gaps = [gap for walk in walks.values() for gap in walk.restores]
+    for walk in walks.values():
+        if not walk.restores:
+            walk.restores = [
+                msgspec.structs.replace(gap, cluster=walk.cluster, seq=0, head=0)
+                for gap in gaps
+                if walk.began_at is None or walk.began_at > gap.restored_at
+            ]
 
 
 def _by_cluster(checkpoints: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
@@ -115,6 +129,7 @@ class _Walk:
         self.head: bytes | None = genesis(cluster)  # None after a gap: the hash before it is unknown
         self.recomputed = self.head  # the head as its own record gives it
         self.suspects: list[ChainLink] = []
+        self.began_at: datetime | None = None  # the time of the first record
         self.gaps: dict[int, int] = {}  # first missing seq -> last
         self.found: dict[int, str] = {}
         self.unnamed = 0
@@ -146,6 +161,8 @@ class _Walk:
         for at in links:
             self.count += 1
             record = at.record
+            if self.began_at is None and record is not None:
+                self.began_at = record.at
             # The fast path of a valid link: an audit of years takes it.
             if at.seq == self.seq + 1 and record is not None and at.prev == self.head:
                 made = sha256(at.prev + at.seq.to_bytes(8, "big") + record_bytes(record)).digest()

@@ -92,7 +92,9 @@ def access(url: str, name: str) -> Access:
     return Access(conninfo, {**_ENVIRON, **home, **secret})
 
 
-def last_words(text: bytes) -> str:
-    """The last line that a client wrote to its standard error."""
+def first_error(text: bytes) -> str:
+    """The first error that clients wrote to their standard error; later ones follow from it."""
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it wrote no error"
+    wrong = [line for line in lines if re.search(r"\b(error|ERROR|FATAL):", line)]
+    shown = (wrong or lines[-1:] or ["it wrote no error"])[0]
+    return re.sub(r"^(psql:<stdin>:\d+: |\w+: error: )", "", shown)[:300].rstrip(".")

@@ -1,6 +1,6 @@
 """Loads a dump into a database in one transaction, in which it is marked as half restored.
 
-The dump goes through `pg_restore` to a `psql` that commits only at our last word. If a process dies in between,
+The dump goes through `pg_restore` to a `psql` that commits only at our last word. If a process dies before,
 the database is as before. No healer starts on a marked one, and no part has a right to its tables.
 """
 
@@ -18,7 +18,7 @@ from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.migrate import RESTORING
 from healer.adapters.postgres.roles import ROLES
 from healer.backups.archive import BackupUnusable
-from healer.backups.clients import access, clients_for, last_words
+from healer.backups.clients import access, clients_for, first_error
 
 NAME = "healer restore"
 _PORTION = 1 << 20
@@ -104,7 +104,7 @@ def load(url: str, dump: Iterable[bytes], dump_bytes: int, progress: Callable[[i
                 loading.stdin.close()
         if unpacking.wait() or loading.wait():
             errors.seek(0)
-            raise HalfRestored(f"the dump cannot be loaded: {_first_error(errors)}.")
+            raise HalfRestored(f"the dump cannot be loaded: {first_error(errors.read())}.")
 
 
 def _pump(
@@ -151,10 +151,3 @@ def _feed(
         pass  # pg_restore has ended, and its status says how
     except BaseException as error:
         failed.append(error)
-
-
-def _first_error(errors: IO[bytes]) -> str:
-    """psql's first error is the cause, and pg_restore's a broken pipe."""
-    text = errors.read()
-    wrong = [line for line in text.splitlines() if b"ERROR" in line or b"error" in line or b"FATAL" in line]
-    return last_words(wrong[0] if wrong else text)

@@ -20,7 +20,7 @@ from healer.adapters.postgres.tables import SAMPLE_SLOTS
 from healer.adapters.signing import CHECKPOINT_FILE, KEY_FILE, PUBLIC_FILE
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.backups.archive import DUMP, FORMAT, KEYS, Manifest, Writer, writing
-from healer.backups.clients import access, clients_for, last_words
+from healer.backups.clients import access, clients_for, first_error
 from healer.backups.sealed_keys import SealedKeys, seal_keys
 from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
@@ -160,7 +160,7 @@ def _dump(
                 raise
         if dumping.returncode:
             errors.seek(0)
-            raise BackupFailed(_why(last_words(errors.read())))
+            raise BackupFailed(_why(first_error(errors.read())))
 
 
 def _why(words: str) -> str:

@@ -313,13 +313,13 @@ def local_accounts(settings: Settings, db: sa.Engine, cluster: str) -> LocalAcco
     return LocalAccounts(PostgresAccounts(db, cluster), Argon2(), tokens_key(settings), SystemClock())
 
 
-def sign_in_link(settings: Settings, database: str, url: str, *, name: str) -> str:
-    """A URL that signs in an administrator, once, within ten minutes."""
+def sign_in_link(settings: Settings, database: str, url: str, *, name: str, role: Role = Role.admin) -> str:
+    """A URL that signs in a person of this role, once, within ten minutes."""
     now = SystemClock().now()
     db = make_engine(database, name="healer sign-in", pool_size=1)
     try:
         book = PostgresTokens(db, "", tokens_key(settings))
-        new = NewToken(role=Role.admin, name=name, once=True, expires_at=now + SIGN_IN_LASTS)
+        new = NewToken(role=role, name=name, once=True, expires_at=now + SIGN_IN_LASTS)
         token = book.create(new, now=now, by="healer")
         book.wait_for_seal(token)  # without: the page says that the link counts in a moment
     finally:

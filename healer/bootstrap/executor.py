@@ -30,6 +30,7 @@ from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, PositionFile, load_signer
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.slurm.withheld import ReadOnlyScheduler
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.witnesses import witness_at
 from healer.audit import Deliveries, Sealer
@@ -55,7 +56,7 @@ from healer.ports.scheduling import Scheduler
 from healer.ports.transactions import LedgerAway
 from healer.processes.scheduler import SEAL_S, Duty, run_duties, woken_by
 from healer.processes.worker import LEFT_JOBS_S, WITNESS_S, SharedSealer, leftover_jobs, patient
-from healer.settings import CHECKED, ExecutorSettings, Settings, SettingsError
+from healer.settings import CHECKED, ON, ExecutorSettings, Settings, SettingsError
 
 log = structlog.get_logger()
 
@@ -69,7 +70,9 @@ DIAGNOSE_LEVEL = 2
 
 def scheduler(settings: ExecutorSettings, *, cluster: str | None = None) -> PreferredScheduler:
     """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other."""
-    return PreferredScheduler([_adapter(name, settings) for name in settings.slurm_adapters], cluster=cluster)
+    adapters = [_adapter(name, settings) for name in settings.slurm_adapters]
+    kind = ReadOnlyScheduler if settings.read_only == ON else PreferredScheduler
+    return kind(adapters, cluster=cluster)
 
 
 def _adapter(name: str, settings: ExecutorSettings) -> Scheduler:
@@ -107,7 +110,9 @@ def slurm_users(settings: ExecutorSettings) -> tuple[str, ...]:
 
 
 def node_exec(settings: ExecutorSettings) -> NodeExec | None:
-    """How playbooks work on nodes themselves; None where nothing is configured."""
+    """How playbooks work on nodes themselves; None where nothing is configured, or nothing may change."""
+    if settings.read_only == ON:
+        return None
     if settings.ssh_key_file is not None:
         if settings.sim_nodes_socket is not None:
             raise SettingsError("HEALER_SSH_KEY_FILE and HEALER_SIM_NODES_SOCKET are both set: keep one.")
@@ -135,8 +140,8 @@ def ssh_nodes(settings: ExecutorSettings, key_file: Path) -> NodeVerbs:
 
 
 def bmc(settings: ExecutorSettings) -> Bmc | None:
-    """The BMCs of the nodes; None where none is configured."""
-    if settings.bmc_url is None:
+    """The BMCs of the nodes; None where none is configured, or nothing may change."""
+    if settings.bmc_url is None or settings.read_only == ON:
         return None
 
     chosen = RedfishSettings(
@@ -167,7 +172,9 @@ def run_worker(settings: ExecutorSettings) -> None:
     own_slurm = scheduler(settings, cluster=cluster)
     left = leftover_jobs(own_slurm, book, snapshots, lambda: slurm_users(settings))
     sealer, seals, deliveries = _sealing(settings, db, cluster)
-    duties = [Duty("left jobs", LEFT_JOBS_S, left), *seals, *deliveries]
+    duties = [*seals, *deliveries]
+    if settings.read_only != ON:
+        duties.append(Duty("left jobs", LEFT_JOBS_S, left))
     stopped = threading.Event()
     threading.Thread(target=run_duties, args=(duties, stopped), daemon=True).start()
     tools = Toolbox(
@@ -177,7 +184,7 @@ def run_worker(settings: ExecutorSettings) -> None:
         bmc=bmc(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
         evidence=PostgresEvidence(db),
-        commands=Commands(settings.data_dir / COMMANDS_FOLDER),
+        commands=Commands(settings.data_dir / COMMANDS_FOLDER) if settings.read_only != ON else None,
         readings=PostgresReadings(PostgresSignalReads(db, PostgresColumns(db)), cluster),
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),

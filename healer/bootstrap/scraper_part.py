@@ -17,9 +17,8 @@ from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.pull.fetch import HttpFetch
 from healer.adapters.system_clock import SystemClock
 from healer.api.quotas import Losses, Tally
-from healer.bootstrap.prometheus import prometheus_client
+from healer.bootstrap.prometheus import history_of, prometheus_client
 from healer.model import SlurmSnapshot
-from healer.processes.metric_history import PromqlHistory
 from healer.processes.prometheus_follow import PrometheusFollow
 from healer.processes.scraper import Parts, Scraper
 from healer.settings import Settings
@@ -62,11 +61,7 @@ async def _serve(
         rules=bootstrap.rulebook(settings),
         fetch=fetch,
         ask=client.query if client else None,
-        follow=PrometheusFollow(
-            lambda catalogue: PromqlHistory(client, catalogue, columns, cluster, settings.prometheus_match)
-        )
-        if client
-        else None,
+        follow=PrometheusFollow(history_of(settings, columns, cluster)) if client else None,
         snapshots=shown,
         listed_gpus=PostgresInbox(db, cluster).listed_gpus,
         samples=PostgresSamples(db, cluster),

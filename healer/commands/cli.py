@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: Modules, in the order in which `healer --help` lists their commands.
 COMMANDS = (
     "up",
+    "watch",
     "parts",
     "login",
     "token",
@@ -32,6 +33,7 @@ COMMANDS = (
     "rules",
     "topology",
     "model",
+    "import_history",
     "replay",
     "simulate",
     "audit",

@@ -64,14 +64,14 @@ def run_tree(settings: Settings) -> None:
             raise FolderUnusable(cluster.data_dir, "has too long a name to hold the simulated Slurm's socket")
         # No simulated Slurm runs elsewhere: it becomes one of the parts.
         parts = tree_parts.with_slurm(parts, socket, SIM_NODES, cluster.cluster, several=several)
-        _say(
+        say_own(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
         )
-    Tree(settings, environ, parts, Calls(say=_say, load=tree_parts.preload)).run()
+    Tree(settings, environ, parts, Calls(say=say_own, load=tree_parts.preload)).run()
 
 
-def _say(text: str) -> None:
+def say_own(text: str) -> None:
     say(f"healer: {text}" if not text.startswith("healer is ready") else text)
 
 
@@ -100,9 +100,9 @@ def demo(
     _forget_settings()
     os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
     wanted = load(listen=listen)
-    _have_users()
+    have_users()
     check_port(wanted.listen, system_users().service)
-    folder = _folder()
+    folder = temporary_folder("demo")
     real = None
     try:
         with usable(folder):
@@ -113,7 +113,7 @@ def demo(
                 os.environ.update(real.env)
         _run_demo(load(), nodes, real)
     except FolderUnusable as error:
-        raise _no_place(f"{folder} {error.why}") from None
+        raise no_place(f"{folder} {error.why}") from None
     except SlurmNotStarted as error:
         raise Failed(str(error)) from None
     finally:
@@ -122,14 +122,14 @@ def demo(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _have_users() -> None:
-    """Root's demo runs as system users too. It makes those that are missing, and says how to remove them."""
+def have_users() -> None:
+    """What root starts runs as system users: makes those that are missing, and says how to remove them."""
     from healer.embedded import user
 
     if os.geteuid() != 0 or not (made := user.make_users()):
         return
-    _say(f"made the system users {', '.join(made)}, as root runs no part itself")
-    _say(f"to remove them after the demo: {' && '.join(f'userdel {name}' for name in made)}")
+    say_own(f"made the system users {', '.join(made)}, as root runs no part itself")
+    say_own(f"to remove them afterwards: {' && '.join(f'userdel {name}' for name in made)}")
 
 
 def _forget_settings() -> None:
@@ -138,21 +138,21 @@ def _forget_settings() -> None:
     names = [name for name in os.environ if name.startswith("HEALER_") and name != "HEALER_LISTEN"]
     ignored = sorted(name for name in names if os.environ.pop(name))
     if ignored:
-        _say(f"ignored here, as the demo has servers and settings of its own: {', '.join(ignored)}")
+        say_own(f"ignored here, as the demo has servers and settings of its own: {', '.join(ignored)}")
 
 
-def _folder() -> Path:
+def temporary_folder(name: str) -> Path:
     """A folder with a short path that the servers' user can enter; a checkout may be in a private home."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"healer-{name}-"))
     except OSError as error:
-        raise _no_place(f"cannot be made: {error.strerror}") from None
+        raise no_place(f"cannot be made: {error.strerror}") from None
     folder.chmod(0o711)
     return folder
 
 
-def _no_place(why: str) -> Failed:
-    return Failed(f"the demo's folder {why}; TMPDIR=FOLDER chooses another place for it.")
+def no_place(why: str) -> Failed:
+    return Failed(f"healer's folder {why}; TMPDIR=FOLDER chooses another place for it.")
 
 
 def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSlurm | None":
@@ -161,18 +161,18 @@ def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSl
     if wanted not in {"auto", "real", "sim", "install"}:
         raise typer.BadParameter(f"--slurm and SLURM are auto, real, sim or install, not {wanted}")
     if wanted == "install" and available() is not None:
-        _say("installing Debian's Slurm")
+        say_own("installing Debian's Slurm")
         try:
             install()
         except SlurmNotStarted as error:
-            _say(str(error))
+            say_own(str(error))
     why = available()
     if wanted == "sim" or (wanted != "real" and why is not None):
-        _say(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
+        say_own(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
         return None
     if why is not None:
         raise Failed(why)
-    _say(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
+    say_own(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
     return RealSlurm(folder / "slurm", nodes, conf={"ClusterName": settings.cluster or CLUSTER})
 
 
@@ -186,7 +186,7 @@ def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict
         raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
     shutil.copy(_CONFIG.with_name("topology.yaml"), rules / "topology.yaml")
     shutil.copy(_CONFIG.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
-    _say(f"modes and guards: {_CONFIG}")
+    say_own(f"modes and guards: {_CONFIG}")
     return {
         "HEALER_DATA_DIR": str(folder / "data"),
         "HEALER_LISTEN": str(settings.listen),
@@ -212,7 +212,7 @@ def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
     calls = Calls(
-        say=_say, load=tree_parts.preload, on_tick=story.print_new, on_ready=partial(_ready, settings)
+        say=say_own, load=tree_parts.preload, on_tick=story.print_new, on_ready=partial(_ready, settings)
     )
     Tree(settings, os.environ, parts, calls).run()
 
@@ -241,5 +241,5 @@ def _ready(settings: Settings, running: "Running") -> None:
     demo_tokens(settings, running.database_url)
     link = sign_in_link(settings, running.database_url, running.url, name="demo admin")
     say(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", lines=True)
-    _say("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
-    _say("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")
+    say_own("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
+    say_own("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")

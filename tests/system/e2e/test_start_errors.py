@@ -131,7 +131,7 @@ def test_the_demo_finds_no_room_for_its_folder(bytes_at_most: int, why: str, scr
         before=("prlimit", f"--fsize={bytes_at_most}"),  # no file may be larger
         TMPDIR=str(scratch),
     )
-    assert said.startswith("the demo's folder ") and why in said
+    assert said.startswith("healer's folder ") and why in said
     assert said.endswith("; TMPDIR=FOLDER chooses another place for it.\n")
     assert list(scratch.iterdir()) == []
 

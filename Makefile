@@ -11,7 +11,8 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom packages packages-test release \
+	bench scoreboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +65,16 @@ audit: ## the locked packages against known vulnerabilities, by pip-audit: OSV, 
 sbom: ## the software bill of materials (CycloneDX), in build/healer.cdx.json
 	@tools/setup
 	@mkdir -p build && .venv/bin/python tools/sbom build/healer.cdx.json && echo build/healer.cdx.json
+
+packages: ## deb and rpm of server and node, in dist/ (docs/packages.md)
+	@tools/packages
+
+packages-test: ## installs, upgrades and removes them in roots of distributions; root, mmdebstrap, about half an hour
+	@tools/setup --dev
+	@.venv/bin/pytest tests/packages $(PYTEST_ARGS)
+
+release: ## packages, changes, bill of materials, sums in dist/; signed with KEYS=FOLDER of healer node-keys
+	@tools/release $(if $(KEYS),--keys $(KEYS))
 
 bench: ## every benchmark; each prints its figure
 	@tools/setup --dev

@@ -376,7 +376,7 @@ def kernel_records(
             example = example or _marks_told(marks)
             continue
         try:
-            outer, entry = _entry(fields, record.time, has_node, cluster=cluster, node=node)
+            outer, entry = kernel_entry(fields, record.time, has_node, cluster=cluster, node=node)
         except BadEntry as error:
             wrong.append((record.index, str(error)))
             continue
@@ -395,7 +395,7 @@ def _marks_told(marks: Mapping[str, list[Any]]) -> str:
     return f"marked as {shown}" if shown else "without _TRANSPORT and inputname"
 
 
-def _entry(
+def kernel_entry(
     fields: Mapping[str, Any], time: str | None, has_node: HasNode, *, cluster: str, node: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(around, entry) as the kernel-log route takes them. Raises BadEntry."""

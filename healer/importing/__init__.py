@@ -1,0 +1,1 @@
+"""What a site keeps (logs, accounting, metrics) -> a recording for `healer replay`. Nothing here acts."""

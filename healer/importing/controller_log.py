@@ -1,0 +1,242 @@
+"""slurmctld.log: states of nodes, drains with their reasons, reboots, jobs that start, end and are requeued.
+
+Messages are those of 20.11 to 25.11; lines were taken from 22.05 and 24.11 as they ran. The log names no
+user: who drained a node is known from `sinfo -R` or `scontrol show node`.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from healer.adapters.slurm import slurm_words as words
+from healer.importing.happenings import Found, JobChange, NodeChange
+from healer.importing.local_stamps import LocalStamps, micros
+from healer.importing.source_text import Bytes, blocks
+
+_STAMP = re.compile(
+    r"\[(?:(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
+    r"|(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?))\] ?"
+)
+#: In front of the message: the level, and with LogTimeFormat=thread_id the thread.
+_LEVEL = re.compile(r"(?:\[[^\]]{1,40}\] *)?(?:(?:error|info|debug\d?|verbose|fatal|sched(?=: error)): +)*")
+_JOB = r"JobId=(?P<job>\d+(?:[_+][^\s(]{1,20}\((?P<raw>\d+)\))?)"
+_NODES = r"(?P<nodes>[A-Za-z0-9_.,\[\]-]+)"
+
+
+class _Shape(NamedTuple):
+    pattern: re.Pattern[str]
+    take: Callable[["ControllerLog", int, re.Match[str]], None]
+
+
+#: A line without one of these words says nothing here; most lines have none.
+_TELLING = re.compile(
+    rb"state set to|reason set to|respond|returned to service|unexpectedly rebooted|reboot request"
+    rb"|Allocate JobId|Started JobId|_job_complete|Requeuing JobId|requeue job JobId|REQUEST_KILL_JOB"
+    rb"|Time limit exhausted|slurmd error running|started on cluster|missing from batch node"
+)
+#: How a job ended, until its `done` comes.
+_ENDINGS_MOST = 100_000
+#: A boot time is of the node's clock.
+_CLOCKS_US = 300_000_000
+
+
+class ControllerLog:
+    """Reads the messages of one log in their order."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        #: Job -> (state, exit code), learnt before the line that ends it.
+        self._endings: dict[str, tuple[str, str]] = {}
+        #: Node -> why slurmd failed, for the drain that follows.
+        self._failed: dict[str, str] = {}
+
+    def read(self, file: Bytes, stamps: LocalStamps) -> None:
+        found = self._found
+        for block in blocks(file, found.tally):
+            taken = 0
+            for line in block.splitlines():
+                if _TELLING.search(line) is None:
+                    continue
+                taken += self._line(line.decode("utf-8", "replace"), stamps)
+            found.tally.plain += block.count(b"\n") - taken
+
+    def _line(self, line: str, stamps: LocalStamps) -> int:
+        match = _STAMP.match(line)
+        if match is None:
+            self._found.tally.skip("no time in brackets at its start", line)
+            return 1
+        try:
+            at_us = _moment(match, stamps)
+        except ValueError as error:
+            self._found.tally.skip(f"not a time: {error}", line)
+            return 1
+        return self.take(at_us, line[match.end() :])
+
+    def take(self, at_us: int, message: str) -> int:
+        """1 if the message says something, else 0."""
+        message = message[_LEVEL.match(message).end() :]  # type: ignore[union-attr] - it fits the empty text
+        for shape in _SHAPES:
+            if match := shape.pattern.match(message):
+                try:
+                    shape.take(self, at_us, match)
+                except ValueError as error:  # a hostlist that is none
+                    self._found.tally.skip(f"not understood: {error}", message)
+                return 1
+        return 0
+
+    # --- nodes
+
+    def _nodes(self, match: re.Match[str]) -> list[str]:
+        names = list(words.expand_hosts(match["nodes"]))
+        self._found.nodes.update(names)
+        return names
+
+    def _node(self, at_us: int, change: NodeChange) -> None:
+        self._found.add(at_us, change)
+
+    def _reason(self, at_us: int, match: re.Match[str]) -> None:
+        nodes, reason = self._nodes(match), match["reason"].strip()
+        for node in nodes:
+            self._found.marks.saw(drain_mark(node, reason), at_us)
+        self._node(at_us, NodeChange(nodes, "reason", reason=reason))
+
+    def _state(self, at_us: int, match: re.Match[str]) -> None:
+        self._node(at_us, NodeChange(self._nodes(match), "state", state=words.node_state(match["state"])))
+
+    def _slurms_drain(self, at_us: int, match: re.Match[str]) -> None:
+        for node in self._nodes(match):
+            self._node(at_us, NodeChange([node], "reason", reason=self._failed.pop(node, ""), user="slurm"))
+            self._node(at_us, NodeChange([node], "state", state=("DRAINED",)))
+
+    def _silent(self, at_us: int, match: re.Match[str]) -> None:
+        word = "down" if match["down"] else "silent"
+        self._node(at_us, NodeChange(self._nodes(match), word, reason="Not responding", user="slurm"))
+
+    def _heard(self, at_us: int, match: re.Match[str]) -> None:
+        self._node(at_us, NodeChange(self._nodes(match), "heard"))
+
+    def _back(self, at_us: int, match: re.Match[str]) -> None:
+        self._node(at_us, NodeChange(self._nodes(match), "back"))
+
+    def _rebooted(self, at_us: int, match: re.Match[str]) -> None:
+        boot_us = int(match["boot"] or 0) * 1_000_000
+        if boot_us > at_us + _CLOCKS_US:
+            hours = (boot_us - at_us) / 3.6e9
+            self._found.tally.note(
+                f"a node booted {hours:.1f} h after the line that says so: is the zone right?"
+            )
+        reason = "Node unexpectedly rebooted"
+        self._node(
+            at_us, NodeChange(self._nodes(match), "rebooted", reason=reason, user="slurm", at_us=boot_us)
+        )
+
+    def _reboot(self, at_us: int, match: re.Match[str]) -> None:
+        self._node(at_us, NodeChange(self._nodes(match), "reboot"))
+
+    def _slurmd_failed(self, at_us: int, match: re.Match[str]) -> None:
+        if len(self._failed) < _ENDINGS_MOST:
+            self._failed |= dict.fromkeys(self._nodes(match), match["why"].strip())
+
+    # --- jobs
+
+    def _started(self, at_us: int, match: re.Match[str]) -> None:
+        job, nodes = _job(match), self._nodes(match)
+        self._endings.pop(job, None)
+        self._found.marks.saw(f"start {job}", at_us)
+        row = {"partition": match["partition"]}
+        self._found.add(at_us, JobChange(job, "start", False, nodes, "RUNNING", None, row))
+
+    def _ending(self, _at_us: int, match: re.Match[str]) -> None:
+        how, number = match["how"], match["number"] or "0"
+        if how == "WEXITSTATUS":
+            found = ("COMPLETED" if number == "0" else "FAILED", number)
+        elif how == "WTERMSIG":
+            found = ("CANCELLED" if number == "15" else "FAILED", f"0:{number}")
+        else:
+            found = ("NODE_FAIL" if "node fail" in how else "CANCELLED", "0")
+        self._ends(_job(match), found)
+
+    def _ends(self, job: str, found: tuple[str, str]) -> None:
+        before = self._endings.get(job)
+        if before is None or before[0] not in {"NODE_FAIL", "TIMEOUT"}:
+            if len(self._endings) >= _ENDINGS_MOST:
+                self._endings.clear()
+            self._endings[job] = found
+
+    def _timed_out(self, _at_us: int, match: re.Match[str]) -> None:
+        self._ends(_job(match), ("TIMEOUT", "0"))
+
+    def _killed(self, at_us: int, match: re.Match[str]) -> None:
+        """Slurm ends a cancelled job at once, and says no more of it."""
+        self._ended(at_us, _job(match), ("CANCELLED", "0:15"))
+
+    def _done(self, at_us: int, match: re.Match[str]) -> None:
+        job = _job(match)
+        self._ended(at_us, job, self._endings.pop(job, ("COMPLETED", "0")))
+
+    def _ended(self, at_us: int, job: str, how: tuple[str, str]) -> None:
+        self._found.marks.saw(f"end {job}", at_us)
+        row = {"exit_code": how[1]}
+        self._found.add(at_us, JobChange(job, "end", False, (), how[0], None, row))
+
+    def _requeued(self, at_us: int, match: re.Match[str]) -> None:
+        self._found.add(at_us, JobChange(_job(match), "requeue", False))
+
+    def _failed_with_node(self, at_us: int, match: re.Match[str]) -> None:
+        self._found.add(at_us, JobChange(_job(match), "end", False, (), "NODE_FAIL"))
+
+    def _controller(self, _at_us: int, match: re.Match[str]) -> None:
+        self._found.cluster = match["cluster"]
+
+
+_SHAPES = tuple(
+    _Shape(re.compile(pattern), take)
+    for pattern, take in (
+        (rf"(?:sched: )?Allocate {_JOB} NodeList={_NODES} .*?Partition=(?P<partition>\S+)",
+         ControllerLog._started),
+        (rf"(?:sched(?:/\w+)?: )?_?start_job: Started {_JOB} in (?P<partition>\S+) on {_NODES}",
+         ControllerLog._started),
+        (rf"_job_complete: {_JOB} (?P<how>WEXITSTATUS|WTERMSIG) (?P<number>\d+)", ControllerLog._ending),
+        (rf"_job_complete: {_JOB} (?P<how>cancelled by[\w ]+)(?P<number>)", ControllerLog._ending),
+        (rf"_job_complete: {_JOB} done", ControllerLog._done),
+        (rf"update_node: node {_NODES} reason set to: (?P<reason>.*)", ControllerLog._reason),
+        (rf"update_node: node {_NODES} state set to (?P<state>\S+)", ControllerLog._state),
+        (rf"drain_nodes: node {_NODES} state set to DRAIN", ControllerLog._slurms_drain),
+        (rf"Nodes? {_NODES} not responding(?P<down>, setting DOWN)?", ControllerLog._silent),
+        (rf"[Nn]ode {_NODES} now responding", ControllerLog._heard),
+        (rf"(?:\w+: )?[Nn]ode {_NODES} returned to service", ControllerLog._back),
+        (rf"(?:\w+: )?[Nn]ode {_NODES} unexpectedly rebooted(?: boot_time=(?P<boot>\d+))?",
+         ControllerLog._rebooted),
+        (rf"reboot request (?:queued|issued) for nodes? {_NODES}", ControllerLog._reboot),
+        (rf"requeue job {_JOB} due to failure of node", ControllerLog._failed_with_node),
+        (rf"Requeuing {_JOB}", ControllerLog._requeued),
+        (rf"_slurm_rpc_kill_job\w*: REQUEST_KILL_JOB {_JOB} ", ControllerLog._killed),
+        (rf"Time limit exhausted for {_JOB}", ControllerLog._timed_out),
+        (rf"slurmd error running {_JOB} on node\(s\)={_NODES}: (?P<why>.*)", ControllerLog._slurmd_failed),
+        (r"slurmctld version \S+ started on cluster (?P<cluster>[\w.-]+)", ControllerLog._controller),
+    )
+)  # fmt: skip
+
+
+def drain_mark(node: str, reason: str) -> str:
+    """By the beginning of the reason, which is all that `sinfo -R` prints."""
+    return f"drain {node} {reason[:18].strip()}"
+
+
+def _job(match: re.Match[str]) -> str:
+    """The raw id: `7` of `6_1(7)`."""
+    return match["raw"] or match["job"]
+
+
+def _moment(match: re.Match[str], stamps: LocalStamps) -> int:
+    """Raises ValueError."""
+    if match["iso"] is None:
+        return stamps.without_year(match["month"], int(match["day"]), match["clock"])
+    if match["zone"]:
+        return micros(datetime.fromisoformat(match["iso"] + match["zone"]))
+    return stamps.at(datetime.fromisoformat(match["iso"]))
+
+
+def is_controller_log(lines: Iterable[bytes]) -> bool:
+    return any(_TELLING.search(line) or b"slurmctld version" in line for line in lines)

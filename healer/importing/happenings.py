@@ -1,0 +1,94 @@
+"""What sources say, in one form, as it lies in the sorted runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from healer.importing.same_events import Marks
+from healer.importing.sorted_runs import SortedRuns
+from healer.importing.tally import Tally
+
+
+class Lines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
+    """Kernel lines of one host, as entries of `signals/kernel-log`."""
+
+    host: str
+    boot_id: str | None
+    entries: Sequence[dict[str, Any]]
+
+
+class NodeChange(msgspec.Struct, frozen=True, array_like=True, tag="node"):
+    """`word`: `state` (Slurm's words in `state`), `reason`, `down`, `silent`, `heard`, `back`, `rebooted`,
+    `reboot`, or `shown` (a whole row of what Slurm printed). Times are µs since 1970."""
+
+    nodes: Sequence[str]
+    word: str
+    state: Sequence[str] = ()
+    reason: str = ""
+    user: str = ""
+    at_us: int = 0
+
+
+class JobChange(msgspec.Struct, frozen=True, array_like=True, tag="job"):
+    """`word`: `start`, `end` or `requeue`. `book`: by the accounting, which knows more than a log. `gpus` in
+    all, None: unknown; `row` holds further fields of a recording's job."""
+
+    id: str
+    word: str
+    book: bool
+    nodes: Sequence[str] = ()
+    state: str = ""
+    gpus: int | None = None
+    row: dict[str, Any] = {}
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
+    """Lines of the text exposition, each with its time."""
+
+    text: str
+
+
+Happening = Lines | NodeChange | JobChange | Sampled
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Happening).decode
+
+
+def decoded(payload: bytes) -> Happening:
+    return _decode(payload)
+
+
+class Found:
+    """What one source brings: sorted runs, names, and what was skipped."""
+
+    def __init__(self, number: int, tally: Tally, folder: Path) -> None:
+        self.tally = tally
+        self.marks = Marks()
+        self._runs = SortedRuns(folder, number)
+        #: Host -> days on which it wrote anything, as `2026-11-20`.
+        self.heard: dict[str, set[str]] = {}
+        #: Hosts with kernel lines that healer knows.
+        self.hosts: set[str] = set()
+        #: Nodes that Slurm names; all of them if `complete`. Rows of what Slurm printed, by name.
+        self.nodes: set[str] = set()
+        self.complete = False
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.users: set[str] = set()
+        self.cluster = ""
+        #: First and last moment of the accounting, µs; most GPUs that a job held on one node.
+        self.book: tuple[int, int] | None = None
+        self.gpus_most = 0
+
+    def add(self, at_us: int, happening: Happening) -> None:
+        self.tally.signals += 1
+        self.tally.saw(at_us)
+        self._runs.add(at_us, _encode(happening))
+
+    def in_book(self, at_us: int) -> None:
+        first, last = self.book or (at_us, at_us)
+        self.book = min(first, at_us), max(last, at_us)
+
+    def runs(self) -> list[Path]:
+        self._runs.flush()
+        return self._runs.paths

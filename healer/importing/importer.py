@@ -1,0 +1,247 @@
+"""Sources -> one recording: each is read into sorted runs, then all are merged by time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from datetime import date, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import zstandard
+
+from healer.importing.folding import Fold
+from healer.importing.happenings import Found
+from healer.importing.kinds import Kind
+from healer.importing.local_stamps import micros
+from healer.importing.node_names import NodeNames, Pseudonyms
+from healer.importing.same_events import Offset, offsets
+from healer.importing.slurm_rows import JobRows, NodeRows
+from healer.importing.sorted_runs import merged
+from healer.importing.sources import Given, read_source
+from healer.importing.tally import Tally
+from healer.model import LineBook
+from healer.signals.series import Names
+
+#: Sources that say when something began long ago: they do not make the recording begin there.
+_LOOKING_BACK = frozenset({Kind.sacct, Kind.sacct_json, Kind.jobcomp, Kind.sinfo_reasons, Kind.nodes})
+#: A frame of zstd: what a killed process loses, and what a reader holds.
+_FRAME_BYTES = 4 << 20
+#: GPUs of a node of which no source says how many it has.
+GPUS = 8
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """How to import. `cluster`: where no source names it."""
+
+    output: Path
+    cluster: str = ""
+    pseudonymise: bool = False
+    processes: int = 1
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """The report. `heard`: node -> spans of days on which it wrote anything, as [first, last]."""
+
+    cluster: str
+    entries: int
+    nodes: int
+    sources: list[Tally]
+    offsets: list[Offset]
+    assumed: list[str]
+    left_out: dict[str, int]
+    heard: dict[str, list[tuple[str, str]]]
+
+
+#: Called every second or so with the bytes read and the bytes in all.
+Progress = Callable[[int, int], None]
+_PROGRESS_S = 1.0
+#: Less than this is read in the process itself.
+_SMALL_BYTES = 8 << 20
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """What is looked for: shapes of kernel lines, names of signals."""
+
+    book: LineBook
+    names: Names
+
+
+def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Progress) -> Imported:
+    """Writes the recording; what stood there before is replaced at the end. Raises OSError."""
+    with TemporaryDirectory(prefix=".import-", dir=wanted.output.resolve().parent) as name:
+        folder = Path(name)
+        whole = sum(size(source.path) for source in sources)
+        if whole > _SMALL_BYTES:
+            found = _read_apart(sources, folder, wanted.processes, reader, progress)
+        else:
+            found = [read_source(source, folder, reader.book, reader.names) for source in sources]
+        document = _write(found, folder, wanted)
+        (folder / "recording").replace(wanted.output)
+        return document
+
+
+def _read_apart(
+    sources: Sequence[Given], folder: Path, processes: int, reader: Reader, progress: Progress
+) -> list[Found]:
+    """Each source in one of these processes."""
+    context = get_context("spawn")
+    counter = context.Array("Q", len(sources) + 1, lock=False)
+    whole = sum(size(source.path) for source in sources)
+    with ProcessPoolExecutor(
+        processes, mp_context=context, initializer=_prepare, initargs=(folder, reader, counter)
+    ) as pool:
+        results = [pool.submit(_read_here, source) for source in sources]
+        waiting = set(results)
+        while waiting:
+            _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
+            progress(sum(counter), whole)
+        return [result.result() for result in results]
+
+
+class _Here:
+    """What a process of the pool needs for every source."""
+
+    folder: Path
+    reader: Reader
+    counter: Any
+
+
+def _prepare(folder: Path, reader: Reader, counter: Any) -> None:
+    _Here.folder, _Here.reader, _Here.counter = folder, reader, counter
+
+
+def _read_here(source: Given) -> Found:
+    return read_source(source, _Here.folder, _Here.reader.book, _Here.reader.names, _Here.counter)
+
+
+def size(path: str) -> int:
+    return Path(path).stat().st_size if Path(path).is_file() else 0
+
+
+def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
+    cluster = wanted.cluster or next((each.cluster for each in found if each.cluster), "") or "cluster"
+    nodes, assumed = _nodes(found)
+    rows = {node: row for each in found for node, row in each.rows.items()}
+    hostnames = {node: row["hostname"] for node, row in rows.items() if row.get("hostname")}
+    names = NodeNames(nodes, hostnames)
+    heard = _heard(found, names)
+    all_nodes = sorted(nodes or heard)
+    gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
+    fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
+    people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
+    jobs = JobRows({node: row["gpus"] for node, row in fixed.items()}, _book(found))
+    fold = Fold(cluster, names, NodeRows(fixed), jobs, people)
+    with _target(folder / "recording", packed=wanted.output.suffix == ".zst") as write:
+        lines = merged((path for each in found for path in each.runs()), folder)
+        for entry in fold.entries_of(lines, _start_us(found), all_nodes):
+            write(entry)
+        document = Imported(
+            cluster=cluster,
+            entries=fold.entries + 1,
+            nodes=len(all_nodes),
+            sources=[each.tally for each in found],
+            offsets=offsets({each.tally.source: each.marks for each in found}),
+            assumed=assumed + how,
+            left_out=dict(sorted(fold.left_out.items())),
+            heard=heard,
+        )
+        write(fold.last(msgspec.to_builtins(document)))
+    return document
+
+
+def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value}
+
+
+def _nodes(found: Sequence[Found]) -> tuple[set[str], list[str]]:
+    """The cluster's nodes, and what was assumed of them."""
+    listed = {node for each in found if each.complete for node in each.nodes}
+    named = {node for each in found for node in each.nodes}
+    if listed:
+        return listed, []
+    names = NodeNames(named, {})
+    with_lines = {host.partition(".")[0] for each in found for host in each.hosts if names.node(host) is None}
+    if named:
+        words = "nodes are those that Slurm's logs name, and hosts with lines of a GPU's driver"
+        return named | with_lines, [f"{words}: `scontrol show node` would list all"]
+    return set(), ["no source of Slurm's: every host that wrote anything counts as a node"]
+
+
+def _gpus(found: Sequence[Found], unknown: Sequence[str]) -> tuple[int, list[str]]:
+    most = max((each.gpus_most for each in found), default=0)
+    if not unknown:
+        return GPUS, []
+    if most:
+        return most, [f"{len(unknown)} nodes: {most} GPUs each, the most that a job held on one"]
+    return GPUS, [f"{len(unknown)} nodes: {GPUS} GPUs each, as no source says how many"]
+
+
+def _book(found: Sequence[Found]) -> tuple[int, int] | None:
+    spans = [each.book for each in found if each.book is not None]
+    return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
+
+
+def _start_us(found: Sequence[Found]) -> int:
+    firsts = [each.tally.first for each in found if each.tally.first is not None]
+    logs = [
+        each.tally.first
+        for each in found
+        if each.tally.first is not None and each.tally.signals and each.tally.kind not in _LOOKING_BACK
+    ]
+    return micros(min(logs or firsts)) if firsts else 0
+
+
+def _heard(found: Sequence[Found], names: NodeNames) -> dict[str, list[tuple[str, str]]]:
+    days: dict[str, set[str]] = {}
+    for each in found:
+        for host, its in each.heard.items():
+            node = names.node(host)
+            if node is not None:
+                days.setdefault(node, set()).update(its - {""})
+    return {node: _spans(its) for node, its in sorted(days.items())}
+
+
+def _spans(days: set[str]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for day in sorted(days):
+        if found and date.fromisoformat(day) - date.fromisoformat(found[-1][1]) == timedelta(days=1):
+            found[-1] = found[-1][0], day
+        else:
+            found.append((day, day))
+    return found
+
+
+class _target:
+    """Writes lines, packed in frames of whole lines or plain."""
+
+    def __init__(self, path: Path, *, packed: bool) -> None:
+        self._file: BinaryIO = cast(BinaryIO, path.open("wb"))
+        self._packer = zstandard.ZstdCompressor(level=6) if packed else None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def __enter__(self) -> Callable[[bytes], None]:
+        return self._write
+
+    def _write(self, line: bytes) -> None:
+        self._held.append(line)
+        self._held_bytes += len(line)
+        if self._held_bytes >= _FRAME_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        whole = b"".join(self._held)
+        self._file.write(self._packer.compress(whole) if self._packer is not None else whole)
+        self._held, self._held_bytes = [], 0
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            self._flush()
+        self._file.close()
+
+
+def described(document: Imported) -> Mapping[str, Any]:
+    """As JSON."""
+    return msgspec.to_builtins(document)

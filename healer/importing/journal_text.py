@@ -1,0 +1,151 @@
+"""Kernel lines of systemd's journal: `journalctl -o json`, `journalctl -o export`.
+
+Only a record that journald itself marks as the kernel's counts; its fields are judged by `signals.logs`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from healer.importing.happenings import Found
+from healer.importing.kernel_text import KernelGroups, KernelRecord
+from healer.importing.local_stamps import micros, moment_of
+from healer.importing.source_text import Bytes, blocks, pieces
+from healer.model import LineBook
+from healer.signals.logs import (
+    export_records,
+    fields_and_marks,
+    is_kernel_record,
+    json_records,
+    kernel_entry,
+)
+from healer.signals.rejects import BadBody, BadEntry, utc_time
+from healer.signals.wire import is_id, normal_boot_id
+
+#: What a record of the kernel has to hold; the others are only counted.
+_KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
+_HOST = re.compile(rb'"_HOSTNAME"\s*:\s*"([\w.:-]{1,253})"')
+_TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,17})"')
+#: The longest record of the export format that is kept.
+RECORD_BYTES = 4 << 20
+_SIZE_BYTES = 8
+_DAY_US = 86_400_000_000
+
+
+class JournalText:
+    """One file. `host`: where the records name none."""
+
+    def __init__(self, found: Found, book: LineBook, host: str = "") -> None:
+        self._found, self._host = found, host
+        self._groups = KernelGroups(found, book)
+        #: (host, day as a number) -> heard.
+        self._heard: set[tuple[bytes, int]] = set()
+
+    def read_json(self, file: Bytes) -> None:
+        """One object on each line."""
+        for block in blocks(file, self._found.tally):
+            taken = 0
+            for line in block.splitlines():
+                if _KERNEL.search(line) is None:
+                    continue
+                taken += 1
+                self._json(line)
+            self._found.tally.plain += block.count(b"\n") - taken
+            self._hear(_HOST.findall(block), _TIME.findall(block))
+        self._end()
+
+    def _json(self, line: bytes) -> None:
+        try:
+            (record,) = json_records(line)
+        except (BadBody, ValueError) as error:
+            self._found.tally.skip(f"not JSON: {error}"[:120], line)
+            return
+        if record.wrong:
+            self._found.tally.skip(record.wrong, line)
+            return
+        self._record(record.places[0], line)
+
+    def read_export(self, file: Bytes) -> None:
+        for raw in self._exported(pieces(file, self._found.tally)):
+            self._found.tally.lines += 1
+            if b"\n_TRANSPORT=kernel\n" not in b"\n" + raw + b"\n":
+                self._found.tally.plain += 1
+                continue
+            try:
+                for fields in export_records(raw + b"\n"):
+                    self._record(fields, raw)
+            except BadBody as error:
+                self._found.tally.skip(f"a broken record: {error}"[:120], raw)
+        self._end()
+
+    def _exported(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Records, each with its last line end. The size of a binary field is followed: what a program wrote
+        into one is never taken for a record."""
+        held, place = b"", 0
+        for part in parts:
+            held += part
+            start = 0
+            while (after := _next_field(held, place)) is not None:
+                if after - place == 1:
+                    yield held[start:place]
+                    start = after
+                place = after
+            held, place = held[start:], place - start
+            if len(held) > RECORD_BYTES:
+                self._found.tally.skip(f"a record of more than {RECORD_BYTES >> 20} MiB ends it", held[:100])
+                return
+        if held.strip():
+            yield held
+
+    def _record(self, item: Mapping[Any, Any], raw: bytes) -> None:
+        fields, marks = fields_and_marks((item,))
+        if not is_kernel_record(marks):
+            self._found.tally.skip("not marked as the kernel's", raw)
+            return
+        try:
+            outer, entry = kernel_entry(fields, None, lambda *_: False, cluster="", node=self._host or None)
+            at_us = micros(utc_time(entry.get("time") or ""))
+        except (BadEntry, ValueError) as error:
+            self._found.tally.skip(str(error), raw)
+            return
+        boot_id = normal_boot_id(outer["boot_id"])
+        if not outer["node"] or not is_id(boot_id):
+            self._found.tally.skip("a record without its host", raw)
+            return
+        self._found.tally.saw(at_us)
+        self._groups.take(KernelRecord(at_us, outer["node"], entry["line"], entry.get("seq"), boot_id))
+
+    def _hear(self, hosts: list[bytes], times: list[bytes]) -> None:
+        if len(hosts) == len(times):
+            self._heard.update((host, int(at) // _DAY_US) for host, at in zip(hosts, times, strict=True))
+        if times:
+            self._found.tally.saw(int(times[0]))
+            self._found.tally.saw(int(times[-1]))
+
+    def _end(self) -> None:
+        self._groups.close()
+        for host, day in self._heard:
+            self._found.heard.setdefault(host.decode(), set()).add(f"{moment_of(day * _DAY_US):%Y-%m-%d}")
+
+
+def _next_field(held: bytes, place: int) -> int | None:
+    """Where the field that begins at `place` ends; None: not all of it is here."""
+    end = held.find(b"\n", place) + 1
+    if not end:
+        return None
+    if end - place == 1 or b"=" in held[place:end]:
+        return end
+    size = int.from_bytes(held[end : end + _SIZE_BYTES], "little")
+    after = end + _SIZE_BYTES + size + 1
+    return after if after <= len(held) else None
+
+
+def is_record(line: bytes) -> bool:
+    """Whether a line is a record as `journalctl -o json` or a template of rsyslog prints it."""
+    try:
+        item = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(item, dict) and bool({"__REALTIME_TIMESTAMP", "_TRANSPORT", "inputname"} & item.keys())

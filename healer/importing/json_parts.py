@@ -1,0 +1,69 @@
+"""Objects of a list in one large JSON document, one after the other, without the document in memory."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from healer.importing.tally import Tally
+
+#: The largest object that is kept: a job with thousands of steps is some MiB.
+OBJECT_BYTES = 16 << 20
+#: Strings, also one that has not ended yet, and braces.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)
+
+
+def objects(pieces: Iterable[bytes], name: str, tally: Tally) -> Iterator[bytes]:
+    """The objects of the list `name` at the top of the document, or one level below it."""
+    begin = re.compile(rb'"' + name.encode() + rb'"\s*:\s*\[')
+    held, scan = b"", _Scan()
+    for piece in pieces:
+        held += piece
+        if not scan.inside:
+            match = begin.search(held)
+            if match is None:
+                held = held[-256:]
+                continue
+            held, scan.inside = held[match.end() :], True
+        found, held = scan.take(held)
+        yield from found
+        if scan.ended:
+            return
+        if len(held) > OBJECT_BYTES:
+            tally.skip(f"an object of more than {OBJECT_BYTES >> 20} MiB", held[:100])
+            return
+    if held.strip():
+        tally.skip("the document ends within an object", held[:100])
+
+
+class _Scan:
+    """Where the scan is: in which depth, and how far."""
+
+    def __init__(self) -> None:
+        self.inside = self.ended = False
+        self._depth = self._start = self._place = 0
+
+    def take(self, held: bytes) -> tuple[list[bytes], bytes]:
+        """(whole objects, what is left of `held`)."""
+        found: list[bytes] = []
+        place, start = self._place, self._start
+        for match in _TOKEN.finditer(held, place):
+            if not self._depth and b"]" in held[place : match.start()]:
+                self.ended = True
+                return found, b""
+            token = match[0]
+            if token.startswith(b'"') and match.end() == len(held):
+                break
+            place = match.end()
+            if token == b"{":
+                if not self._depth:
+                    start = match.start()
+                self._depth += 1
+            elif token == b"}":
+                self._depth -= 1
+                if not self._depth:
+                    found.append(held[start:place])
+                    start = place
+        if not self._depth:
+            self.ended = b"]" in held[place:]
+            start = place
+        self._place, self._start = place - start, 0
+        return found, b"" if self.ended else held[start:]

@@ -1,0 +1,215 @@
+"""Kernel lines in log files: syslog of RFC 3164 and 5424, rsyslog's own form, `dmesg -T`.
+
+A block of lines is searched at once for what healer knows: nearly all lines of a site say nothing of a
+fault, and each of them must cost next to nothing.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import re2
+
+from healer.importing.controller_log import ControllerLog
+from healer.importing.happenings import Found, Lines
+from healer.importing.local_stamps import LocalStamps, micros, moment_of, rfc3339
+from healer.importing.source_text import Bytes, blocks
+from healer.model import LineBook
+from healer.model.kernel_lines import AUTOMATON_BYTES, pattern_options
+from healer.signals.wire import entries_observations
+
+#: Lines of one node that follow each other within this are one group: a lost GPU takes three lines.
+TOGETHER_US, GROUP_MOST = 1_000_000, 500
+_NAMED_GROUP = re.compile(r"\(\?P<\w+>")
+#: Looked for in addition to the shapes: lines of the driver, and of slurmctld where it writes to syslog.
+_DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ")
+_CONTROLLER = re.compile(r"slurmctld(?:\[\d+\])?: ")
+
+_BSD = r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
+_ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
+_PRI = r"(?:<\d{1,3}>)?(?:1 )?"
+#: The beginning of a line: its time and its host.
+_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]+) ")
+_DMESG = re.compile(
+    r"(?:<\d{1,3}>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
+    r" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
+)
+#: Day and host of each line of a block, for when a host wrote at all.
+_HEARD = re.compile(
+    rb"^(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]\d|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S* ([\w.:-]+) ",
+    re.MULTILINE,
+)
+
+
+class Needles:
+    """What a kernel line that healer knows may begin with, as one pattern over a block of lines."""
+
+    def __init__(self, book: LineBook) -> None:
+        options = pattern_options()
+        options.max_mem, options.never_nl = AUTOMATON_BYTES, True
+        options.encoding = re2.Options.Encoding.LATIN1
+        shapes = (f"(?:{_NAMED_GROUP.sub('(?:', line.pattern)})" for line in book.lines)
+        self._pattern = re2.compile("|".join((*_DRIVER, *shapes)).encode(), options)
+
+    def lines(self, block: bytes) -> Iterator[bytes]:
+        """Each line of the block that may say something, without its end."""
+        end = 0
+        for match in self._pattern.finditer(block):
+            if match.start() < end:
+                continue
+            start = block.rfind(b"\n", 0, match.start()) + 1
+            end = block.find(b"\n", match.end() - 1) + 1 or len(block)
+            yield block[start:end].rstrip(b"\r\n")
+
+
+class KernelRecord(NamedTuple):
+    at_us: int
+    host: str
+    text: str
+    seq: int | None = None
+    boot_id: str | None = None
+
+
+class KernelGroups:
+    """Lines of hosts -> happenings. What the parser of production does not take is skipped."""
+
+    def __init__(self, found: Found, book: LineBook) -> None:
+        self._found, self._book = found, book
+        self._open: dict[tuple[str, str | None], list[KernelRecord]] = {}
+
+    def take(self, line: KernelRecord) -> None:
+        key = (line.host, line.boot_id)
+        group = self._open.get(key)
+        if group and (line.at_us - group[-1].at_us > TOGETHER_US or len(group) >= GROUP_MOST):
+            self._close(self._open.pop(key))
+        self._open.setdefault(key, []).append(line)
+
+    def close(self) -> None:
+        for group in self._open.values():
+            self._close(group)
+        self._open.clear()
+
+    def _close(self, group: list[KernelRecord]) -> None:
+        found, host, boot_id = self._found, group[0].host, group[0].boot_id
+        last_us = max(line.at_us for line in group)
+        entries = [_entry(line) for line in group]
+        outer = {"cluster": "c", "node": "n", "boot_id": boot_id}
+        items = [(index, outer, entry) for index, entry in enumerate(entries)]
+        taken = entries_observations(items, lambda *_: True, moment_of(last_us), book=self._book)
+        for wrong in taken.rejected:
+            found.tally.skip(wrong.reason, group[wrong.index].text)
+        for line in group if not taken.observations else ():
+            found.tally.skip("not the kernel's own line", line.text)
+        if not taken.observations:
+            return
+        for seen in taken.observations:
+            part = f"{seen.component.pci} {seen.code} {seen.text[:60]}"
+            found.marks.saw(f"line {host.partition('.')[0]} {part}", micros(seen.event_at))
+        found.hosts.add(host)
+        wrong_ones = {wrong.index for wrong in taken.rejected}
+        kept = [entry for index, entry in enumerate(entries) if index not in wrong_ones]
+        found.add(last_us, Lines(host, boot_id, kept))
+
+
+def _entry(line: KernelRecord) -> dict[str, Any]:
+    entry: dict[str, Any] = {"time": rfc3339(line.at_us), "line": line.text}
+    return entry if line.seq is None else entry | {"seq": line.seq}
+
+
+class KernelText:
+    """One log file. `host`: of `dmesg`, which names none."""
+
+    def __init__(self, found: Found, stamps: LocalStamps, book: LineBook, host: str = "") -> None:
+        self._found, self._stamps, self._host = found, stamps, host
+        self._groups = KernelGroups(found, book)
+        self._needles = Needles(book)
+        self._controller = ControllerLog(found)
+        self._head = _DMESG if host else _SYSLOG
+        #: The days of the file as it writes them -> as dates, and the hosts of each.
+        self._days: dict[bytes, str] = {}
+
+    def read(self, file: Bytes) -> None:
+        for block in blocks(file, self._found.tally):
+            taken = 0
+            ends = self._ends(block)
+            for line in block.splitlines() if ends else self._needles.lines(block):
+                taken += self._line(line, every=ends)
+            self._found.tally.plain += max(0, block.count(b"\n") - taken)
+            self._hear(block)
+        self._groups.close()
+        if self._stamps.assumed_year is not None:
+            self._found.tally.note(
+                f"its stamps name no year: the first is taken for {self._stamps.assumed_year}"
+            )
+
+    def _ends(self, block: bytes) -> bool:
+        """Notes the time span. True: the clock is set within it, so that each line's time counts."""
+        first = self._moment(block[: block.find(b"\n")].decode("utf-8", "replace"), self._stamps)
+        end = block[block.rfind(b"\n", 0, -1) + 1 :].decode("utf-8", "replace")
+        last = self._moment(end, self._stamps.peek())
+        for moment in (first, last):
+            if moment is not None:
+                self._found.tally.saw(moment[0])
+        return first is not None and last is not None and self._stamps.changes_between(first[0], last[0])
+
+    def _line(self, raw: bytes, *, every: bool) -> int:
+        """1 if the line may say something. `every`: only its time is known to matter."""
+        text = raw.decode("utf-8", "replace")
+        moment = self._moment(text, self._stamps)
+        if every and not any(self._needles.lines(raw + b"\n")):
+            return 0
+        if moment is None:
+            self._found.tally.skip("no time and host at its start", text)
+            return 1
+        at_us, host, end = moment
+        if controller := _CONTROLLER.match(text, end):
+            return self._controller.take(at_us, text[controller.end() :])
+        self._groups.take(KernelRecord(at_us, host, text))
+        return 1
+
+    def _moment(self, text: str, stamps: LocalStamps) -> tuple[int, str, int] | None:
+        """(time, host, where the rest begins)."""
+        match = self._head.match(text)
+        if match is None:
+            return None
+        try:
+            at_us = _at(match, stamps)
+        except ValueError:
+            return None
+        return at_us, self._host or match["host"], match.end()
+
+    def _hear(self, block: bytes) -> None:
+        """Which hosts wrote on which day."""
+        last = self._found.tally.last
+        if self._host:
+            if last is not None:
+                self._found.heard.setdefault(self._host, set()).add(f"{last:%Y-%m-%d}")
+            return
+        for day, host in set(_HEARD.findall(block)):
+            self._found.heard.setdefault(host.decode(), set()).add(self._day(day))
+
+    def _day(self, day: bytes) -> str:
+        if day[:1].isdigit():
+            return day.decode()
+        if day not in self._days or len(self._days) > 400:
+            text = day.decode()
+            try:
+                at_us = self._stamps.peek().without_year(text[:3], int(text[4:]), "12:00:00")
+            except ValueError:
+                return ""
+            self._days[day] = f"{moment_of(at_us):%Y-%m-%d}"
+        return self._days[day]
+
+
+def _at(match: re.Match[str], stamps: LocalStamps) -> int:
+    """Raises ValueError for a date that does not exist."""
+    parts = match.groupdict()
+    if year := parts.get("year"):
+        stamp = f"{parts['month']} {parts['day']} {year} {parts['clock']}"
+        return stamps.at(datetime.strptime(stamp, "%b %d %Y %H:%M:%S"))  # noqa: DTZ007
+    if iso := parts.get("iso"):
+        local = datetime.fromisoformat(iso.replace(",", "."))
+        zone = parts["zone"]
+        return micros(datetime.fromisoformat(f"{local.isoformat()}{zone}")) if zone else stamps.at(local)
+    return stamps.without_year(parts["month"] or "", int(parts["day"] or 0), parts["clock"] or "")

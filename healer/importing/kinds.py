@@ -1,0 +1,91 @@
+"""What a source is, by its content."""
+
+import re
+from enum import StrEnum
+
+from healer.importing.controller_log import is_controller_log
+from healer.importing.journal_text import is_record
+
+#: So much of the beginning is looked at.
+HEAD_BYTES = 64 << 10
+
+
+class Kind(StrEnum):
+    """As `--as` takes them."""
+
+    syslog = "syslog"
+    dmesg = "dmesg"
+    journal_json = "journal-json"
+    journal_export = "journal-export"
+    slurmctld = "slurmctld"
+    slurmd = "slurmd"
+    sacct = "sacct"
+    sacct_json = "sacct-json"
+    jobcomp = "jobcomp"
+    sinfo_reasons = "sinfo-R"
+    nodes = "nodes"
+    metrics = "metrics"
+    range_query = "range-query"
+
+
+_DAY_TIME = rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+_DMESG = re.compile(rb"(?:<\d+>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} " + _DAY_TIME + rb" \d{4}\]")
+_SHAPES = (
+    (Kind.journal_export, re.compile(rb"(?:__CURSOR|__REALTIME_TIMESTAMP|_[A-Z_]+)=")),
+    (Kind.nodes, re.compile(rb"NodeName=\S+ ")),
+    (Kind.jobcomp, re.compile(rb"JobId=\d+ UserId=")),
+    (Kind.sinfo_reasons, re.compile(rb"(?:\S+\|)*REASON\b.*\bNODELIST|NODELIST\|.*REASON")),
+    (Kind.dmesg, _DMESG),
+    (
+        Kind.syslog,
+        re.compile(
+            rb"(?:<\d{1,3}>)?(?:1 )?(?:" + _DAY_TIME + rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)\S* [\w.:-]+ "
+        ),
+    ),
+    (
+        Kind.metrics,
+        re.compile(
+            rb'# (?:HELP|TYPE|EOF)\b|\{__name__="|[a-zA-Z_:][\w:]*(?:\{.*\})? [-+0-9.eEInfNa]+(?: \d+)?$'
+        ),
+    ),
+)
+_BRACKETED = re.compile(rb"\[(?:\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} +\d)")
+_SLURMD = re.compile(
+    rb"slurmd version|launch task|_run_prolog|Launching batch job|\[\d+\.(?:batch|extern|\d+)\]"
+)
+_SACCT = re.compile(rb"(?:\w+\|)*(?:JobID|JobIDRaw|State)\|")
+#: By a key near the beginning of one JSON document.
+_JSON = (
+    (Kind.range_query, re.compile(rb'"resultType"\s*:')),
+    (Kind.sacct_json, re.compile(rb'"jobs"\s*:\s*\[')),
+    (Kind.nodes, re.compile(rb'"nodes"\s*:\s*\[')),
+)
+
+
+def recognised(head: bytes) -> Kind | None:
+    """`head`: the first HEAD_BYTES, unpacked. None: nothing that is known."""
+    lines = [line for line in head.splitlines()[:400] if line.strip()]
+    if not lines:
+        return None
+    is_text = lines[0].startswith(b"{__name__=") or _BRACKETED.match(lines[0]) or _DMESG.match(lines[0])
+    if lines[0].startswith((b"{", b"[")) and not is_text:
+        return _of_json(head, lines)
+    if any(_BRACKETED.match(line) for line in lines[:20]):
+        return Kind.slurmd if _is_of_slurmd(lines) else Kind.slurmctld
+    if any(_SACCT.match(line) for line in lines[:5]):
+        return Kind.sacct
+    counts = {kind: sum(shape.match(line) is not None for line in lines[:50]) for kind, shape in _SHAPES}
+    best = max(counts, key=lambda kind: counts[kind])
+    # The reasons have one header and free rows, a list of nodes one such line for each record.
+    least = 1 if best in {Kind.sinfo_reasons, Kind.nodes, Kind.journal_export} else len(lines[:50]) / 4
+    return best if counts[best] >= least else None
+
+
+def _is_of_slurmd(lines: list[bytes]) -> bool:
+    return any(_SLURMD.search(line) for line in lines) and not is_controller_log(lines)
+
+
+def _of_json(head: bytes, lines: list[bytes]) -> Kind | None:
+    if is_record(lines[0]):
+        return Kind.journal_json
+    return next((kind for kind, shape in _JSON if shape.search(head)), None)

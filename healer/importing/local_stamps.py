@@ -1,0 +1,101 @@
+"""Local times without year or zone -> moments, by the order of the lines."""
+
+import copy
+from datetime import UTC, datetime, timedelta, tzinfo
+
+#: A line may be this much older than the one before it; more is the clock set back in autumn.
+DISORDER = timedelta(minutes=10)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US = timedelta(microseconds=1)
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
+    )
+}
+
+
+def micros(moment: datetime) -> int:
+    """µs since 1970 of a time with a zone."""
+    return (moment - _EPOCH) // _US
+
+
+def moment_of(at_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=at_us)
+
+
+def rfc3339(at_us: int) -> str:
+    return moment_of(at_us).isoformat().replace("+00:00", "Z")
+
+
+class LocalStamps:
+    """The clock of one source. Ask it in the order of the lines.
+
+    A stamp without a year is of the year that puts it nearest to the line before; the first is of the last
+    year that does not put it after `written`, the time the file was last written. An hour that comes twice
+    in autumn is the second one once a line goes back by more than DISORDER.
+    """
+
+    def __init__(self, zone: tzinfo, written: datetime) -> None:
+        self._zone, self._written = zone, written
+        self._last: datetime | None = None
+        #: The first year that was assumed; None: every stamp had one.
+        self.assumed_year: int | None = None
+        #: Lines in an hour that the clock skipped in spring: such a clock is in another zone.
+        self.skipped_hour = 0
+
+    def at(self, local: datetime) -> int:
+        """µs since 1970."""
+        found = local.replace(tzinfo=self._zone)
+        first, second = found.utcoffset(), found.replace(fold=1).utcoffset()
+        if first is not None and second is not None and first != second:
+            if first < second:
+                self.skipped_hour += 1
+            elif self._last is not None and found.astimezone(UTC) < self._last - DISORDER:
+                found = found.replace(fold=1)
+        moment = found.astimezone(UTC)
+        if self._last is None or moment > self._last:
+            self._last = moment
+        return micros(moment)
+
+    def without_year(self, month: str, day: int, clock: str) -> int:
+        """`clock` is HH:MM:SS with or without a fraction. Raises ValueError for a date that no year has."""
+        number = _MONTHS.get(month)
+        if number is None:
+            raise ValueError(f"{month} is no month")
+        return self.at(self._dated(number, day, clock))
+
+    def changes_between(self, first_us: int, last_us: int) -> bool:
+        """Whether the clock is set forward or back between two moments."""
+        ends = (moment_of(at_us).astimezone(self._zone).utcoffset() for at_us in (first_us, last_us))
+        return next(ends) != next(ends)
+
+    def peek(self) -> "LocalStamps":
+        """A copy, to read a stamp out of order."""
+        return copy.copy(self)
+
+    def _dated(self, month: int, day: int, clock: str) -> datetime:
+        if self._last is None:
+            return self._first(month, day, clock)
+        last = self._last.astimezone(self._zone).replace(tzinfo=None)
+        years = (last.year - 1, last.year, last.year + 1)
+        found = [at for year in years if (at := _local(year, month, day, clock)) is not None]
+        if not found:
+            raise ValueError(f"no year near {last.year} has such a date")
+        return min(found, key=lambda at: abs(at - last))
+
+    def _first(self, month: int, day: int, clock: str) -> datetime:
+        latest = self._written.astimezone(self._zone).replace(tzinfo=None) + timedelta(days=1)
+        for year in range(latest.year, latest.year - 9, -1):
+            at = _local(year, month, day, clock)
+            if at is not None and at <= latest:
+                self.assumed_year = year
+                return at
+        raise ValueError("no year has such a date")
+
+
+def _local(year: int, month: int, day: int, clock: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(f"{year:04d}-{month:02d}-{day:02d}T{clock}")
+    except ValueError:
+        return None

@@ -1,0 +1,121 @@
+"""Nodes as Slurm's commands print them: `sinfo -R` (also many of them, by cron), `scontrol show node`."""
+
+import re
+from datetime import datetime
+
+import msgspec
+
+from healer.adapters.slurm import parse_json, parse_text
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm.parse_json import NotUnderstood
+from healer.importing.controller_log import drain_mark
+from healer.importing.happenings import Found, NodeChange
+from healer.importing.local_stamps import LocalStamps, micros
+from healer.importing.source_text import Bytes, blocks, pieces
+from healer.model import SlurmNode
+from healer.model.slurm import is_empty_reason
+
+#: A list of 100,000 nodes is smaller.
+_DOCUMENT_BYTES = 256 << 20
+_WHEN = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+_REASON = re.compile(
+    rf"(?P<reason>.*?)\s+(?P<user>[^\s|]+)\s+(?P<at>{_WHEN})\s+(?:(?P<state>[a-z]+[*~#!%$@^+-]*)\s+)?(?P<nodes>\S+)\s*$"
+)
+_HEADER = re.compile(r"\s*REASON\b.*NODELIST|\s*NODELIST\b.*REASON|[A-Z][a-z]{2} [A-Z][a-z]{2} \d\d ")
+_SIGNED = re.compile(rf"(?P<reason>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>{_WHEN})\]", re.DOTALL)
+_UID = re.compile(r"\(\d+\)$")
+#: Fields of a node that hold for the whole time.
+_LASTING = ("gpus", "gpu_model", "cpus", "partitions", "features")
+
+
+class Reasons:
+    """Who took nodes out, when and why."""
+
+    def __init__(self, found: Found, stamps: LocalStamps) -> None:
+        self._found, self._stamps = found, stamps
+        self._columns: list[str] = []
+
+    def read(self, file: Bytes) -> None:
+        for block in blocks(file, self._found.tally):
+            for raw in block.splitlines():
+                self._take(raw.decode("utf-8", "replace"))
+
+    def _take(self, line: str) -> None:
+        if not line.strip():
+            return
+        if _HEADER.match(line):
+            self._columns = line.strip().split("|") if "|" in line else []
+            return
+        try:
+            row = self._row(line)
+            self.out(words.expand_hosts(row["nodes"]), row)
+        except (ValueError, KeyError) as error:
+            self._found.tally.skip(f"no row of sinfo -R: {error}"[:120], line)
+
+    def _row(self, line: str) -> dict[str, str]:
+        """Raises ValueError and KeyError."""
+        if self._columns:
+            named = dict(zip(self._columns, line.split("|"), strict=True))
+            return {
+                "reason": named["REASON"], "user": named.get("USER", ""), "at": named["TIMESTAMP"].strip(),
+                "state": named.get("STATE", ""), "nodes": named["NODELIST"].strip(),
+            }  # fmt: skip
+        match = _REASON.match(line)
+        if match is None:
+            raise ValueError("reason, user, time and nodes are expected")
+        return {name: value or "" for name, value in match.groupdict().items()}
+
+    def out(self, nodes: tuple[str, ...], row: dict[str, str]) -> None:
+        """A reason that somebody set. Raises ValueError for a time that is none."""
+        at_us = self._stamps.at(datetime.fromisoformat(row["at"]))
+        reason, user = row["reason"].strip(), _UID.sub("", row["user"].strip())
+        base = "DOWN" if row["state"].lower().startswith("down") else "DRAINED"
+        self._found.nodes.update(nodes)
+        if user:
+            self._found.users.add(user)
+        for node in nodes:
+            self._found.marks.saw(drain_mark(node, reason), at_us)
+        change = NodeChange(nodes, "shown", state=(base,), reason=reason, user=user, at_us=at_us)
+        self._found.add(at_us, change)
+
+
+def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
+    """`scontrol show node` or `--json`, one picture. What it says of the state holds only for its moment:
+    the reason is taken, with its time."""
+    raw = b""
+    for piece in pieces(file, found.tally):
+        raw += piece
+        if len(raw) > _DOCUMENT_BYTES:
+            found.tally.skip(f"a list of nodes of more than {_DOCUMENT_BYTES >> 20} MiB")
+            return
+    found.tally.lines += raw.count(b"\n")
+    try:
+        text = raw.decode("utf-8", "replace")
+        nodes = parse_json.nodes(raw) if raw.lstrip().startswith(b"{") else parse_text.nodes(text)
+    except (NotUnderstood, ValueError) as error:
+        found.tally.skip(f"no list of nodes: {error}"[:160])
+        return
+    found.complete = True
+    found.nodes.update(nodes)
+    reasons = Reasons(found, stamps)
+    for node in nodes.values():
+        row = msgspec.to_builtins(node)
+        found.rows[node.name] = {name: row[name] for name in (*_LASTING, "hostname") if name in row}
+        found.tally.signals += 1
+        _reason_of(node, reasons, found)
+
+
+def _reason_of(node: SlurmNode, reasons: Reasons, found: Found) -> None:
+    if is_empty_reason(node.reason):
+        return
+    base = "down" if node.base == "DOWN" else ""
+    if node.reason_at is not None:
+        at_us = micros(node.reason_at)
+        fields = {"reason": node.reason, "user": node.reason_user}
+        found.add(
+            at_us, NodeChange((node.name,), "shown", (base.upper() or "DRAINED",), at_us=at_us, **fields)
+        )
+    elif signed := _SIGNED.fullmatch(node.reason):
+        reasons.out((node.name,), {**signed.groupdict(), "state": base})
+    else:
+        found.tally.skip("a reason without its time", node.reason)

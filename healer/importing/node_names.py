@@ -1,0 +1,70 @@
+"""Hosts of logs -> nodes of Slurm, full names and short ones; people and jobs -> pseudonyms."""
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+
+
+class NodeNames:
+    """`nodes`: as Slurm names them; `hostnames`: NodeHostname by node. Empty `nodes`: every host is one, by
+    its short name."""
+
+    def __init__(self, nodes: Iterable[str], hostnames: Mapping[str, str]) -> None:
+        self._nodes = frozenset(nodes)
+        self._by_host: dict[str, str] = {}
+        doubtful: set[str] = set()
+        for node in sorted(self._nodes):
+            for name in {_short(node), hostnames.get(node, ""), _short(hostnames.get(node, ""))} - {"", node}:
+                if name in self._by_host:
+                    doubtful.add(name)
+                self._by_host[name] = node
+        for name in doubtful:
+            del self._by_host[name]
+
+    def node(self, host: str) -> str | None:
+        """None: no node of the cluster."""
+        if not self._nodes:
+            return _short(host)
+        for name in (host, _short(host)):
+            if name in self._nodes:
+                return name
+            if name in self._by_host:
+                return self._by_host[name]
+        lower = host.lower()
+        return self.node(lower) if lower != host else None
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
+
+
+#: Fields of a job that name no person, and those that are left out.
+_FREE_TEXTS = frozenset({"comment", "extra", "admin_comment", "submit_line", "account"})
+
+
+class Pseudonyms:
+    """The same name gets the same pseudonym in the whole recording. Numbers follow a digest, so their order
+    says nothing."""
+
+    def __init__(self, users: Iterable[str]) -> None:
+        ordered = sorted(set(users) - {"", "root", "slurm"}, key=lambda name: sha256(name.encode()).digest())
+        self._users = {name: f"user{number}" for number, name in enumerate(ordered, start=1)}
+        self._jobs: dict[str, str] = {}
+        words = "|".join(re.escape(name) for name in sorted(self._users, key=len, reverse=True))
+        self._in_text = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])") if words else None
+
+    def user(self, name: str) -> str:
+        return self._users.get(name, name)
+
+    def text(self, text: str) -> str:
+        """A reason, with the users in it replaced."""
+        return text if self._in_text is None else self._in_text.sub(lambda match: self._users[match[0]], text)
+
+    def job(self, row: dict[str, object]) -> dict[str, object]:
+        """A job's fields; free texts are left out."""
+        kept = {name: value for name, value in row.items() if name not in _FREE_TEXTS}
+        if isinstance(name := kept.get("name"), str):
+            kept["name"] = self._jobs.setdefault(name, f"job{len(self._jobs) + 1}")
+        if isinstance(user := kept.get("user"), str):
+            kept["user"] = self.user(user)
+        return kept

@@ -1,0 +1,139 @@
+"""Reads a source as blocks of whole lines, unpacked on the way. Memory stays bounded, whatever is in it."""
+
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import zstandard
+
+from healer.importing.tally import Tally
+
+BLOCK_BYTES = 1 << 20
+#: The longest line that is read: a record of the journal may hold a long message, a kernel line is short.
+LINE_BYTES = 256 << 10
+#: A window that a frame may ask for: `zstd --long=27` needs 128 MiB.
+_WINDOW_BYTES = 128 << 20
+#: An archive that is cut off or broken.
+_BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+TOO_LONG = f"longer than {LINE_BYTES >> 10} KiB"
+STDIN = "-"
+
+
+class Bytes(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Counter(Protocol):
+    def __setitem__(self, place: int, value: int, /) -> None: ...
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts what was read of it, for the progress."""
+
+    def __init__(self, path: str, counter: Counter | None, place: int) -> None:
+        self._file = io.FileIO(path)
+        self._counter, self._place, self._read = counter, place, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override] - what BufferedReader passes
+        count = self._file.readinto(buffer) or 0
+        self._read += count
+        if self._counter is not None:
+            self._counter[self._place] = self._read
+        return count
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+
+def opened(path: str, counter: Counter | None = None, place: int = 0) -> Bytes:
+    """The file's bytes, unpacked if it is gzip, xz or zstd; `-` is standard input. `counter[place]` becomes
+    the bytes read of the file itself. Raises OSError."""
+    if path == STDIN:
+        return sys.stdin.buffer
+    file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
+    head = file.peek(6)[:6]
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=file)
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return lzma.LZMAFile(file)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+        return unpacker.stream_reader(file, read_across_frames=True)
+    return file
+
+
+def gzip_time(path: str) -> int | None:
+    """When the packed file was last written, in seconds since 1970, as gzip keeps it."""
+    with Path(path).open("rb") as file:
+        head = file.read(8)
+    return int.from_bytes(head[4:8], "little") or None if head.startswith(b"\x1f\x8b") else None
+
+
+def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
+    """What the file holds, piece by piece; the end of a broken archive costs what lies behind it."""
+    while True:
+        try:
+            piece = file.read(BLOCK_BYTES)
+        except _BROKEN as error:
+            tally.skip(f"the archive breaks off: {error}")
+            return
+        if not piece:
+            return
+        tally.read_bytes += len(piece)
+        yield piece
+
+
+def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
+    """Whole lines, about 1 MiB at once, each with its end. Longer lines than LINE_BYTES and lines with a NUL
+    are skipped."""
+    rest, dropping = b"", False
+    for each in pieces(file, tally):
+        piece = each
+        if dropping:
+            cut = piece.find(b"\n") + 1
+            if not cut:
+                continue
+            piece, dropping = piece[cut:], False
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield _clean(rest + piece[:end], tally)
+            rest = piece[end:]
+        else:
+            rest += piece
+        if len(rest) > LINE_BYTES:
+            tally.lines += 1
+            tally.skip(TOO_LONG, rest[:100])
+            rest, dropping = b"", True
+    if rest:
+        yield _clean(rest + b"\n", tally)
+
+
+def _clean(block: bytes, tally: Tally) -> bytes:
+    tally.lines += block.count(b"\n")
+    if b"\0" not in block and not _has_long_line(block):
+        return block
+    return b"".join(line for line in block.splitlines(keepends=True) if _is_text(line, tally))
+
+
+def _has_long_line(block: bytes) -> bool:
+    """A line that is longer than LINE_BYTES covers a multiple of it."""
+    places = range(LINE_BYTES, len(block), LINE_BYTES)
+    return any(block.find(b"\n", place) - block.rfind(b"\n", 0, place) > LINE_BYTES for place in places)
+
+
+def _is_text(line: bytes, tally: Tally) -> bool:
+    if len(line) > LINE_BYTES:
+        tally.skip(TOO_LONG, line[:100])
+        return False
+    if b"\0" in line:
+        tally.skip("binary: a NUL in the line", line)
+        return False
+    return True

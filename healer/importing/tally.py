@@ -1,0 +1,54 @@
+"""What was understood of one source, and what was skipped, with the first examples."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from healer.model.shown import one_line
+
+#: Examples kept of each reason, and letters of each.
+EXAMPLES, EXAMPLE_LETTERS = 3, 160
+#: Different reasons kept; what comes after is counted under the last.
+REASONS = 50
+
+
+class Skipped(msgspec.Struct):
+    """Lines left out for one reason. `examples` are the first of them."""
+
+    count: int = 0
+    examples: list[str] = []
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """One source. `lines` were read; `signals` came of it: kernel lines, changes of nodes and jobs, samples.
+    `plain` lines say nothing that healer looks for. `notes` are assumptions, such as the year."""
+
+    source: str
+    kind: str = ""
+    lines: int = 0
+    read_bytes: int = 0
+    signals: int = 0
+    plain: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    skipped: dict[str, Skipped] = {}
+    notes: list[str] = []
+
+    def skip(self, why: str, example: str | bytes = "", count: int = 1) -> None:
+        if why not in self.skipped and len(self.skipped) >= REASONS:
+            why = "other reasons"
+        found = self.skipped.setdefault(why, Skipped())
+        found.count += count
+        if example and len(found.examples) < EXAMPLES:
+            text = example.decode("utf-8", "replace") if isinstance(example, bytes) else example
+            found.examples.append(one_line(text[: 4 * EXAMPLE_LETTERS])[:EXAMPLE_LETTERS])
+
+    def saw(self, at_us: int) -> None:
+        """Extends the time span."""
+        at = datetime.fromtimestamp(at_us / 1e6, UTC)
+        self.first = at if self.first is None else min(self.first, at)
+        self.last = at if self.last is None else max(self.last, at)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes and len(self.notes) < REASONS:
+            self.notes.append(text)

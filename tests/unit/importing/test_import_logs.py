@@ -1,0 +1,521 @@
+"""Logs, accounting and metrics of a site become a recording that the replay understands."""
+
+import gzip
+import json
+import lzma
+import os
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from healer.importing.importer import Imported, Reader, Wanted, run
+from healer.importing.kinds import Kind, recognised
+from healer.importing.sources import given
+from healer.model import Mode
+from healer.recordings.recording import read
+from healer.recordings.recording_folder import lines_of
+from healer.signals.series import Names
+from healer.sim.replaying import replay
+from tests.support.loop import rules_in
+
+CAPTURED = Path(__file__).parent / "captured"
+XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, GPU has fallen off the bus."
+
+
+def imported(
+    folder: Path, *files: Path, zone: str = "UTC", kinds: Sequence[Kind | None] = (), **how: Any
+) -> tuple[Imported, list[dict[str, Any]]]:
+    """The report, and the entries of the recording."""
+    rules = rules_in(Mode.auto)
+    sources = [
+        given(str(file), number, file.name, kind=kinds[number] if kinds else None, zone=zone)
+        for number, file in enumerate(files)
+    ]
+    output = folder / "r.jsonl.zst"
+    done = run(
+        sources,
+        Wanted(output=output, **how),
+        Reader(rules.kernel_lines, Names(rules.catalogue)),
+        lambda *_: None,
+    )
+    return done, [json.loads(line) for line in lines_of(output)]
+
+
+def played(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return replay(rules_in(Mode.auto), read(json.dumps(entry) for entry in entries))
+
+
+def kernel_lines(entries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(node, time) of each line."""
+    return [
+        (entry["body"]["node"], line["time"])
+        for entry in entries
+        if entry["route"] == "signals/kernel-log"
+        for line in entry["body"]["entries"]
+    ]
+
+
+def changes(entries: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Rows of nodes or jobs as they changed, each with the time of its entry."""
+    return [
+        row | {"at": entry["at"]}
+        for entry in entries
+        if entry["route"] == f"slurm/{kind}"
+        for row in entry["body"].get("changed", [])
+    ]
+
+
+def written(path: Path, text: str, at: str = "2026-11-25T21:00:00") -> Path:
+    path.write_text(text)
+    moment = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+    os.utime(path, (moment, moment))
+    return path
+
+
+# --- kernel lines
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [
+        (f"Nov 25 20:56:33 gpu0001 kernel: [  123.456789] {XID}", "2026-11-25T20:56:33Z"),
+        (f"<4>Nov  5 20:56:33 gpu0001.site.example kernel: {XID}", "2026-11-05T20:56:33Z"),
+        (
+            f"2026-11-25T21:56:33.123456+01:00 gpu0001 kernel: [  123.456789] {XID}",
+            "2026-11-25T20:56:33.123456Z",
+        ),
+        (
+            f"<4>1 2026-11-25T20:56:33.5Z gpu0001 kernel - - - [  123.456789] {XID}",
+            "2026-11-25T20:56:33.500000Z",
+        ),
+    ],
+)
+def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
+    log = written(tmp_path / "messages", f"{line}\n")
+    done, entries = imported(tmp_path, log)
+    assert kernel_lines(entries) == [("gpu0001", at)]
+    assert done.sources[0].kind == "syslog"
+    document = played(entries)
+    assert [(row["rule"], row["root"]["node"]) for row in document["incidents"]] == [("gpu-lost", "gpu0001")]
+    assert {"drain"} <= {row["action"] for row in document["actions"] if row["node"] == "gpu0001"}
+
+
+def test_dmesg_of_a_node_is_named_by_its_file(tmp_path: Path) -> None:
+    log = written(tmp_path / "dmesg-gpu0007.txt", f"[Wed Nov 25 20:56:33 2026] {XID}\n")
+    _, entries = imported(tmp_path, log, zone="Europe/Berlin")
+    assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33Z")]
+
+
+def test_a_loss_over_three_lines_stays_together(tmp_path: Path) -> None:
+    says = (
+        "NVRM: The NVIDIA GPU 0000:9b:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    )
+    log = written(tmp_path / "m", "".join(f"Nov 25 20:56:33 gpu0001 kernel: {line}\n" for line in says))
+    _, entries = imported(tmp_path, log)
+    (incident,) = played(entries)["incidents"]
+    assert incident["root"]["pci"] == "0000:9b:00"
+
+
+def test_the_word_of_another_program_is_none_of_the_kernel(tmp_path: Path) -> None:
+    log = written(
+        tmp_path / "m",
+        f"Nov 25 20:56:33 gpu0001 mara: {XID}\nNov 25 20:56:34 gpu0001 app[7]: kernel: {XID}\n",
+    )
+    done, entries = imported(tmp_path, log)
+    assert kernel_lines(entries) == []
+    assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
+        "not the kernel's own line": 2
+    }
+
+
+def test_stamps_without_a_year_go_over_new_year_and_a_leap_day(tmp_path: Path) -> None:
+    days = ("Dec 31 23:59:59", "Jan  1 00:00:01", "Feb 29 12:00:00", "Mar  1 00:00:00")
+    log = written(
+        tmp_path / "m", "".join(f"{day} gpu0001 kernel: {XID}\n" for day in days), "2024-03-02T00:00:00"
+    )
+    done, entries = imported(tmp_path, log)
+    assert [at for _, at in kernel_lines(entries)] == [
+        "2023-12-31T23:59:59Z", "2024-01-01T00:00:01Z", "2024-02-29T12:00:00Z", "2024-03-01T00:00:00Z",
+    ]  # fmt: skip
+    assert done.sources[0].notes == ["its stamps name no year: the first is taken for 2023"]
+
+
+def test_a_day_that_no_year_has_costs_its_own_line(tmp_path: Path) -> None:
+    text = f"Nov 25 20:56:33 gpu0001 kernel: {XID}\nNov 31 20:56:33 gpu0002 kernel: {XID}\n"
+    done, entries = imported(tmp_path, written(tmp_path / "m", text))
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+    assert done.sources[0].skipped["no time and host at its start"].count == 1
+
+
+def test_the_hour_that_comes_twice_in_autumn(tmp_path: Path) -> None:
+    clocks = ("02:10:00", "02:50:00", "02:10:00", "02:50:00", "03:10:00")
+    log = written(
+        tmp_path / "m", "".join(f"Oct 25 {clock} gpu0001 kernel: {XID}\n" for clock in ("01:50:00", *clocks))
+    )
+    _, entries = imported(tmp_path, log, zone="Europe/Berlin")
+    assert [at[11:16] for _, at in kernel_lines(entries)] == [
+        "23:50",
+        "00:10",
+        "00:50",
+        "01:10",
+        "01:50",
+        "02:10",
+    ]
+
+
+def test_the_hour_that_comes_twice_is_seen_from_lines_of_no_interest(tmp_path: Path) -> None:
+    text = (
+        "Oct 25 01:50:00 gpu0001 cron: a\nOct 25 02:50:00 gpu0001 cron: a\nOct 25 02:05:00 gpu0001 cron: a\n"
+        f"Oct 25 02:10:00 gpu0001 kernel: {XID}\nOct 25 03:10:00 gpu0001 cron: a\n"
+    )
+    _, entries = imported(tmp_path, written(tmp_path / "m", text), zone="Europe/Berlin")
+    assert kernel_lines(entries) == [("gpu0001", "2026-10-25T01:10:00Z")]
+
+
+def test_slurmctld_that_writes_to_syslog(tmp_path: Path) -> None:
+    text = (
+        "Nov 25 20:56:33 ctl slurmctld[77]: update_node: node gpu0001 reason set to: fan\n"
+        "Nov 25 20:56:33 ctl slurmctld[77]: update_node: node gpu0001 state set to DRAINED\n"
+    )
+    _, entries = imported(tmp_path, written(tmp_path / "m", text))
+    (row,) = changes(entries, "nodes")
+    assert (row["name"], row["state"], row["reason"], row["at"]) == (
+        "gpu0001", ["IDLE", "DRAIN"], "fan", "2026-11-25T20:56:33Z",
+    )  # fmt: skip
+
+
+# --- archives and bad input
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, lzma.compress, zstandard.compress, lambda raw: zstandard.compress(raw) * 2]
+)
+def test_packed_sources(tmp_path: Path, pack: Any) -> None:
+    path = tmp_path / "messages.1"
+    path.write_bytes(pack(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()))
+    done, entries = imported(tmp_path, path)
+    assert set(kernel_lines(entries)) == {("gpu0001", "2026-11-25T20:56:33Z")}
+    assert done.sources[0].skipped == {}
+
+
+def test_a_broken_archive_costs_its_end(tmp_path: Path) -> None:
+    noise = random.Random(1).randbytes(3 << 20).hex()
+    lines = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n" + "".join(
+        f"2026-11-25T20:56:34Z gpu0001 x: {noise[at : at + 100]}\n" for at in range(0, len(noise), 100)
+    )
+    path = tmp_path / "m.gz"
+    path.write_bytes(gzip.compress(lines.encode())[:-1000])
+    done, entries = imported(tmp_path, path)
+    assert len(kernel_lines(entries)) == 1
+    assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive breaks off"]
+
+
+def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
+    good = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()
+    path = tmp_path / "m"
+    with path.open("wb") as file:
+        file.write(good)
+        for _ in range(48):  # a line of 48 MiB
+            file.write(b"x" * (1 << 20))
+        file.write(
+            b"\n2026-11-25T20:56:34Z gpu0002 kernel: \0" + XID.encode() + b"\n" + bytes(range(128, 256))
+        )
+        file.write(b"\n" + good.replace(b"33Z", b"59Z"))
+        file.write(f"2026-11-25T20:56:59Z ../../etc/x;rm kernel: {XID}\n".encode())
+        file.write(f"2026-11-25T20:57:00Z {'a' * 300} kernel: {XID}\n".encode())
+    done, entries = imported(tmp_path, path)
+    nodes = [(node, at[-3:]) for node, at in kernel_lines(entries)]
+    assert nodes[:2] == [("gpu0001", "33Z"), ("gpu0001", "59Z")]
+    skipped = {why: its.count for why, its in done.sources[0].skipped.items()}
+    assert skipped["longer than 256 KiB"] == 1
+    assert skipped["binary: a NUL in the line"] == 1
+    assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
+
+
+def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(random.Random(2).randbytes(100_000))
+    done, entries = imported(tmp_path, path, CAPTURED / "slurmctld-22.05.log")
+    assert list(done.sources[0].skipped) == ["not recognised: say what it is with --as"]
+    assert changes(entries, "nodes")
+
+
+# --- the journal
+
+
+def journal(fields: dict[str, Any]) -> str:
+    base = {
+        "__REALTIME_TIMESTAMP": "1795640193000000", "_HOSTNAME": "gpu0001", "_TRANSPORT": "kernel",
+        "_BOOT_ID": "0b11d01416854" + "4bda6ed5fc0bc1c44ae", "MESSAGE": XID, "SYSLOG_FACILITY": "0",
+    }  # fmt: skip
+    return json.dumps(base | fields)
+
+
+def test_the_journal_says_whose_a_line_is(tmp_path: Path) -> None:
+    forged = {"_TRANSPORT": "syslog", "SYSLOG_IDENTIFIER": "kernel", "_PID": "7", "_HOSTNAME": "gpu0002"}
+    path = written(tmp_path / "j", journal({}) + "\n" + journal(forged) + '\n{"cut": "_TRANSPORT":"kernel"\n')
+    done, entries = imported(tmp_path, path, kinds=[Kind.journal_json])
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0001"]
+    (entry,) = [entry for entry in entries if entry["route"] == "signals/kernel-log"]
+    assert entry["body"]["boot_id"] == "0b11d014-1685-44bd-a6ed-5fc0bc1c44ae"
+    assert sum(its.count for its in done.sources[0].skipped.values()) == 1
+
+
+def test_a_message_within_an_export_is_no_record(tmp_path: Path) -> None:
+    """A user writes a whole record of the kernel, with empty lines around it, into a message."""
+    inner = (
+        f"hello\n\n__REALTIME_TIMESTAMP=1795640193000000\n_HOSTNAME=gpu0009\n_TRANSPORT=kernel\nMESSAGE={XID}\n\n"
+    ).encode()
+    head = b"__REALTIME_TIMESTAMP=1795640193000000\n_HOSTNAME=gpu0002\n"
+    forged = head + b"_TRANSPORT=stdout\nMESSAGE\n" + len(inner).to_bytes(8, "little") + inner + b"\n\n"
+    true = head + b"_TRANSPORT=kernel\nMESSAGE=" + XID.encode() + b"\n\n"
+    path = tmp_path / "e"
+    path.write_bytes(forged + true + forged + b"__REALTIME_TIMESTAMP=1\nMESSAGE\n\xff\xff\xff\xff\xff\0\0\0x")
+    done, entries = imported(tmp_path, path, kinds=[Kind.journal_export])
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0002"]
+    skipped = {why: its.count for why, its in done.sources[0].skipped.items()}
+    assert skipped == {"not marked as the kernel's": 2}
+
+
+# --- Slurm
+
+
+def test_the_log_of_22_05(tmp_path: Path) -> None:
+    done, entries = imported(tmp_path, CAPTURED / "slurmctld-22.05.log")
+    assert (done.cluster, done.nodes, done.sources[0].skipped) == ("pod1", 6, {})
+    seen = [(row["at"], row["name"], row["state"], row.get("reason")) for row in changes(entries, "nodes")]
+    assert seen == [
+        ("2026-11-25T20:56:31.334000Z", "gpu0005", ["IDLE", "DRAIN"], 'ticket 4711, fan: bad "x'),
+        ("2026-11-25T20:56:31.340000Z", "gpu0002", ["IDLE", "DRAIN"], "xid 79"),
+        ("2026-11-25T20:56:36.413000Z", "gpu0005", ["IDLE"], None),
+        ("2026-11-25T20:56:36.433000Z", "gpu0002", ["IDLE"], None),
+        ("2026-11-25T20:57:09.852000Z", "gpu0006", ["IDLE", "REBOOT_REQUESTED"], None),
+        ("2026-11-25T20:57:13.921000Z", "gpu0006", ["IDLE"], None),
+        ("2026-11-25T20:57:18.941000Z", "gpu0001", ["DOWN"], "Node unexpectedly rebooted"),
+        ("2026-11-25T20:57:23.908000Z", "gpu0006", ["DOWN"], "dead"),
+        ("2026-11-25T20:57:23.917000Z", "gpu0006", ["IDLE"], None),
+    ]
+    jobs = {(row["id"], row["state"]) for row in changes(entries, "jobs")}
+    assert {
+        ("1", "COMPLETED"),
+        ("2", "PENDING"),
+        ("3", "FAILED"),
+        ("4", "CANCELLED"),
+        ("7", "COMPLETED"),
+    } <= jobs
+
+
+def test_the_log_of_24_11(tmp_path: Path) -> None:
+    _, entries = imported(tmp_path, CAPTURED / "slurmctld-24.11.log", zone="Europe/Berlin")
+    rows = changes(entries, "nodes")
+    drain = next(row for row in rows if row["name"] == "gpu0005")
+    assert (drain["at"], drain["state"]) == ("2026-11-25T19:57:37.776000Z", ["IDLE", "DRAIN"])
+    down = next(row for row in rows if row["name"] == "gpu0002" and "DOWN" in row["state"])
+    assert (down["reason"], down["state"]) == ("Not responding", ["DOWN", "NOT_RESPONDING"])
+    lives = [(row["state"], row["restarts"]) for row in changes(entries, "jobs") if row["id"] == "4"]
+    assert lives[:3] == [("RUNNING", 0), ("NODE_FAIL", 0), ("PENDING", 1)]
+
+
+@pytest.mark.parametrize("name", ["sacct-22.05.txt", "sacct-22.05.json"])
+def test_an_accounting(tmp_path: Path, name: str) -> None:
+    done, entries = imported(tmp_path, CAPTURED / name)
+    assert done.sources[0].skipped == {}
+    assert done.assumed[-1] == "4 nodes: 8 GPUs each, the most that a job held on one"
+    rows = [row for row in changes(entries, "jobs") if row["id"] in {"2", "5"}]
+    assert [(row["at"][11:19], row["id"], row["state"], row["restarts"]) for row in rows] == [
+        ("21:01:26", "2", "RUNNING", 0),
+        ("21:01:31", "2", "PENDING", 1),
+        ("21:01:37", "2", "RUNNING", 1),
+        ("21:01:44", "5", "RUNNING", 0),
+        ("21:02:11", "5", "NODE_FAIL", 0),
+        ("21:02:17", "5", "RUNNING", 1),
+        ("21:02:22", "2", "CANCELLED", 1),
+    ]
+    assert rows[0]["name"] == "a|b `q`" or rows[0]["name"] == 'a|b "q"'
+    assert rows[0]["gpus"] == {"gpu0002": list(range(8)), "gpu0003": list(range(8))}
+    assert rows[0]["user"] == "root"
+    forbidden = next(row for row in changes(entries, "jobs") if row["id"] == "3")
+    # The JSON of 22.05 does not hold the command of the submission.
+    assert forbidden.get("requeue") is (None if name.endswith("json") else False)
+
+
+def test_completions(tmp_path: Path) -> None:
+    _, entries = imported(tmp_path, CAPTURED / "jobcomp-22.05.txt")
+    ends = {(row["id"], row["state"], row["at"][11:19]) for row in changes(entries, "jobs")}
+    assert {("5", "NODE_FAIL", "20:57:18"), ("7", "COMPLETED", "20:56:38")} <= ends
+
+
+def test_the_accounting_and_the_log_say_one_thing(tmp_path: Path) -> None:
+    alone = imported(tmp_path, CAPTURED / "jobcomp-22.05.txt")[1]
+    both = imported(tmp_path, CAPTURED / "slurmctld-22.05.log", CAPTURED / "jobcomp-22.05.txt")[1]
+    until = "2026-11-25T20:57:27"
+    seen = [
+        [(row["id"], row["state"], row["at"]) for row in changes(entries, "jobs") if row["at"] < until]
+        for entries in (alone, both)
+    ]
+    assert [row[:2] for row in seen[0]] == [row[:2] for row in seen[1]]
+
+
+def test_who_drained_is_known_by_sinfo(tmp_path: Path) -> None:
+    text = (
+        "REASON               USER      TIMESTAMP           NODELIST\n"
+        "xid 79               mara      2026-11-25T20:56:31 gpu0002\n"
+        "ticket 4711, fan: ba root      2026-11-25T20:56:31 gpu0005\n"
+    )
+    reasons = written(tmp_path / "sinfo", text)
+    done, entries = imported(tmp_path, CAPTURED / "slurmctld-22.05.log", reasons)
+    assert done.sources[1].kind == "sinfo-R"
+    by_node = {row["name"]: row for row in changes(entries, "nodes") if row.get("reason_user")}
+    assert by_node["gpu0002"]["reason_user"] == "mara"
+    assert by_node["gpu0005"]["reason"] == 'ticket 4711, fan: bad "x'
+
+
+def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:
+    text = (
+        "NodeName=n1.site Arch=x86_64 \n   CPUAlloc=0 CPUTot=16 \n   Gres=gpu:h100:4(S:0-1)\n"
+        "   NodeAddr=n1 NodeHostName=gpu0001 \n   State=IDLE ThreadsPerCore=1\n   Partitions=train \n\n"
+    )
+    nodes = written(tmp_path / "nodes", text)
+    log = written(
+        tmp_path / "m",
+        f"Nov 25 20:56:33 gpu0001 kernel: {XID}\nNov 25 20:56:34 login7 kernel: {XID}\n",
+    )
+    done, entries = imported(tmp_path, nodes, log)
+    assert kernel_lines(entries) == [("n1.site", "2026-11-25T20:56:33Z")]
+    assert done.left_out == {"login7": 1}
+    assert entries[0]["body"]["nodes"][0] | {"partitions": ["train"]} == {
+        "name": "n1.site", "state": ["IDLE"], "gpus": 4, "gpu_model": "h100", "cpus": 16,
+        "partitions": ["train"], "hostname": "gpu0001",
+    }  # fmt: skip
+
+
+# --- samples
+
+
+def test_samples_that_healer_knows(tmp_path: Path) -> None:
+    labels = 'gpu="0",Hostname="gpu0001"'
+    dump = "".join(
+        f'{{__name__="DCGM_FI_DEV_GPU_TEMP", {labels.replace(",", ", ")}}} {60 + n} {1795640160 + n * 60}000\n'
+        for n in range(3)
+    )
+    text = f"# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{{{labels}}} 71 1795640400000\nup{{}} 1\n"
+    ranges = {
+        "status": "success",
+        "data": {
+            "resultType": "matrix",
+            "result": [
+                {
+                    "metric": {
+                        "__name__": "DCGM_FI_DEV_GPU_TEMP",
+                        "gpu": "0",
+                        "Hostname": "gpu0001",
+                        "x": 'a"]}',
+                    },
+                    "values": [[1795640460, "72"], [1795640520, "73"]],
+                }
+            ],
+        },
+    }
+    files = [
+        written(tmp_path / "dump", dump),
+        written(tmp_path / "text", text),
+        written(tmp_path / "range", json.dumps(ranges)),
+    ]
+    done, entries = imported(tmp_path, *files)
+    assert [source.kind for source in done.sources] == ["metrics", "metrics", "range-query"]
+    samples = [entry for entry in entries if entry["route"].startswith("signals/openmetrics")]
+    assert [int(entry["body"].split()[1]) for entry in samples] == [60, 61, 62, 71, 72, 73]
+    assert [source.signals for source in done.sources] == [3, 1, 2]
+    played(entries)
+
+
+# --- the whole
+
+
+def test_the_same_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    log = written(tmp_path / "m", "".join(f"Nov 25 20:56:{n:02d} gpu0001 kernel: {XID}\n" for n in range(60)))
+    files = (log, CAPTURED / "slurmctld-22.05.log", CAPTURED / "sacct-22.05.txt")
+    both = []
+    for _ in range(2):
+        imported(tmp_path, *files)
+        both.append((tmp_path / "r.jsonl.zst").read_bytes())
+    assert both[0] == both[1]
+    assert not list(tmp_path.glob(".import-*"))
+
+
+def test_clocks_that_differ_are_found(tmp_path: Path) -> None:
+    node = written(tmp_path / "node", "".join(
+        f"Nov 25 21:{n:02d}:33 gpu0001 kernel: NVRM: Xid (PCI:0000:9b:00): {n}, x\n" for n in range(45, 50)
+    ))  # fmt: skip
+    central = written(tmp_path / "central", "".join(
+        f"2026-11-25T20:{n:02d}:33Z gpu0001.x kernel: NVRM: Xid (PCI:9b:00): {n}, x\n" for n in range(45, 50)
+    ))  # fmt: skip
+    done, _ = imported(tmp_path, node, central)
+    (offset,) = done.offsets
+    assert (offset.first, offset.second, offset.seconds, offset.events) == ("central", "node", 3600.0, 5)
+    assert offset.looks_like_a_zone
+
+
+def test_pseudonyms_are_consistent(tmp_path: Path) -> None:
+    sacct = written(tmp_path / "sacct", (
+        "JobIDRaw|JobName|User|State|Start|End|NodeList|Comment\n"
+        "1|mara-secret|mara|COMPLETED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|for mara\n"
+        "2|mara-secret|mara|COMPLETED|2026-11-25T12:00:00|2026-11-25T13:00:00|gpu0001|\n"
+        "3|other|joe|COMPLETED|2026-11-25T12:00:00|2026-11-25T13:00:00|gpu0002|\n"
+    ))  # fmt: skip
+    reasons = written(
+        tmp_path / "r", "REASON USER TIMESTAMP NODELIST\nask mara   joe   2026-11-25T12:30:00 gpu0002\n"
+    )
+    _, entries = imported(tmp_path, sacct, reasons, pseudonymise=True)
+    text = json.dumps(entries[:-1])
+    assert "mara" not in text and "joe" not in text
+    rows = {row["id"]: row for row in changes(entries, "jobs")}
+    assert (rows["1"]["user"], rows["1"]["name"]) == (rows["2"]["user"], rows["2"]["name"])
+    assert rows["3"]["user"] != rows["1"]["user"]
+    (drain,) = changes(entries, "nodes")
+    assert drain["reason_user"] == rows["3"]["user"]
+    assert drain["reason"] == f"ask {rows['1']['user']}"
+
+
+def test_many_runs_are_merged_in_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.importing.sorted_runs.BUFFER_BYTES", 2000)
+    monkeypatch.setattr("healer.importing.sorted_runs.OPEN_RUNS", 3)
+    monkeypatch.setattr("healer.importing.sorted_runs.SortedRuns.__init__.__defaults__", (2000,))
+    files = [
+        written(tmp_path / f"m{number}", "".join(
+            f"2026-11-25T20:{n:02d}:{number:02d}Z gpu000{number} kernel: {XID}\n" for n in range(60)
+        ))
+        for number in range(3)
+    ]  # fmt: skip
+    _, entries = imported(tmp_path, *files)
+    times = [at for _, at in kernel_lines(entries)]
+    assert len(times) == 180 and times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"__CURSOR=s=1\n__REALTIME_TIMESTAMP=1\n", Kind.journal_export),
+        (b'{"_HOSTNAME":"a","__REALTIME_TIMESTAMP":"1"}\n', Kind.journal_json),
+        (b"[2026-11-25T20:56:33.1] slurmd version 22.05.8 started\n", Kind.slurmd),
+        (b"[Nov 25 20:56:33] error: x\n", Kind.slurmctld),
+        (b"[Wed Nov 25 20:56:33 2026] x\n", Kind.dmesg),
+        (b"JobID|State|\n", Kind.sacct),
+        (b"NODELIST|REASON|USER|TIMESTAMP|STATE\n", Kind.sinfo_reasons),
+        (
+            b"Wed Nov 25 20:56:33 2026\nREASON               USER         TIMESTAMP  STATE  NODELIST\n",
+            Kind.sinfo_reasons,
+        ),
+        (b"hello world\n", None),
+        (b"", None),
+    ],
+)
+def test_recognised(head: bytes, kind: Kind | None) -> None:
+    assert recognised(head) == kind

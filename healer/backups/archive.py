@@ -17,6 +17,8 @@ from typing import IO
 import msgspec
 
 FORMAT = 1
+#: A folder's backup while it is written. What a killed process left is written over by the next.
+PART = ".healer-backup.part"
 MANIFEST, DUMP, KEYS = "manifest.json", "database.dump", "keys"
 _MANIFEST_MAX = 50_000_000
 _PORTION = 1 << 20
@@ -94,7 +96,7 @@ def _header(name: str, size: int) -> bytes:
 def writing(target: Path) -> Iterator[Writer]:
     """A new file at `target`, mode 0600, which is there once the block has ended well. Raises BackupUnusable,
     also while another process writes one there."""
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(PART)
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:

@@ -19,7 +19,7 @@ from healer.adapters.identity_provider.provider_client import ProviderClient
 from healer.adapters.postgres.gate_facts import read_facts
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import cluster_names
-from healer.adapters.postgres.tables import deliveries, inbox
+from healer.adapters.postgres.tables import deliveries
 from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.adapters.slurm.rest_token import ends_at, user_of
@@ -53,12 +53,19 @@ CLOCK_S = 1.0
 
 
 class Look(NamedTuple):
-    """The result of one check; `repair` says what to do about it."""
+    """The result of one check; `repair` says what to do about it. `fix` does it, where that is safe and loses
+    nothing; it may raise OSError."""
 
     name: str
     ok: bool
     text: str
     repair: str = ""
+    fix: Callable[[], object] | None = None
+
+    @property
+    def state(self) -> str:
+        """`ok`, `note` (nothing is wrong, and something could be better) or `fail`."""
+        return "fail" if not self.ok else "note" if self.repair else "ok"
 
 
 def _each_cluster(settings: ExecutorSettings, look: Callable[[ExecutorSettings], list[Look]]) -> list[Look]:
@@ -245,44 +252,6 @@ def _bmcs_of_cluster(settings: ExecutorSettings) -> Look:
     return Look(
         BMCS, True, f"{node} answers by Redfish: system {power.system}, power {power.state or 'unknown'}"
     )
-
-
-HEARD_WITHIN = timedelta(minutes=15)
-_NAMED = 5
-
-
-def look_at_nodes(settings: ExecutorSettings) -> list[Look]:
-    """Which nodes are silent. Never a failure: a site may not run the follower, and a node may be down."""
-    with open_database(settings) as db:
-        if db is None:
-            return []
-        try:
-            with db.connect() as conn:
-                snapshots = PostgresSnapshots(db)
-                pictures = {name: snapshots.read(conn, name) for name in cluster_names(conn)}
-                heard = {(row.cluster, row.node) for row in conn.execute(_spoken())}
-        except SQLAlchemyError:
-            return []
-    return [
-        heard_of_nodes(name, {node.name for node in picture.gpu_nodes}, heard)
-        for name, picture in pictures.items()
-        if picture is not None
-    ]
-
-
-def heard_of_nodes(cluster: str, nodes: set[str], heard: set[tuple[str, str]]) -> Look:
-    silent = sorted(name for name in nodes if (cluster, name) not in heard)
-    text = f"{len(nodes) - len(silent)} of {len(nodes)} nodes of {cluster} reported in the last 15 min"
-    if not silent:
-        return Look("nodes", True, text)
-    named = ", ".join(silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
-    repair = "Install follower and hooks (`healer node-package`), or see `journalctl -u healer-follow` there."
-    return Look("nodes", True, f"{text}; silent: {named}", repair)
-
-
-def _spoken() -> sa.Select:
-    spoke = (inbox.c.kind.in_(("heartbeat", "hook")), inbox.c.arrived_at > SystemClock().now() - HEARD_WITHIN)
-    return sa.select(inbox.c.cluster, inbox.c.node).where(*spoke).distinct()
 
 
 SITE_COMMANDS = "site commands"
@@ -563,7 +532,6 @@ LOOKS = (
     look_at_database,
     look_at_broker,
     look_at_slurm,
-    look_at_nodes,
     look_at_node_actions,
     look_at_bmcs,
     look_at_site_commands,

@@ -1,0 +1,148 @@
+"""Checks of `healer doctor`: which nodes follower and hooks report from, and which rules found nothing yet."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
+from healer.adapters.system_clock import SystemClock
+from healer.bootstrap.doctor_checks import Look, open_database
+from healer.model import Mode, SlurmNode
+from healer.rulebook import ruleset
+from healer.settings import Settings, rules_folder
+
+#: The follower's heartbeat is due every 10 s.
+HEARD_WITHIN = timedelta(minutes=1)
+#: So long hooks are looked for: those of a long job are silent until it ends.
+HOOKED_WITHIN = timedelta(hours=1)
+_NAMED = 5
+
+
+class Heard(NamedTuple):
+    """When nodes of a cluster were heard last, by node: heartbeats and hooks of the last hour, anything
+    of the last week; and the nodes that have a token of their own."""
+
+    beats: Mapping[str, datetime]
+    hooks: Mapping[str, datetime]
+    anything: Mapping[str, datetime]
+    enrolled: frozenset[str]
+
+
+def look_at_coverage(settings: Settings) -> list[Look]:
+    """Never a failure: a site may not run the follower, and a node may be down."""
+    now = SystemClock().now()
+    with open_database(settings) as db:
+        if db is None:
+            return []
+        try:
+            with db.connect() as conn:
+                snapshots = PostgresSnapshots(db)
+                found = [
+                    (name, snapshots.read(conn, name), _heard(conn, name)) for name in cluster_names(conn)
+                ]
+        except SQLAlchemyError:
+            return []
+    return [
+        look
+        for name, picture, heard in found
+        if picture is not None
+        for look in coverage(name, picture.gpu_nodes, heard, now)
+    ]
+
+
+def _heard(conn: sa.Connection, cluster: str) -> Heard:
+    def last(column: sa.Column, at: sa.Column, *where: sa.ColumnElement[bool]) -> dict[str, datetime]:
+        query = sa.select(column, sa.func.max(at)).where(*where).group_by(column)
+        return {node: when for node, when in conn.execute(query) if node}
+
+    row, recent = inbox.c, SystemClock().now() - HOOKED_WITHIN
+    here = row.cluster == cluster, row.arrived_at > recent
+    sender, token = senders.c, tokens.c
+    enrolled = sa.select(token.node).where(token.node.is_not(None), token.revoked_at.is_(None))
+    return Heard(
+        beats=last(row.node, row.arrived_at, *here, row.kind == "heartbeat"),
+        hooks=last(row.node, row.arrived_at, *here, row.kind == "hook"),
+        anything=last(sender.node, sender.last_seen, sender.cluster == cluster),
+        enrolled=frozenset(filter(None, conn.scalars(enrolled))),
+    )
+
+
+def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: datetime) -> list[Look]:
+    """One check for followers, and one for hooks once any hook was heard."""
+    listed = sorted(nodes, key=lambda node: node.name)
+    whys: dict[str, list[str]] = defaultdict(list)
+    for node in listed:
+        if now - heard.beats.get(node.name, now - 2 * HEARD_WITHIN) > HEARD_WITHIN:
+            whys[_why_silent(node, heard, now)].append(node.name)
+    silent = sum(map(len, whys.values()))
+    text = f"{len(listed) - silent:,} of {len(listed):,} nodes of {cluster} heard in the last minute"
+    if whys:
+        text += "; not heard: " + "; ".join(f"{_some(names)} ({why})" for why, names in whys.items())
+    repair = "Install follower and hooks (`healer node-package`), or see `journalctl -u healer-follow` there."
+    looks = [Look("nodes", True, text, repair if whys else "")]
+    if heard.hooks:
+        unhooked = [node.name for node in listed if node.name not in heard.hooks]
+        text = (
+            f"hooks of {len(listed) - len(unhooked):,} of {len(listed):,} nodes of {cluster} in the last hour"
+        )
+        text += f"; none from {_some(unhooked)}" if unhooked else ""
+        hint = "A node whose jobs last longer calls none: try `healer-hook health-check` there."
+        looks.append(Look("hooks", True, text, hint if unhooked else ""))
+    return looks
+
+
+def _why_silent(node: SlurmNode, heard: Heard, now: datetime) -> str:
+    if not node.responding:
+        return "do not respond to Slurm either"
+    last = max((book[node.name] for book in (heard.beats, heard.anything) if node.name in book), default=None)
+    if last is not None and node.name in heard.beats:
+        return f"the follower stopped {_ago(now - last)} ago"
+    if last is not None:
+        return "no follower, but other signals in the last week"
+    if node.name in heard.enrolled:
+        return "have a token, and never sent anything in the last week"
+    return "never enrolled"
+
+
+def _ago(age: timedelta) -> str:
+    """In steps, so that nodes which fell silent together are one group."""
+    minutes = age.total_seconds() / 60
+    return "1 to 5 min" if minutes < 5 else "5 to 15 min" if minutes < 15 else "over 15 min"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+
+
+def look_at_unused_rules(settings: Settings) -> list[Look]:
+    """Names the rules that never opened an incident: for most, that is good news."""
+    try:
+        rules = ruleset.load(rules_folder(settings), default_mode=settings.mode, prove=False)
+    except ruleset.RulesInvalid:
+        return []
+    with open_database(settings) as db:
+        if db is None:
+            return []
+        try:
+            with db.connect() as conn:
+                fired = set(conn.scalars(sa.select(incidents.c.rule).distinct()))
+                since = conn.scalar(sa.select(audit_records.c.at).order_by(audit_records.c.id).limit(1))
+        except SQLAlchemyError:
+            return []
+    names = [rule.name for rule in rules.rules if rules.mode_of(rule) is not Mode.off]
+    return [unused_rules(names, fired, since)] if since is not None else []
+
+
+def unused_rules(names: list[str], fired: set[str], since: datetime) -> Look:
+    never = sorted(name for name in names if name not in fired)
+    text = f"{len(names) - len(never)} of {len(names)} rules found something since {since:%Y-%m-%d}"
+    if not never:
+        return Look("rules in use", True, text)
+    hint = "Nothing to do if such faults did not occur. `healer rules test` shows that a rule works."
+    return Look("rules in use", True, f"{text}; never: {_some(never)}", hint)

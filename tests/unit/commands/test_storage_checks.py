@@ -1,0 +1,63 @@
+"""What `healer doctor` says of the database's growth and settings, of the backup, and of tokens that end."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from healer.bootstrap.storage_checks import Size, backup_age, ending_tokens, growth, postgres_settings
+
+NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
+GB = 10**9
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
+GOOD = DURABLE | {"max_connections": "200", "used": "31"}
+
+
+@pytest.mark.parametrize(
+    ("free", "ok", "words"),
+    [
+        (90 * GB, True, "full in 900 days"),
+        (400 * GB, True, "full in over 1,000 days"),
+        (2.5 * GB, False, "full in 25 days"),
+        (9 * GB, False, "9.0 GB of 100.0 GB free, full in 90 days"),
+    ],
+)
+def test_days_left_at_the_pace_so_far(free: float, ok: bool, words: str) -> None:
+    found = growth(Size(10 * GB, NOW - timedelta(days=100), int(free), 100 * GB), NOW)
+    assert (found.ok, bool(found.repair)) == (ok, not ok)
+    assert words in found.text and "100.0 MB more a day since 2026-08-12" in found.text
+
+
+def test_the_first_day_and_another_machine_say_nothing_of_days() -> None:
+    young = growth(Size(GB, NOW - timedelta(hours=3), 50 * GB, 100 * GB), NOW)
+    assert young.ok and "a day" not in young.text and "full in" not in young.text
+    away = growth(Size(GB, NOW - timedelta(days=10), None, None), NOW)
+    assert away.ok and away.text.endswith("its disk is another machine's")
+
+
+@pytest.mark.parametrize("name", sorted(DURABLE))
+def test_a_setting_that_loses_what_was_accepted_is_a_fault(name: str) -> None:
+    found = postgres_settings(GOOD | {name: "off"})
+    assert not found.ok and f"{name} = off" in found.text and name in found.repair
+
+
+def test_settings_that_are_well_and_too_few_connections() -> None:
+    assert postgres_settings(GOOD).state == "ok"
+    few = postgres_settings(GOOD | {"max_connections": "50"})
+    assert not few.ok and "max_connections" in few.repair
+
+
+def test_a_backup_is_of_last_night() -> None:
+    assert backup_age(NOW - timedelta(hours=26), NOW).state == "ok"
+    old = backup_age(NOW - timedelta(hours=51), NOW)
+    assert (old.ok, old.text) == (False, "the newest was made 2026-11-18 00:00 UTC")
+    never = backup_age(None, NOW)
+    assert (never.ok, never.state) == (True, "note"), "a site may have pgBackRest"
+
+
+def test_tokens_that_end_are_named_by_their_holder() -> None:
+    rows = [(f"t{number}", "" if number else "ann", NOW + timedelta(days=number)) for number in range(7)]
+    found = ending_tokens(rows)
+    assert not found.ok
+    assert found.text.startswith("ann on 2026-11-20, t1 on 2026-11-21, ") and found.text.endswith(
+        "and 2 more"
+    )

@@ -264,6 +264,7 @@ class Pages:
             "now": now,
             "pause_button": standing_view.pause_button(standing.cluster),
             "end_pause": partial(standing_view.end_pause_button, session=session),
+            "end_glass": standing_view.end_glass_button(),
             "reset_breaker": standing_view.reset_breaker_button(standing.cluster),
             "runbooks": self.runbooks,
             "lists_sessions": self.people is not None,

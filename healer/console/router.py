@@ -7,6 +7,7 @@ from healer.console import (
     access_pages,
     desk_pages,
     fleet_pages,
+    glass_pages,
     incident_pages,
     machine_pages,
     people_pages,
@@ -41,7 +42,7 @@ class Console(APIRouter):
         parts += [rule_pages.rehearsal_routes] if pages.sources.trying is not None else []
         parts += [session_pages.list_routes] if pages.people is not None else []
         parts += [provider_pages.routes] if pages.sign_in is not None else []
-        for part in (*parts, run_pages.routes, routes, session_pages.routes):
+        for part in (*parts, run_pages.routes, routes, session_pages.routes, glass_pages.routes):
             self.include_router(part)
 
 

@@ -58,6 +58,7 @@ def pages(site: Site) -> dict[str, list[str]]:
         "/access": ["/access", "/access?groups=gpu-ops"],
         "/sign-in": ["/sign-in", "/sign-in?token=good"],
         "/sessions": ["/sessions"],
+        "/break-glass": ["/break-glass"],
     }
 
 

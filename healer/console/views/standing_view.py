@@ -25,6 +25,7 @@ class Banner(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     pause: Pause | None = None
     breaker: bool = False
+    glass: bool = False
 
 
 # Wide: it is one row of figures on every page, each shown under a name of its own.
@@ -129,6 +130,7 @@ def glass_banner(state: GlassState, now: datetime) -> Banner | None:
         tone="bad",
         title=say("console.standing_glass", who=state.used_by),
         text=say("console.standing_glass_until", until=words.utc(state.until), reason=quoted(state.reason)),
+        glass=True,
     )
 
 
@@ -205,6 +207,10 @@ def end_pause_button(pause: Pause, session: Caller) -> Button | None:
         return None
     words = worded("end_pause", pause_scope=pause_scope(pause))
     return Button(**words, action=f"/api/v1/pauses/{pause.id}", method="DELETE")
+
+
+def end_glass_button() -> Button:
+    return Button(**worded("end_glass"), action="/api/v1/break-glass/end")
 
 
 def reset_breaker_button(cluster: str) -> Button:

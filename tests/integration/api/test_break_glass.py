@@ -5,14 +5,17 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
 from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.tables import audit_records, break_glass, messages
+from healer.api.app import create_app
 from healer.api.credential_budget import BURST
 from healer.engine.emergency import Emergency
 from healer.ports.break_glass import LASTS
 from healer.ports.callers import SESSION_COOKIE
 from tests.support.api import CLUSTER, TOKEN_KEY, Api
+from tests.support.persons import with_console
 from tests.support.seals import seal_all
 
 Served = tuple[Api, httpx.Client]
@@ -137,3 +140,78 @@ def test_a_seal_that_was_used_cannot_be_mended(served: Served) -> None:
     mended = sa.update(break_glass).values(used_at=None)
     with pytest.raises(sa.exc.DBAPIError, match="stays so"), api.engine.begin() as conn:
         conn.execute(mended)
+
+
+@pytest.fixture
+def browser(served: Served, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """The console; the audit seals at once."""
+    api, _ = served
+    seal = PostgresBreakGlass.wait_for_seal
+    monkeypatch.setattr(
+        PostgresBreakGlass, "wait_for_seal", lambda self, secret: seal_all(api.engine) or seal(self, secret)
+    )
+    app = with_console(create_app(api.services), api.services)
+    return TestClient(app, base_url="http://healer", follow_redirects=False)
+
+
+FORM = {"person": "ada", "reason": "the provider is away", "next": "/runs"}
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+def test_the_page_makes_a_session_of_an_hour(served: Served, browser: TestClient) -> None:
+    api, _ = served
+    secret = glass(api).seal(by="root")
+    assert 'name="secret"' in browser.get("/break-glass?next=/runs").text
+    opened = browser.post("/break-glass", data=FORM | {"secret": secret}, headers=SAME)
+    assert opened.status_code == 200 and 'href="/runs"' in opened.text
+    assert "not sealed" not in opened.text
+    assert f"Max-Age={int(LASTS.total_seconds())};" in opened.headers["set-cookie"]
+    assert "HttpOnly" in opened.headers["set-cookie"]
+    assert browser.get("/api/v1/nodes").status_code == 200
+    again = browser.post("/break-glass", data=FORM | {"secret": secret}, headers=SAME)
+    assert again.status_code == 403 and 'role="alert"' in again.text
+    assert verbs(api) == ["break_glass.sealed", "break_glass.used"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"secret": "GLASS-AAAA"}, 403),
+        ({"reason": " "}, 422),
+        ({"person": ""}, 422),
+        ({"person": "a/b"}, 422),
+    ],
+)
+def test_the_page_says_what_is_wrong_and_keeps_what_was_typed(
+    served: Served, browser: TestClient, changes: dict[str, str], status: int
+) -> None:
+    api, _ = served
+    secret = glass(api).seal(by="root")
+    answer = browser.post("/break-glass", data=FORM | {"secret": secret} | changes, headers=SAME)
+    assert (answer.status_code, 'role="alert"' in answer.text) == (status, True)
+    assert secret not in answer.text and "set-cookie" not in answer.headers
+    if "reason" not in changes:
+        assert "the provider is away" in answer.text
+    assert verbs(api) == ["break_glass.sealed"]
+
+
+def test_a_form_of_another_site_breaks_nothing(served: Served, browser: TestClient) -> None:
+    api, _ = served
+    form = FORM | {"secret": glass(api).seal(by="root")}
+    foreign = browser.post("/break-glass", data=form, headers={"Sec-Fetch-Site": "cross-site"})
+    assert foreign.status_code == 403
+    assert verbs(api) == ["break_glass.sealed"]
+
+
+def test_the_page_leads_nowhere_else(served: Served, browser: TestClient) -> None:
+    api, _ = served
+    form = FORM | {"secret": glass(api).seal(by="root"), "next": "//evil.example"}
+    assert "evil.example" not in browser.post("/break-glass", data=form, headers=SAME).text
+
+
+def test_before_the_record_is_sealed_the_page_says_so(served: Served) -> None:
+    api, _ = served
+    app = with_console(create_app(api.services), api.services)
+    form = FORM | {"secret": glass(api).seal(by="root")}
+    answer = TestClient(app, base_url="http://healer").post("/break-glass", data=form, headers=SAME)
+    assert answer.status_code == 200 and "has not sealed" in answer.text

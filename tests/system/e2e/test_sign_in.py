@@ -133,6 +133,34 @@ def test_people_come_in_by_the_provider_alone_and_stay_when_it_is_away(
     late.goto(f"{stack.url}/runs")
     expect(late.locator("h1")).to_have_text("Sign in")
     assert re.search(r"FAIL sign-in: .*is unavailable", stack.run("doctor", check=False).stdout)
+    break_the_glass(stack, late, ruth)
+
+
+def break_the_glass(stack: Stack, late: Page, ruth: Page) -> None:
+    """Who cannot sign in becomes an administrator; who is signed in sees it."""
+    secret = stack.run("break-glass", "seal").stdout.strip()
+    late.get_by_role("link", name="Use break-glass access").click()
+    late.get_by_label("Sealed secret").fill(secret)
+    late.get_by_label("Your name").fill("ada")
+    late.get_by_label("Reason").fill("the provider is away")
+    late.get_by_role("button", name="Become administrator").click()
+    expect(late.get_by_role("status")).to_contain_text("break-glass (ada) is an administrator until")
+    late.get_by_role("link", name="Open the console").click()
+    expect(late.locator("h1")).to_have_text("Runs")
+    ruth.goto(f"{stack.url}/audit?subject=break-glass")
+    expect(ruth.locator("tbody")).to_contain_text("break-glass (ada)")
+    for page in (ruth, late):
+        expect(page.locator(".banner.bad")).to_contain_text("break-glass (ada) is an administrator.")
+    sent = late.context.request.get(f"{stack.url}/api/v1/messages").text()
+    assert "ada used break-glass access" in sent
+
+    late.locator(".banner.bad").get_by_role("button", name="End").click()
+    late.get_by_label("Reason").fill("the provider is back")
+    late.locator("#act-go").click()
+    wait_until(lambda: _is_out(late, stack), 20, what="the hour has ended", every_s=0.5)
+    ruth.goto(f"{stack.url}/runs")
+    expect(ruth.locator("h1")).to_have_text("Runs")
+    expect(ruth.locator(".banner.bad")).to_have_count(0)
 
 
 def _is_out(page: Page, stack: Stack) -> bool:

@@ -28,6 +28,12 @@ def test_a_banner_says_who_is_an_administrator_while_it_is_active(path: str) -> 
     assert "is an administrator." not in page(path, SEALED)
 
 
+def test_an_administrator_may_end_it_there() -> None:
+    end = 'data-act="/api/v1/break-glass/end"'
+    assert end in page("/", HOUR, Role.admin)
+    assert end not in page("/", HOUR, Role.operator) and end not in page("/", SEALED, Role.admin)
+
+
 def test_its_state_is_for_admins_and_auditors() -> None:
     assert "the provider is away" in page("/tokens", HOUR, Role.auditor)
     assert "not used." in page("/tokens", SEALED, Role.admin)

@@ -173,8 +173,15 @@ def _why_pending(job: SlurmJob, done: Said) -> Said:
 
 
 def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
-    """Puts the job back by `effect`, once; a job that was put back is brought to its start."""
-    job = read_job_or_leader(ctx)
+    """Puts the job back by `effect`, once; a job that was put back is brought to its start.
+
+    The cap counts each life of a job once, by the job's id: a run that gives it another name, or a life that
+    it never had, would not be counted as what it does.
+    """
+    job, life = read_job_or_leader(ctx), ctx.restarts or 0
+    if job.id != ctx.job or job.restarts < life:
+        given = {"job": ctx.job, "life": life, "known": job.id, "restarts": job.restarts}
+        return Skipped(say("actions.requeue_no_such_life", **given))
     try:
         return _go_on(ctx, job) if is_restarted(ctx, job) else effect(ctx, job)
     except SchedulerRefused as error:

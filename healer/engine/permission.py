@@ -415,9 +415,13 @@ def _empties(rules: Ruleset, intent: Do) -> bool:
 
 
 def _mode(rules: Ruleset, run: Run) -> Mode:
-    """The rule's present mode; it may have changed since the run began to wait."""
-    rule = next((rule for rule in rules.rules if rule.name == run.rule), None)
-    return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
+    """The rule's present mode; it may have changed since the run began to wait. Of a rule that is gone, or
+    never was, no more than a rule has that says nothing: the run is anybody's word."""
+    if run.by != "healer":
+        return run.mode
+    rule = rules.by_name.get(run.rule)
+    unknown = min(run.mode, rules.default_mode, key=list(Mode).index)
+    return rules.mode_of(rule) if rule is not None else unknown
 
 
 # --- hooks of Slurm

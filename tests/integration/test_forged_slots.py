@@ -16,7 +16,7 @@ from healer.actions import Toolbox
 from healer.adapters.postgres.roles import login_url
 from healer.engine.drive import Driver
 from healer.engine.slot_release import free_slots_of
-from healer.model import Evidence, Incident, RunState, Sense, StepEvent
+from healer.model import Evidence, Incident, Ruleset, RunState, Sense, StepEvent
 from healer.model.rules import GuardSettings
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, incident, slot
@@ -36,9 +36,9 @@ GUARDS = GuardSettings(
 class Cluster:
     """Twenty nodes, whose worker has the database's role of a worker and no other right."""
 
-    def __init__(self, owner: sa.Engine) -> None:
-        self.owner = owner
-        self.desk = Desk(PostgresBench(owner), lambda: rules_in(guards=GUARDS))
+    def __init__(self, owner: sa.Engine, rules: Ruleset | None = None) -> None:
+        self.owner, self.rules = owner, rules or rules_in(guards=GUARDS)
+        self.desk = Desk(PostgresBench(owner), lambda: self.rules)
         self.worker = PostgresBench(self.role("healer_worker"))
         self.driver = Driver(
             self.worker.ledger, self.desk.rules, Toolbox(now=self.worker.clock.now, scheduler=self.desk.slurm)
@@ -71,7 +71,9 @@ def cluster(fresh_database: sa.Engine) -> Iterator[Cluster]:
     made.worker.engine.dispose()
 
 
-_REFUSED = ("permission denied", "is written by the worker", "a run never becomes another")
+_REFUSED = (
+    "permission denied", "is written by the worker", "a run never becomes another", "is written by the API"
+)  # fmt: skip
 
 
 class Attacker:
@@ -96,12 +98,15 @@ class Attacker:
             "by": "root", "reason": "forged", "created_at": START.isoformat(), "node": name(number),
             "approved_by": "ann",
         }  # fmt: skip
-        values = {"id": doc["id"], "node": doc["node"], "at": START, "doc": json.dumps(doc | fields)}
+        return self.put(doc, doc | fields)
+
+    def put(self, row: dict[str, Any], doc: dict[str, Any]) -> bool:
+        values = {name: row.get(name) for name in ("id", "node", "playbook")}
         put = (
             "INSERT INTO runs (id, cluster, playbook, node, state, shadow, created_at, doc) "
-            "VALUES (:id, 'pod1', 'drain', :node, 'running', false, :at, CAST(:doc AS jsonb))"
+            "VALUES (:id, 'pod1', :playbook, :node, 'running', false, :at, CAST(:doc AS jsonb))"
         )
-        return self.writes(put, **values)
+        return self.writes(put, **values, at=START, doc=json.dumps(doc))
 
 
 _GRANT = (

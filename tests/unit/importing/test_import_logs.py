@@ -402,8 +402,8 @@ def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:
 def test_samples_that_healer_knows(tmp_path: Path) -> None:
     labels = 'gpu="0",Hostname="gpu0001"'
     dump = "".join(
-        f'{{__name__="DCGM_FI_DEV_GPU_TEMP", {labels.replace(",", ", ")}}} {60 + n} {1795640160 + n * 60}000\n'
-        for n in range(3)
+        f'{{__name__="DCGM_FI_DEV_GPU_TEMP", gpu="0", Hostname="gpu0001"}} {60 + n} {at_s}000\n'
+        for n, at_s in enumerate(range(1795640160, 1795640340, 60))
     )
     text = f"# TYPE DCGM_FI_DEV_GPU_TEMP gauge\nDCGM_FI_DEV_GPU_TEMP{{{labels}}} 71 1795640400000\nup{{}} 1\n"
     ranges = {

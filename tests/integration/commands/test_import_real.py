@@ -1,0 +1,175 @@
+"""`healer import` over what real programs write here: Slurm 22.05 and 24.11, rsyslog, systemd's journal."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healer.embedded.embedded_slurm import RealSlurm
+from tests.support import slurm, trixie
+from tests.support.processes import clean_environ
+from tests.support.rsyslog import Rsyslog
+from tests.support.slurm import clean, hands, real_slurm, sbatch  # noqa: F401 - a fixture
+from tests.support.wait import wait_until
+
+HEALER = Path(__file__).parents[3] / ".venv" / "bin" / "healer"
+REMOTE = "/lib/systemd/systemd-journal-remote"
+XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, GPU has fallen off the bus."
+
+
+def healer(*words: str | Path) -> Any:
+    """The JSON that the command prints, every rule automatic."""
+    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
+    done = subprocess.run(
+        [HEALER, *map(str, words), "--json"],
+        env=environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def changes(recording: Path, kind: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in recording.read_text().splitlines()]
+    return [
+        row | {"shown_s": datetime.fromisoformat(entry["at"]).timestamp()}
+        for entry in entries
+        if entry["route"] == f"slurm/{kind}"
+        for row in entry["body"].get("changed", [])
+    ]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("cluster", [slurm.started, trixie.started], ids=["22.05", "24.11"])
+def test_drains_and_jobs_of_a_real_slurm(cluster: Callable[[], RealSlurm], tmp_path: Path) -> None:
+    site = cluster()
+    begin = site.slurmctld_log.stat().st_size
+    done_s: dict[str, float] = {}
+
+    def timed(name: str, *command: str) -> None:
+        site.run(*command)
+        done_s[name] = time.time()
+
+    quick = sbatch(site, "-w", "gpu0001", script="exit 3")
+    long = sbatch(site, "-w", "gpu0002,gpu0003", "-N2", gpus=8)
+    scheduler = hands(site)
+    try:
+        wait_until(lambda: site.run("squeue", "-h", "-j", long, "-o", "%T").strip() == "RUNNING", 30)
+        ended = ("FAILED", "COMPLETED")
+        wait_until(lambda: (job := scheduler.job(quick)) is not None and job.state in ended, 30)
+        timed("drain", "scontrol", "update", "NodeName=gpu0005", "State=DRAIN", "Reason=fan 4711")
+        timed("requeue", "scontrol", "requeue", long)
+        time.sleep(1.2)
+        timed("resume", "scontrol", "update", "NodeName=gpu0005", "State=RESUME")
+        timed("out", "scontrol", "update", "NodeName=gpu0006", "State=DRAIN", "Reason=nvlink")
+        (tmp_path / "slurmctld.log").write_bytes(site.slurmctld_log.read_bytes()[begin:])
+        (tmp_path / "sinfo.txt").write_text(site.run("sinfo", "-R"))
+        (tmp_path / "nodes.txt").write_text(site.run("scontrol", "show", "node"))
+    finally:
+        clean(site, [quick, long])
+
+    recording = tmp_path / "past.jsonl"
+    names = ("slurmctld.log", "sinfo.txt", "nodes.txt")
+    report = healer("import", *(tmp_path / name for name in names), "--output", recording)
+    assert [source["kind"] for source in report["sources"]] == ["slurmctld", "sinfo-R", "nodes"]
+    assert [source["skipped"] for source in report["sources"]] == [{}, {}, {}]
+    assert report["nodes"] == site.nodes
+
+    drained, back = [row for row in changes(recording, "nodes") if row["name"] == "gpu0005"]
+    assert (drained["state"], drained["reason"], drained["gpus"]) == (["IDLE", "DRAIN"], "fan 4711", 8)
+    assert drained["shown_s"] == pytest.approx(done_s["drain"], abs=1.5)
+    assert back["state"] == ["IDLE"]
+    assert back["shown_s"] == pytest.approx(done_s["resume"], abs=1.5)
+    out = [row for row in changes(recording, "nodes") if row["name"] == "gpu0006"]
+    assert out[-1]["reason_user"] == "root"
+    jobs = changes(recording, "jobs")
+    assert [row["state"] for row in jobs if row["id"] == quick] == ["RUNNING", "FAILED"]
+    lives = [row for row in jobs if row["id"] == long]
+    assert [(row["state"], row["restarts"]) for row in lives][:2] == [("RUNNING", 0), ("PENDING", 1)]
+    assert lives[0]["nodes"] == ["gpu0002", "gpu0003"]
+    assert lives[1]["shown_s"] == pytest.approx(done_s["requeue"], abs=1.5)
+
+    document = healer("replay", recording)
+    opened = {incident["root"]["node"]: incident for incident in document["incidents"]}
+    assert opened["gpu0005"]["rule"] == opened["gpu0006"]["rule"] == "person-drain"
+    at_s = datetime.fromisoformat(opened["gpu0005"]["opened"]).timestamp()
+    assert at_s == pytest.approx(done_s["drain"], abs=1.5)
+
+
+TEMPLATES = ("RSYSLOG_TraditionalFileFormat", "RSYSLOG_FileFormat", "RSYSLOG_SyslogProtocol23Format")
+
+
+def test_what_rsyslog_writes(scratch: Path) -> None:
+    """The same kernel line by three templates, and by the name of a user's program none."""
+    relay = Rsyslog(scratch, "http://127.0.0.1:9", "none")
+    files = [scratch / f"{name}.log" for name in TEMPLATES]
+    actions = [
+        f'action(type="omfile" file="{file}" template="{name}")\n'
+        for file, name in zip(files, TEMPLATES, strict=True)
+    ]
+    relay.conf.write_text("".join([relay.conf.read_text(), *actions]))
+    try:
+        relay.start()
+        relay.kernel(f"3,1,150000001,-;{XID}")
+        relay.logger("-t", "nvidia", XID)
+        wait_until(lambda: all(f.exists() and f.read_text().count("Xid") == 2 for f in files), 30)
+    finally:
+        relay.stop()
+        relay.close()
+    for file in files:
+        report = healer("import", file, "--output", scratch / "past.jsonl")
+        (source,) = report["sources"]
+        assert (source["kind"], source["signals"]) == ("syslog", 1), file.read_text()
+        assert list(source["skipped"]) == ["not the kernel's own line"]
+        document = healer("replay", scratch / "past.jsonl")
+        assert [incident["rule"] for incident in document["incidents"]] == ["gpu-lost"]
+
+
+def test_what_the_journal_prints(tmp_path: Path) -> None:
+    record = (
+        "__REALTIME_TIMESTAMP=1763640000000000\n__MONOTONIC_TIMESTAMP=150000001\n"
+        "_BOOT_ID=0b11d014168544bda6ed5fc0bc1c44ae\n_MACHINE_ID=11111111111111111111111111111111\n"
+        "_HOSTNAME=gpu0001.site.example\n_SOURCE_MONOTONIC_TIMESTAMP=150000001\n"
+    )
+    kernel = f"{record}_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={XID}\n\n"
+    forged = f"{record}_TRANSPORT=syslog\n_PID=7\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={XID}\n\n"
+    file = tmp_path / "node.journal"
+    subprocess.run([REMOTE, "-o", str(file), "-"], input=(kernel + forged).encode(), check=True, timeout=60)
+    digests = []
+    for form in ("json", "export"):
+        printed = tmp_path / f"printed.{form}"
+        with printed.open("wb") as out:
+            subprocess.run(["journalctl", f"--file={file}", "-o", form], stdout=out, check=True, timeout=60)
+        report = healer("import", printed, "--output", tmp_path / "past.jsonl")
+        (source,) = report["sources"]
+        assert (source["kind"], source["signals"], source["plain"]) == (f"journal-{form}", 1, 1)
+        (incident,) = healer("replay", tmp_path / "past.jsonl")["incidents"]
+        assert (incident["root"]["node"], incident["opened"]) == ("gpu0001", "2025-11-20T12:00:00Z")
+        digests.append(incident["id"])
+    assert digests[0] == digests[1]
+
+
+def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
+    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n"
+    environ = clean_environ() | {"HEALER_MODE": "auto"}
+    words = ["import", "-", "--as", "syslog", "--output", str(tmp_path / "r.jsonl")]
+    done = subprocess.run(
+        [HEALER, *words], input=line, env=environ, capture_output=True, text=True, check=True
+    )
+    assert "1 signals" in done.stdout
+    for wrong, said in (
+        (["import", "-", "--as", "nonsense", "--output", "r"], "none of syslog"),
+        (["import", str(tmp_path / "missing"), "--output", "r"], "cannot be read"),
+        (["import", "-", "--time-zone", "Mars", "--output", "r"], "no time zone"),
+        (["import", "-", "--output", str(tmp_path / "no" / "r")], "is no folder"),
+    ):
+        done = subprocess.run(
+            [HEALER, *wrong], input="", env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0 and said in " ".join(done.stderr.split()), done.stderr
+    assert os.listdir(tmp_path) == ["r.jsonl"]

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from healer.api.client_certificates import CERTIFICATE, names_shown
 from healer.api.cookies import read_cookie
-from healer.api.metrics import REGISTRY, REQUESTS
+from healer.api.metrics import REQUESTS, counter
 from healer.api.problems import Errors, Problem, ending, held_back, problem_of
 from healer.api.quotas import SENDER, loss_of, route_of
 from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
@@ -47,11 +47,8 @@ IDLE_S = 75
 _OWN_FILES = 256
 #: Share of all connections for one address; a proxy in front of many senders needs some hundred.
 PEER_SHARE, PEER_LEAST = 0.25, 200
-_ENDED = Counter(
-    "healer_connections_ended",
-    "Connections that were ended because they brought nothing, or were too many.",
-    ("why",),
-    registry=REGISTRY,
+_ENDED = counter(
+    "connections_ended", "Connections that were ended because they brought nothing, or were too many.", "why"
 )
 #: Answers where no request reaches the application; the connection ends with them.
 _WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")

@@ -13,7 +13,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    Info,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -34,41 +33,64 @@ ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 
 
-def _counter(name: str, text: str, *labels: str) -> Counter:
+class Described(NamedTuple):
+    """A metric as docs/metrics.md shows it. `kind` is Prometheus' type."""
+
+    kind: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+#: What this process counts, by name.
+_COUNTED: dict[str, Described] = {}
+
+
+def counter(name: str, text: str, *labels: str) -> Counter:
+    """`healer_NAME_total`."""
+    _COUNTED[f"healer_{name}_total"] = Described("counter", text, labels)
     return Counter(f"healer_{name}", text, labels, registry=REGISTRY)
 
 
 def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    _COUNTED[f"healer_{name}"] = Described("gauge", text, labels)
     return Gauge(f"healer_{name}", text, labels, registry=REGISTRY)
 
 
-Info("healer_build", "The version that answers.", registry=REGISTRY).info({"version": __version__})
-DATABASE_UP = _gauge("database_up", "1 while the database answers this process; 0: what it holds is missing.")
-SIGNALS = _counter("signals", "Signals by route and what became of them.", "route", "result")
-LOST = _counter(
+def _histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+    _COUNTED[f"healer_{name}"] = Described("histogram", text)
+    return Histogram(f"healer_{name}", text, buckets=buckets, registry=REGISTRY)
+
+
+_gauge("build_info", "1, with the version that answers.", "version").labels(__version__).set(1)
+DATABASE_UP = _gauge(
+    "database_up", "1 while the database answers this process; with 0 there are no figures of it."
+)
+SIGNALS = counter("signals", "Signals by route and what became of them.", "route", "result")
+LOST = counter(
     "signals_lost", "Signals that were sent and are not stored, by route and reason.", "source", "reason"
 )
-COMMIT_S = Histogram(
-    "healer_signals_commit_seconds",
+COMMIT_S = _histogram(
+    "signals_commit_seconds",
     "Time from a read request to its commit.",
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
-    registry=REGISTRY,
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
 )
 QUEUED = _gauge(
     "signals_queued", "What waits to be written: events, and bytes of steps and metrics.", "queue"
 )
 _SPOOLED = _gauge("spool_entries", "Accepted signals on disk while the database is away.")
-_SPOOL_BYTES = _gauge("spool_bytes", "What they take on disk.")
-_SPOOL_LIMIT_BYTES = _gauge("spool_limit_bytes", "What they may take on disk; then senders get 503.")
-_SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Since when the oldest of them waits; 0: none waits.")
-REQUESTS = _counter("http_requests", "Requests by method and status.", "method", "status")
-CREDENTIALS_REFUSED = _counter(
+_SPOOL_BYTES = _gauge("spool_bytes", "Size of the spool on disk.")
+_SPOOL_LIMIT_BYTES = _gauge(
+    "spool_limit_bytes", "Most that the spool may take on disk; beyond it senders get 503."
+)
+_SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Age of the oldest signal in the spool; 0: none waits.")
+REQUESTS = counter("http_requests", "Requests by method and status.", "method", "status")
+CREDENTIALS_REFUSED = counter(
     "credentials_refused",
     "Credentials that were refused: wrong, or not looked up as their address had spent its budget.",
     "why",
 )
 REFUSED_ADDRESSES = _gauge("refused_addresses", "Addresses that have spent their budget now.")
-REFUSALS = _counter("guard_refusals", "Requests that a guard refused.", "guard")
+REFUSALS = counter("guard_refusals", "Requests that a guard refused.", "guard")
 
 _ACTIVE = tuple(sorted(state.value for state in RunState if state not in ENDED_RUN_STATES))
 
@@ -114,10 +136,12 @@ FIGURES: dict[str, Figure] = {
         "Incidents opened in the last 30 days that people reviewed.", _by("rule", "review")
     ),
     "runs_active": Figure("Runs that have not ended.", _by("state"), _ACTIVE),
-    "runs_oldest_seconds": Figure("Age of the oldest of them.", _by("state"), _ACTIVE),
+    "runs_oldest_seconds": Figure("Age of the oldest run that has not ended.", _by("state"), _ACTIVE),
     "runs_last_day": Figure("Runs created in the last 24 h, as they stand now.", _by("playbook", "state")),
-    "runs_due": Figure("Running runs that no worker has in hand and whose time has come.", _CLUSTER, ()),
-    "runs_due_oldest_seconds": Figure("Since when the oldest of them waits.", _CLUSTER, ()),
+    "runs_due": Figure("Runs that may go on and that no worker has in hand.", _CLUSTER, ()),
+    "runs_due_oldest_seconds": Figure(
+        "How long the first of these runs has waited for a worker.", _CLUSTER, ()
+    ),
     "slots_used": Figure("Nodes out by healer.", _CLUSTER, ()),
     "breaker_open": Figure("1 while the breaker is not closed.", _CLUSTER, ()),
     "pauses": Figure("Pauses in force; an empty cluster: for all clusters.", _CLUSTER, ()),
@@ -128,17 +152,21 @@ FIGURES: dict[str, Figure] = {
         "GPU time that jobs lost to incidents opened in the last 24 h, as far as known.", _CLUSTER, ()
     ),
     "inbox_waiting": Figure("Signals stored and not walked yet.", _CLUSTER, ()),
-    "inbox_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "inbox_oldest_seconds": Figure("Age of the oldest signal not walked yet.", _CLUSTER, ()),
     "part_beat_age_seconds": Figure("Since a part of healer last said that it works.", _by("part")),
     "slurm_snapshot_age_seconds": Figure("Age of Slurm's latest picture."),
     "slurm_read_failing": Figure("1 while the last reading of Slurm failed."),
     "audit_unsealed_records": Figure("Audit records that wait for their seal.", _CLUSTER, ()),
-    "audit_unsealed_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "audit_unsealed_oldest_seconds": Figure(
+        "Age of the oldest record that waits for its seal.", _CLUSTER, ()
+    ),
     "audit_witness_age_seconds": Figure("Since a witness last had all checkpoints.", _by("witness")),
     "senders": Figure("Tokens that sent signals in the last 7 days, by route.", _by("route")),
-    "senders_heard": Figure("Those of them that were heard in the last 2 minutes.", _by("route")),
+    "senders_heard": Figure("Tokens that sent signals in the last 2 minutes, by route.", _by("route")),
     "messages_waiting": Figure("Messages that wait for a sink.", _CLUSTER, ()),
-    "messages_waiting_oldest_seconds": Figure("Age of the oldest of them.", _CLUSTER, ()),
+    "messages_waiting_oldest_seconds": Figure(
+        "Age of the oldest message that waits for a sink.", _CLUSTER, ()
+    ),
     "messages_failed": Figure("Messages that no sink took.", _CLUSTER, ()),
     "scrape_targets": Figure("What healer fetches itself.", _by("state")),
     # Another process counts these two; they restart with it.
@@ -150,6 +178,18 @@ FIGURES: dict[str, Figure] = {
         "Free share of the disk with the database; missing where the database runs elsewhere.", ()
     ),
 }
+
+
+def described() -> dict[str, Described]:
+    """healer's metrics by name: those of this process, then those of the database."""
+    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in FIGURES}
+    stored = {
+        f"healer_{name}": Described(kinds[name], figure.text, figure.labels)
+        for name, figure in FIGURES.items()
+    }
+    return _COUNTED | stored
+
+
 #: Name of a figure -> {label values: number}.
 Found = Mapping[str, Mapping[tuple[str, ...], float]]
 
@@ -177,11 +217,10 @@ def spool_figures(spool: Spool) -> None:
 class _Stored(Collector):
     """The figures of one request."""
 
-    def __init__(self, found: Found, shown: Sequence[str] | None) -> None:
-        """`shown`: the clusters that the caller may see; None: all."""
+    def __init__(self, found: Found, clusters: Sequence[str]) -> None:
         named = {labels[0] for each in found.values() for labels in each if labels}
-        hidden = set() if shown is None else named - {"", *shown}
-        self._clusters = sorted(named - {""} - hidden)
+        hidden = named - {"", *clusters}
+        self._clusters = sorted(named.intersection(clusters))
         self._found = {
             name: {labels: value for labels, value in each.items() if not hidden.intersection(labels[:1])}
             for name, each in found.items()
@@ -198,8 +237,8 @@ class _Stored(Collector):
                 yield family
 
 
-def exposition(found: Found, shown: Sequence[str] | None = None) -> bytes:
-    """The text of /metrics, of these clusters (None: all)."""
+def exposition(found: Found, clusters: Sequence[str]) -> bytes:
+    """The text of /metrics, of these clusters."""
     stored = CollectorRegistry()
-    stored.register(_Stored(found, shown))
+    stored.register(_Stored(found, clusters))
     return generate_latest(REGISTRY) + generate_latest(stored)

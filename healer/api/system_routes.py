@@ -72,8 +72,12 @@ def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, caller: Viewer) -> Response:
     """healer's own figures, as Prometheus reads them. While the database is away: those of this process."""
-    shown = await run_in_threadpool(clusters_shown, request, caller)
+    services = services_of(request)
     found: Found = {}
+    shown = await run_in_threadpool(clusters_shown, request, caller)
+    # Rows of a cluster that left the settings would alarm for ever.
+    known = services.clusters or (services.cluster,)
+    shown = [cluster for cluster in known if shown is None or cluster in shown]
     is_up = False
     with suppress(Unavailable):
         found, is_up = await request.app.state.reach.ask(_stored_figures, request), True

@@ -54,6 +54,7 @@ from healer.settings import secret_names, setting_names
 from healer.signals.step_times import StepSample
 from healer.signals.wire import JobCheckpointBody
 from tests.support.api import Api
+from tests.support.monitoring import alerts
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -211,9 +212,10 @@ def test_every_word_in_answers_is_explained(words: type[StrEnum], name: str) -> 
     assert missing([word.value for word in words], name) == []
 
 
-def test_every_runbook_that_rules_name_exists() -> None:
+def test_every_runbook_that_rules_and_alerts_name_exists() -> None:
     rules = load(ROOT / "rules")
     named = {one.runbook for one in (*rules.rules, *rules.playbooks.values()) if one.runbook}
+    named |= {alert["annotations"]["runbook_url"].rpartition("/")[2] for alert in alerts()}
     assert named == {path.stem for path in (DOCS / "runbooks").glob("*.md")}
 
 

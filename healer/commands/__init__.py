@@ -12,12 +12,16 @@ class Failed(Exception):
 
 
 def say(text: str = "", *, err: bool = False, lines: bool = False) -> None:
-    """Prints a line to standard output, or to standard error, with symbols for what cannot be seen: names and
-    lines of others are in it. `lines`: the text has several lines."""
+    """Prints a line to standard output, or to standard error, in the language of the terminal, with symbols
+    for what cannot be seen: names and lines of others are in it. `lines`: the text has several lines."""
     import typer
 
     from healer.model.shown import shown
+    from healer.text import Said, in_language
+    from healer.text.language import current
 
+    if isinstance(text, Said):
+        text = in_language(text, current.get())
     typer.echo(shown(text, keep="\n\t" if lines else ""), err=err)
 
 

@@ -1,6 +1,7 @@
 """The command line. Light: what a command needs is imported when it runs (a test checks it)."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,12 +35,14 @@ COMMANDS = (
     "topology",
     "model",
     "import_history",
+    "site_report",
     "replay",
     "simulate",
     "audit",
     "hook",
     "backup",
     "doctor",
+    "support_bundle",
 )
 
 
@@ -105,7 +108,11 @@ def _run(arguments: Sequence[str] | None) -> None:
     from healer.embedded.user import EmbeddedError
     from healer.model.shown import shown
     from healer.settings import SettingsError
+    from healer.text import language
 
+    given = sys.argv[1:] if arguments is None else arguments
+    if "--json" not in given:  # programs read that, and get the same everywhere
+        language.current.set(language.of_locale(os.environ))
     try:
         build()(arguments)
     except SettingsError as error:

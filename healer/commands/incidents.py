@@ -1,15 +1,12 @@
 """`healer incidents` and `healer evidence`: the list, one incident in full, and its evidence files."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import typer
 
 from healer.commands import Failed, say
+from healer.commands.phrases import incident_lines, timeline_title, where
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
-from healer.model import IncidentVerdict, JobHit
-from healer.text import from_stored
 
 
 def register(app: typer.Typer) -> None:
@@ -41,20 +38,12 @@ def incidents(
     print_list(listed, _INCIDENTS, json, clusters=True)
 
 
-def _where(root: dict) -> str:
-    """The node, or the switch, device with its part, job or cluster."""
-    name = root.get("node") or root.get("switch") or " ".join(
-        root[word] for word in ("device", "part") if root.get(word)
-    )  # fmt: skip
-    return name or (f"job {root['job']}" if root.get("job") else f"cluster {root['cluster']}")
-
-
 _INCIDENTS: dict[str, Column] = {
     "ID": lambda incident: incident["id"][:8],
     "SEV": "severity",
     "STATE": "state",
     "OPENED (UTC)": lambda incident: incident["opened"][:19],
-    "WHERE": lambda incident: _where(incident["root"]),
+    "WHERE": lambda incident: where(incident["root"]),
     "WHAT": "title",
 }
 _FILES: dict[str, Column] = {
@@ -67,74 +56,15 @@ _FILES: dict[str, Column] = {
 
 
 def _show(found: dict) -> None:
-    """Prints the incident: verdict, evidence, ruled-out causes, impact, similar incidents, runs and
-    timeline."""
-    from healer.incidents.impact import total_loss_text  # with all detectors, and numpy
-
-    say(f"{found['severity']} {found['state']}: {found['title']}")
-    say(f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}")
-    if found["closed_why"]:
-        say(f"closed {found['closed']}: {found['closed_why']}")
-    _verdict(found["verdict"])
-    _listed("WHOM IT HIT", [_job(job, found) for job in found["jobs"]], total_loss_text(_hits(found)))
-    _listed(
-        "SIMILAR",
-        [
-            f"{other['id'][:8]} {_where(other['root'])} {other['opened'][:10]}: {other['ended']}"
-            for other in found["similar"]
-        ],
-    )
-    _listed("ACTION", _done(found))
+    for line in incident_lines(found):
+        say(line)
     say()
-    say("TIMELINE")
-    rows = [(entry["at"][:23], entry["kind"], entry["by"], entry["text"]) for entry in found["timeline"]]
-    print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
-
-
-def _verdict(document: dict) -> None:
-    from healer.incidents.incident_verdict import certainty_text, ruled_out_text
-
-    verdict = from_stored(document, IncidentVerdict)
-    nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
-    say()
-    say(f"VERDICT: {verdict.sentence}")
-    say(f"  how sure: {certainty_text(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
-    if verdict.retest is not None:
-        say(f"  what decides: {verdict.retest.text}")
-    _listed("WHY (evidence and findings)", verdict.why)
-    _listed("CONSIDERED AND SET ASIDE", [ruled_out_text(alternative) for alternative in verdict.set_aside])
-
-
-def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
-    if rows:
-        say()
-        say(f"{title}{f': {more}' if more else ''}")
-        for row in rows:
-            say(f"  - {row}")
-
-
-def _hits(found: dict) -> list[JobHit]:
-    return msgspec.convert(found["hit"], list[JobHit])
-
-
-def _job(job: dict, found: dict) -> str:
-    from healer.incidents.impact import loss_text
-
-    hit = next((hit for hit in _hits(found) if hit.job == job["id"]), None)
-    user = job.get("user") or (hit.user if hit else "")
-    held = f", {hit.gpus} GPUs" if hit and hit.gpus else ""
-    lost = f": {loss_text(hit)}" if hit else ""
-    return f"job {job['id']}{f' of {user}' if user else ''}{held}{lost}"
-
-
-def _done(found: dict) -> list[str]:
-    """Its runs with their states; if there is none, why nothing is done."""
-    runs = [
-        f"{run['playbook']} on {run.get('node') or run.get('job')}: {run['state']}"
-        + (f", asks: {run['question']}" if run.get("question") else "")
-        for run in found["runs"]
+    say(timeline_title())
+    rows = [
+        (entry["at"][:23].replace("T", " "), entry["kind"], entry["by"], entry["text"])
+        for entry in found["timeline"]
     ]
-    return runs or [f"nothing: {decision['why']}" for decision in found["decisions"][-1:]]
+    print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
 
 
 def evidence(

@@ -34,7 +34,7 @@ _NODES: dict[str, Column] = {
     "SLURM": lambda node: "+".join(node["slurm"].get("state", [])),
     "JOBS": "may_run_jobs",
     "WHY": lambda node: "; ".join(
-        [node["why"].removesuffix("."), *(f"now: {activity['text']}" for activity in node.get("context", []))]
+        [node["why"].rstrip(".。"), *(f"now: {activity['text']}" for activity in node.get("context", []))]
     ),
 }
 _LEMONS: dict[str, Column] = {

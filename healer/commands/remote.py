@@ -12,6 +12,8 @@ import typer
 from healer.commands import Failed, say_json
 from healer.commands.kept_logins import kept_login
 from healer.model.shown import one_line, shown
+from healer.text import in_language
+from healer.text.language import current
 
 if TYPE_CHECKING:
     import httpx
@@ -44,7 +46,8 @@ class Client:
         self._http = httpx.Client(
             base_url=self.url,
             timeout=timeout_s,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers={"Accept-Language": current.get()}
+            | ({"Authorization": f"Bearer {token}"} if token else {}),
             follow_redirects=False,
             verify=_trust(variables),
         )
@@ -181,7 +184,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    language = current.get()
+    titles = [in_language(column, language) for column in columns]
+    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(Text(shown(_words(cell))) for cell in row))
     console = Console(highlight=False)

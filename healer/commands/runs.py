@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed, say
+from healer.commands.phrases import run_lines, run_state
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -81,10 +82,8 @@ _PAUSES: dict[str, Column] = {
 
 
 def _show(found: dict[str, Any]) -> None:
-    say(f"{found['title']} on {found['node'] or found['job']}: {found['state']}")
-    say(f"asked by {found['by']}: {found['reason']}")
-    if found["question"]:
-        say(f"asks: {found['question']}")
+    for line in run_lines(found):
+        say(line)
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 
@@ -161,8 +160,7 @@ def _outcome(answer: dict[str, Any]) -> str:
 
 
 def _line(answer: dict[str, Any]) -> str:
-    asks = f" ({answer['question']})" if answer["question"] else ""
-    return f"run {answer['id']}: {answer['state']}{asks}"
+    return run_state(answer)
 
 
 def _input(text: str) -> tuple[str, str]:
@@ -234,7 +232,7 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with Client() as api:
         answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
-    print_json(answer) if json else say(f"run {answer['id']}: {answer['state']}")
+    print_json(answer) if json else say(run_state(answer))
 
 
 def pause(

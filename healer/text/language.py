@@ -1,5 +1,6 @@
 """In which language somebody reads: what a browser's cookie chose, else what it accepts, else English."""
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
@@ -7,6 +8,13 @@ COOKIE = "healer_language"
 
 #: The language of the request that is being answered.
 current: ContextVar[str] = ContextVar("language", default="en")
+
+
+def of_locale(environ: Mapping[str, str]) -> str:
+    """The language of a terminal: of LC_ALL, else LC_MESSAGES, else LANG; else English."""
+    name = next(filter(None, map(environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    word = name.lower().replace(".", "_").split("_")[0]
+    return word if word in LANGUAGES else "en"
 
 
 def chosen(cookie: str | None, accepts: str) -> str:

@@ -15,9 +15,10 @@ from typer.testing import CliRunner, Result
 from healer.adapters.postgres import node_rows, tables
 from healer.adapters.token_key import KEY_FILE
 from healer.commands import Failed
-from healer.commands.cli import build
+from healer.commands.cli import build, main
 from healer.incidents.lifecycle import PROBATION
 from healer.model import IncidentState, Inventory, Run, RunState, Verdict
+from healer.text.language import current
 from tests.support.api import (
     CLUSTER,
     TOKEN_KEY,
@@ -128,7 +129,7 @@ def test_a_run_from_plan_to_start(healer: Healer) -> None:
     run = json.loads(made.stdout)
     assert run["state"] == "running"
     assert run["id"] in healer("runs").stdout
-    assert "asked by ann: fan" in healer("runs", run["id"]).stdout
+    assert "Requested by ann: fan" in healer("runs", run["id"]).stdout
 
 
 def test_a_run_that_waits_is_approved(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
@@ -360,3 +361,29 @@ def test_breaking_the_glass(healer: Healer, served: tuple[Api, httpx.Client]) ->
     assert ended.exit_code == 0 and "new seal" in ended.stdout
     again = healer("break-glass", "end", "--reason", "x")
     assert again.exit_code == 1 and "no break-glass access is active" in str(again.exception)
+
+
+def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(
+    served: tuple[Api, httpx.Client], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api, client = served
+    monkeypatch.setenv("HEALER_URL", str(client.base_url))
+    monkeypatch.setenv("HEALER_TOKEN", api.token("viewer", name="ann"))
+    monkeypatch.delenv("HEALER_CA_FILE", raising=False)
+    monkeypatch.delenv("LC_ALL", raising=False)
+
+    def printed(language: str, *arguments: str) -> str:
+        monkeypatch.setenv("LANG", language)
+        token = current.set("en")
+        try:
+            main(["nodes", *arguments])
+        except SystemExit as end:
+            assert not end.code
+        finally:
+            current.reset(token)
+        return capsys.readouterr().out
+
+    assert printed("C.UTF-8").split()[:2] == ["NODE", "VERDICT"]
+    chinese = printed("zh_CN.UTF-8")
+    assert chinese.split()[:2] == ["节点", "结论"] and "未发现问题" in chinese
+    assert printed("zh_CN.UTF-8", "--json") == printed("en_US.UTF-8", "--json")

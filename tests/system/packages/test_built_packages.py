@@ -23,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 NAMES = ("debian12", "node-deb", "node-rpm")
 #: The names that no file of settings may hold: where it lies, and what clients alone read.
-NOT_IN_FILE = re.compile(r"HEALER_(CONFIG|URL|TOKEN|TOKEN_FILE|CA_FILE|HOOK_SPOOL|SLURM_LOGIN)$")
+NOT_IN_FILE = re.compile(r"HEALER_(CONFIG|URL|TOKEN|TOKEN_FILE|CA_FILE|HOOK_SPOOL)$")
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,10 @@ class Built:
     source: Path
 
 
-def build(out: Path, work: Path, *names: str, mask: int = 0o022, **environ: str) -> None:
-    """By the builder of the commit."""
+def build(commit: str, out: Path, work: Path, mask: int = 0o022, **environ: str) -> None:
     work.mkdir()
-    command = [
-        sys.executable,
-        ROOT / "deploy/packages/build.py",
-        *names,
-        "--quick",
-        "--out",
-        out,
-        "--work",
-        work,
-    ]
+    options = ["--quick", "--commit", commit, "--out", out, "--work", work]
+    command = [sys.executable, ROOT / "deploy/packages/build.py", *NAMES, *options]
     done = subprocess.run(
         command, umask=mask, env=os.environ | environ, capture_output=True, text=True, check=False
     )
@@ -59,13 +50,14 @@ def build(out: Path, work: Path, *names: str, mask: int = 0o022, **environ: str)
 def built() -> Iterator[Built]:
     with scratch_folder("/var/tmp") as folder:
         made = Built(*(folder / name for name in ("first", "second", "server", "node", "source")))
-        build(made.first, folder / "a", *NAMES)
-        build(made.second, folder / "another-place", *NAMES, mask=0o077, TZ="Asia/Tokyo", LANG="C")
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+        build(commit, made.first, folder / "a")
+        build(commit, made.second, folder / "another-place", mask=0o077, TZ="Asia/Tokyo", LANG="C")
         for name, to in (("healer_*.deb", made.server), ("healer-node_*.deb", made.node)):
             [package] = made.first.glob(name)
             subprocess.run(["dpkg-deb", "--raw-extract", package, to], check=True)
         made.source.mkdir()
-        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", made.source], input=archive, check=True)
         yield made
 

@@ -1,4 +1,4 @@
-"""Checks of `healer doctor`: which nodes follower and hooks report from, and which rules found nothing yet."""
+"""Checks of `healer doctor`: which nodes follower and hooks report from, and which rules found nothing."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

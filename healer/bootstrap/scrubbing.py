@@ -1,0 +1,75 @@
+"""Takes secrets out of text: those that this installation has, by value, and others by how they look."""
+
+import json
+import re
+from collections.abc import Iterable
+from urllib.parse import quote, quote_plus, urlsplit
+
+REMOVED = "(removed)"
+#: Shorter values would take ordinary words with them; no secret of healer's own is that short.
+_SHORTEST = 6
+
+#: Names of secrets, but for names of files that hold one.
+_NAME = (
+    r"(?i:[\w.-]*(?:passw(?:or)?d|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|routing[_-]?key"
+    r"|integration[_-]?key|private[_-]?key|credential|cookie|session[_-]?id)[\w-]*(?<!_file)(?<!_dir))"
+)
+_KEY = "PRIVATE KEY-----"
+#: What each looks like, and what stays of it.
+_LOOKS: tuple[tuple[str, str], ...] = (
+    (rf"(?s)-----BEGIN [A-Z ]*{_KEY}.*?(?:-----END [A-Z ]*{_KEY}|\Z)", REMOVED),
+    (r"(?i)\b((?:proxy-)?authorization\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+", rf"\1{REMOVED}"),
+    (r"(?i)\b((?:set-)?cookie\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+", rf"\1{REMOVED}"),
+    (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {REMOVED}"),
+    (r"\bheal[a-z]*_\w+_[\w-]{16,}", REMOVED),
+    (r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*", REMOVED),
+    (r"\b(?:xox[a-z]-|xapp-|gh[pousr]_|github_pat_|glpat-|AKIA)[\w-]{10,}", REMOVED),
+    (r"(https://hooks\.slack\.com/services/)[\w/-]+", rf"\1{REMOVED}"),
+    (r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
+    (r"(\bhttps?://[^\s\"'<>?#]+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
+    # In quotes, also where the whole text is quoted once more; then a line of YAML; then a word.
+    (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
+    (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),
+    (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*)(?!\\*[\"'(])[^\s,;&\"'\\}}\])]+", rf"\1{REMOVED}"),
+)
+_PATTERNS = tuple((re.compile(look), kept) for look, kept in _LOOKS)
+
+
+class Scrubber:
+    """`values`: secrets in plain text; each is found as it is, in JSON, and as a part of a URL."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        forms = {form for value in values for form in _forms(value) if len(form) >= _SHORTEST}
+        # The longest first: one may be the beginning of another.
+        words = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+        self._values = re.compile(words) if words else None
+
+    def __call__(self, text: str) -> str:
+        if self._values is not None:
+            text = self._values.sub(REMOVED, text)
+        for pattern, kept in _PATTERNS:
+            text = pattern.sub(kept, text)
+        return text
+
+
+def _forms(value: str) -> set[str]:
+    """How a secret may be written: also its lines, and what of a URL is secret."""
+    parts = {value.strip(), *(line.strip() for line in value.splitlines())}
+    if "://" in value:
+        parts |= _secret_parts(value.strip())
+    encoded = {form for part in parts for form in (quote(part), quote(part, safe=""), quote_plus(part))}
+    quoted = {json.dumps(part)[1:-1] for part in parts}
+    plain = {json.dumps(part, ensure_ascii=False)[1:-1] for part in parts}
+    twice = {json.dumps(part)[1:-1] for part in quoted}
+    return parts | encoded | quoted | plain | twice
+
+
+def _secret_parts(url: str) -> set[str]:
+    """The password, the query, its values, and long segments of the path, as webhooks have them."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return set()
+    values = {word.partition("=")[2] for word in parts.query.split("&")}
+    segments = {segment for segment in parts.path.split("/") if len(segment) >= 16}
+    return {parts.password or "", parts.query} | values | segments

@@ -1,0 +1,46 @@
+"""`healer support-bundle`: one file for somebody who helps."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from healer.commands import Failed, say, say_json
+from healer.settings import load_executor
+
+
+def register(app: typer.Typer) -> None:
+    app.command("support-bundle")(support_bundle)
+
+
+def support_bundle(
+    output: Path | None = typer.Option(
+        None, "--output", help="The file to write. Default: named by the time."
+    ),
+    *,
+    pseudonymise: bool = typer.Option(
+        False, "--pseudonymise", help="Replace the names of persons, nodes, users and jobs."
+    ),
+    incidents: int = typer.Option(
+        20, "--incidents", min=0, max=500, help="How many of the newest incidents."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One JSON document."),
+) -> None:
+    """Collect versions, settings, checks, logs, rules, counts, metrics and incidents, without secrets."""
+    settings = load_executor()
+    from healer.bootstrap import log_to_stderr
+    from healer.bootstrap.support_bundle import Wanted, make_bundle
+    from healer.commands.doctor import document
+
+    log_to_stderr()
+    target = (output or Path(f"healer-support-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")).absolute()
+    try:
+        names = make_bundle(settings, target, Wanted(document, pseudonymise, incidents))
+    except OSError as error:
+        raise Failed(f"{target} cannot be written: {error.strerror}.") from None
+    if as_json:
+        say_json(json.dumps({"file": str(target), "bytes": target.stat().st_size, "members": names}))
+        return
+    say(f"{target}: {target.stat().st_size / 1e6:.1f} MB, {len(names)} files")
+    say("Secrets were removed by value and by form. Look through it before you send it: tar xzf FILE")

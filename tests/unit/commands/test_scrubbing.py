@@ -1,0 +1,111 @@
+"""No secret passes, whatever it is called and however it is written; what helps to understand stays."""
+
+import json
+import string
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healer.bootstrap.pseudonyms import Pseudonyms
+from healer.bootstrap.scrubbing import REMOVED, Scrubber
+
+WORDS = st.text(string.ascii_letters + string.digits + "_-", min_size=20, max_size=60)
+#: As people choose passwords: with what means something in JSON, YAML, URLs and regular expressions.
+ODD = st.text(
+    string.ascii_letters + string.digits + "!$%&*()[]{}+?^|~\"'\\/@:=#; ä密", min_size=8, max_size=40
+)
+
+
+def yaml_line(secret: str) -> str:
+    return f"channels:\n  - webhook_secret: {json.dumps(secret)}\n"
+
+
+#: Where a secret of somebody else may be written: each must be recognised by its look.
+UNKNOWN: dict[str, Callable[[str], str]] = {
+    "a token of healer": lambda s: f"denied heal_ab12_{s} from 10.0.0.1",
+    "bearer": lambda s: f"curl -H 'Authorization: Bearer {s}' https://healer.example",
+    "header in JSON": lambda s: json.dumps({"headers": {"Authorization": f"Bearer {s}"}}),
+    "basic": lambda s: f'proxy-authorization="Basic {s}"',
+    "cookie": lambda s: f"GET / HTTP/1.1\r\nCookie: a=b; __Host-healer={s}\r\nHost: x",
+    "set-cookie": lambda s: f"Set-Cookie: healer={s}; HttpOnly",
+    "DSN": lambda s: f"could not connect to postgresql://healer:{s}@db.example/healer",
+    "redis": lambda s: f"redis://:{s}@redis.example:6379/0",
+    "setting": lambda s: f"HEALER_BMC_PASSWORD={s} healer worker",
+    "TOML": lambda s: f'HEALER_WEBHOOK_SECRET = "{s}"\n',
+    "YAML": lambda s: f"routing_key: {s}\nkind: pagerduty\n",
+    "YAML of words": lambda s: f"smtp:\n  password: {s} and more\n",
+    "JSON": lambda s: json.dumps({"event": "x", "api_key": s, "n": 1}),
+    "JSON in JSON": lambda s: json.dumps({"line": json.dumps({"access_token": s})}),
+    "query": lambda s: f"POST https://oapi.dingtalk.com/robot/send?access_token={s}&x=1 400",
+    "webhook": lambda s: f"https://hooks.slack.com/services/T000/B000/{s}",
+    "slack": lambda s: f"token xoxb-{s}",
+    "JWT": lambda s: f"SLURM_JWT: eyJhbGciOiJIUzI1NiJ9.{s}.{s}",
+    "key": lambda s: f"-----BEGIN OPENSSH PRIVATE KEY-----\n{s}\n{s}\n-----END OPENSSH PRIVATE KEY-----\n",
+    "key cut short": lambda s: f"-----BEGIN PRIVATE KEY-----\n{s}\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", UNKNOWN)
+@given(secret=WORDS)
+def test_a_secret_is_recognised_by_its_look(where: str, secret: str) -> None:
+    text = UNKNOWN[where](secret)
+    assert secret in text
+    assert secret not in Scrubber([])(text)
+
+
+@given(secret=ODD, prefix=st.text("abc \n", max_size=5))
+def test_a_known_secret_is_removed_wherever_it_is_written(secret: str, prefix: str) -> None:
+    secret = secret.strip()
+    if len(secret) < 8:
+        return
+    scrub = Scrubber([secret])
+    for text in (
+        f"{prefix}{secret}",
+        json.dumps({"line": f"x {secret} y"}),
+        json.dumps({"line": json.dumps({"a": secret})}),
+        json.dumps({"line": secret}, ensure_ascii=False),
+        f"https://h.example/{quote(secret, safe='')}",
+        yaml_line(secret),
+    ):
+        left = scrub(text)
+        assert secret not in left and quote(secret, safe="") not in left.replace(REMOVED, ""), text
+
+
+@given(password=WORDS, key=WORDS)
+def test_the_parts_of_a_url_are_secrets_too(password: str, key: str) -> None:
+    scrub = Scrubber([f"https://u:{password}@hook.example/services/{key}?sig={key}x"])
+    left = scrub(f"login failed for {password}; POST /services/{key} 404; sig {key}x")
+    assert password not in left and key not in left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.",
+        '{"HEALER_TOKEN_KEY_FILE": "/etc/healer/token-key", "event": "run left", "run": "r1"}',
+        "signals:\n  - kind: kernel-log\n    when: line matches X\n",
+        "2026-11-20 token: expires in 3 days".replace("token:", "tokens end"),
+        "postgresql://db.example:5432/healer and https://healer.example/nodes",
+        'healer_credentials_refused{cluster="pod1"} 3.0',
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert Scrubber(["another-secret"])(text) == text
+
+
+def test_short_words_are_not_taken_for_secrets() -> None:
+    assert Scrubber(["", "on", "x"])("on the node x") == "on the node x"
+
+
+def test_names_get_the_same_other_name_everywhere() -> None:
+    other = Pseudonyms(
+        {"person": {"ada", "bo", "root"}, "node": {"gpu0001", "gpu0002"}, "job": {"llama-70b"}}
+    )
+    text = other("ada drained gpu0001 (gpu00011 stays), root saw llama-70b of ada on gpu0002; bo")
+    first, second = text.split()[0], text.split()[2]
+    assert first.startswith("person-") and text.count(first) == 2
+    assert second in {"node-1", "node-2"} and "gpu00011" in text and "root" in text
+    assert "llama" not in text and text.endswith("bo"), "two letters are a word, no name"

@@ -44,9 +44,8 @@ EXAMPLES = {
     "restore": "healer restore healer-20261125T030000Z.tar --data-dir /var/lib/healer "
     "--passphrase-file pass\n"
     "healer restore --in-place",
-    "support-bundle": "healer support-bundle\nhealer support-bundle --pseudonymise --output /tmp/healer.tar.gz",
-    "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'\n"
-    "healer doctor --fix",
+    "support-bundle": "healer support-bundle\nhealer support-bundle --pseudonymise --output help.tgz",
+    "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'\nhealer doctor --fix",
     "db upgrade": "healer db upgrade",
     "token create": "healer token create --role admin --name mara --once\n"
     "healer token create --role signals --name relay1 --only kernel-log --expires 90d",

@@ -1,6 +1,9 @@
-"""How many files of healer one kernel line enters, from its request to the wait of its run.
+"""What one kernel line costs in counts, which no machine changes: from its request to the wait of its run.
 
-    python -m benchmarks.one_line [--files]
+    python -m benchmarks.one_line [--files] [--nodes 40] [--keep]
+
+Files of healer that are entered, functions of healer that are called, statements and commits. `--keep` writes
+them for 40 and for 1,250 nodes to `benchmarks/one_line.json`; a test compares.
 
 The real API behind uvicorn, PostgreSQL, the detector and a worker's driver over a simulated Slurm, in one
 process. The second line, of another node, is traced: the first has made connections and filled caches.
@@ -9,16 +12,19 @@ called from another file of healer; a coroutine that goes on is not entered agai
 """
 
 import argparse
+import json
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 import healer
 from healer.actions import Toolbox
@@ -28,41 +34,78 @@ from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.embedded.postgres import Postgres
 from healer.engine.drive import Driver
-from healer.model import Mode
+from healer.model import Mode, RunState
 from healer.processes.detector_loop import Detector, DetectorParts
 from tests.support.api import CLUSTER, XID_79, serving
 from tests.support.loop import rules_in
 from tests.support.stack import make_scratch
 
 ROOT = f"{Path(healer.__file__).parent}/"
+KEPT = Path(__file__).with_suffix(".json")
+#: Sizes of the clusters whose counts are kept.
+NODES = (40, 1250)
+
+
+@dataclass
+class Part:
+    """Counts of one part of the way. `entered`: by file, how often it was entered from another one."""
+
+    entered: Counter[str] = field(default_factory=Counter)
+    calls: int = 0
+    statements: int = 0
+    commits: int = 0
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "files": len(self.entered),
+            "calls": self.calls,
+            "statements": self.statements,
+            "commits": self.commits,
+        }
 
 
 class Trace:
-    """Files of healer that are called while `on`, and how often each was entered from another one."""
+    """Counts while a part is at work, in all threads."""
 
     def __init__(self) -> None:
-        self.entered: Counter[str] = Counter()
-        self._on = False
+        self._part: Part | None = None
         self._seen: dict[int, FrameType] = {}
+        event.listen(sa.Engine, "before_cursor_execute", self._statement)
+        event.listen(sa.Engine, "commit", self._commit)
 
-    def __call__(self, frame: FrameType, event: str, _arg: Any) -> None:
-        if not self._on or event != "call" or not frame.f_code.co_filename.startswith(ROOT):
+    def close(self) -> None:
+        event.remove(sa.Engine, "before_cursor_execute", self._statement)
+        event.remove(sa.Engine, "commit", self._commit)
+
+    def _statement(self, *_: Any) -> None:
+        if self._part is not None:
+            self._part.statements += 1
+
+    def _commit(self, *_: Any) -> None:
+        if self._part is not None:
+            self._part.commits += 1
+
+    def __call__(self, frame: FrameType, what: str, _arg: Any) -> None:
+        part = self._part
+        if part is None or what != "call" or not frame.f_code.co_filename.startswith(ROOT):
             return
         if id(frame) in self._seen:
             return
         self._seen[id(frame)] = frame  # kept, so that no other frame takes its id
+        part.calls += 1
         caller = frame.f_back
         while caller is not None and not caller.f_code.co_filename.startswith(ROOT):
             caller = caller.f_back
         name = frame.f_code.co_filename
         if caller is None or caller.f_code.co_filename != name:
-            self.entered[name.removeprefix(ROOT)] += 1
+            part.entered[name.removeprefix(ROOT)] += 1
 
     @contextmanager
-    def of_part(self) -> Iterator[Counter[str]]:
-        self.entered, self._seen, self._on = Counter(), {}, True
-        yield self.entered
-        self._on = False
+    def of_part(self) -> Iterator[Part]:
+        part = self._part = Part()
+        self._seen = {}
+        yield part
+        self._part = None
 
 
 def entry(node: int, seq: int) -> dict[str, Any]:
@@ -74,18 +117,29 @@ def entry(node: int, seq: int) -> dict[str, Any]:
     }
 
 
-def show(part: str, entered: Counter[str], *, files: bool) -> None:
-    most = ", ".join(f"{name} {count}" for name, count in entered.most_common(4))
-    print(f"{part}: {len(entered)} files; entered most: {most}", flush=True)
+def show(name: str, part: Part, *, files: bool) -> None:
+    most = ", ".join(f"{file} {count}" for file, count in part.entered.most_common(4))
+    counts = ", ".join(f"{count:,} {what}" for what, count in part.counts().items())
+    print(f"{name}: {counts}; entered most: {most}", flush=True)
     if files:
-        print(*(f"    {count:3} {name}" for name, count in sorted(entered.items())), sep="\n")
+        print(*(f"    {count:3} {file}" for file, count in sorted(part.entered.items())), sep="\n")
 
 
-def measure(database: sa.Engine, *, files: bool) -> None:
+def measure(database: sa.Engine, nodes: int) -> dict[str, Part]:
+    """By part of the way, of the second line on a cluster of so many nodes."""
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
-    with serving(database, nodes=40) as (api, client):
+    try:
+        return _walked(database, trace, nodes)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        trace.close()
+
+
+def _walked(database: sa.Engine, trace: Trace, nodes: int) -> dict[str, Part]:
+    with serving(database, nodes=nodes) as (api, client):
         rules = rules_in(mode=Mode.auto, settle_s=0.0)
         api.rules = rules
         ledger = PostgresLedger(
@@ -112,7 +166,7 @@ def measure(database: sa.Engine, *, files: bool) -> None:
         )
         driver = Driver(ledger, lambda: rules, Toolbox(now=api.services.clock.now, scheduler=api.slurm))
         headers = api.headers("signals")
-        every: dict[str, Counter[str]] = {}
+        every: dict[str, Part] = {}
         for node in (1, 5):
             begun.clear()
             api.look()
@@ -128,11 +182,23 @@ def measure(database: sa.Engine, *, files: bool) -> None:
             if not begun:
                 raise SystemExit("the line set no run going")
         states = {run.state for run in api.runs()}
-        for part, entered in every.items():
-            show(part, entered, files=files)
-        print(f"in all: {len(set().union(*every.values()))} files; runs are {', '.join(sorted(states))}")
-    sys.setprofile(None)
-    threading.setprofile(None)
+        if states != {RunState.waiting}:
+            raise SystemExit(f"the runs are {', '.join(sorted(states))}, and should be waiting")
+    return every
+
+
+def measured(nodes: int) -> dict[str, Part]:
+    """The same on a PostgreSQL of its own."""
+    server = Postgres(make_scratch() / "data")
+    server.start()
+    try:
+        database = sa.create_engine(server.url)
+        migrate.upgrade(database)
+        found = measure(database, nodes)
+        database.dispose()
+        return found
+    finally:
+        server.stop()
 
 
 def main() -> None:
@@ -140,15 +206,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", action="store_true", help="name each file, and how often it is entered")
+    parser.add_argument("--nodes", type=int, default=NODES[0])
+    parser.add_argument("--keep", action="store_true", help="keep the counts that a test compares with")
     options = parser.parse_args()
-    server = Postgres(make_scratch() / "data")
-    server.start()
-    try:
-        database = sa.create_engine(server.url)
-        migrate.upgrade(database)
-        measure(database, files=options.files)
-    finally:
-        server.stop()
+    kept = {}
+    for nodes in NODES if options.keep else (options.nodes,):
+        every = measured(nodes)
+        print(f"{nodes} nodes")
+        for name, part in every.items():
+            show(name, part, files=options.files)
+        files = set[str]().union(*(part.entered for part in every.values()))
+        print(f"in all: {len(files)} files", flush=True)
+        kept[str(nodes)] = {name: part.counts() for name, part in every.items()}
+    if options.keep:
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

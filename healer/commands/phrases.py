@@ -74,7 +74,7 @@ def _verdict(document: dict[str, Any]) -> Iterator[str]:
         nodes=nodes if verdict.nodes else say("commands.verdict_no_node"),
     )  # fmt: skip
     if verdict.retest is not None:
-        yield say("commands.verdict_test", text=verdict.retest.text)
+        yield say("commands.verdict_test", text=quoted(verdict.retest.text))
     yield from _part(say("commands.why"), verdict.why)
     yield from _part(say("commands.ruled_out"), [ruled_out_text(each) for each in verdict.set_aside])
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 # Celery would name the process after itself; in process lists it is `healer worker`. Read at its import.
@@ -14,8 +15,9 @@ os.environ.setdefault("NOSETPS", "1")
 
 from celery import Celery, Task
 from kombu.entity import Queue
+from kombu.exceptions import OperationalError
 
-from workers.broker_messages import ADVANCE, TOGETHER, install
+from workers.broker_messages import ADVANCE, TOGETHER, displace_strangers, install
 
 #: Messages at once, beside the `TOGETHER` runs of one message: what many runs write at the same time goes to
 #: the database together, so more threads than cores cost less.
@@ -105,6 +107,8 @@ def run(app: Celery, cluster: str, advance: Callable[[str], None]) -> None:
     from workers.tasks import register
 
     register(app, advance, ThreadPoolExecutor(TOGETHER, thread_name_prefix="run"))
+    with suppress(OperationalError), app.connection_for_write() as connection:  # Celery waits for a broker
+        displace_strangers(connection, queue_name(cluster))
     worker = app.Worker(
         pool="threads",
         concurrency=CONCURRENCY,

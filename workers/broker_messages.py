@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import redis  # noqa: F401 kombu's own module hides that this is missing, and fails without its name
 import structlog
+from kombu.connection import Connection
 from kombu.transport import TRANSPORT_ALIASES, sqlalchemy, virtual
 from kombu.transport import redis as kombu_redis
 
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 ADVANCE = "workers.tasks.advance_run"
 #: Runs of one message.
 TOGETHER = 32
+#: What follows the name of a key that is not Celery's.
+DISPLACED = ":not-celery's"
 #: What a text raises that is no JSON, is nested too deeply, or names a type of kombu's with a wrong value.
 _UNREADABLE = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, msgspec.MsgspecError,
@@ -122,6 +125,31 @@ class PostgresTransport(sqlalchemy.Transport):
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         with _dropped():
             super().drain_events(connection, timeout=timeout)
+
+
+def displace_strangers(connection: Connection, queue: str) -> None:
+    """Puts what a stranger has written in the place of a key of Celery's under another name: the first use of
+    such a key ends the worker, each time that it is started. PostgreSQL has the runs, and the sweep names
+    them again."""
+    channel = connection.default_channel
+    if not isinstance(channel, RedisChannel):
+        return
+    kinds = {
+        queue: "list",
+        channel.keyprefix_queue % queue: "set",
+        channel.unacked_key: "hash",
+        channel.unacked_index_key: "zset",
+        channel.unacked_mutex_key: "string",
+    }
+    for key, wanted in kinds.items():
+        kind = channel.client.type(key).decode()
+        if kind not in (wanted, "none"):
+            channel.client.rename(key, f"{key}{DISPLACED}")
+            log.error(
+                "somebody else writes to the broker: give healer a Redis of its own. The key was renamed; no "
+                "run is lost",
+                key=key, kind=kind, expected=wanted, renamed=f"{key}{DISPLACED}",
+            )  # fmt: skip
 
 
 def install() -> None:

@@ -20,7 +20,7 @@ from healer.embedded.redis import Redis, find_binary
 from tests.support.processes import name_of
 from tests.support.wait import wait_until
 from workers.app import CONCURRENCY, EXPIRES_S, make_app, queue_name, send
-from workers.broker_messages import ADVANCE, TOGETHER
+from workers.broker_messages import ADVANCE, DISPLACED, TOGETHER
 
 
 @pytest.fixture
@@ -249,3 +249,39 @@ def test_a_worker_drops_what_is_no_message_of_healer_s_and_goes_on(
         {"none"} if kind == "no messages" else set()
     )
     assert worker.process.poll() is None, worker.log.read_text()[-2000:]
+
+
+#: Celery's keys in Redis, each of another type; those that it looks at first as it starts.
+KEYS = {
+    "queue": (queue_name("pod1"), True), "unacked": ("unacked", True), "index": ("unacked_index", True),
+    "bindings": (f"_kombu.binding.{queue_name('pod1')}", False), "mutex": ("unacked_mutex", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_of_a_stranger_stops_no_worker_for_long(redis: Redis, scratch: Path, name: str) -> None:
+    """What lies there is kept under another name. Who starts the worker starts it again when it ends."""
+    key, works_before = KEYS[name]
+    workers = [Worker(redis.url, scratch)]
+    if works_before:
+        assert poke(redis.url, "before") == []
+        wait_until(lambda: workers[0].advanced() == ["before"], 20, what="the worker works")
+    else:
+        workers[0].stop()
+    with redis_client.Redis.from_url(redis.url.replace("redis+socket", "unix")) as client:
+        client.delete(key)
+        _ = client.rpush(key, "theirs") if name == "mutex" else client.set(key, "theirs")
+
+        def goes_on() -> bool:
+            if workers[-1].process.poll() is not None:
+                workers.append(Worker(redis.url, scratch))
+            poke(redis.url, "after")  # as the sweep does while a run is due
+            return "after" in workers[-1].advanced()
+
+        try:
+            wait_until(goes_on, 40, what="it goes on", every_s=0.5)
+            assert workers[-1].process.poll() is None, "it needs no other start"
+            assert client.type(f"{key}{DISPLACED}") == (b"list" if name == "mutex" else b"string")
+        finally:
+            workers[-1].stop()
+    assert "give healer a Redis of its own" in workers[-1].log.read_text()

@@ -18,6 +18,7 @@ from healer.engine.drive import Driver
 from healer.engine.slot_release import free_slots_of
 from healer.model import Evidence, Incident, Ruleset, RunState, Sense, StepEvent
 from healer.model.rules import GuardSettings
+from healer.text import quoted
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, incident, slot
 from tests.support.loop import name, rules_in
@@ -166,7 +167,12 @@ def test_a_run_that_is_written_as_ended_frees_no_slot_of_a_node_that_is_out(clus
 def unusable() -> Incident:
     """Node 1 is surely unusable, by its own word."""
     seen = Evidence(
-        digest="ab", at=START, component=incident().root, text="Xid 79", sense=Sense.kernel, unusable=True
+        digest="ab",
+        at=START,
+        component=incident().root,
+        text=quoted("Xid 79"),
+        sense=Sense.kernel,
+        unusable=True,
     )
     return incident(unusable=True, evidence=(seen,))
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -104,7 +105,17 @@ def journald(folder: Path) -> Iterator[Path]:
     process = subprocess.Popen(command, env=clean_environ(), stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: list(files.rglob("*.journal")), 30, what="journald keeps a journal")
+        (folder / "sockets").symlink_to(f"/proc/{process.pid}/root/run/systemd/journal")
         yield program
     finally:
         process.terminate()
         process.wait(20)
+
+
+def say_to_journald(folder: Path, line: str) -> None:
+    """What any user of the node says to that journald, in both forms that it takes: as if it was the
+    kernel."""
+    fields = f"MESSAGE={line}\nPRIORITY=3\nSYSLOG_FACILITY=0\n_TRANSPORT=kernel\nSYSLOG_IDENTIFIER=kernel\n"
+    for name, message in (("socket", fields), ("dev-log", f"<3>kernel: {line}")):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(message.encode(), str(folder / "sockets" / name))

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tests.support.api import Api, serving
 from tests.support.follower import Hub, following
-from tests.support.real_kernel import crash, journald, run_out_of_memory, write
+from tests.support.real_kernel import crash, journald, run_out_of_memory, say_to_journald, write
 from tests.support.rsyslog import Rsyslog
 from tests.support.wait import wait_until
 
@@ -65,6 +65,10 @@ def _control(_: Api, client: Any, headers: dict[str, str]) -> None:
     assert client.post("/api/v1/signals/kernel-log", json=body, headers=headers).json()["accepted"] == 1
 
 
+def run(command: list[Any]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def sent(hub: Hub, route: str) -> list[tuple[str, Any]]:
     return [(f"/api/v1/{route}", body) for body in hub.bodies(route)]
 
@@ -101,6 +105,9 @@ def test_the_follower(fresh_database: sa.Engine, scratch: Path, mark: str) -> No
 def test_the_journal(fresh_database: sa.Engine, scratch: Path, mark: str) -> None:
     forge(scratch, mark)
     with journald(scratch) as journalctl, Hub() as hub:
+        say_to_journald(scratch, FAULT)
+        said = [journalctl, "_TRANSPORT=journal", "_TRANSPORT=syslog", "--output=cat"]
+        wait_until(lambda: run(said).splitlines().count(FAULT) == 2, 30, what="journald took both")
         came = followed(scratch, hub, mark, "--journal", str(journalctl))
     assert judged(fresh_database, came) == []
 

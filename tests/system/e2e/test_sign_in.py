@@ -1,17 +1,14 @@
-"""Signing in by an identity provider in a real Chromium: the provider is a process of its own."""
+"""Signing in by a certified identity provider in a real Chromium, and breaking the glass when it is away."""
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.support.certified_provider import CLIENT, SECRET, CertifiedProvider
 from tests.support.processes import free_port
 from tests.support.up import ROOT, Stack
 from tests.support.wait import wait_until
@@ -30,40 +27,26 @@ grants:
 """
 
 
-class Idp:
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://localhost:{self.port}"
-        people = [option for person in PEOPLE for option in ("--user-claims", json.dumps(person))]
-        command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(self.port), *people]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT
-        )
-
-    def answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/.well-known/openid-configuration").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
+@pytest.fixture
+def port() -> int:
+    return free_port()
 
 
 @pytest.fixture
-def idp() -> Iterator[Idp]:
-    made = Idp()
+def idp(port: int) -> Iterator[CertifiedProvider]:
+    healer = f"http://127.0.0.1:{port}"
+    redirect, logout = f"{healer}/auth/callback", f"{healer}/auth/backchannel"
+    made = CertifiedProvider(PEOPLE, redirect=redirect, logout=logout)
     try:
-        wait_until(made.answers, 60, what="the provider answers")
+        made.start()
         yield made
     finally:
         made.stop()
 
 
 @pytest.fixture
-def stack(scratch: Path, idp: Idp) -> Iterator[Stack]:
-    rules, port = scratch / "rules", free_port()
+def stack(scratch: Path, port: int, idp: CertifiedProvider) -> Iterator[Stack]:
+    rules = scratch / "rules"
     shutil.copytree(ROOT / "rules", rules)
     (rules / "access.yaml").write_text(ACCESS)
     with Stack(
@@ -73,8 +56,8 @@ def stack(scratch: Path, idp: Idp) -> Iterator[Stack]:
         HEALER_RULES_DIR=str(rules),
         HEALER_PUBLIC_URL=f"http://127.0.0.1:{port}",
         HEALER_OIDC_ISSUER=idp.url,
-        HEALER_OIDC_CLIENT_ID="healer",
-        HEALER_OIDC_CLIENT_SECRET="a secret of tests",
+        HEALER_OIDC_CLIENT_ID=CLIENT,
+        HEALER_OIDC_CLIENT_SECRET=SECRET,
     ) as stack:
         yield stack
 
@@ -87,13 +70,19 @@ def visitor(stack: Stack, browser: Browser, path: str = "/") -> Page:
     return page
 
 
-def sign_in(page: Page, subject: str) -> None:
+def sign_in(page: Page, subject: str, *, known: bool = False) -> None:
+    """`known`: the provider still knows this browser, and asks for nothing."""
     page.get_by_role("link", name="Sign in with the identity provider").click()
-    page.get_by_role("button", name=subject, exact=True).first.click()
+    if known:
+        return
+    page.get_by_placeholder("Enter any login").fill(subject)
+    page.get_by_placeholder("and password").fill("any")
+    page.get_by_role("button", name="Sign-in").click()
+    page.get_by_role("button", name="Continue").click()
 
 
 def test_people_come_in_by_the_provider_alone_and_stay_when_it_is_away(
-    stack: Stack, idp: Idp, browser: Browser
+    stack: Stack, idp: CertifiedProvider, browser: Browser
 ) -> None:
     ann = visitor(stack, browser, "/runs")
     seen = list[str]()
@@ -122,6 +111,13 @@ def test_people_come_in_by_the_provider_alone_and_stay_when_it_is_away(
     row.get_by_role("button", name="End").click()
     ruth.locator("#act-go").click()
     expect(ruth.locator("tbody tr", has_text="ann")).to_have_count(0)
+    wait_until(lambda: _is_out(ann, stack), 20, what="her session has ended", every_s=0.5)
+
+    # Who signs out at the provider is signed out here: it reports that by its back channel.
+    sign_in(ann, "s-ann", known=True)
+    expect(ann.locator("h1")).to_have_text("Runs")
+    ann.goto(f"{idp.url}/session/end")
+    ann.get_by_role("button", name="Yes, sign me out").click()
     wait_until(lambda: _is_out(ann, stack), 20, what="her session has ended", every_s=0.5)
 
     idp.stop()

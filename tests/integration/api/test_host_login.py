@@ -94,7 +94,7 @@ def test_who_types_on_a_host_is_the_person_of_the_provider_and_approves_nothing(
     asked = cluster.ask(token, "POST", "/playbooks/drain/runs", **RUN)
     assert (asked.status_code, asked.json()["by"]) == (202, "ann")
     approve = cluster.ask(token, "POST", f"/runs/{asked.json()['id']}/approve", reason="yes")
-    assert (approve.status_code, "approves nothing" in approve.json()["detail"]) == (403, True)
+    assert (approve.status_code, "cannot approve" in approve.json()["detail"]) == (403, True)
     ended = cluster.ask(token, "DELETE", "/sessions/own")
     assert ended.status_code == 200
     assert [row.name for row in cluster.site.people.sessions(cluster.site.api.services.clock.now())] == [
@@ -206,7 +206,7 @@ def test_whose_slurm_token_it_is_signs_in_once_and_approves_nothing(
     asked = cluster.ask(session, "POST", "/playbooks/drain/runs", **RUN)
     assert (asked.status_code, asked.json()["by"]) == (202, PLAIN_USER)
     approve = cluster.ask(session, "POST", f"/runs/{asked.json()['id']}/approve", reason="yes")
-    assert (approve.status_code, "approves nothing" in approve.json()["detail"]) == (403, True)
+    assert (approve.status_code, "cannot approve" in approve.json()["detail"]) == (403, True)
     for again in (token, f"SLURM_JWT={token}"):
         refused = cluster.send_token(again)
         assert (refused.status_code, "already used" in refused.json()["detail"]) == (403, True), refused.text
@@ -219,7 +219,7 @@ def test_a_slurm_token_of_root_of_nobody_or_of_another_time_is_refused(
         answer = cluster.send_token(token, **more)
         assert (answer.status_code, why in answer.json()["detail"]) == (403, True), answer.text
 
-    refused("it is root's", slurm.token("root"))
+    refused("it belongs to root", slurm.token("root"))
     refused("nobody has not signed in with the identity provider", slurm.token("nobody"))
     refused("HEALER_SLURM_LOGIN is off", slurm.token(PLAIN_USER), cluster="pod9")
     now = cluster.site.api.services.clock.now()

@@ -79,7 +79,7 @@ def test_rights_that_are_too_low_are_named(rest: RestServer, number: int, said: 
     rest.refuse("POST", "/node/n1", number, said)
     error = failure(scheduler_of(rest))
     assert isinstance(error, SchedulerRefused) and error.code == number
-    assert "AdminLevel=Administrator" in str(error) and "an Operator may not" in str(error)
+    assert "AdminLevel=Administrator" in str(error) and "Operator is not enough" in str(error)
 
 
 @pytest.mark.parametrize(

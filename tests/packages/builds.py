@@ -1,5 +1,6 @@
 """Packages of the checked-out commit, and of one after it with another version and two changed rules."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ class Builds:
                 [*command, "--commit", commit, "--version", version, "--out", out],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, done.stdout + done.stderr
+            if done.returncode:
+                shutil.rmtree(out)
+                raise AssertionError(done.stdout + done.stderr)
         [made] = out.iterdir()
         return made

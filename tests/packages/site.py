@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from pathlib import Path
 
+from healer.sim.sim_slurm import reads_socket
 from tests.packages.builds import BOTH, FIRST, Builds
 from tests.packages.distro_machine import DistroMachine
 from tests.support.units import PARTS
 from tests.support.wait import wait_until
 
 PYTHON = "/opt/healer/.venv/bin/python"
+_SLURM = "/srv/sim.sock"
 #: Prints status and text of an address of the machine; $1 address, $2 token.
 _GET = """
 import sys, urllib.error, urllib.request
@@ -82,9 +85,24 @@ class Site:
             self.machine.write(f"{folder}/broker-url", broker, mode=0o600)
         self.machine.write("/etc/healer/credentials/api/token-key", "ab" * 32, mode=0o600)
 
+    def start_slurm(self) -> None:
+        """A simulated one of 32 nodes that the parts find by the site's settings."""
+        program = (PYTHON, "-m", "healer.sim.sim_slurm", "--socket", _SLURM, "--nodes", "32")
+        self.machine.run("systemd-run", "--unit=sim-slurm", *program)
+        wait_until(
+            lambda: self.machine.execute("test", "-S", _SLURM).returncode == 0, 60, what="Slurm listens"
+        )
+        self.machine.run("sh", "-c", f"chown healer-worker {_SLURM}; chmod 666 {reads_socket(Path(_SLURM))}")
+        lines = {"HEALER_SLURM_ADAPTERS": "sim", "HEALER_SIM_SOCKET": _SLURM, "HEALER_CLUSTER": "site1"}
+        text = "".join(f'{name} = "{value}"\n' for name, value in lines.items())
+        self.machine.run("cp", "/etc/healer/healer.toml", "/srv/healer.toml")
+        self.machine.write("/etc/healer/healer.toml", self.read("/etc/healer/healer.toml") + text)
+
     def end_database(self) -> None:
-        """Nothing of the site's own database or of the parts is left."""
+        """Nothing of the site's own database and Slurm, or of the parts, is left."""
         data = " ".join(f"/var/lib/healer/{part}" for part in (*PARTS, "upgrade", "private"))
+        self.machine.run("systemctl", "stop", "sim-slurm")
+        self.machine.run("cp", "/srv/healer.toml", "/etc/healer/healer.toml")
         end = f"pkill -u healer-db postgres; rm -rf /etc/healer/credentials/* /var/tmp/site-database {data}"
         self.machine.run("sh", "-c", end)
 

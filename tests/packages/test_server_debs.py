@@ -73,6 +73,7 @@ def test_systemd_understands_every_unit(site: Site) -> None:
 
 def test_the_parts_run_as_their_units_say(site: Site) -> None:
     site.start_database()
+    site.start_slurm()
     site.machine.run("systemctl", "start", "healer-upgrade")
     site.machine.run("systemctl", "start", "healer.target")
     site.wait_until_ready()

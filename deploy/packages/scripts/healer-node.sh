@@ -52,7 +52,7 @@ named() { # whether a slurm.conf of this node names the programs, or slurmd is h
 }
 
 purged() {
-    rm -rf /etc/healer/hook.conf /etc/healer/ca.pem /etc/healer/token /etc/healer/requests.pub /etc/healer/package.pub /var/spool/healer
+    rm -rf /etc/healer/hook.conf /etc/healer/ca.pem /etc/healer/token /etc/healer/requests.pub /etc/healer/package.pub /var/spool/healer /var/lib/healer-node
     if named; then
         echo "healer-node: kept $LIB: slurm.conf may name it, and without healer-hook it does nothing"
     else

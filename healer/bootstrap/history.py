@@ -1,13 +1,33 @@
 """`healer import` and `healer report`: a site's past becomes a recording, and that a report."""
 
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from healer.bootstrap import load_site_rules
+from healer.bootstrap.offline import entries_of
+from healer.console.site_report import html
 from healer.importing.importer import Imported, Progress, Reader, Wanted, run
 from healer.importing.sources import Given
+from healer.model import Mode
+from healer.recordings.recording import BadRecording, Entry
 from healer.settings import Settings
 from healer.signals.series import Names
+from healer.sim.past_facts import PastFacts
+from healer.sim.past_report import PastReport, past_report
+from healer.sim.replaying import cluster_of, replay
+
+#: Programs that print a page to PDF, the first that is installed.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_PRINT_S = 120
+
+
+class PdfImpossible(Exception):
+    """The text says why."""
 
 
 def wanted(output: Path, cluster: str, pseudonymise: bool, processes: int) -> Wanted:
@@ -20,3 +40,50 @@ def imported(
     """Raises RulesInvalid and OSError."""
     rules = load_site_rules(rules_dir, settings, prove=False)
     return run(sources, how, Reader(rules.kernel_lines, Names(rules.catalogue)), progress)
+
+
+def reported(
+    recordings: Sequence[Path], rules_dir: Path, settings: Settings, *, samples: bool = True
+) -> PastReport:
+    """Replays the recordings as if every rule without a mode of its own were automatic. Raises RulesInvalid,
+    OSError and ValueError."""
+    rules = load_site_rules(rules_dir, msgspec.structs.replace(settings, mode=Mode.auto), prove=False)
+    facts = PastFacts()
+    clusters: list[str] = []
+
+    def known(entry: Entry) -> Entry:
+        if not clusters and (name := cluster_of(entry)):
+            clusters.append(name)
+        return entry
+
+    entries = map(known, facts.over(entries_of(recordings, None, None, samples=samples)))
+    document = replay(rules, entries)
+    if facts.first is None:
+        raise BadRecording("the recording is empty")
+    return past_report(document, facts, rules, clusters[0] if clusters else "cluster")
+
+
+def write_report(report: PastReport, output: Path, reader: str) -> None:
+    """HTML, or PDF by a browser of this machine. Raises PdfImpossible and OSError."""
+    page = html(report, reader)
+    if output.suffix == ".html":
+        output.write_bytes(page)
+        return
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise PdfImpossible("no Chromium is installed: write .html and print it from a browser")
+    with tempfile.TemporaryDirectory(prefix="healer-report-") as name:
+        source = Path(name, "report.html")
+        source.write_bytes(page)
+        done = subprocess.run(
+            [
+                browser, "--headless", "--disable-gpu", "--no-sandbox", "--no-pdf-header-footer",
+                f"--user-data-dir={name}/profile", f"--print-to-pdf={name}/report.pdf", source.as_uri(),
+            ],
+            capture_output=True, timeout=_PRINT_S, check=False,
+        )  # fmt: skip
+        printed = Path(name, "report.pdf")
+        if done.returncode or not printed.exists():
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise PdfImpossible(f"{browser} could not print the report: {said}")
+        shutil.copyfile(printed, output)

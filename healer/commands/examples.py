@@ -35,6 +35,7 @@ EXAMPLES = {
     "reconcile": 'healer reconcile\nhealer reconcile --repair --reason "after the restore"',
     "import": "healer import /var/log/slurm/slurmctld.log /var/log/remote --output past.jsonl.zst\n"
     "healer import kern.log* sacct.txt --as 'kern*=syslog' --time-zone Europe/Berlin --output past.jsonl.zst",
+    "report": "healer report past.jsonl.zst --output report.html\nhealer report past.jsonl.zst --json",
     "replay": "healer replay /var/lib/healer/recordings --since 30d\n"
     "healer replay recordings --rules changed/ --against done --fail-on lost",
     "recordings": "healer recordings\nhealer recordings --cluster pod1 --json",

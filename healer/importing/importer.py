@@ -188,7 +188,7 @@ def _start_us(found: Sequence[Found]) -> int:
     logs = [
         each.tally.first
         for each in found
-        if each.tally.first is not None and each.tally.signals and each.tally.kind not in _LOOKING_BACK
+        if each.tally.first is not None and each.tally.kind not in _LOOKING_BACK
     ]
     return micros(min(logs or firsts)) if firsts else 0
 

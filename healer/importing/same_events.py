@@ -13,6 +13,8 @@ LEAST_S = 2.0
 #: The share of common events that has to agree, within so many seconds.
 AGREE, WITHIN_S = 0.6, 2.0
 _QUARTER_S = 900
+#: No two clocks in wrong zones are further apart; the same words further apart are two events.
+MOST_S = 26 * 3600
 
 
 class Marks:
@@ -61,7 +63,8 @@ def offsets(marks: Mapping[str, Marks]) -> list[Offset]:
     found: list[Offset] = []
     for first, second in combinations(sorted(events), 2):
         common = events[first].keys() & events[second].keys()
-        apart_s = sorted((events[second][key] - events[first][key]) / 1e6 for key in common)
+        differences_s = ((events[second][key] - events[first][key]) / 1e6 for key in common)
+        apart_s = sorted(each for each in differences_s if abs(each) <= MOST_S)
         if not apart_s:
             continue
         middle_s = statistics.median(apart_s)

@@ -1,7 +1,7 @@
 """Slurm as recorded: every action succeeds at once, and later recorded snapshots override."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -102,6 +102,7 @@ class ReplaySlurm:
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
         self.reservations: dict[str, Reservation] = {}
+        self._jobs_shown_at: datetime | None = None
         self._recorded_nodes, self._recorded_jobs = RecordedRows("name"), RecordedRows("id")
 
     def show_nodes(self, shown: Shown, topology: Topology | None = None) -> list[SlurmNode]:
@@ -109,7 +110,7 @@ class ReplaySlurm:
         from the site's topology file."""
         file = topology or Topology()
         rows = self._recorded_nodes.take(shown)
-        placed_nodes = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
+        placed_nodes = [placed(node, file.place(self._cluster, node.name)) for node in map(node_of, rows)]
         fresh = {node.name: self._dated(node, self.nodes.get(node.name)) for node in placed_nodes}
         self.nodes = self._recorded_nodes.merged(self.nodes, fresh)
         return list(fresh.values())
@@ -134,7 +135,18 @@ class ReplaySlurm:
             name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
             for name, row in rows
         }
+        fresh = {name: self._started(job, before.get(name)) for name, job in fresh.items()}
+        self._jobs_shown_at = self._clock.now()
         self.jobs = self._recorded_jobs.merged(self.jobs, fresh)
+
+    def _started(self, job: SlurmJob, before: SlurmJob | None) -> SlurmJob:
+        """With its start, where the recording tells none: at the earliest after the picture before, which did
+        not show it at work. None: it may have begun before the recording."""
+        if job.state != "RUNNING" or job.start_at is not None:
+            return job
+        same = before is not None and before.state == "RUNNING" and before.restarts == job.restarts
+        start_at = before.start_at if before is not None and same else self._jobs_shown_at
+        return msgspec.structs.replace(job, start_at=start_at)
 
     def describe(self) -> str:
         return "replay of a recording"
@@ -322,7 +334,7 @@ class ReplaySlurm:
         )  # fmt: skip
 
 
-def _node(row: Mapping[str, Any]) -> SlurmNode:
+def node_of(row: Mapping[str, Any]) -> SlurmNode:
     """A row of `slurm/nodes`; only the name is required."""
     state = row.get("state") or ["IDLE"]
     words = (

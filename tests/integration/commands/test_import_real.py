@@ -173,3 +173,19 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
         )
         assert done.returncode != 0 and said in " ".join(done.stderr.split()), done.stderr
     assert os.listdir(tmp_path) == ["r.jsonl"]
+
+
+def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:
+    log = tmp_path / "messages"
+    log.write_text(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n2026-11-25T23:56:33Z gpu0002 cron: x\n")
+    recording = tmp_path / "past.jsonl.zst"
+    healer("import", log, "--output", recording)
+    document = healer("report", recording, "--output", tmp_path / "report.pdf")
+    assert [answer["word"] for answer in document["answers"]] == ["unneeded"]
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF-")
+    healer("report", recording, "--output", tmp_path / "report.html")
+    assert XID in (tmp_path / "report.html").read_text()
+    (tmp_path / "empty.jsonl").write_text("")
+    words = [HEALER, "report", str(tmp_path / "empty.jsonl")]
+    done = subprocess.run(words, env=clean_environ(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "empty" in done.stderr

@@ -1,0 +1,172 @@
+"""A made month of a site, as the site keeps it: syslog, slurmctld.log and sacct, with faults that people
+answer late. Written line by line, so a month of 1,250 nodes needs no memory. The same seed gives the same
+bytes."""
+
+import heapq
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+BEGIN = datetime(2026, 10, 20, tzinfo=UTC)
+_NOISE = (
+    "systemd[1]: Started Session {n} of User root.",
+    "systemd[1]: session-{n}.scope: Deactivated successfully.",
+    "slurmd[2211]: launch task StepId={n}.0 request from UID:1000 GID:1000 HOST:10.0.0.9 PORT:4242",
+    "slurmd[2211]: [{n}.batch] done with step",
+    "kernel: [{s:12.6f}] audit: type=1400 audit({n}.{d}:77): apparmor=STATUS",
+    "kernel: [{s:12.6f}] perf: interrupt took too long ({n} > 2500), lowering rate",
+    "sshd[{d}]: Accepted publickey for mara from 10.0.0.1 port {n} ssh2",
+    "CRON[{n}]: (root) CMD (run-parts /etc/cron.hourly)",
+    "nvidia-persistenced[901]: device 0000:9b:00.0 - persistence mode enabled.",
+)
+_X = "NVRM: Xid (PCI:0000:9b:00):"
+_FAULTS = (
+    # (line, what people write, how often of all, the node is of no use any more)
+    (_X + " 79, pid={n}, name=python, GPU has fallen off the bus.", "xid 79", 3, True),
+    (_X + " 48, pid={n}, name=python, DBE (double bit error) ECC Error", "ECC", 2, True),
+    ("NVRM: Xid (PCI:0000:1b:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on"
+     " link 3(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", "nvlink", 2, True),
+    (_X + " 13, pid={n}, name=python, Graphics Exception: ESR 0x505730=0x1", "", 12, False),
+    (_X + " 31, pid={n}, name=python, Ch 00000008, intr 00000000. MMU Fault", "", 6, False),
+)  # fmt: skip
+
+
+class Made(NamedTuple):
+    """Where the files lie, and what is true of them."""
+
+    syslog: list[Path]
+    slurmctld: Path
+    sacct: Path
+    lines: int
+    #: (node, when it broke, when people drained it)
+    broken: list[tuple[str, datetime, datetime]]
+
+
+class _Faulty(NamedTuple):
+    at_s: float
+    node: str
+    kind: int
+
+
+def write(folder: Path, *, nodes: int, days: float, lines_per_node_hour: float, seed: int = 1) -> Made:
+    chance = random.Random(seed)
+    names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
+    faults = sorted(_faults(chance, names, days))
+    drains = {fault: fault.at_s + chance.uniform(600, 5 * 3600) for fault in faults if _FAULTS[fault.kind][3]}
+    sacct, slurmctld = folder / "sacct.txt", folder / "slurmctld.log"
+    _write_slurm(chance, names, days * 86400, drains, (slurmctld, sacct))
+    files, lines = _write_syslog(chance, names, faults, folder, days, lines_per_node_hour)
+    broken = [(fault.node, _at(fault.at_s), _at(drain)) for fault, drain in drains.items()]
+    return Made(files, slurmctld, sacct, lines, broken)
+
+
+def _faults(chance: random.Random, names: list[str], days: float) -> Iterator[_Faulty]:
+    count = max(4, round(len(names) * days / 60))
+    kinds = [kind for kind, fault in enumerate(_FAULTS) for _ in range(fault[2])]
+    for _ in range(count):
+        yield _Faulty(chance.uniform(0.02, 0.9) * days * 86400, chance.choice(names), chance.choice(kinds))
+
+
+def _at(after_s: float) -> datetime:
+    return BEGIN + timedelta(seconds=after_s)
+
+
+def _write_slurm(
+    chance: random.Random,
+    names: list[str],
+    span_s: float,
+    drains: dict[_Faulty, float],
+    files: tuple[Path, Path],
+) -> None:
+    """Jobs of one to eight nodes, one after the other on groups of eight; a fault ends the job there, and the
+    job starts again a while later."""
+    events: list[tuple[float, str]] = [(0.0, "slurmctld version 24.11.5 started on cluster pod1")]
+    rows: list[tuple[float, str]] = []
+    broken: dict[str, list[tuple[float, float]]] = {}
+    for fault, drain_s in drains.items():
+        broken.setdefault(fault.node, []).append((fault.at_s, drain_s))
+        reason = _FAULTS[fault.kind][1]
+        events.append((drain_s, f"update_node: node {fault.node} reason set to: {reason}"))
+        events.append((drain_s, f"update_node: node {fault.node} state set to DRAINED"))
+        back_s = drain_s + chance.uniform(4, 48) * 3600
+        events.append((back_s, f"update_node: node {fault.node} state set to IDLE"))
+    job = 1000
+    for first in range(0, len(names), 8):
+        group, at_s = names[first : first + 8], chance.uniform(0, 3600)
+        while at_s < span_s:
+            job += 1
+            end_s, state = at_s + chance.uniform(0.2, 12) * 3600, "COMPLETED"
+            hit = [
+                when
+                for node in group
+                for when, until in broken.get(node, ())
+                if at_s < until and when < end_s
+            ]
+            if hit:
+                end_s, state = max(min(hit), at_s + 30.0) + 20, "NODE_FAIL"
+            rows.append((at_s, _row(job, group, at_s, end_s, state)))
+            at_s = end_s + (chance.uniform(300, 7200) if hit else 60)
+    with files[0].open("w") as log:
+        log.writelines(
+            f"[{_at(at):%Y-%m-%dT%H:%M:%S}.{int(at * 1000) % 1000:03d}] {text}\n"
+            for at, text in sorted(events)
+        )
+    with files[1].open("w") as table:
+        table.write("JobIDRaw|JobName|User|Partition|State|ExitCode|Start|End|NodeList|AllocTRES\n")
+        table.writelines(row for _, row in sorted(rows))
+
+
+def _row(job: int, group: list[str], at_s: float, end_s: float, state: str) -> str:
+    group_of = int(group[0][3:])
+    user = f"user{group_of % 17}"
+    nodes = f"{group[0]}" if len(group) == 1 else ",".join(group)
+    tres = f"cpu={len(group)},gres/gpu={8 * len(group)},node={len(group)}"
+    start, end = _at(at_s), _at(end_s)
+    times = f"{start:%Y-%m-%dT%H:%M:%S}|{end:%Y-%m-%dT%H:%M:%S}"
+    return f"{job}|train{group_of}|{user}|train|{state}|0:0|{times}|{nodes}|{tres}\n"
+
+
+def _write_syslog(
+    chance: random.Random, names: list[str], faults: list[_Faulty], folder: Path, days: float, per_hour: float
+) -> tuple[list[Path], int]:
+    """A file for each day, as a central syslog server writes it: RFC 3164, no year."""
+    files: list[Path] = []
+    lines = 0
+    step_s = 3600 / (per_hour * len(names))
+    noise = (
+        (n * step_s, names[n * 7919 % len(names)], n % len(_NOISE)) for n in range(int(days * 86400 / step_s))
+    )
+    spoken = ((fault.at_s, fault.node, -1 - fault.kind) for fault in faults)
+    file = None
+    for at_s, node, kind in heapq.merge(noise, spoken):
+        day = int(at_s // 86400)
+        if day >= len(files):
+            if file is not None:
+                file.close()
+            files.append(folder / f"messages-{day:02d}")
+            file = files[-1].open("w", buffering=1 << 20)
+        lines += 1
+        n = lines % 100_000
+        if kind < 0:
+            text = f"kernel: [{at_s:12.6f}] " + _FAULTS[-1 - kind][0].format(n=n)
+        else:
+            text = _NOISE[kind].format(n=n, s=at_s, d=n % 10)
+        assert file is not None
+        file.write(f"{_stamp(at_s)} {node} {text}\n")
+    if file is not None:
+        file.close()
+    return files, lines
+
+
+_stamps: dict[int, str] = {}
+
+
+def _stamp(at_s: float) -> str:
+    second = int(at_s)
+    if second not in _stamps:
+        _stamps.clear()
+        moment = _at(second)
+        _stamps[second] = f"{moment:%b} {moment.day:2d} {moment:%H:%M:%S}"
+    return _stamps[second]

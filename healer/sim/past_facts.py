@@ -1,0 +1,182 @@
+"""What a recording itself shows of the past: who held nodes out and why, jobs that died, when anything was
+heard."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from healer.model.slurm import OwnerKind, owner_of
+from healer.recordings.recording import BadRecording, Entry
+from healer.sim.replay_signals import HEARTBEAT, SAMPLES
+from healer.sim.replay_slurm import node_of, shown
+
+#: States of a job that ended without its owner's will.
+DIED = frozenset({"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"})
+#: A job of the same person and name that starts within this is the dead one, started again.
+AGAIN = timedelta(hours=24)
+_KERNEL_LOG = "signals/kernel-log"
+
+
+class Hold(msgspec.Struct, kw_only=True):
+    """A node out of service from `at` until `until`; None: to the end of the recording."""
+
+    node: str
+    at: datetime
+    reason: str
+    owner: str
+    by: str
+    until: datetime | None = None
+    number: int = 0
+
+
+class Death(msgspec.Struct, kw_only=True):
+    """A life of a job that ended badly. `again_at`: when the same job, or one of the same person and name,
+    started next."""
+
+    job: str
+    state: str
+    nodes: list[str]
+    gpus: int
+    start: datetime | None
+    end: datetime
+    user: str = ""
+    name: str = ""
+    requeue: bool = True
+    again_at: datetime | None = None
+    number: int = 0
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of this life; None: unknown."""
+        if self.start is None or not self.gpus:
+            return None
+        return self.gpus * max(0.0, (self.end - self.start).total_seconds()) / 3600
+
+
+class _Sender(msgspec.Struct):
+    node: str | None = None
+
+
+_senders = msgspec.json.Decoder(list[_Sender] | _Sender).decode
+
+
+class PastFacts:
+    """Watches the entries of one recording on their way into the replay."""
+
+    def __init__(self) -> None:
+        self.first: datetime | None = None
+        self.last: datetime | None = None
+        self.gpus: dict[str, int] = {}
+        self.holds: list[Hold] = []
+        self.deaths: list[Death] = []
+        self.jobs_started = 0
+        #: Node -> days on which it was heard.
+        self.heard: dict[str, set[date]] = {}
+        self.routes: dict[str, int] = {}
+        #: What the import said of itself, if it was one.
+        self.imported: dict[str, Any] = {}
+        self._open: dict[str, Hold] = {}
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[tuple[str, str], list[Death]] = {}
+
+    def over(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in entries:
+            self.first, self.last = self.first or entry.at, entry.at
+            self.routes[entry.route] = self.routes.get(entry.route, 0) + 1
+            if entry.route == "slurm/nodes":
+                self._nodes(entry)
+            elif entry.route == "slurm/jobs":
+                self._slurm_jobs(entry)
+            elif entry.route in {_KERNEL_LOG, HEARTBEAT} or entry.route in SAMPLES:
+                self._hear(entry)
+            elif entry.route == "clock" and isinstance(body := entry.body, dict) and "imported" in body:
+                self._know_import(body["imported"])
+            yield entry
+
+    def _nodes(self, entry: Entry) -> None:
+        for row in _rows(entry, "nodes"):
+            node = node_of(row)
+            if node.gpus:
+                self.gpus[node.name] = node.gpus
+            else:
+                self.gpus.setdefault(node.name, 0)
+            held, before = node.held, self._open.get(node.name)
+            if before is not None and (not held or before.reason != node.reason):
+                before.until = entry.at
+                del self._open[node.name]
+            if held and node.name not in self._open:
+                owner = owner_of(node.reason, node.reason_user)
+                kind = OwnerKind.slurm if not node.drain and not node.reason else owner.kind
+                hold = Hold(
+                    node=node.name, at=entry.at, reason=node.reason, owner=str(kind), by=owner.name,
+                    number=len(self.holds) + 1,
+                )  # fmt: skip
+                self._open[node.name] = hold
+                self.holds.append(hold)
+
+    def _slurm_jobs(self, entry: Entry) -> None:
+        for row in _rows(entry, "jobs"):
+            job, before = str(row["id"]), self._jobs.get(str(row["id"]))
+            words = row["state"] if isinstance(row["state"], list) else [row["state"]]
+            row = dict(row) | {"state": str(words[0]).upper()}  # noqa: PLW2901 - the same job, in one form
+            if row["state"] == "RUNNING" and (before is None or before["state"] != "RUNNING"):
+                self._start(job, row, entry.at)
+            died = row["state"] in DIED or (row["state"] == "PENDING" and before is not None)
+            if before is not None and before["state"] == "RUNNING" and died:
+                self._die(before | {"end_state": row["state"]}, entry.at)
+            if row["state"] in {"RUNNING", "PENDING"}:
+                self._jobs[job] = row
+            else:
+                self._jobs.pop(job, None)
+
+    def _start(self, job: str, row: dict[str, Any], at: datetime) -> None:
+        self.jobs_started += 1
+        for key in (("", job), (row.get("user") or "", row.get("name") or "")):
+            for death in self._waiting.pop(key, []) if key[1] else []:
+                if death.again_at is None and at - death.end <= AGAIN:
+                    death.again_at = at
+
+    def _die(self, row: dict[str, Any], at: datetime) -> None:
+        state = "REQUEUED" if row["end_state"] == "PENDING" else row["end_state"]
+        nodes = [str(node) for node in row.get("nodes") or []]
+        start = row.get("start_at")
+        death = Death(
+            job=str(row["id"]), state=state, nodes=nodes, gpus=self._gpus_of(row, nodes),
+            start=datetime.fromisoformat(start).astimezone(UTC) if isinstance(start, str) else None,
+            end=at, user=row.get("user") or "", name=row.get("name") or "",
+            requeue=row.get("requeue", True) and row.get("batch", True), number=len(self.deaths) + 1,
+        )  # fmt: skip
+        self.deaths.append(death)
+        for key in {("", death.job), (death.user, death.name)}:
+            if key[1]:
+                self._waiting.setdefault(key, []).append(death)
+
+    def _gpus_of(self, row: dict[str, Any], nodes: list[str]) -> int:
+        held = row.get("gpus") or {}
+        return sum(len(held[node]) for node in nodes if node in held)
+
+    def _hear(self, entry: Entry) -> None:
+        day = entry.at.date()
+        with suppress(msgspec.DecodeError):  # a text, which names its node elsewhere
+            senders = _senders(entry.raw)
+            for sender in senders if isinstance(senders, list) else [senders]:
+                if sender.node is not None:
+                    self.heard.setdefault(sender.node, set()).add(day)
+
+    def _know_import(self, document: Any) -> None:
+        self.imported = document if isinstance(document, dict) else {}
+        for node, spans in self.imported.get("heard", {}).items():
+            days = self.heard.setdefault(node, set())
+            for first, last in spans:
+                begin, end = date.fromisoformat(first), date.fromisoformat(last)
+                days.update(begin + timedelta(days=number) for number in range((end - begin).days + 1))
+
+
+def _rows(entry: Entry, name: str) -> list[Any]:
+    try:
+        return list(shown(entry.body, name).rows)
+    except ValueError as error:
+        raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error

@@ -1,0 +1,386 @@
+"""What healer would have done with a recording, beside what people did: one document, pure.
+
+Each figure rests on rows of the document: incidents by id, holds and deaths by number.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from healer.model import HARDWARE, Mode, Ruleset
+from healer.model.slurm import OwnerKind
+from healer.sim.past_facts import Death, Hold, PastFacts
+
+#: A person's drain answers an incident up to this long after it; and healer's word counts for a drain up to
+#: so long before.
+ANSWER, BEFORE = timedelta(days=7), timedelta(hours=24)
+#: Drains closer than this are at the same time.
+SAME = timedelta(minutes=1)
+#: healer's own restart of a job, from its death to its start, where nodes are free.
+RESTART_S = 60
+#: Longer waits for the next start are not counted: the person may not have wanted the job again.
+WAIT_MOST = timedelta(hours=24)
+#: So many days without a line are silence.
+SILENT_DAYS = 7
+WORST = 10
+#: Agreeing drains that a rule needs before its mode is proposed to rise.
+PROVEN, SOME = 5, 1
+_REMOVING = frozenset({"drain", "down"})
+#: Rules that only note what people and Slurm did.
+_NOTED = frozenset({"person-drain", "slurm-drain", "program-drain"})
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """healer's drain of one node, and what people did. `minutes`: how much earlier healer was; negative:
+    later. `died`: jobs that started there afterwards and died, by number."""
+
+    word: str
+    node: str
+    incident: str
+    rule: str
+    healer_at: datetime | None
+    hold: int | None = None
+    minutes: float | None = None
+    died: list[int] = []
+
+
+class RuleAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """`agreed`: drains that people or later deaths of jobs confirmed, of `drains`."""
+
+    rule: str
+    incidents: int
+    drains: int
+    agreed: int
+    unneeded: int
+    mode: str
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-hours. `lost`: of jobs hit, `unknown` of which have no figure; `on_bad_nodes`: jobs that started on
+    a node after healer would have drained it; `waiting`: from death to the next start, less healer's own;
+    `cost`: of nodes that healer would have held without need."""
+
+    lost: float
+    unknown: int
+    on_bad_nodes: float
+    waiting: float
+    cost: float
+
+
+class WorstNode(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    incidents: list[str]
+    deaths: list[int]
+    hours_out: float
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """Days, first and last, on which these nodes wrote nothing."""
+
+    first: date
+    last: date
+    nodes: list[str]
+
+
+# Wide: one field for each chapter of the report.
+class PastReport(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    since: datetime
+    until: datetime
+    nodes: int
+    gpus: int
+    mode: str
+    incidents: list[dict[str, Any]]
+    by_class: dict[str, list[str]]
+    answers: list[Answer]
+    holds: list[Hold]
+    deaths: list[Death]
+    hit: dict[str, list[int]]
+    requeued: list[dict[str, Any]]
+    held_back: list[dict[str, Any]]
+    saved: Saved
+    worst: list[WorstNode]
+    silent: list[Silence]
+    blind: list[str]
+    advice: list[RuleAdvice]
+    imported: dict[str, Any]
+
+
+def past_report(document: Mapping[str, Any], facts: PastFacts, rules: Ruleset, cluster: str) -> PastReport:
+    """`document`: of the replay of the same entries."""
+    assert facts.first is not None and facts.last is not None
+    incidents = [row for row in document["incidents"] if row["rule"] not in _NOTED]
+    hardware = [row for row in incidents if is_hardware(row, rules)]
+    hit = _hit(hardware, facts.deaths)
+    answers = _answers(document["actions"], incidents, facts)
+    return PastReport(
+        cluster=cluster,
+        since=facts.first,
+        until=facts.last,
+        nodes=len(facts.gpus),
+        gpus=sum(facts.gpus.values()),
+        mode=str(Mode.auto),
+        incidents=incidents,
+        by_class=_by_class(incidents, rules),
+        answers=answers,
+        holds=facts.holds,
+        deaths=facts.deaths,
+        hit=hit,
+        requeued=[row for row in document["actions"] if row["action"] in {"requeue", "revive"}],
+        held_back=list(document["held"]),
+        saved=_saved(hardware, answers, facts, hit),
+        worst=_worst(hardware, facts, hit),
+        silent=_silent(facts),
+        blind=_blind(facts),
+        advice=_advice(incidents, answers),
+        imported=facts.imported,
+    )
+
+
+def is_hardware(incident: Mapping[str, Any], rules: Ruleset) -> bool:
+    return fault_class(incident, rules) in {str(kind) for kind in HARDWARE}
+
+
+def fault_class(incident: Mapping[str, Any], rules: Ruleset) -> str:
+    """By the rule that took it: what it would act on is a fault of hardware."""
+    if incident["cause"] == "application" or incident["rule"].endswith("-application"):
+        return "application"
+    rule = next((rule for rule in rules.rules if rule.name == incident["rule"]), None)
+    if rule is None or not rule.remedy:
+        return "informational"
+    return "fatal" if "isolate" in incident["nodes"].values() else "degraded"
+
+
+def _by_class(incidents: Sequence[Mapping[str, Any]], rules: Ruleset) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in incidents:
+        found.setdefault(fault_class(row, rules), []).append(row["id"])
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
+# --- what people did
+
+
+def _answers(
+    actions: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]], facts: PastFacts
+) -> list[Answer]:
+    """healer's drains beside people's, by time; then people's drains of which healer saw nothing."""
+    by_id = {row["id"]: row for row in incidents}
+    people = [hold for hold in facts.holds if hold.owner in {OwnerKind.person, OwnerKind.program}]
+    found: list[Answer] = []
+    answered: set[int] = set()
+    for action in actions:
+        incident = by_id.get(action["incident"] or "")
+        if action["action"] not in _REMOVING or incident is None:
+            continue
+        found.append(_answer(action, incident, people, facts))
+        if (number := found[-1].hold) is not None:
+            answered.add(number)
+    seen: dict[str, list[datetime]] = {}
+    for row in incidents:
+        for node in {row["root"].get("node"), *row["nodes"]} - {None}:
+            seen.setdefault(str(node), []).append(_moment(row["opened"]))
+    for hold in people:
+        if hold.number not in answered:
+            found.append(_unanswered(hold, seen.get(hold.node, []), incidents))
+    return found
+
+
+def _answer(
+    action: Mapping[str, Any], incident: Mapping[str, Any], people: Sequence[Hold], facts: PastFacts
+) -> Answer:
+    at, node = _moment(action["at"]), action["node"]
+    holds = [
+        hold
+        for hold in people
+        if hold.node == node and hold.at <= at + ANSWER and (hold.until or at) >= at - timedelta(hours=1)
+    ]
+    hold = min(holds, key=lambda hold: abs(hold.at - at), default=None)
+    until = hold.at if hold is not None and hold.at > at else at + ANSWER
+    died = [
+        death.number
+        for death in facts.deaths
+        if node in death.nodes and death.start is not None and at < death.start <= until
+        and death.state in {"NODE_FAIL", "FAILED", "REQUEUED", "BOOT_FAIL"}
+    ]  # fmt: skip
+    minutes = None if hold is None else round((hold.at - at).total_seconds() / 60, 1)
+    if hold is None:
+        word = "confirmed" if died else "unneeded"
+    elif abs(hold.at - at) <= SAME:
+        word = "same"
+    else:
+        word = "earlier" if hold.at > at else "later"
+    return Answer(
+        word=word, node=node, incident=incident["id"], rule=incident["rule"], healer_at=at,
+        hold=None if hold is None else hold.number, minutes=minutes, died=died,
+    )  # fmt: skip
+
+
+def _unanswered(hold: Hold, seen: Sequence[datetime], incidents: Sequence[Mapping[str, Any]]) -> Answer:
+    """A person's drain that healer's did not answer: seen without a drain, or missed."""
+    before = [at for at in seen if hold.at - BEFORE <= at <= hold.at + timedelta(hours=1)]
+    if not before:
+        return Answer(word="missed", node=hold.node, incident="", rule="", healer_at=None, hold=hold.number)
+    at = min(before)
+    incident = next(
+        row for row in incidents
+        if _moment(row["opened"]) == at and hold.node in {row["root"].get("node"), *row["nodes"]}
+    )  # fmt: skip
+    return Answer(
+        word="seen", node=hold.node, incident=incident["id"], rule=incident["rule"], healer_at=at,
+        hold=hold.number, minutes=round((hold.at - at).total_seconds() / 60, 1),
+    )  # fmt: skip
+
+
+def _hit(hardware: Sequence[Mapping[str, Any]], deaths: Sequence[Death]) -> dict[str, list[int]]:
+    """Incident -> deaths of the jobs that it hit, from a minute before it to an hour after."""
+    found: dict[str, list[int]] = {}
+    for row in hardware:
+        opened, jobs = _moment(row["opened"]), set(row["jobs_hit"])
+        its = [
+            death.number
+            for death in deaths
+            if death.job in jobs and opened - SAME <= death.end <= opened + timedelta(hours=1)
+        ]
+        if its:
+            found[row["id"]] = its
+    return found
+
+
+# --- hours
+
+
+def _saved(
+    hardware: Sequence[Mapping[str, Any]],
+    answers: Sequence[Answer],
+    facts: PastFacts,
+    hit: Mapping[str, Sequence[int]],
+) -> Saved:
+    lives = {number for numbers in hit.values() for number in numbers}
+    deaths = {death.number: death for death in facts.deaths}
+    hours = [deaths[number].gpu_hours for number in sorted(lives)]
+    bad = {number for answer in answers for number in answer.died} - lives
+    waiting = 0.0
+    for number in sorted(lives):
+        death = deaths[number]
+        if death.again_at is None or not death.requeue or death.again_at - death.end > WAIT_MOST:
+            continue
+        waiting += death.gpus * max(0.0, (death.again_at - death.end).total_seconds() - RESTART_S) / 3600
+    settled = [row for row in hardware if row["jobs_hit"] and row["id"] not in hit]
+    return Saved(
+        lost=round(sum(found for found in hours if found is not None), 1),
+        unknown=sum(found is None for found in hours) + len(settled),
+        on_bad_nodes=round(sum(deaths[number].gpu_hours or 0.0 for number in sorted(bad)), 1),
+        waiting=round(waiting, 1),
+        cost=round(_cost(answers, facts), 1),
+    )
+
+
+def _cost(answers: Sequence[Answer], facts: PastFacts) -> float:
+    """GPU-hours of nodes drained without need: until the end or a day, when a test would have returned it."""
+    assert facts.last is not None
+    hours = 0.0
+    for answer in answers:
+        if answer.word == "unneeded" and answer.healer_at is not None:
+            out_s = min((facts.last - answer.healer_at).total_seconds(), 86_400.0)
+            hours += facts.gpus.get(answer.node, 0) * out_s / 3600
+    return hours
+
+
+def _worst(
+    hardware: Sequence[Mapping[str, Any]], facts: PastFacts, hit: Mapping[str, Sequence[int]]
+) -> list[WorstNode]:
+    assert facts.last is not None
+    incidents: dict[str, list[str]] = {}
+    deaths: dict[str, set[int]] = {}
+    for row in hardware:
+        node = row["root"].get("node")
+        if node:
+            incidents.setdefault(node, []).append(row["id"])
+            deaths.setdefault(node, set()).update(hit.get(row["id"], ()))
+    hours: Counter[str] = Counter()
+    for hold in facts.holds:
+        hours[hold.node] += ((hold.until or facts.last) - hold.at).total_seconds() / 3600  # type: ignore[assignment]
+    names = sorted({*incidents, *hours}, key=lambda node: (-len(incidents.get(node, ())), -hours[node], node))
+    return [
+        WorstNode(
+            node=node,
+            incidents=incidents.get(node, []),
+            deaths=sorted(deaths.get(node, ())),
+            hours_out=round(hours[node], 1),
+        )
+        for node in names[:WORST]
+    ]
+
+
+# --- what cannot be seen
+
+
+def _silent(facts: PastFacts) -> list[Silence]:
+    """Spans of SILENT_DAYS and more in which a node wrote nothing, nodes of the same span together."""
+    if not facts.heard or facts.first is None or facts.last is None:
+        return []
+    first, last = facts.first.date(), facts.last.date()
+    spans: dict[tuple[date, date], list[str]] = {}
+    for node in sorted(facts.gpus):
+        days = sorted(day for day in facts.heard.get(node, ()) if first <= day <= last)
+        ends = [first - timedelta(days=1), *days, last + timedelta(days=1)]
+        for before, after in pairwise(ends):
+            if (after - before).days > SILENT_DAYS:
+                spans.setdefault((before + timedelta(days=1), after - timedelta(days=1)), []).append(node)
+    return [
+        Silence(first=begin, last=end, nodes=nodes)
+        for (begin, end), nodes in sorted(spans.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+
+
+def _blind(facts: PastFacts) -> list[str]:
+    """Kinds of signals that the recording does not hold at all, as keys of sentences."""
+    routes = set(facts.routes)
+    missing = {
+        "kernel": not any(route.startswith(("signals/kernel-log", "signals/logs")) for route in routes),
+        "metrics": not any(
+            route.startswith(("signals/metrics", "signals/openmetrics", "signals/prometheus"))
+            for route in routes
+        ),
+        "steps": "signals/step-times" not in routes,
+        "heartbeats": "signals/heartbeat" not in routes,
+        "jobs": not facts.jobs_started,
+        "people": not facts.holds,
+    }
+    return [name for name, is_missing in missing.items() if is_missing]
+
+
+def _advice(incidents: Sequence[Mapping[str, Any]], answers: Sequence[Answer]) -> list[RuleAdvice]:
+    """Per rule that would have drained or opened: what agreed, and the mode to begin with."""
+    found = []
+    for rule in sorted({row["rule"] for row in incidents}):
+        its = [answer for answer in answers if answer.rule == rule and answer.word != "seen"]
+        agreed = sum(answer.word in {"earlier", "same", "later", "confirmed"} for answer in its)
+        unneeded = sum(answer.word == "unneeded" for answer in its)
+        found.append(
+            RuleAdvice(
+                rule=rule,
+                incidents=sum(row["rule"] == rule for row in incidents),
+                drains=len(its),
+                agreed=agreed,
+                unneeded=unneeded,
+                mode=_mode(agreed, unneeded),
+            )
+        )
+    return sorted(found, key=lambda row: (-row.agreed, row.unneeded, row.rule))
+
+
+def _mode(agreed: int, unneeded: int) -> str:
+    """No history alone makes a rule automatic."""
+    if agreed >= PROVEN and not unneeded:
+        return "approve"
+    return "suggest" if agreed >= SOME and agreed > unneeded else "shadow"
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -29,7 +29,7 @@ def _folder(settings: Settings) -> Iterator[Look]:
     if not folder.exists():
         make = partial(folder.mkdir, mode=0o711, parents=True)
         yield Look(NAME, False, f"{folder} is missing", f"mkdir -p {folder}", make)
-    for path in (folder, settings.published_audit):
+    for path in dict.fromkeys((folder, settings.published_audit)):
         if path.is_dir() and (mode := stat.S_IMODE(path.stat().st_mode)) & _WRITABLE:
             yield _mode(path, mode, mode & ~_WRITABLE, "write to")
 

@@ -54,7 +54,9 @@ class Scrubber:
 
 def _forms(value: str) -> set[str]:
     """How a secret may be written: also its lines, and what of a URL is secret."""
-    parts = {value.strip(), *(line.strip() for line in value.splitlines())}
+    lines = (line.strip() for line in value.splitlines())
+    # Not the first line of a key: by it, keys of others are recognised.
+    parts = {value.strip(), *(line for line in lines if not line.startswith("-----"))}
     if "://" in value:
         parts |= _secret_parts(value.strip())
     encoded = {form for part in parts for form in (quote(part), quote(part, safe=""), quote_plus(part))}

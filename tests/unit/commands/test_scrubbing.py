@@ -81,6 +81,13 @@ def test_the_parts_of_a_url_are_secrets_too(password: str, key: str) -> None:
     assert password not in left and key not in left
 
 
+def test_a_known_key_does_not_hide_the_look_of_another() -> None:
+    pem = "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n"
+    scrub = Scrubber([pem.format("MC4CAQAwBQYDK2VwBCIEIOurs")])
+    assert scrub(pem.format("MC4CAQAwBQYDK2VwBCIEITheirs")) == f"{REMOVED}\n"
+    assert "IEIOurs" not in scrub("the line MC4CAQAwBQYDK2VwBCIEIOurs alone")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from healer.model.shown import sent_json
 from healer.ports.callers import KeyInFlight, KeyReused
 from healer.ports.request_errors import (
     Conflict,
@@ -93,7 +94,7 @@ class Problem(Exception):
 
     def response(self) -> Response:
         return Response(
-            msgspec.json.encode(self.body(), enc_hook=to_text),
+            sent_json(msgspec.json.encode(self.body(), enc_hook=to_text)),
             self.status,
             headers=self.headers,
             media_type=MEDIA_TYPE,

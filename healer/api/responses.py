@@ -11,6 +11,7 @@ from starlette.responses import Response
 from healer.api.access import Access
 from healer.api.problems import Problem
 from healer.api.services import services_of
+from healer.model.shown import sent_json
 from healer.ports.request_errors import Unavailable
 from healer.text import to_text
 
@@ -21,7 +22,7 @@ def answer(
     request: Request, value: Any, status: int = 200, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """`value` as JSON. A GET carries an ETag and is 304 when the caller has the same already."""
-    body = _encode(value)
+    body = sent_json(_encode(value))
     if request.method != "GET":
         return Response(body, status, headers=headers, media_type="application/json")
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -56,5 +57,5 @@ async def event_stream(
                 pass
             yield b": still here\n\n"
         elif clusters is None or event.data.get("cluster") in {None, *clusters}:
-            data = _encode_event(event.data)  # JSON never holds a line break
+            data = sent_json(_encode_event(event.data))  # JSON never holds a line break
             yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

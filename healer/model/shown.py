@@ -57,6 +57,13 @@ def shown_json(document: str) -> str:
     return _FORM.sub(lambda found: found[0] if found[0] in "\n\t" else _escape(found[0]), document)
 
 
+def sent_json(body: bytes) -> bytes:
+    """`shown_json` of what a program writes, in UTF-8: people print answers of the API, too."""
+    if body.isascii() and b"\x7f" not in body:
+        return body  # what else is no letter is escaped in JSON
+    return shown_json(body.decode()).encode()
+
+
 def _symbol(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)

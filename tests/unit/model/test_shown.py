@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email import message_from_bytes, policy
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -22,18 +22,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import DictLoader
 
-from healer import bootstrap, hooks
+from healer import bootstrap, console, hooks
 from healer.adapters.notify import alertmanager, group_bots, mail, pagerduty, slack
 from healer.adapters.tickets.desk import DeskTickets, Found
 from healer.adapters.webhook import WebhookNotifier
+from healer.api.problems import Problem
+from healer.api.responses import answer
 from healer.commands import Failed, cli, say, say_json
 from healer.commands.remote import print_json, print_table
-from healer.console.render import Renderer, markdown_file
+from healer.console import fleet_map, machine_pages
+from healer.console.render import Renderer, markdown_file, text_file
+from healer.console.views import report_charts_view
+from healer.console.views.svg_charts import Kind, Series, SvgChart, Unit
+from healer.console.views.svg_lanes import Lane, LaneChart, Span
 from healer.decisions.comments import Remark, with_remark
 from healer.model import About, Channel, ChannelKind, Message, Severity, Ticket
 from healer.model.shown import one_line, shown, shown_json
 from healer.model.slurm import plain
 from healer.telling.news import notice_of
+from healer.text import quoted
 
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -254,6 +261,62 @@ def test_pages() -> None:
     assert hidden(page, "\n\t") == ""
     assert len(page) > sys.maxunicode
     assert hidden(bytes(markdown_file("a.md", ALL).body).decode(), "\n\t") == ""
+
+
+TRANSLATE: Callable[[str], str] = str
+
+
+def test_charts_and_what_a_pointer_shows_on_them() -> None:
+    lane = Lane(name=BAD, spans=(Span(begin=AT, end=None, text=BAD, tone="warn"),))
+    until = AT + timedelta(hours=1)
+    lanes = LaneChart(id="a", title=BAD, note=BAD, lanes=(lane,), since=AT, until=until, ticks=((AT, BAD),))
+    series = Series(name=BAD, values=(1.0, 2.0))
+    chart = SvgChart(id="b", title=BAD, note=BAD, kind=Kind.bars, unit=Unit.nodes, times=(BAD, BAD),
+                     ticks=((0, BAD),), series=(series,))  # fmt: skip
+    render = Renderer()
+    for env in render._envs.values():
+        env.loader = DictLoader({"any": "{{ chart|svg }}{{ lanes|lanes }}"})
+    page = bytes(render.page("any", chart=chart, lanes=lanes).body).decode()
+    assert "<title>" in page and len(page) > 10 * len(BAD)
+    assert hidden(page, "\n\t") == ""
+    file = text_file("a.csv", report_charts_view.csv_text(chart, TRANSLATE), "text/csv")
+    assert hidden(bytes(file.body).decode(), "\n\t") == ""
+
+
+def test_what_the_pages_scripts_get() -> None:
+    """They put it on the page, and into what a pointer shows."""
+    asks: Any = SimpleNamespace(headers={})
+    text = json.dumps({"name": BAD.encode("utf-8", "replace").decode()}, ensure_ascii=False)
+    assert hidden(bytes(machine_pages._json(asks, text).body).decode()) == ""
+    assert hidden(fleet_map._encode({"name": BAD.encode("utf-8", "replace").decode()}).decode()) == ""
+
+
+def test_the_console_answers_in_these_ways_only() -> None:
+    """A `Response` with a body that is made elsewhere would go past the symbols."""
+    made = {
+        f"{path.name}:{where.name}"
+        for path in Path(console.__path__[0]).rglob("*.py")
+        for where in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(where, ast.FunctionDef)
+        for call in ast.walk(where)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Response"
+        and call.args
+    }  # fmt: skip
+    assert made == {
+        "render.py:text_file", "render.py:page", "machine_pages.py:_json",
+        "render.py:response",  # files that ship
+        "fleet_pages.py:fleet_json",  # what `fleet_map` encodes
+    }  # fmt: skip
+
+
+def test_what_the_api_answers() -> None:
+    """People print it: the same documents, in which what is hidden stands as an escape."""
+    foreign = {"line": ALL.encode("utf-8", "replace").decode()}
+    asks: Any = SimpleNamespace(method="GET", headers={})
+    body = bytes(answer(asks, foreign).body).decode()
+    assert hidden(body) == "" and json.loads(body) == foreign
+    problem = bytes(Problem(422, quoted(foreign["line"])).response().body).decode()
+    assert hidden(problem) == "" and "gpu" in problem
 
 
 @pytest.mark.parametrize("program", ["healer-hook", "healer-follow", "healer-ship"])

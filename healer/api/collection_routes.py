@@ -43,7 +43,7 @@ _LISTED = answers(Page[EvidenceFile], "its files, oldest first")
     responses=_LISTED,
 )
 def incident_evidence(request: Request, caller: Operator, id: Id) -> Response:
-    """What was collected for an incident."""
+    """What was collected for an incident. Not for a token of one job: the incident may have hit others."""
     services = services_of(request)
     found = services.queries.incidents.find(id)
     if found is None:
@@ -59,7 +59,7 @@ def run_evidence(request: Request, caller: Operator, id: Id) -> Response:
     found = services.queries.runs.find(id)
     if found is None:
         raise NotFound(say("api.acting_routes_there_no_run", id=id))
-    confine(request, caller, cluster=found.cluster, node=found.node)
+    confine(request, caller, cluster=found.cluster, node=found.node, job=found.job)
     return answer(request, Page(items=services.evidence.files(run=found.id)))
 
 
@@ -70,7 +70,8 @@ def evidence_file(request: Request, caller: Operator, id: Id) -> Response:
     found = services.evidence.file(id)
     if found is None:
         raise NotFound(say("api.collection_routes_there_no_evidence_was_never", id=id))
-    confine(request, caller, cluster=found.cluster, node=found.node)
+    run = services.queries.runs.find(found.run)
+    confine(request, caller, cluster=found.cluster, node=found.node, job=run and run.job)
     data = services.evidence.content(found.id)
     services.controls.audit(
         AuditRecord(

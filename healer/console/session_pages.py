@@ -12,6 +12,7 @@ from healer.api.cookies import drop_cookie, read_cookie, set_cookie
 from healer.api.credential_budget import address_of
 from healer.api.problems import Problem
 from healer.api.signing_in import change_password, open_by_account
+from healer.api.site_address import is_own_origin
 from healer.console.pages import Here, PageRoute, Pages
 from healer.console.views.buttons import Button
 from healer.engine.local_accounts import Attempt
@@ -200,7 +201,12 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def is_foreign(request: Request) -> bool:
-    return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+    """Whether a form came from a page of another site. By http, and from old browsers, the origin alone says
+    so."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and not is_own_origin(request.scope, origin)
 
 
 def foreign_form() -> Problem:

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from healer.commands.cli import build
-from healer.model import Bundle, EvidenceFile
-from tests.support.api import CLUSTER, Api, incident, save_incident
+from healer.model import Bundle, EvidenceFile, Run, RunState
+from healer.text import quoted
+from tests.support.api import CLUSTER, Api, incident, save_incident, save_run
 
 Served = tuple[Api, httpx.Client]
 DATA = b"\x1f\x8b" + b"packed" * 50
@@ -30,6 +31,14 @@ def collected(api: Api) -> tuple[str, EvidenceFile]:
     api.evidence.add(file, 0, DATA)
     api.evidence.finish(file)
     return one.id, file
+
+
+def of_job(file: EvidenceFile) -> Run:
+    """The run that collected the file, for the job 4711."""
+    return Run(
+        id=file.run, cluster=CLUSTER, playbook="collect-evidence", state=RunState.done, by="healer",
+        reason=quoted("asked for"), created_at=file.at, node=file.node, job="4711", incident=file.incident,
+    )  # fmt: skip
 
 
 def test_an_operator_lists_and_takes_it_and_that_is_audited(served: Served) -> None:
@@ -57,6 +66,19 @@ def test_what_is_not_there_is_told_and_others_see_nothing(served: Served) -> Non
         assert client.get(path, headers=api.headers("viewer")).status_code == 403
     elsewhere = api.headers("operator", cluster="pod2")
     assert client.get("/api/v1/evidence/e1", headers=elsewhere).status_code == 403
+
+
+def test_a_token_of_one_job_takes_what_runs_for_that_job_collected_and_nothing_else(served: Served) -> None:
+    api, client = served
+    found, file = collected(api)
+    with api.engine.begin() as conn:
+        save_run(conn, of_job(file))
+    of_it, of_another = (api.headers("operator", cluster=CLUSTER, job=job) for job in ("4711", "4712"))
+    for path in (f"/api/v1/runs/{file.run}/evidence", f"/api/v1/evidence/{file.id}"):
+        assert client.get(path, headers=of_it).status_code == 200
+        assert client.get(path, headers=of_another).status_code == 403
+    for headers in (of_it, of_another):
+        assert client.get(f"/api/v1/incidents/{found}/evidence", headers=headers).status_code == 403
 
 
 def test_the_command_line_lists_it_and_writes_it(

@@ -25,6 +25,7 @@ from healer.model import (
     CommandKind,
     Evidence,
     Incident,
+    Remedy,
     SlurmJob,
     SlurmSnapshot,
 )
@@ -59,16 +60,27 @@ def list_jobs(ctx: Context) -> Result:
 
 
 def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
-    """Jobs that a hardware fault hit when it began and that have ended since, for which a plan waits. A job
-    that was restarted elsewhere is not one of them."""
+    """Jobs that a hardware fault hit when it began and that have ended since: a plan waited for them, or the
+    fault was heard of late. A job that was restarted elsewhere is not one of them."""
     incident = ctx.incident
     if incident is None or incident.fault_class not in HARDWARE:
         return set()
-    if ctx.tools.now() - incident.opened <= CRASH_WINDOW:
-        return set()  # the picture at that time may have been older than these jobs
     left = set(incident.jobs_hit) - {job.leader for job in on_node}
+    if Remedy.requeue_job in incident.remedy:
+        return left  # they lost data, whatever became of them since
     shown = {name: ctx.tools.scheduler.job(name) for name in left}
-    return {name for name, job in shown.items() if job is None or not (job.active or job.state == "PENDING")}
+    return {
+        name for name, job in shown.items() if job is None or _ended_after(incident, job, ctx.tools.now())
+    }
+
+
+def _ended_after(incident: Incident, job: SlurmJob, now: datetime) -> bool:
+    """It is over and ended after the fault. Soon after the incident began its list may rest on a picture in
+    which the job still ran."""
+    if job.active or job.state == "PENDING":
+        return False
+    first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
+    return now - incident.opened > CRASH_WINDOW or (job.end_at is not None and job.end_at >= first)
 
 
 def _listed(

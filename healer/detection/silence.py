@@ -155,6 +155,8 @@ class _Silence:
     def findings(self) -> Iterator[Finding]:
         for name, alone in sorted(self._picture.silence.alone.items()):
             yield _silent_node(self._picture, name, alone, self._now)
+        for wider in self._wider():
+            yield self._of_place(wider)
         for outage in self._picture.silence.outages:
             yield from self._going_on(outage)
         for outage in together(self._left, self._senders, self._nodes):
@@ -163,6 +165,26 @@ class _Silence:
             yield self._of_place(several)
         for name, since in sorted(self._left.items()):
             yield from self._single(name, since)
+
+    def _wider(self) -> list[Together]:
+        """Places of which a known outage is only the part that was missed first."""
+        outages = [outage for outage in self._picture.silence.outages if outage.kind is not None]
+        known = {(outage.kind, outage.place) for outage in outages}
+        places = together(self._left, self._senders, self._nodes) if outages else []
+        return [
+            place
+            for place in places
+            if (place.kind, place.place) not in known
+            and any(self._is_part(outage, place.nodes) for outage in outages)
+        ]
+
+    def _is_part(self, outage: Outage, nodes: list[str]) -> bool:
+        """All of the outage that is still away is among the nodes, and so many others that they would be an
+        outage of their own went silent at about the same time."""
+        away = outage.nodes & self._left.keys()
+        first = min((self._silent[name] for name in away), default=self._now)
+        near = [name for name in nodes if abs(self._silent[name] - first) <= JUST_BACK]
+        return bool(away) and away <= set(nodes) and len(set(near) - away) >= PLACE_NODES
 
     def _of_place(self, what: Together) -> Finding:
         nodes = {name: self._silent[name] for name in what.nodes}

@@ -200,7 +200,7 @@ def run_changed(
         by=by if by is not None else run.by,
         incident=run.incident,
         reason=quoted(reason) if reason is not None else run.reason,
-        data={"run": run.id, "playbook": run.playbook, "state": str(state), **more},
+        data={"run": run.id, "playbook": run.playbook, "state": str(state), "beside": run.alongside, **more},
     )
 
 

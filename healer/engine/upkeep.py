@@ -25,6 +25,7 @@ from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_
 from healer.engine.slot_release import without_slots
 from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
+from healer.incidents.growth import jobs_of_all
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
@@ -238,7 +239,7 @@ def _lost_data(walk: Walk, incident: Incident) -> list[SlurmJob]:
 
 
 def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[SlurmJob]) -> list[str]:
-    hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
+    hit = jobs_of_all(incident.jobs_hit, (job.leader for job in jobs))
     if hit != incident.jobs_hit:
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
     return begin_each(walk, [_requeue(incident, run, job, walk.now) for job in jobs])

@@ -17,6 +17,7 @@ from healer.incidents.growth import (
     cover_parts,
     end_incident,
     follow_finding,
+    jobs_of_all,
     limit_evidence,
     mark_claims,
     merge_into,
@@ -379,7 +380,7 @@ def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
         outage = msgspec.structs.replace(
             add_evidence_of(outage, [silence]),
             nodes=silence.nodes | outage.nodes,
-            jobs_hit=tuple(sorted({*outage.jobs_hit, *silence.jobs_hit})),
+            jobs_hit=jobs_of_all(outage.jobs_hit, silence.jobs_hit),
         )
         book.put(outage)
     elif silence.fault in PLACES_SILENT:

@@ -360,14 +360,18 @@ def move_root(incident: Incident, new: Incident) -> Incident:
     return add_ruled_out(add_evidence_of(moved, [incident]), ruled_out)
 
 
+def jobs_of_all(*hit: Iterable[str]) -> tuple[str, ...]:
+    """The jobs of these lists, each once."""
+    return tuple(sorted({job for jobs in hit for job in jobs}))
+
+
 def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incident:
     """The incident of a shared place with these parts, which need no incidents of their own."""
     nodes = {part.root.node: Verdict.watch for part in parts if part.root.node}
-    jobs = {job for part in parts for job in part.jobs_hit}
     return msgspec.structs.replace(
         add_evidence_of(incident, parts),
         nodes=dict(sorted((nodes | incident.nodes).items())),
-        jobs_hit=tuple(sorted({*incident.jobs_hit, *jobs})),
+        jobs_hit=jobs_of_all(incident.jobs_hit, *(part.jobs_hit for part in parts)),
         updated=now,
     )
 
@@ -386,7 +390,7 @@ def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: da
         evidence_count=incident.evidence_count + len(fresh),
         affected=add_parts(incident, (finding.component,)),
         nodes=dict(sorted(nodes.items())),
-        jobs_hit=tuple(sorted({*incident.jobs_hit, *jobs})),
+        jobs_hit=jobs_of_all(incident.jobs_hit, jobs),
         updated=now,
     )
 

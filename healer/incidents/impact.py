@@ -5,10 +5,11 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.incidents.growth import MEASURED, has_ended_work
+from healer.incidents.growth import MEASURED, has_ended_work, jobs_of_all
 from healer.model import (
     HARDWARE,
     Component,
+    Evidence,
     FaultClass,
     Finding,
     HitBasis,
@@ -21,11 +22,13 @@ from healer.model import (
     Urgency,
 )
 from healer.observations import Picture
-from healer.observations.allocations import AFTER_ITS_END
+from healer.observations.allocations import AFTER_ITS_END, ALLOCATION_KEPT
 from healer.text import NO_WORDS, Said, say
 
 #: A job that ended within this of a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)
+#: The detector's picture of Slurm is not older.
+PICTURE_AGE = timedelta(seconds=30)
 
 
 def jobs_of(
@@ -99,6 +102,7 @@ def hit_by_evidence(
     reported = [evidence for evidence in here if evidence.fatal] or [
         evidence for evidence in here if evidence.sense not in MEASURED
     ]
+    on_node = _not_younger(incident, on_node, reported)
     # A kernel line is about one GPU, even if its address is lost.
     places = {(evidence.component, bool(evidence.line)) for evidence in reported}
     if here and not reported:
@@ -116,6 +120,21 @@ def hit_by_evidence(
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
     return list(hit.values()), True
+
+
+def _not_younger(
+    incident: Incident, on_node: Sequence[SlurmJob], reported: Sequence[Evidence]
+) -> Sequence[SlurmJob]:
+    """Without jobs that began after the fault, and that the detector knew and did not count when it heard of
+    it late: their work has not been ended. A node that is surely unusable hits them too."""
+    if incident.unusable or not reported:
+        return on_node
+    last, known = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE
+    return [
+        job
+        for job in on_node
+        if job.leader in incident.jobs_hit or job.start_at is None or not last < job.start_at < known
+    ]
 
 
 def hit_since_listed(
@@ -141,7 +160,8 @@ def hit_at_the_time(
         return []
     jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
     last = max(moment_of(evidence.at, evidence.arrived_at or evidence.at) for evidence in reported)
-    return [job for job in jobs if certain and job.start_at is not None and job.start_at <= last]
+    # A recording does not tell when a job began that it shows from its start.
+    return [job for job in jobs if certain and (job.start_at is None or job.start_at <= last)]
 
 
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
@@ -149,7 +169,7 @@ def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str,
     if incident.jobs_hit_final:
         return incident.jobs_hit
     now = jobs_of(snapshot, incident.root)[0]
-    return tuple(sorted({*incident.jobs_hit, *(job.id for job in now)}))
+    return jobs_of_all(incident.jobs_hit, (job.id for job in now))
 
 
 def moments_of(incident: Incident) -> tuple[datetime, ...]:
@@ -198,14 +218,15 @@ class Hits:
 
     def jobs_at_the_time(self, finding: Finding, *, grace: timedelta = AFTER_ITS_END) -> Set[str]:
         """Those of the allocations at the time of the event, or that had ended at most `grace` before it: a
-        line may come an hour after its event. The present ones too where the host's clock may be off."""
+        line may come an hour after its event. One that comes later is by a clock that is off, unless
+        heartbeats show that clock: then it may be of the present ones too."""
         node = finding.component.node
         if node is None:
             return self.jobs(finding)
         shown, allocations = self._picture.node(node), self._picture.allocations
         at = shown.moment(finding.at, finding.arrived_at)
         running = self.jobs(finding)
-        if shown.knows_clock:
+        if shown.knows_clock or finding.arrived_at - finding.at <= ALLOCATION_KEPT:
             running = {job for job in running if allocations.had_begun(job, at)}
         return running | allocations.ended_on(node, at, finding.component.gpu, grace=grace)
 
@@ -219,12 +240,20 @@ class Hits:
         if finding.follows:
             hit = set(self.jobs_at_the_time(finding) or hit)
         if finding.fault_class is FaultClass.fatal:
-            hit |= self.jobs_at_the_time(finding, grace=timedelta(0))
+            hit = {*self._of_its_time(finding), *self.named(finding)}
         slurm = self._picture.slurm
         if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
             failed = slurm.failed_on(where.node)
             hit |= {job.leader for job in crashed_among(failed, where, (finding.evidence[0].at, now))}
         return tuple(sorted(hit))
+
+    def _of_its_time(self, finding: Finding) -> Set[str]:
+        """Of a fatal fault the jobs at its time: it has not ended the work of those that have begun since,
+        unless the GPU is dead."""
+        if finding.fault_class is not FaultClass.fatal:
+            return self.jobs(finding)
+        then = self.jobs_at_the_time(finding, grace=timedelta(0))
+        return self.jobs(finding) | then if finding.unusable else then
 
     def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
         """The incident's jobs with those that another finding hits. Once its run has listed them,
@@ -233,7 +262,7 @@ class Hits:
             return incident.jobs_hit
         if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
             return incident.jobs_hit  # a measurement does not widen a fault of one GPU
-        return tuple(sorted({*incident.jobs_hit, *self.jobs(finding)}))
+        return jobs_of_all(incident.jobs_hit, self._of_its_time(finding))
 
 
 #: The most jobs hit that are kept with their losses; a fault of the whole fleet hits thousands.

@@ -59,6 +59,8 @@ QUIET = {
     FaultClass.degraded: timedelta(hours=24),
     FaultClass.informational: timedelta(minutes=10),
 }
+#: So long no sign may come once nothing but a ticket was wanted, and it is filed.
+TICKET_QUIET = timedelta(hours=24)
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
 #: Without a report for this long, and not known to be gone: its source does not measure it any more.
@@ -146,9 +148,11 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
         return {}
     state = RunState(str(data["state"]))
     returning = data.get("playbook") == "resume"
+    is_own = incident.run == data.get("run")
+    if data.get("beside") and not is_own:
+        return {}  # a job's restart beside a plan, which still waits
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
-    is_own = incident.run == data.get("run")
     if is_own and state is RunState.done and data.get("early") and incident.root.node is not None:
         return {"run": None, "state": IncidentState.open}
     if is_own and state is RunState.done and incident.root.node is None:
@@ -213,10 +217,9 @@ def _why_left_to_ticket(incident: Incident, has_ticket: Callable[[str], bool], n
     """Nothing but a ticket was wanted: it is filed, and its sign is quiet. People go on from the ticket."""
     if not is_planned(incident) or rung_of(incident.remedy) is not Remedy.none:
         return None
-    quiet = QUIET[FaultClass.degraded]
-    if now - max(incident.updated, last_heard(incident)) <= quiet or not has_ticket(incident.id):
+    if now - max(incident.updated, last_heard(incident)) <= TICKET_QUIET or not has_ticket(incident.id):
         return None
-    return say("incidents.left_to_ticket", hours=int(quiet.total_seconds() // 3600))
+    return say("incidents.left_to_ticket", hours=int(TICKET_QUIET.total_seconds() // 3600))
 
 
 def is_planned(incident: Incident) -> bool:
@@ -287,11 +290,11 @@ def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]
 
 def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> Said | None:
     """Why a measured fault is over. A fatal one ends only by a person or its run: a counter at rest is no
-    repaired GPU.
+    repaired GPU. What the driver asks for is over when it asks no more.
 
     By the time of the tick that reported it: an old tick says nothing about now.
     """
-    if incident.fault_class is FaultClass.fatal:
+    if incident.fault_class is FaultClass.fatal and not fault_is(incident.fault, Trait.shown_ask):
         return None
     since = incident.clear_since
     if now - last_heard(incident) > FORGOTTEN_AFTER and not is_planned(incident):

@@ -70,6 +70,7 @@ class Trait(StrEnum):
     by_code = "by_code"  # healer's own code names it, no catalogue and no file of rules
     coded = "coded"  # by a number of the driver's: Xid, SXid
     driver_ask = "driver_ask"  # what the driver itself asks for (Xid 154)
+    shown_ask = "shown_ask"  # the same as a gauge shows it, and shows when it is withdrawn
     gpu_line = "gpu_line"  # a kernel line of it is about one GPU, also where the address is lost
     of_one_gpu = "of_one_gpu"  # without a code, and yet a GPU's
     sampled = "sampled"  # found in samples by detectors of code; those of `rules/detection/` are their rules'
@@ -113,6 +114,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("sxid-*", {T.gpu, T.coded, T.root, T.follows_lost_gpu, T.breaks_links}),
     ("driver-asks-*", {T.gpu, T.driver_ask, T.gpu_line, T.root, T.follows_lost_gpu}),
     ("gpu-*", {T.gpu, T.gpu_line}),
+    ("gpu-recovery-*", {T.shown_ask}),
     ("gpu-lost", {T.by_code, T.root, T.lost_gpu, T.breaks_links, T.of_one_gpu}),
     ("gpu-init-failed", {T.of_one_gpu}),
     ("nvlink* fabric-*", {T.gpu}),

@@ -133,14 +133,17 @@ def uptime_of(line: str) -> float | None:
     return float(f"{whole}.{micros}")
 
 
-def is_from_before(seen: Observation, booted_at: datetime, renewed_at: datetime | None) -> bool:
+def is_from_before(
+    seen: Observation, booted_at: datetime, renewed_at: datetime | None, *, of_this_boot: bool = False
+) -> bool:
     """Whether the kernel's stamp on the line shows that it was written before `renewed_at`, or in an earlier
-    boot. `booted_at`: Slurm's BootTime of the node, by our clock. None: nothing was renewed."""
+    boot. `booted_at`: Slurm's BootTime of the node, by our clock; `of_this_boot`: the line is surely of that
+    boot. None: nothing was renewed."""
     stamped = _stamped(seen, booted_at)
     if stamped is None or renewed_at is None:
         return False
     at, unsure = stamped
-    return at + unsure <= renewed_at or at - unsure > seen.arrived_at
+    return at + unsure <= renewed_at or (not of_this_boot and at - unsure > seen.arrived_at)
 
 
 def written_at(seen: Observation, booted_at: datetime) -> datetime | None:

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 
 from healer.model import Observation, ObservationKind
+from healer.observations.echoes import CLOCKS_APART
 from healer.observations.fault_history import GpuMap
 
 #: Lines of one message of the driver come together, also where a shipper sends each by itself.
@@ -42,6 +43,8 @@ class NodePicture:
     name: str
     boot_id: str | None = None
     boot_heard_at: datetime | None = None
+    #: When this boot was heard of first, by our clock.
+    boot_since: datetime | None = None
     old_boots: set[str] = field(default_factory=set)
     cleared_at: datetime | None = None
     booted_at: datetime | None = None
@@ -194,7 +197,18 @@ class NodePicture:
             self.booted.add(self.name)
             self.beats_late.clear()  # the clock may have been set meanwhile
             self.line_late = None
+        if boot_id != self.boot_id:
+            self.boot_since = heard_at
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
+
+    def began_this_boot(self, seen: Observation, booted_at: datetime) -> bool:
+        """Whether the boot that Slurm shows, `booted_at`, is surely that of the line, which names a boot
+        that was heard of before the last repair, and not while Slurm showed the one before."""
+        if seen.boot_id is None or seen.boot_id != self.boot_id or self.boot_since is None:
+            return False
+        if self.cleared_at is None or self.boot_since >= self.cleared_at:
+            return False
+        return self.old_boot_heard_at is None or booted_at >= self.old_boot_heard_at - CLOCKS_APART
 
     def shown_boot(self, at: datetime, *, asked: bool) -> None:
         """Slurm shows another boot time; `asked`: it had ordered that boot. Where senders name their boot,

@@ -228,8 +228,12 @@ class Picture:
         moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
         shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
         booted_at = shown.boot_at if shown is not None else None
-        if booted_at is not None and is_from_before(seen, booted_at, renewed_at) and self._echoes.knows(seen):
-            return True
+        if booted_at is not None:
+            # Slurm may still show the boot before: then a stamp says nothing of a line that is new to us.
+            certain = node.began_this_boot(seen, booted_at)
+            old = is_from_before(seen, booted_at, renewed_at, of_this_boot=certain)
+            if old and (certain or self._echoes.knows(seen)):
+                return True
         return self._echoes.is_echo(seen, moment, renewed_at)
 
     def _learn(self, seen: Observation) -> str | None:

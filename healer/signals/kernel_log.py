@@ -114,8 +114,9 @@ def split_prefix(line: str) -> Prefix | None:
 
 def one_line(record: str) -> str:
     """A record with the line ends within it as /dev/kmsg shows them, `\\x0a`: what follows one is no line of
-    its own, whatever a process wrote there."""
-    return record.strip("\r\n").replace("\r\n", "\n").replace("\n", "\\x0a")
+    its own, whatever a process wrote there. rsyslog writes them as `#012`."""
+    record = record.replace("#012", "\n").strip("\r\n")
+    return record.replace("\r\n", "\n").replace("\n", "\\x0a")
 
 
 def clean(line: str) -> str:

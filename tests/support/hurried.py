@@ -34,6 +34,8 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
     },
     # 3 minutes after the fault.
     "plans": {"decisions.decide:PLANS_AFTER": timedelta(seconds=2)},
+    # A day after the last sign of what was left to a ticket.
+    "tickets": {"incidents.lifecycle:TICKET_QUIET": timedelta(seconds=8)},
     # Lines within 3 minutes are one event.
     "events": {"observations.fault_history:GAP": timedelta(seconds=2)},
     # 30 minutes after planned work.

@@ -30,7 +30,7 @@ NONE, NOW, P2P, AFTER = "0x0 (None)", "0x1 (GPU Reset Required)", "0x3 (Drain P2
 
 # By what happens there.
 PLANNED, NO_NEW_JOBS, TAKEN_BACK, BY_A_PERSON = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
-RESET, RESET_FAILS, LOST = "gpu0005", "gpu0006", "gpu0007"
+RESET, RESET_FAILS, LOST, TICKET_ALONE = "gpu0005", "gpu0006", "gpu0007", "gpu0008"
 #: Faults that wait for the end of the job on the node.
 WAITING = {
     PLANNED: ROW,
@@ -44,6 +44,9 @@ FATAL = {
     LOST: XID_79,
 }
 
+
+#: The driver has nothing to repair here: a person has to look at its versions.
+VGPU = "NVRM: Xid (PCI:{pci}): 78, vGPU start failed"
 
 #: Of GPU 0 as the nodes' nvidia-smi shows it.
 AT = "0000:10:00"
@@ -126,7 +129,7 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
         site = stack.enter_context(
             site_on(
                 real_slurm,
-                program=("-m", "tests.support.hurried", "plans"),
+                program=("-m", "tests.support.hurried", "plans", "tickets"),
                 HEALER_RULES_DIR=str(rules_with(folder, REPAIRS)),
                 HEALER_SSH_KEY_FILE=str(ssh.key),
                 HEALER_SSH_SIGNING_KEY_FILE=str(ssh.signing_key),
@@ -170,6 +173,21 @@ def test_where_the_vendor_takes_the_gpu_no_new_job_starts_and_the_running_one_go
     story.site.run_in(NO_NEW_JOBS, "waiting")
     assert (story.job(NO_NEW_JOBS).state, story.job(NO_NEW_JOBS).restarts) == ("RUNNING", 0)
     assert story.nodes[NO_NEW_JOBS].programs.resets(NO_NEW_JOBS) == []
+
+
+def test_what_a_ticket_alone_answers_ends_when_it_is_filed_and_nothing_more_comes(story: Story) -> None:
+    """The node stays in service, and its job goes on."""
+    site, job = story.site, story.submit(TICKET_ALONE)
+    wait_until(lambda: site.job(job).state == "RUNNING", 30, what="a job runs there")
+    story.say(TICKET_ALONE, VGPU)
+    wait_until(lambda: site.incident(TICKET_ALONE)["state"] == "resolved", 90, every_s=0.5)
+    incident = site.get(f"/incidents/{site.incident(TICKET_ALONE)['id']}")
+    assert incident["remedy"] == ["ticket"]
+    (run,) = site.runs(TICKET_ALONE)
+    assert story.done(TICKET_ALONE)[0] == "ticket", story.log(TICKET_ALONE)
+    assert run["state"] == "done"
+    assert site.node(TICKET_ALONE).in_service
+    assert site.job(job).state == "RUNNING"
 
 
 def test_an_ask_that_is_withdrawn_ends_its_plan(story: Story) -> None:

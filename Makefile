@@ -12,7 +12,7 @@ FAST_JOBS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom packages packages-test release \
-	bench scoreboard clean
+	bench scoreboard healbench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ bench: ## every benchmark; each prints its figure
 scoreboard: ## how good the detectors are; public sets from the folder SCOREBOARD_DATA (docs/detection.md)
 	@tools/setup --dev
 	@.venv/bin/python -m benchmarks.scoreboard
+
+healbench: ## the public benchmark: healer and others on 40 made recordings; plot in build/healbench.svg
+	@tools/setup
+	@.venv/bin/python -m healbench --plot build/healbench.svg
 
 clean: ## removes the virtual environment, caches and the demo's data
 	@tools/clean

@@ -1,0 +1,1 @@
+"""HealBench: recordings of faults with what is true of them, a scorer, and entrants."""

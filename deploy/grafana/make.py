@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 TITLES = {
     "fleet": "healer: fleet",
-    "health": "healer: its own health",
+    "health": "healer: own health",
     "jobs": "healer: jobs",
     "detectors": "healer: detectors",
 }

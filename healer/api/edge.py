@@ -48,7 +48,9 @@ _OWN_FILES = 256
 #: Share of all connections for one address; a proxy in front of many senders needs some hundred.
 PEER_SHARE, PEER_LEAST = 0.25, 200
 _ENDED = counter(
-    "connections_ended", "Connections that were ended because they brought nothing, or were too many.", "why"
+    "connections_ended",
+    "Connections closed because they sent nothing, or because there were too many.",
+    "why",
 )
 #: Answers where no request reaches the application; the connection ends with them.
 _WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")

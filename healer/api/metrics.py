@@ -61,36 +61,41 @@ def _histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
     return Histogram(f"healer_{name}", text, buckets=buckets, registry=REGISTRY)
 
 
-_gauge("build_info", "1, with the version that answers.", "version").labels(__version__).set(1)
+_gauge("build_info", "Always 1; the label is the version that answers.", "version").labels(__version__).set(1)
 DATABASE_UP = _gauge(
-    "database_up", "1 while the database answers this process; with 0 there are no figures of it."
+    "database_up",
+    "1 while the database answers this process. While it is 0, all figures from the database are missing.",
 )
-SIGNALS = counter("signals", "Signals by route and what became of them.", "route", "result")
+SIGNALS = counter("signals", "Signals received, by route and result.", "route", "result")
 LOST = counter(
-    "signals_lost", "Signals that were sent and are not stored, by route and reason.", "source", "reason"
+    "signals_lost", "Signals that were sent but not stored, by source and reason.", "source", "reason"
 )
 COMMIT_S = _histogram(
     "signals_commit_seconds",
-    "Time from a read request to its commit.",
+    "Time from reading a request to its commit in the database.",
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5),
 )
 QUEUED = _gauge(
-    "signals_queued", "What waits to be written: events, and bytes of steps and metrics.", "queue"
+    "signals_queued",
+    "Signals that wait to be written: number of events, bytes of step times and metrics.",
+    "queue",
 )
-_SPOOLED = _gauge("spool_entries", "Accepted signals on disk while the database is away.")
+_SPOOLED = _gauge("spool_entries", "Accepted signals that wait on disk while the database is away.")
 _SPOOL_BYTES = _gauge("spool_bytes", "Size of the spool on disk.")
 _SPOOL_LIMIT_BYTES = _gauge(
-    "spool_limit_bytes", "Most that the spool may take on disk; beyond it senders get 503."
+    "spool_limit_bytes", "Size limit of the spool; when it is reached, senders get 503."
 )
-_SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Age of the oldest signal in the spool; 0: none waits.")
+_SPOOL_AGE_S = _gauge("spool_oldest_seconds", "Age of the oldest signal in the spool; 0 if it is empty.")
 REQUESTS = counter("http_requests", "Requests by method and status.", "method", "status")
 CREDENTIALS_REFUSED = counter(
     "credentials_refused",
-    "Credentials that were refused: wrong, or not looked up as their address had spent its budget.",
+    "Rejected credentials: wrong ones, and those not checked because their address sent too many wrong ones.",
     "why",
 )
-REFUSED_ADDRESSES = _gauge("refused_addresses", "Addresses that have spent their budget now.")
-REFUSALS = counter("guard_refusals", "Requests that a guard refused.", "guard")
+REFUSED_ADDRESSES = _gauge(
+    "refused_addresses", "Addresses that are blocked now because they sent too many wrong credentials."
+)
+REFUSALS = counter("guard_refusals", "Requests that a guard refused, by guard.", "guard")
 
 _ACTIVE = tuple(sorted(state.value for state in RunState if state not in ENDED_RUN_STATES))
 
@@ -121,61 +126,67 @@ _CLUSTER = _by()
 #: Name without `healer_` -> what it says. They come from `FigureQueries.gauges`, `job_figures` and
 #: `scrape_gauges`. A name that ends in `_total` is a counter.
 FIGURES: dict[str, Figure] = {
-    "nodes": Figure("Slurm's nodes by state and by who holds them out of service.", _by("state", "held_by")),
+    "nodes": Figure("Slurm's nodes, by state and by who holds them out of service.", _by("state", "held_by")),
     "incidents_open": Figure(
         "Unresolved incidents.", _by("severity"), tuple(severity.value for severity in Severity)
     ),
     "incidents_last_day": Figure("Incidents opened in the last 24 h, by rule.", _by("rule")),
     "detection_delay_last_day_seconds": Figure(
-        "From first evidence to incident, of those opened in the last 24 h.", _by("percentile")
+        "Time from first evidence to incident, for incidents opened in the last 24 h.", _by("percentile")
     ),
     "drain_delay_last_day_seconds": Figure(
-        "From incident to confirmed drain, of those opened in the last 24 h.", _by("percentile")
+        "Time from incident to confirmed drain, for incidents opened in the last 24 h.", _by("percentile")
     ),
     "reviews_last_month": Figure(
-        "Incidents opened in the last 30 days that people reviewed.", _by("rule", "review")
+        "Reviews of incidents opened in the last 30 days, by rule.", _by("rule", "review")
     ),
     "runs_active": Figure("Runs that have not ended.", _by("state"), _ACTIVE),
     "runs_oldest_seconds": Figure("Age of the oldest run that has not ended.", _by("state"), _ACTIVE),
-    "runs_last_day": Figure("Runs created in the last 24 h, as they stand now.", _by("playbook", "state")),
-    "runs_due": Figure("Runs that may go on and that no worker has in hand.", _CLUSTER, ()),
-    "runs_due_oldest_seconds": Figure(
-        "How long the first of these runs has waited for a worker.", _CLUSTER, ()
+    "runs_last_day": Figure(
+        "Runs created in the last 24 h, by playbook and current state.", _by("playbook", "state")
     ),
-    "slots_used": Figure("Nodes out by healer.", _CLUSTER, ()),
+    "runs_due": Figure("Runs that can continue but that no worker has picked up.", _CLUSTER, ()),
+    "runs_due_oldest_seconds": Figure(
+        "Longest time that a run which can continue has waited for a worker.", _CLUSTER, ()
+    ),
+    "slots_used": Figure("Nodes that healer keeps out of service.", _CLUSTER, ()),
     "breaker_open": Figure("1 while the breaker is not closed.", _CLUSTER, ()),
-    "pauses": Figure("Pauses in force; an empty cluster: for all clusters.", _CLUSTER, ()),
-    "jobs": Figure("Slurm's jobs by state, of those that it still shows.", _by("state")),
-    "jobs_hit": Figure("Jobs that unresolved incidents hit.", _CLUSTER, ()),
-    "jobs_requeued_total": Figure("Requeues by healer, since the database was made.", _CLUSTER, ()),
+    "pauses": Figure("Pauses in force. An empty cluster label means all clusters.", _CLUSTER, ()),
+    "jobs": Figure("Jobs that Slurm shows, by state.", _by("state")),
+    "jobs_hit": Figure("Jobs affected by unresolved incidents.", _CLUSTER, ()),
+    "jobs_requeued_total": Figure("Jobs that healer requeued, since the database was created.", _CLUSTER, ()),
     "gpu_time_lost_last_day_seconds": Figure(
         "GPU time that jobs lost to incidents opened in the last 24 h, as far as known.", _CLUSTER, ()
     ),
-    "inbox_waiting": Figure("Signals stored and not walked yet.", _CLUSTER, ()),
-    "inbox_oldest_seconds": Figure("Age of the oldest signal not walked yet.", _CLUSTER, ()),
-    "part_beat_age_seconds": Figure("Since a part of healer last said that it works.", _by("part")),
-    "slurm_snapshot_age_seconds": Figure("Age of Slurm's latest picture."),
-    "slurm_read_failing": Figure("1 while the last reading of Slurm failed."),
-    "audit_unsealed_records": Figure("Audit records that wait for their seal.", _CLUSTER, ()),
-    "audit_unsealed_oldest_seconds": Figure(
-        "Age of the oldest record that waits for its seal.", _CLUSTER, ()
+    "inbox_waiting": Figure("Stored signals that the detector has not processed yet.", _CLUSTER, ()),
+    "inbox_oldest_seconds": Figure(
+        "Age of the oldest signal that the detector has not processed yet.", _CLUSTER, ()
     ),
-    "audit_witness_age_seconds": Figure("Since a witness last had all checkpoints.", _by("witness")),
+    "part_beat_age_seconds": Figure("Time since the last heartbeat of a part of healer.", _by("part")),
+    "slurm_snapshot_age_seconds": Figure("Age of the latest Slurm snapshot."),
+    "slurm_read_failing": Figure("1 if the last attempt to read Slurm failed."),
+    "audit_unsealed_records": Figure("Audit records that are not sealed yet.", _CLUSTER, ()),
+    "audit_unsealed_oldest_seconds": Figure(
+        "Age of the oldest audit record that is not sealed yet.", _CLUSTER, ()
+    ),
+    "audit_witness_age_seconds": Figure(
+        "Time since an audit witness last had all checkpoints.", _by("witness")
+    ),
     "senders": Figure("Tokens that sent signals in the last 7 days, by route.", _by("route")),
     "senders_heard": Figure("Tokens that sent signals in the last 2 minutes, by route.", _by("route")),
-    "messages_waiting": Figure("Messages that wait for a sink.", _CLUSTER, ()),
+    "messages_waiting": Figure("Messages that wait to be delivered.", _CLUSTER, ()),
     "messages_waiting_oldest_seconds": Figure(
-        "Age of the oldest message that waits for a sink.", _CLUSTER, ()
+        "Age of the oldest message that waits to be delivered.", _CLUSTER, ()
     ),
-    "messages_failed": Figure("Messages that no sink took.", _CLUSTER, ()),
-    "scrape_targets": Figure("What healer fetches itself.", _by("state")),
+    "messages_failed": Figure("Messages that could not be delivered.", _CLUSTER, ()),
+    "scrape_targets": Figure("Exporters that healer scrapes, by state.", _by("state")),
     # Another process counts these two; they restart with it.
-    "scrapes_total": Figure("Fetches since the scraper started.", _by("result")),
-    "scrape_samples_total": Figure("Samples stored since the scraper started."),
-    "scrape_told_age_seconds": Figure("Since the scraper last told its state."),
+    "scrapes_total": Figure("Scrapes since the scraper started.", _by("result")),
+    "scrape_samples_total": Figure("Samples stored from scrapes since the scraper started."),
+    "scrape_told_age_seconds": Figure("Time since the scraper last reported its state."),
     "database_bytes": Figure("Size of the database.", ()),
     "database_disk_free_ratio": Figure(
-        "Free share of the disk with the database; missing where the database runs elsewhere.", ()
+        "Free share of the disk that holds the database; missing if the database runs on another machine.", ()
     ),
 }
 

@@ -74,7 +74,7 @@ CASES = {
         "healer's database does not answer",
     ),
     "HealerPartDown": of(
-        "part_beat_age_seconds", "90", "60", "worker of pod1 has been silent for 1m 30s", part="worker"
+        "part_beat_age_seconds", "90", "60", "The worker of pod1 has been silent for 1m 30s", part="worker"
     ),
     "HealerDetectorBehind": of(
         "inbox_oldest_seconds", "45", "30", "The detector of pod1 is 45s behind"
@@ -83,7 +83,7 @@ CASES = {
         "runs_due_oldest_seconds", "61", "60", "A run of pod1 has waited 1m 1s for a worker"
     ),
     "HealerSlurmPictureOld": of(
-        "slurm_snapshot_age_seconds", "31", "30", "The picture of Slurm of pod1 is 31s old"
+        "slurm_snapshot_age_seconds", "31", "30", "The Slurm snapshot of pod1 is 31s old"
     ),
     "HealerAuditNotSealed": of(
         "audit_unsealed_oldest_seconds", "61", "60", "The audit of pod1 has not been sealed for 1m 1s"
@@ -118,7 +118,7 @@ CASES = {
         "route",
     ),
     "HealerFollowersQuiet": Case(*HEARD, POD1, "Only 85% of the followers of pod1 are heard"),
-    "HealerMessagesFailed": of("messages_failed", "0+1", "7", "Messages of pod1 reach nobody"),
+    "HealerMessagesFailed": of("messages_failed", "0+1", "7", "Messages of pod1 could not be delivered"),
     "HealerMessagesWait": of(
         "messages_waiting_oldest_seconds", "310", "300",
         "A message of pod1 has waited 5m 10s for its channel",

@@ -87,7 +87,7 @@ class Case:
         number = int(name[3:]) - 1
         return {
             "name": name, "state": ["IDLE"], "gpus": 8, "gpu_model": "h100", "partitions": ["train"],
-            "switch": f"leaf{number // 16 + 1}", "rack": f"rack{number // 8 + 1}", "boot_id": f"boot-{name}",
+            "switch": f"leaf{number // 16 + 1}", "rack": f"rack{number // 8 + 1}"
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -226,8 +226,14 @@ def _not_now() -> Iterable[Case]:
     case = Case("contained", "A contained error ends one program; the node goes on, and is reset when idle")
     case.job("1", "gpu0011").line(HOUR_S, "gpu0011", CONTAINED).maybe.append("gpu0011")
     yield case
-    case = Case("earlier-boot", "Lines of an earlier boot, read after a reboot")
-    yield case.line(HOUR_S, "gpu0011", LOST, boot_id="boot-before")
+    case = Case("earlier-boot", "A line of an earlier boot, read after the reboot that ended its fault")
+    for at_s, boot_id in ((60.0, "boot-before"), (900.0, "boot-gpu0011")):
+        case.rows.append(
+            (at_s, "signals/heartbeat", {"cluster": "bench", "node": "gpu0011", "boot_id": boot_id})
+        )
+    case.line(HOUR_S, "gpu0011", LOST, boot_id="boot-before")
+    case.rows[-1][2]["entries"][0]["time"] = stamp(300.0)
+    yield case
     case = Case("old-line", "A line of last week arrives now, of no known boot")
     case.line(HOUR_S, "gpu0011", LOST, boot_id=None)
     case.rows[-1][2]["entries"][0]["time"] = stamp(-7 * DAY_S)
@@ -240,7 +246,7 @@ def _people() -> Iterable[Case]:
     yield case.nodes(HOUR_S, gpu0006=out).line(HOUR_S + 600, "gpu0006", LOST)
     case = Case("person-resumes", "A person drained it, repaired it and resumed it")
     case.nodes(HOUR_S, gpu0006=out).line(HOUR_S + 60, "gpu0006", LOST)
-    yield case.nodes(5 * HOUR_S, gpu0006={"boot_id": "boot-after", "boot_at": stamp(4.9 * HOUR_S)})
+    yield case.nodes(5 * HOUR_S, gpu0006={"boot_at": stamp(4.9 * HOUR_S)})
     case = Case("maintenance", "The node is in a reservation for maintenance while lines come")
     planned = {"state": ["IDLE", "MAINTENANCE", "RESERVED"]}
     yield (

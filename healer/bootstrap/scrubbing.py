@@ -32,6 +32,7 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),
     (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*)(?!\\*[\"'(])[^\s,;&\"'\\}}\])]+", rf"\1{REMOVED}"),
 )
+_IS_NAME = re.compile(_NAME)
 _PATTERNS = tuple((re.compile(look), kept) for look, kept in _LOOKS)
 
 
@@ -50,6 +51,18 @@ class Scrubber:
         for pattern, kept in _PATTERNS:
             text = pattern.sub(kept, text)
         return text
+
+    def document(self, value: object) -> object:
+        """The same for what JSON has: it stays valid."""
+        if isinstance(value, dict):
+            return {str(key): self._field(str(key), each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.document(each) for each in value]
+        return self(value) if isinstance(value, str) else value
+
+    def _field(self, key: str, value: object) -> object:
+        is_plain = value is None or isinstance(value, bool | dict | list | tuple)
+        return self.document(value) if is_plain or not _IS_NAME.fullmatch(key) else REMOVED
 
 
 def _forms(value: str) -> set[str]:

@@ -144,19 +144,38 @@ def backup_age(newest: datetime | None, now: datetime) -> Look:
     return Look("backup", well, text, "" if well else repair)
 
 
+class Token(NamedTuple):
+    """A token in force that ends, and is no service account's and no session's."""
+
+    id: str
+    name: str
+    made: datetime
+    end: datetime
+
+
 def _ending(conn: sa.Connection, now: datetime) -> list[Look]:
     token = tokens.c
-    lasting = sa.select(token.id, token.name, token.role, token.expires_at).where(
-        token.revoked_at.is_(None), ~token.once, token.owner == "",
-        token.expires_at > now, token.expires_at < now + ENDS_WITHIN,
+    lasting = sa.select(token.id, token.name, token.created_at, token.expires_at).where(
+        token.revoked_at.is_(None), ~token.once, token.owner == "", token.groups.is_(None),
+        token.expires_at > now,
     )  # fmt: skip
-    rows = conn.execute(lasting.order_by(token.expires_at)).all()
-    return [ending_tokens([(row.id, row.name, row.expires_at) for row in rows])] if rows else []
+    return ending_tokens([Token(*row) for row in conn.execute(lasting)], now)
 
 
-def ending_tokens(rows: list[tuple[str, str, datetime]]) -> Look:
-    """`rows`: id, name and end of tokens that are no service accounts, the next to end first."""
-    named = ", ".join(f"{name or token} on {end:%Y-%m-%d}" for token, name, end in rows[:_NAMED])
-    more = f" and {len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
+def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
+    """Nothing of one that has a successor of the same name, or was made for a short time."""
+    lasts: dict[str, datetime] = {}
+    for token in found:
+        lasts[token.name or token.id] = max(token.end, lasts.get(token.name or token.id, token.end))
+    soon = sorted(
+        (token.end, token.name or token.id)
+        for token in found
+        if token.end - now < ENDS_WITHIN < token.end - token.made
+        and lasts[token.name or token.id] == token.end
+    )
+    if not soon:
+        return []
+    named = ", ".join(f"{name} on {end:%Y-%m-%d}" for end, name in soon[:_NAMED])
+    more = f" and {len(soon) - _NAMED:,} more" if len(soon) > _NAMED else ""
     repair = "`healer token rotate ID` makes the next one; both count for a while."
-    return Look("tokens that end soon", False, f"{named}{more}", repair)
+    return [Look("tokens that end soon", False, f"{named}{more}", repair)]

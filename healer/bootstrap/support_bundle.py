@@ -60,18 +60,15 @@ class Wanted(NamedTuple):
 def make_bundle(settings: ExecutorSettings, target: Path, wanted: Wanted) -> list[str]:
     """Writes `target`, mode 0600, and returns the names in it. What cannot be read is said in the file of its
     name. Raises OSError where `target` cannot be written."""
-    scrub = Scrubber(secrets_of(settings, os.environ))
-    members = dict(_members(settings, wanted))
-    if wanted.pseudonymise:
-        with open_database(settings) as db:
-            scrub = _then(scrub, Pseudonyms(names_in(db) if db is not None else {}))
+    members = dict(_members(settings, wanted, Scrubber(secrets_of(settings, os.environ))))
+    rename = _pseudonyms(settings) if wanted.pseudonymise else str
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w") as tar,
     ):
         for name, text in members.items():
-            data = scrub(text).encode(errors="replace")
+            data = rename(text).encode(errors="replace")
             info = tarfile.TarInfo(f"healer-support/{name}")
             info.size, info.mode, info.mtime = len(data), 0o600, int(datetime.now(UTC).timestamp())
             tar.addfile(info, io.BytesIO(data))
@@ -83,8 +80,9 @@ def make_bundle(settings: ExecutorSettings, target: Path, wanted: Wanted) -> lis
     return sorted(members)
 
 
-def _then(first: Callable[[str], str], second: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda text: second(first(text))
+def _pseudonyms(settings: ExecutorSettings) -> Pseudonyms:
+    with open_database(settings) as db:
+        return Pseudonyms(names_in(db) if db is not None else {})
 
 
 # --- secrets ---------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def _text(path: Path) -> list[str]:
 # --- what is in it ---------------------------------------------------------------------------------------
 
 
-def _members(settings: ExecutorSettings, wanted: Wanted) -> Iterator[tuple[str, str]]:
+def _members(settings: ExecutorSettings, wanted: Wanted, scrub: Scrubber) -> Iterator[tuple[str, str]]:
     makers: dict[str, Callable[[], object]] = {
         "versions.json": lambda: _versions(settings),
         "settings.json": lambda: _settings(settings),
@@ -132,17 +130,18 @@ def _members(settings: ExecutorSettings, wanted: Wanted) -> Iterator[tuple[str, 
             made = make()
         except _AWAY as error:
             made = f"not available: {type(error).__name__}: {error}"
-        yield (
-            name,
-            made if isinstance(made, str) else json.dumps(made, indent=1, default=str, ensure_ascii=False),
-        )
+        if name.endswith(".json"):
+            plain = json.loads(json.dumps(made, default=str))
+            yield name, json.dumps(scrub.document(plain), indent=1, ensure_ascii=False)
+        else:
+            yield name, scrub(str(made))
     for folder, paths in (
         ("logs", sorted((settings.data_dir / "log").glob("*.log"))),
         ("rules", sorted(rules_folder(settings).rglob("*.yaml"))),
     ):
         top = settings.data_dir / "log" if folder == "logs" else rules_folder(settings)
         for path in paths:
-            yield f"{folder}/{path.relative_to(top)}", _end_of(path)
+            yield f"{folder}/{path.relative_to(top)}", scrub(_end_of(path))
 
 
 def _end_of(path: Path) -> str:

@@ -103,6 +103,21 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert Scrubber(["another-secret"])(text) == text
 
 
+@given(secret=ODD)
+def test_a_document_stays_one(secret: str) -> None:
+    secret = f"{secret.strip()}-and-more"
+    scrub = Scrubber([secret])
+    document = {
+        "password": "unknown", "tokens": {"rows": 3}, "HEALER_SLACK_TOKEN": None, "pin_token": 1234, "n": 5,
+        "list": [f"a {secret}", True], "line": json.dumps({"cookie": "x=y"}),
+    }  # fmt: skip
+    left = scrub.document(document)
+    assert left == {
+        "password": REMOVED, "tokens": {"rows": 3}, "HEALER_SLACK_TOKEN": None, "pin_token": REMOVED, "n": 5,
+        "list": [f"a {REMOVED}", True], "line": json.dumps({"cookie": REMOVED}),
+    }  # fmt: skip
+
+
 def test_short_words_are_not_taken_for_secrets() -> None:
     assert Scrubber(["", "on", "x"])("on the node x") == "on the node x"
 

@@ -1,0 +1,136 @@
+"""What `healer doctor` finds in files and in the database, and what --fix mends."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import tables
+from healer.adapters.postgres.audit_rows import append
+from healer.bootstrap.all_checks import mended
+from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
+from healer.bootstrap.doctor_checks import Look
+from healer.bootstrap.file_checks import look_at_files
+from healer.bootstrap.storage_checks import look_at_storage
+from healer.embedded import running
+from healer.embedded.running import Running
+from healer.model import audit_record
+from healer.model.run import BACKED_UP, BACKUP
+from healer.settings import Settings, load
+from tests.support.processes import clean_environ
+
+pytestmark = pytest.mark.heavy
+
+
+def settings(folder: Path, **environ: str) -> Settings:
+    return load({"HEALER_DATA_DIR": str(folder), **environ}, which=lambda _: None)
+
+
+def of(db: sa.Engine, folder: Path) -> Settings:
+    return settings(folder, HEALER_DATABASE_URL=db.url.render_as_string(hide_password=False))
+
+
+def named(looks: list[Look]) -> dict[str, Look]:
+    return {look.name: look for look in looks}
+
+
+def test_modes_are_found_and_mended(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (missing,) = look_at_files(settings(folder))
+    assert not missing.ok and missing.text == f"{folder} is missing"
+    assert mended(missing).text == f"mended: {folder} is missing"
+    assert folder.stat().st_mode & 0o777 == 0o711
+    (folder / "token-key").write_text("0" * 64)
+    (folder / "token-key").chmod(0o644)
+    folder.chmod(0o777)
+    found = look_at_files(settings(folder))
+    assert [(look.ok, look.state, look.repair) for look in found] == [
+        (False, "fail", f"chmod 0755 {folder}"), (False, "fail", f"chmod 0600 {folder / 'token-key'}"),
+    ]  # fmt: skip
+    assert all(mended(look).ok for look in found)
+    assert (folder / "token-key").stat().st_mode & 0o777 == 0o600
+    assert [look.ok for look in look_at_files(settings(folder))] == [True]
+
+
+def test_the_note_of_a_killed_healer_is_removed_and_of_a_living_one_not(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    tmp_path.chmod(0o711)
+    note = Running(pid=ended.pid, url="http://127.0.0.1:1", database_url="x", broker_url="")
+    running.note(tmp_path, note)
+    (stale,) = look_at_files(settings(tmp_path))
+    assert "was killed" in stale.text and mended(stale).ok
+    assert not (tmp_path / "running.json").exists()
+    running.note(tmp_path, Running(pid=os.getpid(), url="http://x", database_url="x", broker_url=""))
+    assert [look.ok for look in look_at_files(settings(tmp_path))] == [True]
+
+
+def test_what_cannot_be_mended_says_why() -> None:
+    def fails() -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    found = mended(Look("files", False, "other users can read x", "chmod 0600 x", fails))
+    assert (found.ok, found.text) == (False, "other users can read x; not mended: Operation not permitted")
+
+
+def test_the_command_mends_and_says_so_in_json(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    def doctor(*words: str) -> dict[str, object]:
+        done = subprocess.run(
+            [sys.executable, "-m", "healer", "doctor", "--json", *words],
+            env=clean_environ(HEALER_DATA_DIR=str(tmp_path), HEALER_SLURM_ADAPTERS="sim"),
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        return next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "files")
+
+    assert (doctor()["state"], doctor()["fixable"]) == ("fail", True)
+    assert str(doctor("--fix")["text"]).startswith("mended: other users can write to")
+    assert doctor()["state"] == "ok"
+
+
+def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    with fresh_database.begin() as conn:
+        conn.execute(sa.insert(tables.snapshots).values(cluster="pod1", taken_at=now, version=1, body=b""))
+        append(conn, audit_record("pod1", now - timedelta(days=20), "ann", BACKED_UP, BACKUP))
+        soon = {"created_at": now, "expires_at": now + timedelta(days=3), "role": "signals"}
+        for name in ("gpu0001", "ann/ci"):
+            owner = "ann" if "/" in name else ""
+            conn.execute(
+                sa.insert(tables.tokens).values(id=name, digest=name.encode(), name=name, owner=owner, **soon)
+            )
+    found = named(look_at_storage(of(fresh_database, tmp_path)))
+    assert not found["backup"].ok and "healer backup" in found["backup"].repair
+    assert "MB more a day" in found["disk"].text
+    # The tests' server does not wait for the disk: that is what is to be found.
+    assert not found["PostgreSQL settings"].ok and "fsync = off" in found["PostgreSQL settings"].text
+    assert not found["seal"].ok and "pod1" in found["seal"].text, "a record of 20 days is not sealed"
+    ends = found["tokens that end soon"]
+    assert not ends.ok and "gpu0001 on 20" in ends.text and "ann/ci" not in ends.text
+
+
+def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    from healer.adapters.postgres.node_rows import PostgresSnapshots
+    from healer.model import SlurmNode, SlurmSnapshot
+
+    now = datetime.now(UTC)
+    nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=8) for name in ("gpu0001", "gpu0002")}
+    snapshot = SlurmSnapshot(cluster="pod1", taken_at=now, nodes=nodes, jobs={})
+    PostgresSnapshots(fresh_database).put(snapshot)
+    with fresh_database.begin() as conn:
+        row = {"cluster": "pod1", "kind": "heartbeat", "node": "gpu0001", "digest": b"1", "doc": {}}
+        conn.execute(sa.insert(tables.inbox).values(**row, arrived_at=now))
+        append(conn, audit_record("pod1", now, "healer", "x.y", "z"))
+    where = of(fresh_database, tmp_path)
+    (coverage,) = look_at_coverage(where)
+    assert (
+        coverage.text == "1 of 2 nodes of pod1 heard in the last minute; not heard: gpu0002 (never enrolled)"
+    )
+    (rules,) = look_at_unused_rules(where)
+    assert rules.ok and rules.text.startswith("0 of ") and "never: " in rules.text

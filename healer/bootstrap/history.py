@@ -14,11 +14,12 @@ from healer.console.site_report import html
 from healer.importing.importer import Imported, Progress, Reader, Wanted, run
 from healer.importing.sources import Given
 from healer.model import Mode
+from healer.model.site_past import PastReport
 from healer.recordings.recording import BadRecording, Entry
 from healer.settings import Settings
 from healer.signals.series import Names
 from healer.sim.past_facts import PastFacts
-from healer.sim.past_report import PastReport, past_report
+from healer.sim.past_report import past_report
 from healer.sim.replaying import cluster_of, replay
 
 #: Programs that print a page to PDF, the first that is installed.

@@ -12,7 +12,7 @@ from healer.text import to_text
 from healer.text.language import of_locale
 
 if TYPE_CHECKING:
-    from healer.sim.past_report import PastReport
+    from healer.model.site_past import PastReport
 
 
 def register(app: typer.Typer) -> None:

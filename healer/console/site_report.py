@@ -4,7 +4,7 @@ from markupsafe import Markup
 
 from healer.console.render import Renderer, web_dir
 from healer.console.views.site_report_view import chapters, evidence, lede
-from healer.sim.past_report import PastReport
+from healer.model.site_past import PastReport
 from healer.text import Said, language, say
 
 _STYLES = ("console.css", "site-report.css")

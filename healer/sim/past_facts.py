@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from healer.model.site_past import Death, Hold
 from healer.model.slurm import OwnerKind, owner_of
 from healer.recordings.recording import BadRecording, Entry
 from healer.sim.replay_signals import HEARTBEAT, SAMPLES
@@ -18,42 +19,6 @@ DIED = frozenset({"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY"
 #: A job of the same person and name that starts within this is the dead one, started again.
 AGAIN = timedelta(hours=24)
 _KERNEL_LOG = "signals/kernel-log"
-
-
-class Hold(msgspec.Struct, kw_only=True):
-    """A node out of service from `at` until `until`; None: to the end of the recording."""
-
-    node: str
-    at: datetime
-    reason: str
-    owner: str
-    by: str
-    until: datetime | None = None
-    number: int = 0
-
-
-class Death(msgspec.Struct, kw_only=True):
-    """A life of a job that ended badly. `again_at`: when the same job, or one of the same person and name,
-    started next."""
-
-    job: str
-    state: str
-    nodes: list[str]
-    gpus: int
-    start: datetime | None
-    end: datetime
-    user: str = ""
-    name: str = ""
-    requeue: bool = True
-    again_at: datetime | None = None
-    number: int = 0
-
-    @property
-    def gpu_hours(self) -> float | None:
-        """Of this life; None: unknown."""
-        if self.start is None or not self.gpus:
-            return None
-        return self.gpus * max(0.0, (self.end - self.start).total_seconds()) / 3600
 
 
 class _Sender(msgspec.Struct):

@@ -9,105 +9,34 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from healer.model import HARDWARE, Mode, Ruleset
+from healer.model.site_past import (
+    RESTART_S,
+    SILENT_DAYS,
+    WAIT_MOST,
+    Answer,
+    Death,
+    Hold,
+    PastReport,
+    RuleAdvice,
+    Saved,
+    Silence,
+    WorstNode,
+)
 from healer.model.slurm import OwnerKind
-from healer.sim.past_facts import Death, Hold, PastFacts
+from healer.sim.past_facts import PastFacts
 
 #: A person's drain answers an incident up to this long after it; and healer's word counts for a drain up to
 #: so long before.
 ANSWER, BEFORE = timedelta(days=7), timedelta(hours=24)
 #: Drains closer than this are at the same time.
 SAME = timedelta(minutes=1)
-#: healer's own restart of a job, from its death to its start, where nodes are free.
-RESTART_S = 60
-#: Longer waits for the next start are not counted: the person may not have wanted the job again.
-WAIT_MOST = timedelta(hours=24)
-#: So many days without a line are silence.
-SILENT_DAYS = 7
 WORST = 10
 #: Agreeing drains that a rule needs before its mode is proposed to rise.
 PROVEN, SOME = 5, 1
 _REMOVING = frozenset({"drain", "down"})
 #: Rules that only note what people and Slurm did.
 _NOTED = frozenset({"person-drain", "slurm-drain", "program-drain"})
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """healer's drain of one node, and what people did. `minutes`: how much earlier healer was; negative:
-    later. `died`: jobs that started there afterwards and died, by number."""
-
-    word: str
-    node: str
-    incident: str
-    rule: str
-    healer_at: datetime | None
-    hold: int | None = None
-    minutes: float | None = None
-    died: list[int] = []
-
-
-class RuleAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """`agreed`: drains that people or later deaths of jobs confirmed, of `drains`."""
-
-    rule: str
-    incidents: int
-    drains: int
-    agreed: int
-    unneeded: int
-    mode: str
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-hours. `lost`: of jobs hit, `unknown` of which have no figure; `on_bad_nodes`: jobs that started on
-    a node after healer would have drained it; `waiting`: from death to the next start, less healer's own;
-    `cost`: of nodes that healer would have held without need."""
-
-    lost: float
-    unknown: int
-    on_bad_nodes: float
-    waiting: float
-    cost: float
-
-
-class WorstNode(msgspec.Struct, frozen=True, kw_only=True):
-    node: str
-    incidents: list[str]
-    deaths: list[int]
-    hours_out: float
-
-
-class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Days, first and last, on which these nodes wrote nothing."""
-
-    first: date
-    last: date
-    nodes: list[str]
-
-
-# Wide: one field for each chapter of the report.
-class PastReport(msgspec.Struct, frozen=True, kw_only=True):
-    cluster: str
-    since: datetime
-    until: datetime
-    nodes: int
-    gpus: int
-    mode: str
-    incidents: list[dict[str, Any]]
-    by_class: dict[str, list[str]]
-    answers: list[Answer]
-    holds: list[Hold]
-    deaths: list[Death]
-    hit: dict[str, list[int]]
-    requeued: list[dict[str, Any]]
-    held_back: list[dict[str, Any]]
-    saved: Saved
-    worst: list[WorstNode]
-    silent: list[Silence]
-    blind: list[str]
-    advice: list[RuleAdvice]
-    imported: dict[str, Any]
 
 
 def past_report(document: Mapping[str, Any], facts: PastFacts, rules: Ruleset, cluster: str) -> PastReport:

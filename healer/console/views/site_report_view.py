@@ -11,8 +11,7 @@ import msgspec
 from healer.console import words
 from healer.console.views.report_charts_view import Span, buckets, ticks
 from healer.console.views.svg_charts import Kind, Series, SvgChart, Unit
-from healer.sim.past_facts import Death, Hold
-from healer.sim.past_report import RESTART_S, SILENT_DAYS, WAIT_MOST, Answer, PastReport
+from healer.model.site_past import RESTART_S, SILENT_DAYS, WAIT_MOST, Answer, Death, Hold, PastReport
 from healer.text import Said, joined, say
 
 #: Rows of one table; `--json` has all.

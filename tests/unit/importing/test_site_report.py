@@ -9,9 +9,10 @@ import pytest
 
 from healer.console.site_report import html
 from healer.model import Mode
+from healer.model.site_past import PastReport
 from healer.recordings.recording import read
 from healer.sim.past_facts import PastFacts
-from healer.sim.past_report import PastReport, past_report
+from healer.sim.past_report import past_report
 from healer.sim.replaying import replay
 from tests.support.loop import rules_in
 

@@ -35,7 +35,7 @@ def build(package: Package, commit: Commit, work: Path, out: Path) -> Path:
     for path in (*control.iterdir(), control, package.tree):
         os.utime(path, (commit.epoch, commit.epoch))
     made = out / f"{package.name}_{version(package, commit)}_{ARCH[package.arch]}.deb"
-    packing = ["-Zzstd", "-z3"] if package.quick else ["-Zxz", "-z6"]
+    packing = ["-Zzstd", "-z3"] if package.quick else ["-Zxz", "-z2"]
     command = ["dpkg-deb", "--root-owner-group", "--threads-max=1", *packing, "--build", package.tree, made]
     environ = os.environ | {"SOURCE_DATE_EPOCH": str(commit.epoch)}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)

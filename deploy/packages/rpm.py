@@ -38,7 +38,7 @@ def build(package: Package, commit: Commit, work: Path, out: Path) -> Path:
         "_rpmdir": str(top / "made"),
         "_dbpath": str(top / "db"),
         "_rpmfilename": "%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}.rpm",
-        "_binary_payload": "w1.gzdio" if package.quick else "w6.xzdio",
+        "_binary_payload": "w1.gzdio" if package.quick else "w2.xzdio",
     }
     words = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
     target = "noarch" if package.arch == "noarch" else package.arch

@@ -93,7 +93,7 @@ class Site:
             lambda: self.machine.execute("test", "-S", _SLURM).returncode == 0, 60, what="Slurm listens"
         )
         self.machine.run("sh", "-c", f"chown healer-worker {_SLURM}; chmod 666 {reads_socket(Path(_SLURM))}")
-        lines = {"HEALER_SLURM_ADAPTERS": "sim", "HEALER_SIM_SOCKET": _SLURM, "HEALER_CLUSTER": "site1"}
+        lines = {"HEALER_SLURM_ADAPTERS": "sim", "HEALER_SIM_SOCKET": _SLURM, "HEALER_CLUSTER": "pod1"}
         text = "".join(f'{name} = "{value}"\n' for name, value in lines.items())
         self.machine.run("cp", "/etc/healer/healer.toml", "/srv/healer.toml")
         self.machine.write("/etc/healer/healer.toml", self.read("/etc/healer/healer.toml") + text)
@@ -111,7 +111,7 @@ class Site:
 
     def edit_settings(self) -> None:
         """What the site changes: its settings, and rules that we change too."""
-        self.machine.run("sh", "-c", "echo 'HEALER_CLUSTER = \"site1\"' >>/etc/healer/healer.toml")
+        self.machine.run("sh", "-c", "echo 'HEALER_GUARD_MAX_NODES = 4' >>/etc/healer/healer.toml")
         self.machine.run("sh", "-c", f"echo '# of the site' >>/etc/healer/rules/{BOTH}")
 
     def read(self, path: str) -> str:

@@ -55,7 +55,7 @@ def test_the_server_is_installed_upgraded_and_erased_and_keeps_what_is_the_site_
     site.wait_until_ready()
     status, text = site.get("/api/v1/nodes", token)
     assert status == 200 and nodes_of(text) == 32
-    assert 'HEALER_CLUSTER = "site1"' in site.read("/etc/healer/healer.toml")
+    assert "HEALER_GUARD_MAX_NODES = 4" in site.read("/etc/healer/healer.toml")
     assert site.read(f"{RULES}/{OURS}").endswith(ADDED)
     assert site.read(f"{RULES}/{BOTH}").endswith("# of the site\n")
     assert site.read(f"{RULES}/{BOTH}.rpmnew").endswith(ADDED)

@@ -105,7 +105,7 @@ def test_an_upgrade_keeps_settings_and_data_and_a_removal_keeps_data(site: Site)
     status, text = site.get("/api/v1/nodes", token)
     assert status == 200 and nodes_of(text) == 32, "the same database"
     rules = "/etc/healer/rules"
-    assert 'HEALER_CLUSTER = "site1"' in site.read("/etc/healer/healer.toml")
+    assert "HEALER_GUARD_MAX_NODES = 4" in site.read("/etc/healer/healer.toml")
     assert site.read(f"{rules}/{OURS}").endswith(ADDED), "not the site's: ours"
     assert site.read(f"{rules}/{BOTH}").endswith("# of the site\n"), "the site's own stays"
     assert site.read(f"{rules}/{BOTH}.dpkg-dist").endswith(ADDED), "and ours lies beside it"

@@ -10,6 +10,7 @@ import typer
 
 from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, add_group, print_json
+from healer.commands.safe_url import check_senders
 
 if TYPE_CHECKING:
     from healer.commands.hook_install import Plan
@@ -39,6 +40,8 @@ def install(
     """Install prolog, epilog and health check; shows the changes first. The site's own keep running."""
     from healer.commands.hook_install import installation
 
+    if url:
+        check_senders(url)
     make = lambda: installation(slurm_conf, to, conf, url=url, token_file=token_file)  # noqa: E731
     _go(slurm_conf, to, make, yes=yes, json=json)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from healer.commands import Failed, person, say
-from healer.commands.login import check_safe
 from healer.commands.remote import AS_JSON, Client, add_group, print_json, print_list, url_of
+from healer.commands.safe_url import check_safe
 from healer.model.vocabulary import Role
 from healer.ports.request_errors import Conflict, Invalid, Unavailable
 from healer.settings import load

@@ -4,14 +4,13 @@ import os
 import subprocess
 from time import monotonic, sleep
 from typing import Any
-from urllib.parse import urlsplit
 
 import typer
 
 from healer.commands import Failed, say
 from healer.commands.kept_logins import KeptLogin, keep_login, kept_login, logins_file
 from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, given, print_json, url_of
-from healer.settings import is_loopback
+from healer.commands.safe_url import check_safe
 
 #: RFC 8628, 3.5: what `slow_down` adds to the interval.
 _SLOWER_S = 5
@@ -78,13 +77,6 @@ def logout() -> None:
             raise Failed(f"{error}; the session stays until it can be ended there") from None
     keep_login(os.environ, url, None)
     say(f"signed out at {url}")
-
-
-def check_safe(url: str, command: str) -> None:
-    """Raises Failed where this command's secrets would go over a network as plain text."""
-    parts = urlsplit(url)
-    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-        raise Failed(f"HEALER_URL is {url}: `{command}` needs https, as secrets go over the network")
 
 
 def made_by_munge() -> str:

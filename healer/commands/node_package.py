@@ -12,6 +12,7 @@ import typer
 
 from healer.commands import Failed, say
 from healer.commands.hook_install import programs
+from healer.commands.safe_url import check_senders
 from healer.commands.slurm_conf import ConfProblem
 from healer.ports.node_exec import NodeError
 
@@ -65,6 +66,7 @@ def node_package(
     """Print one script that installs healer's hook and follower on a node: sh SCRIPT install."""
     if not _URL.fullmatch(url):
         raise typer.BadParameter(f"{url!r} is no http or https address", param_hint="--url")
+    check_senders(url)
     if cluster and not _NAME.fullmatch(cluster):
         raise typer.BadParameter(f"{cluster!r} is no name of a cluster", param_hint="--cluster")
     try:

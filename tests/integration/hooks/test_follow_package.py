@@ -242,6 +242,22 @@ def test_a_wrong_address_or_name_is_refused(options: list[str]) -> None:
     assert CliRunner().invoke(build(), ["node-package", *options]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words", [["node-package"], ["hook", "install", "--yes", "--slurm-conf", "/nonexistent/slurm.conf"]]
+)
+def test_nodes_send_no_token_over_plain_http_unless_the_site_allows_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(url: str) -> str:
+        return str(CliRunner().invoke(build(), [*words, "--url", url]).exception)
+
+    assert "needs https" in said("http://healer.example:8080")
+    for url in (URL, "http://127.0.0.1:8080"):
+        assert "needs https" not in said(url)
+    monkeypatch.setenv("HEALER_ALLOW_PLAIN_HTTP", "on")
+    assert "needs https" not in said("http://healer.example:8080")
+
+
 def test_the_role_calls_the_package_as_it_wants_to_be_called() -> None:
     role = HOOKS / "ansible/roles/healer_node"
     check, task = yaml.safe_load((role / "tasks/main.yml").read_text())

@@ -32,7 +32,7 @@ class Machine:
         command = [sys.executable, "-m", "healer", "hook", verb, "--slurm-conf", str(self.slurm_conf)]
         command += ["--to", str(self.to)]
         if verb == "install":
-            command += ["--conf", str(self.conf), "--url", "http://healer:8080"]
+            command += ["--conf", str(self.conf), "--url", "https://healer:8080"]
         return subprocess.run(
             [*command, *options], input=say, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
         )

@@ -1,0 +1,26 @@
+"""Addresses to which commands, nodes and hooks send secrets: https, or this machine."""
+
+from urllib.parse import urlsplit
+
+from healer.commands import Failed
+from healer.settings import ON, is_loopback, load
+
+
+def check_safe(url: str, command: str) -> None:
+    """Raises Failed where this command's secrets would go over a network as plain text."""
+    if _is_plain(url):
+        raise Failed(f"HEALER_URL is {url}: `{command}` needs https, as secrets go over the network")
+
+
+def check_senders(url: str) -> None:
+    """Raises Failed where tokens of nodes would go over a network as plain text and no setting allows it."""
+    if _is_plain(url) and load().allow_plain_http != ON:
+        raise Failed(
+            f"--url is {url}, which needs https, as tokens go over the network; HEALER_ALLOW_PLAIN_HTTP={ON} "
+            "allows http, and `healer doctor` calls it a fault"
+        )
+
+
+def _is_plain(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme != "https" and not is_loopback(parts.hostname or "")

@@ -52,12 +52,12 @@ def reported(
     facts = PastFacts()
     clusters: list[str] = []
 
-    def known(entry: Entry) -> Entry:
+    def noted(entry: Entry) -> Entry:
         if not clusters and (name := cluster_of(entry)):
             clusters.append(name)
         return entry
 
-    entries = map(known, facts.over(entries_of(recordings, None, None, samples=samples)))
+    entries = map(noted, facts.over(entries_of(recordings, None, None, samples=samples)))
     document = replay(rules, entries)
     if facts.first is None:
         raise BadRecording("the recording is empty")
@@ -85,6 +85,6 @@ def write_report(report: PastReport, output: Path, reader: str) -> None:
         )  # fmt: skip
         printed = Path(name, "report.pdf")
         if done.returncode or not printed.exists():
-            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise PdfImpossible(f"{browser} could not print the report: {said}")
+            printed_words = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise PdfImpossible(f"{browser} could not print the report: {printed_words}")
         shutil.copyfile(printed, output)

@@ -35,7 +35,7 @@ COMMANDS = (
     "topology",
     "model",
     "import_history",
-    "site_report",
+    "report_past",
     "replay",
     "simulate",
     "audit",

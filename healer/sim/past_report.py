@@ -1,4 +1,4 @@
-"""What healer would have done with a recording, beside what people did: one document, pure.
+"""What healer would have done with a recording, and what people did: one document, pure.
 
 Each figure rests on rows of the document: incidents by id, holds and deaths by number.
 """
@@ -97,7 +97,7 @@ def _by_class(incidents: Sequence[Mapping[str, Any]], rules: Ruleset) -> dict[st
 def _answers(
     actions: Sequence[Mapping[str, Any]], incidents: Sequence[Mapping[str, Any]], facts: PastFacts
 ) -> list[Answer]:
-    """healer's drains beside people's, by time; then people's drains of which healer saw nothing."""
+    """healer's drains and people's, by time; then people's drains of which healer saw nothing."""
     by_id = {row["id"]: row for row in incidents}
     people = [hold for hold in facts.holds if hold.owner in {OwnerKind.person, OwnerKind.program}]
     found: list[Answer] = []

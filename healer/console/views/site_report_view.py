@@ -172,7 +172,7 @@ def _charts(report: PastReport) -> list[SvgChart]:
 
     opened = {row["id"]: datetime.fromisoformat(row["opened"]) for row in report.incidents}
     by_class = {
-        str(say(f"past.class_{name}")): [(opened[one], 1.0) for one in ids]
+        str(say(f"past.class_{name}")): [(opened[each_id], 1.0) for each_id in ids]
         for name, ids in report.by_class.items()
     }
     drains = {

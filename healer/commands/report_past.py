@@ -1,4 +1,4 @@
-"""`healer report`: what healer would have done with a recording, beside what people did."""
+"""`healer report`: what healer would have done with a recording, and what people did."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def report(
     samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
     as_json: bool = typer.Option(False, "--json", help="Print the whole report as JSON."),
 ) -> None:
-    """Write what healer would have done with recorded signals, beside what people did. Nothing is changed."""
+    """Write what healer would have done with recorded signals, and what people did. Nothing is changed."""
     import msgspec
 
     from healer.bootstrap import history, log_to_stderr

@@ -12,7 +12,7 @@ from healer.commands import Failed, person, say
 from healer.commands.remote import AS_JSON, Client, ClientError, add_group, print_json
 from healer.settings import load
 
-_REASON = typer.Option(..., help="Why: it stands in the audit and in the page to people.")
+_REASON = typer.Option(..., help="Reason, recorded in the audit and shown in the page to people.")
 #: The token counts once its record is sealed.
 _WAITS_S, _AGAIN_S = 10.0, 0.2
 
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(json: bool = AS_JSON) -> None:
-    """Print a new secret, once, for the safe. The one before opens nothing any more. On healer's machine."""
+    """Print a new secret for the safe. It is shown once and replaces the previous one. On healer's machine."""
     from healer.bootstrap.database import emergency
     from healer.ports.request_errors import Unavailable
 
@@ -48,7 +48,7 @@ def use(
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Become an administrator for an hour: pages everybody, and prints a token for HEALER_TOKEN."""
+    """Become an administrator for an hour: pages everyone, and prints a token for HEALER_TOKEN."""
     body = {"secret": _secret(secret_file), "person": name or person(), "reason": reason}
     with Client(anonymous=True) as api:
         opened = api.post("/break-glass/open", body)
@@ -90,14 +90,14 @@ def _counts(token: str) -> bool:
 
 
 def end(reason: str = _REASON, json: bool = AS_JSON) -> None:
-    """End the hour at once: its token and its sessions are worthless."""
+    """End break-glass access immediately, with its token and its sessions."""
     with Client() as api:
         ended = api.post("/break-glass/end", {"reason": reason})
     _show(ended, json)
 
 
 def status(json: bool = AS_JSON) -> None:
-    """Show whether a seal lies ready, and whether an hour runs."""
+    """Show whether a seal is ready, and whether break-glass access is active."""
     with Client() as api:
         found = api.get("/break-glass")
     _show(found, json)

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     import typer
 
 EXAMPLES = {
-    "up": "healer up\nHEALER_RULES_DIR=/etc/healer/rules healer up --listen 10.0.0.5:8440",
+    "up": "healer up\nHEALER_CONFIG=/etc/healer/healer.toml healer up --listen 127.0.0.1:8443",
     "demo": "healer demo\nhealer demo --nodes 64 --slurm sim",
     "watch": "healer watch --prometheus http://prometheus.example:9090 --slurm",
     "api": "HEALER_CONFIG=/etc/healer/healer.toml healer api",
@@ -15,23 +15,23 @@ EXAMPLES = {
     "scheduler": "healer scheduler --cluster pod1",
     "scraper": "healer scraper --cluster pod1",
     "person": 'healer person mara\nhealer person mara --end --to joe --reason "left the team"',
-    "nodes": "healer nodes --verdict bad\nhealer nodes --search gpu01 --json\nhealer nodes --lemons",
-    "node-package": "healer node-package --url https://healer.example:8440 | clush -a -b 'sh -s install'",
+    "nodes": "healer nodes --verdict isolate\nhealer nodes --search gpu01 --json\nhealer nodes --lemons",
+    "node-package": "healer node-package --url https://healer.example:8443 | clush -a -b 'sh -s install'",
     "node-keys": "healer node-keys /etc/healer/keys",
     "learn": "healer learn --node gpu0001\nhealer learn --node gpu0001 --yes\nhealer learn --show",
     "incidents": "healer incidents\nhealer incidents --severity P0 --json\nhealer incidents 9a780a14",
-    "evidence": "healer evidence 9a780a14\nhealer evidence 9a780a14 --file dmesg.txt --out dmesg.txt.gz",
+    "evidence": "healer evidence 9a780a14\nhealer evidence 9a780a14 --out gpu0001.txt.gz",
     "runs": "healer runs --state waiting\nhealer runs --node gpu0001 --limit 5\nhealer runs 4f1c22d0",
     "run": 'healer run drain --node gpu0001 --reason "loose power cable" --dry-run\n'
     'healer run validate --node gpu0001 --reason "back from repair"',
     "approve": 'healer approve 4f1c22d0 --reason "the job has saved"',
-    "reject": 'healer reject 4f1c22d0 --reason "known bad sensor"',
+    "reject": 'healer reject 4f1c22d0 --reason "faulty sensor"',
     "cancel": 'healer cancel 4f1c22d0 --reason "the technician is there"',
     "retry": 'healer retry 4f1c22d0 --reason "slurmctld is back"\n'
     'healer retry 4f1c22d0 --from drain --reason "start over"',
     "undo": 'healer undo 4f1c22d0 --reason "false alarm"',
     "pause": 'healer pause --reason "network maintenance" --for 2h\nhealer pause --list\n'
-    "healer pause --end 77ab01c2",
+    "healer pause --end 77ab01c2 --reason done",
     "reconcile": 'healer reconcile\nhealer reconcile --repair --reason "after the restore"',
     "import": "healer import /var/log/slurm/slurmctld.log /var/log/remote --output past.jsonl.zst\n"
     "healer import kern.log* sacct.txt --as 'kern*=syslog' --time-zone Europe/Berlin --output past.jsonl.zst",
@@ -49,7 +49,7 @@ EXAMPLES = {
     "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'\nhealer doctor --fix",
     "db upgrade": "healer db upgrade",
     "token create": "healer token create --role admin --name mara --once\n"
-    "healer token create --role signals --name relay1 --only kernel-log --expires 90d",
+    "healer token create --role signals --name relay1 --vouches kernel --expires 90d",
     "token list": "healer token list\nhealer token list --person mara --json",
     "token rotate": "healer token rotate 1b2c3d4e --overlap 24h",
     "token revoke": "healer token revoke 1b2c3d4e\nhealer token revoke --accounts-of mara",
@@ -74,9 +74,9 @@ EXAMPLES = {
     "signals senders": "healer signals senders --limit 20",
     "signals losses": "healer signals losses --cluster pod1",
     "signals unknown": "healer signals unknown --json",
-    "login": "HEALER_URL=https://healer.example:8440 healer login\n"
-    "HEALER_URL=https://healer.example:8440 healer login --munge\n"
-    "HEALER_URL=https://healer.example:8440 healer login --slurm-token",
+    "login": "HEALER_URL=https://healer.example:8443 healer login\n"
+    "HEALER_URL=https://healer.example:8443 healer login --munge\n"
+    "HEALER_URL=https://healer.example:8443 healer login --slurm-token",
     "logout": "healer logout",
     "messages retry": 'healer messages retry 5d6e7f80 --reason "the mail server is back"',
     "rules check": "healer rules check --rules /etc/healer/rules",
@@ -88,9 +88,9 @@ EXAMPLES = {
     "healer topology import lldp.json --host gpu0001 --merge --yes",
     "model train": "healer model train",
     "model show": "healer model show --json",
-    "audit verify": "healer audit verify\nhealer audit verify --file audit.jsonl --against /mnt/witness",
+    "audit verify": "healer audit verify\nhealer audit verify --against /mnt/witness/healer.jsonl",
     "audit export": "healer audit export --out audit.jsonl",
-    "hook install": "healer hook install --slurm-conf /etc/slurm/slurm.conf --url https://healer.example:8440",
+    "hook install": "healer hook install --slurm-conf /etc/slurm/slurm.conf --url https://healer.example:8443",
     "hook uninstall": "healer hook uninstall --slurm-conf /etc/slurm/slurm.conf --yes",
 }
 

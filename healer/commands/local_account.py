@@ -36,7 +36,7 @@ def add(
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Let a person sign in. Prints the password and the secret of the one-time codes, this once."""
+    """Create an account. Prints the password and the secret for one-time codes; they are shown only once."""
     with _accounts() as accounts:
         if accounts.book.find(name) is not None:
             raise Failed(f"{name} has an account: `healer account reset {name}` makes new secrets")
@@ -53,7 +53,7 @@ def reset(name: str = _NAME, json: bool = AS_JSON) -> None:
 
 
 def password(
-    name: str | None = typer.Argument(None, help="Whose it is. Default: your login name."),
+    name: str | None = typer.Argument(None, help="The account. Default: your login name."),
     json: bool = AS_JSON,
 ) -> None:
     """Change your own password, from anywhere: asks for the old one and a code. Your sessions end."""

@@ -28,17 +28,17 @@ def login(
     by_munge: bool = typer.Option(
         False,
         "--munge",
-        help="By a munge credential instead, on a host of the cluster, where the site allows it.",
+        help="Use a munge credential instead, on a host of the cluster, if the site allows it.",
     ),
     by_slurm: bool = typer.Option(
         False,
         "--slurm-token",
-        help="By your Slurm token instead (SLURM_JWT, or else a new one), where the site allows it.",
+        help="Use your Slurm token instead (SLURM_JWT, or a new one), if the site allows it.",
     ),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
-    """Sign in by the site's identity provider: prints a code to confirm in a browser on any machine."""
+    """Sign in through the site's identity provider: prints a code to confirm in a browser on any machine."""
     url = url_of(os.environ)
     check_safe(url, "healer login")
     if by_munge and by_slurm:

@@ -17,7 +17,7 @@ def nodes(
     limit: int = typer.Option(10_000, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
 ) -> None:
-    """List the nodes: healer's verdict, Slurm's state, and why; or how often each of them failed."""
+    """List the nodes: healer's verdict, Slurm's state, and why; or those that fail repeatedly."""
     with Client() as api:
         found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
     if lemons:

@@ -19,14 +19,14 @@ def person(
     end: bool = typer.Option(
         False, "--end", help="Revoke tokens and accounts, end the sessions, assign the incidents to another."
     ),
-    to: str | None = typer.Option(None, help="With --end: who looks after the incidents from now on."),
-    reason: str | None = typer.Option(None, help="With --end: why; it stands in the audit."),
+    to: str | None = typer.Option(None, help="With --end: the new owner of the incidents."),
+    reason: str | None = typer.Option(None, help="With --end: reason, recorded in the audit."),
     json: bool = AS_JSON,
 ) -> None:
     """Show what a person holds: tokens, service accounts, sessions, incidents, runs that wait, pauses."""
     where = f"/people/{quote(name, safe='')}"
     if end and not reason:
-        raise Failed("--end takes --reason: it stands in the audit")
+        raise Failed("--end requires --reason, which is recorded in the audit")
     if not end and (to or reason):
         raise Failed("--to and --reason are for --end")
     with Client() as api:

@@ -105,8 +105,8 @@ def run(
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Start a playbook on a node or a job. Of several nodes each passes the guards by itself: those that find
-    no slot wait for one."""
+    """Start a playbook on a node or a job. With several nodes, the guards check each one separately; a node
+    without a free slot waits for one."""
     if not reason and not dry_run:
         raise typer.BadParameter("a run needs a reason", param_hint="--reason")
     asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason, "restart": restart}

@@ -44,33 +44,31 @@ def create(
     role: Role = typer.Option(..., help="What the token may do."),
     name: str = typer.Option(
         "",
-        help="The person whose it is; above viewer the login name, if left out. All tokens of a name are one "
-        "person. OWNER/NAME is a service account of that person: above viewer it lasts 90 days at most, and "
-        "it never approves.",
+        help="The person it belongs to; above viewer, the default is your login name. Tokens with one name "
+        "belong to one person. OWNER/NAME is a service account of that person: above viewer it is valid for "
+        "at most 90 days, and it cannot approve.",
     ),
     *,
     node: str | None = typer.Option(None, help="Bind it to this node: it reports and sees nothing else."),
     job: str | None = typer.Option(None, help="Bind it to this job."),
     cluster: str | None = typer.Option(None, help="Bind it to this cluster."),
     only: list[str] = typer.Option(
-        [], help=f"Confine a service account to these routes; repeat for more: {', '.join(ROUTE_GROUPS)}."
+        [], help=f"Limit a service account to these routes; repeat for more: {', '.join(ROUTE_GROUPS)}."
     ),
     expires: str | None = typer.Option(
         None,
-        help="How long it lasts: 30m, 12h, 90d, 52w. Default: for ever, for a service account 90d.",
+        help="Validity: 30m, 12h, 90d, 52w. Default: unlimited; 90d for a service account.",
     ),
-    quota: float = typer.Option(
-        1.0, min=0.001, max=1000, help="How many times the usual quota of signals it may send."
-    ),
+    quota: float = typer.Option(1.0, min=0.001, max=1000, help="Multiple of the usual quota of signals."),
     vouches: Vouched | None = typer.Option(
-        None, help="The site's own relay: its kernel lines count as the nodes' own word. Only role signals."
+        None, help="For your own relay: its kernel lines count as the nodes' own report. Only role signals."
     ),
     once: bool = typer.Option(
         False, "--once", help=f"A sign-in link for the console instead: works once, for {_LINK_LASTS}."
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Print a new token. It is shown this once; the database keeps only its digest."""
+    """Print a new token. It is shown only once; the database stores its digest."""
     now, lasts = datetime.now(UTC), expires or (_LINK_LASTS if once else None)
     _check_cluster(cluster, node or job)
     _check_vouching(vouches, role)
@@ -178,13 +176,13 @@ def _document(row: TokenRow) -> dict[str, Any]:
 def rotate(
     token: str = typer.Argument(help="The token's id, or the token itself."),
     *,
-    overlap: str = typer.Option(f"{OVERLAP.days}d", help="How long the old one still counts."),
+    overlap: str = typer.Option(f"{OVERLAP.days}d", help="How long the old one stays valid."),
     expires: str | None = typer.Option(
         None, help="How long the new one lasts. Default: as long as the old one."
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Print a new token with the rights of this one, which ends after a time in which both count."""
+    """Print a replacement with the same rights. Both tokens are valid for the time of --overlap."""
     from healer.engine.token_making import successor
 
     now = datetime.now(UTC)
@@ -216,7 +214,7 @@ def revoke(
     *,
     accounts_of: str | None = typer.Option(None, help="All service accounts of this person instead."),
 ) -> None:
-    """Make a token worthless, within a second, on all machines. Its sessions end too."""
+    """Revoke a token on all machines within a second. Its sessions end too."""
     if (token is None) is (accounts_of is None):
         raise Failed("name one token, or a person with --accounts-of")
     now = datetime.now(UTC)

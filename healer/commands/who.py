@@ -25,7 +25,7 @@ def who(
     ] = None,
     json: bool = AS_JSON,
 ) -> None:
-    """Show what rules/access.yaml grants, all of it or a person of these groups; changes nothing."""
+    """Show what rules/access.yaml grants, in total or to a person with these groups. Changes nothing."""
     from healer.rulebook.ruleset import RulesInvalid
     from healer.rulebook.ruleset import load as load_rules
 

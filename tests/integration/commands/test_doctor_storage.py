@@ -99,7 +99,11 @@ def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) ->
     with fresh_database.begin() as conn:
         conn.execute(sa.insert(tables.snapshots).values(cluster="pod1", taken_at=now, version=1, body=b""))
         append(conn, audit_record("pod1", now - timedelta(days=20), "ann", BACKED_UP, BACKUP))
-        soon = {"created_at": now, "expires_at": now + timedelta(days=3), "role": "signals"}
+        soon = {
+            "created_at": now - timedelta(days=60),
+            "expires_at": now + timedelta(days=3),
+            "role": "signals",
+        }
         for name in ("gpu0001", "ann/ci"):
             owner = "ann" if "/" in name else ""
             conn.execute(

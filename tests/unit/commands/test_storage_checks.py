@@ -4,7 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.bootstrap.storage_checks import Size, backup_age, ending_tokens, growth, postgres_settings
+from healer.bootstrap.storage_checks import (
+    Size,
+    Token,
+    backup_age,
+    ending_tokens,
+    growth,
+    postgres_settings,
+)
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 GB = 10**9
@@ -55,9 +62,11 @@ def test_a_backup_is_of_last_night() -> None:
 
 
 def test_tokens_that_end_are_named_by_their_holder() -> None:
-    rows = [(f"t{number}", "" if number else "ann", NOW + timedelta(days=number)) for number in range(7)]
-    found = ending_tokens(rows)
-    assert not found.ok
-    assert found.text.startswith("ann on 2026-11-20, t1 on 2026-11-21, ") and found.text.endswith(
-        "and 2 more"
-    )
+    made = NOW - timedelta(days=80)
+    rows = [Token(f"t{day}", "" if day else "ann", made, NOW + timedelta(days=day)) for day in range(7)]
+    (found,) = ending_tokens(rows, NOW)
+    assert not found.ok and found.text.endswith("and 2 more")
+    assert found.text.startswith("ann on 2026-11-20, t1 on 2026-11-21, ")
+    replaced = Token("new", "ann", NOW, NOW + timedelta(days=90))
+    short = Token("short", "bob", NOW - timedelta(days=1), NOW + timedelta(days=1))
+    assert ending_tokens([rows[0], replaced, short], NOW) == []

@@ -4,12 +4,14 @@ from datetime import datetime
 
 from healer import bootstrap
 from healer.adapters.postgres.token_book import accounts_ending, tokens_of_no_person
+from healer.adapters.slurm.token_proof import MADE_UP, RestTokens, TokensUnchecked
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.doctor_checks import Look, open_database
 from healer.ports.break_glass import GlassState
+from healer.ports.callers import CredentialRefused
 from healer.ports.request_errors import Unavailable
 from healer.ports.service_accounts import TokenRow, ending
-from healer.settings import Settings, SettingsError
+from healer.settings import ON, Settings, SettingsError
 
 #: Names that are listed.
 _NAMES = 5
@@ -42,6 +44,28 @@ def glass_look(state: GlassState, now: datetime) -> Look:
     if not state.is_whole:
         return Look(name, True, "no seal: while sign-in is down, there is no other way in", _SEAL)
     return Look(name, True, f"sealed {state.sealed_at:%Y-%m-%d} by {state.sealed_by}, unused")
+
+
+def look_at_slurm_login(settings: Settings) -> list[Look]:
+    """Whether the slurmrestd by which people sign in looks at their tokens."""
+    return [
+        _checks_tokens(each.slurm_rest_url, each.cluster)
+        for each in settings.each()
+        if each.slurm_login == ON and each.slurm_rest_url is not None
+    ]
+
+
+def _checks_tokens(url: str, cluster: str | None) -> Look:
+    name = "sign-in by Slurm tokens"
+    try:
+        RestTokens(url, cluster=cluster, timeout_s=bootstrap.SLURM_TIMEOUT_S).owner(MADE_UP)
+    except TokensUnchecked as error:
+        return Look(name, False, str(error))
+    except CredentialRefused:
+        return Look(name, True, f"slurmrestd at {url} refuses a made-up token")
+    except Unavailable as error:
+        return Look(name, False, str(error), "Nobody signs in by a Slurm token until it responds.")
+    raise AssertionError("a made-up token was proven")
 
 
 def person_look(names: list[str]) -> Look:

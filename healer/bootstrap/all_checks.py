@@ -1,6 +1,6 @@
 """All checks of `healer doctor`, in the order in which it prints them."""
 
-from healer.bootstrap.access_checks import look_at_access
+from healer.bootstrap.access_checks import look_at_access, look_at_slurm_login
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
 from healer.bootstrap.doctor_checks import LOOKS, Look
 from healer.bootstrap.file_checks import look_at_files
@@ -8,7 +8,14 @@ from healer.bootstrap.listener_checks import look_at_listener
 from healer.bootstrap.storage_checks import look_at_storage
 from healer.settings import ExecutorSettings
 
-_MORE = (look_at_storage, look_at_coverage, look_at_unused_rules, look_at_access, look_at_listener)
+_MORE = (
+    look_at_storage,
+    look_at_coverage,
+    look_at_unused_rules,
+    look_at_access,
+    look_at_slurm_login,
+    look_at_listener,
+)
 
 
 def checks_of(settings: ExecutorSettings) -> list[Look]:

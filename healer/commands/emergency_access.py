@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(json: bool = AS_JSON) -> None:
-    """Print a new secret for the safe. It is shown once and replaces the previous one. On healer's machine."""
+    """Print a new secret for the safe. It is shown once and replaces the last one. On healer's machine."""
     from healer.bootstrap.database import emergency
     from healer.ports.request_errors import Unavailable
 

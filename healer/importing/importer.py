@@ -15,7 +15,7 @@ from healer.importing.folding import Fold
 from healer.importing.happenings import Found
 from healer.importing.kinds import Kind
 from healer.importing.local_stamps import micros
-from healer.importing.node_names import NodeNames, Pseudonyms
+from healer.importing.node_names import NodeNames, Pseudonyms, short_name
 from healer.importing.same_events import Offset, offsets
 from healer.importing.slurm_rows import JobRows, NodeRows
 from healer.importing.sorted_runs import merged
@@ -23,6 +23,7 @@ from healer.importing.sources import Given, read_source
 from healer.importing.tally import Tally
 from healer.model import LineBook
 from healer.signals.series import Names
+from healer.signals.wire import wrong_node
 
 #: Sources that say when something began long ago: they do not make the recording begin there.
 _LOOKING_BACK = frozenset({Kind.sacct, Kind.sacct_json, Kind.jobcomp, Kind.sinfo_reasons, Kind.nodes})
@@ -124,8 +125,10 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     cluster = wanted.cluster or next((each.cluster for each in found if each.cluster), "") or "cluster"
     nodes, assumed = _nodes(found)
     rows = {node: row for each in found for node, row in each.rows.items()}
-    hostnames = {node: row["hostname"] for node, row in rows.items() if row.get("hostname")}
-    names = NodeNames(nodes, hostnames)
+    others = {
+        node: [row[key] for key in ("hostname", "address") if row.get(key)] for node, row in rows.items()
+    }
+    names = NodeNames(nodes, others)
     heard = _heard(found, names)
     all_nodes = sorted(nodes or heard)
     gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
@@ -162,7 +165,7 @@ def _nodes(found: Sequence[Found]) -> tuple[set[str], list[str]]:
     if listed:
         return listed, []
     names = NodeNames(named, {})
-    with_lines = {host.partition(".")[0] for each in found for host in each.hosts if names.node(host) is None}
+    with_lines = {short_name(host) for each in found for host in each.hosts if names.node(host) is None}
     if named:
         words = "nodes are those that Slurm's logs name, and hosts with lines of a GPU's driver"
         return named | with_lines, [f"{words}: `scontrol show node` would list all"]
@@ -198,7 +201,7 @@ def _heard(found: Sequence[Found], names: NodeNames) -> dict[str, list[tuple[str
     for each in found:
         for host, its in each.heard.items():
             node = names.node(host)
-            if node is not None:
+            if node is not None and not wrong_node("c", node, lambda *_: True):
                 days.setdefault(node, set()).update(its - {""})
     return {node: _spans(its) for node, its in sorted(days.items())}
 

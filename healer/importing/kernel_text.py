@@ -14,10 +14,11 @@ import re2
 from healer.importing.controller_log import ControllerLog
 from healer.importing.happenings import Found, Lines
 from healer.importing.local_stamps import LocalStamps, micros, moment_of, rfc3339
+from healer.importing.node_names import short_name
 from healer.importing.source_text import Bytes, blocks
 from healer.model import LineBook
 from healer.model.kernel_lines import AUTOMATON_BYTES, pattern_options
-from healer.signals.wire import entries_observations
+from healer.signals.wire import entries_observations, wrong_node
 
 #: Lines of one node that follow each other within this are one group: a lost GPU takes three lines.
 TOGETHER_US, GROUP_MOST = 1_000_000, 500
@@ -92,6 +93,9 @@ class KernelGroups:
 
     def _close(self, group: list[KernelRecord]) -> None:
         found, host, boot_id = self._found, group[0].host, group[0].boot_id
+        if wrong := wrong_node("c", short_name(host), lambda *_: True):
+            found.tally.skip(wrong, group[0].text, len(group))
+            return
         last_us = max(line.at_us for line in group)
         entries = [_entry(line) for line in group]
         outer = {"cluster": "c", "node": "n", "boot_id": boot_id}
@@ -105,7 +109,7 @@ class KernelGroups:
             return
         for seen in taken.observations:
             part = f"{seen.component.pci} {seen.code} {seen.text[:60]}"
-            found.marks.saw(f"line {host.partition('.')[0]} {part}", micros(seen.event_at))
+            found.marks.saw(f"line {short_name(host)} {part}", micros(seen.event_at))
         found.hosts.add(host)
         wrong_ones = {wrong.index for wrong in taken.rejected}
         kept = [entry for index, entry in enumerate(entries) if index not in wrong_ones]

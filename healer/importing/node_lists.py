@@ -100,7 +100,9 @@ def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     reasons = Reasons(found, stamps)
     for node in nodes.values():
         row = msgspec.to_builtins(node)
-        found.rows[node.name] = {name: row[name] for name in (*_LASTING, "hostname") if name in row}
+        found.rows[node.name] = {
+            name: row[name] for name in (*_LASTING, "hostname", "address") if name in row
+        }
         found.tally.signals += 1
         _reason_of(node, reasons, found)
 

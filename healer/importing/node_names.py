@@ -6,15 +6,16 @@ from hashlib import sha256
 
 
 class NodeNames:
-    """`nodes`: as Slurm names them; `hostnames`: NodeHostname by node. Empty `nodes`: every host is one, by
-    its short name."""
+    """`nodes`: as Slurm names them; `others`: further names and addresses by node. Empty `nodes`: every host
+    is one, by its short name."""
 
-    def __init__(self, nodes: Iterable[str], hostnames: Mapping[str, str]) -> None:
+    def __init__(self, nodes: Iterable[str], others: Mapping[str, Iterable[str]]) -> None:
         self._nodes = frozenset(nodes)
         self._by_host: dict[str, str] = {}
         doubtful: set[str] = set()
         for node in sorted(self._nodes):
-            for name in {_short(node), hostnames.get(node, ""), _short(hostnames.get(node, ""))} - {"", node}:
+            names = {node, *others.get(node, ())}
+            for name in (names | set(map(short_name, names))) - {node}:
                 if name in self._by_host:
                     doubtful.add(name)
                 self._by_host[name] = node
@@ -24,8 +25,8 @@ class NodeNames:
     def node(self, host: str) -> str | None:
         """None: no node of the cluster."""
         if not self._nodes:
-            return _short(host)
-        for name in (host, _short(host)):
+            return short_name(host)
+        for name in (host, short_name(host)):
             if name in self._nodes:
                 return name
             if name in self._by_host:
@@ -34,8 +35,13 @@ class NodeNames:
         return self.node(lower) if lower != host else None
 
 
-def _short(host: str) -> str:
-    return host.partition(".")[0]
+#: An address is no name with a domain behind it.
+_ADDRESS = re.compile(r"[0-9.]+|[0-9a-fA-F]*:[0-9a-fA-F:.]*")
+
+
+def short_name(host: str) -> str:
+    """Without its domain."""
+    return host if _ADDRESS.fullmatch(host) else host.partition(".")[0]
 
 
 #: Fields of a job that name no person, and those that are left out.

@@ -232,8 +232,9 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
         file.write(f"2026-11-25T20:57:00Z {'a' * 300} kernel: {XID}\n".encode())
     done, entries = imported(tmp_path, path)
     nodes = [(node, at[-3:]) for node, at in kernel_lines(entries)]
-    assert nodes[:2] == [("gpu0001", "33Z"), ("gpu0001", "59Z")]
+    assert nodes == [("gpu0001", "33Z"), ("gpu0001", "59Z")]
     skipped = {why: its.count for why, its in done.sources[0].skipped.items()}
+    assert skipped["node: not a node name"] == 1
     assert skipped["longer than 256 KiB"] == 1
     assert skipped["binary: a NUL in the line"] == 1
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
@@ -375,6 +376,15 @@ def test_who_drained_is_known_by_sinfo(tmp_path: Path) -> None:
     by_node = {row["name"]: row for row in changes(entries, "nodes") if row.get("reason_user")}
     assert by_node["gpu0002"]["reason_user"] == "mara"
     assert by_node["gpu0005"]["reason"] == 'ticket 4711, fan: bad "x'
+
+
+def test_hosts_by_their_address(tmp_path: Path) -> None:
+    record = "NodeName=n{n} \n   Gres=gpu:8\n   NodeAddr=10.0.0.{n} NodeHostName=x{n} \n   State=IDLE\n\n"
+    text = "".join(record.format(n=n) for n in (1, 2))
+    nodes = written(tmp_path / "nodes", text)
+    log = written(tmp_path / "m", f"Nov 25 20:56:33 10.0.0.2 kernel: {XID}\n")
+    assert kernel_lines(imported(tmp_path, nodes, log)[1]) == [("n2", "2026-11-25T20:56:33Z")]
+    assert kernel_lines(imported(tmp_path, log)[1]) == [("10.0.0.2", "2026-11-25T20:56:33Z")]
 
 
 def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:

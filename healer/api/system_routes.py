@@ -72,15 +72,15 @@ def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
 def metrics(request: Request, caller: Viewer) -> Response:
     """healer's own figures, as Prometheus reads them. While the database is away: those of this process."""
     services, shown = services_of(request), clusters_shown(request, caller)
-    # Rows of a cluster that left the settings would alarm for ever.
-    known = services.clusters or (services.cluster,)
     found: Found = {}
     # Not by `Reach.ask`: a slow read of many figures is no sign that the database is away.
     if not request.app.state.reach.away:
         with suppress(Unavailable):
             found = _stored_figures(request)
     DATABASE_UP.set(bool(found))
-    text = exposition(found, [cluster for cluster in known if shown is None or cluster in shown])
+    # Rows of a cluster that left the settings would alarm for ever.
+    clusters = services.clusters or (services.cluster,)
+    text = exposition(found, [cluster for cluster in clusters if shown is None or cluster in shown])
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -186,6 +186,37 @@ def test_a_pause_of_all_clusters_is_told_as_one(tmp_path: Path) -> None:
     promtool("test", "rules", str(tmp_path / "tests.yml"))
 
 
+#: Recording rule -> made-up series, the labels of what is recorded, and its value: 0 of something is 0, not
+#: nothing.
+RECORDED = {
+    "cluster:healer_nodes:in_service_ratio": (
+        {'healer_nodes{cluster="pod1", state="drained", held_by="healer"}': "4"}, POD1, 0.0,
+    ),
+    "cluster_rule:healer_reviews:precision_month": (
+        {'healer_reviews_last_month{cluster="pod1", rule="hang", review="false_alarm"}': "3"},
+        {**POD1, "rule": "hang"}, 0.0,
+    ),
+    "job:healer_http_requests:error_ratio_5m": (
+        {'healer_http_requests_total{job="healer", status="200"}': "0+10"}, {"job": "healer"}, 0.0,
+    ),
+    "cluster_route:healer_senders:heard_ratio": (HEARD[0], {**POD1, "route": "heartbeat"}, 0.85),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_ratio_is_recorded_where_its_upper_part_is_empty(name: str, tmp_path: Path) -> None:
+    given, labels, value = RECORDED[name]
+    text = ", ".join(f'{key}="{word}"' for key, word in labels.items())
+    expected = [{"labels": f"{name}{{{text}}}", "value": value}]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": f"{each}x20"} for series, each in given.items()],
+        "promql_expr_test": [{"expr": name, "eval_time": "15m", "exp_samples": expected}],
+    }
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump({"rule_files": [str(RULE_FILES[1])], "tests": [test]}))
+    promtool("test", "rules", str(tmp_path / "tests.yml"))
+
+
 def test_promtool_finds_nothing_to_say_of_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", *map(str, RULE_FILES))
 

@@ -20,7 +20,6 @@ from healer.model.incident import HitBasis, JobHit
 from tests.support.api import CLUSTER, Api, incident, save_incident, serving, snapshot
 
 Labels = tuple[tuple[str, str], ...]
-NOW = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def lost(gpu_hours: float) -> JobHit:
 
 def test_it_counts_what_the_database_holds(served: tuple[Api, httpx.Client]) -> None:
     api, client = served
-    headers = api.headers("viewer")
+    headers, now = api.headers("viewer"), datetime.now(UTC)
     made = [
         incident(1, hit=(lost(2.5),), drained_at=datetime.now(UTC)),
         incident(2, review=Review.false_alarm),
@@ -64,13 +63,13 @@ def test_it_counts_what_the_database_holds(served: tuple[Api, httpx.Client]) -> 
             save_incident(conn, one)
         drained = {"state": "drained", "held_by": "healer"}
         conn.execute(sa.update(node_states).where(node_states.c.node == "gpu0001").values(drained))
-    insert(api, requeues, cluster=CLUSTER, job="4711", restarts=0, run="r1", at=NOW)
+    insert(api, requeues, cluster=CLUSTER, job="4711", restarts=0, run="r1", at=now)
     for who, ago_s in (("gpu0001", 1), ("gpu0002", 600)):
-        seen = NOW - timedelta(seconds=ago_s)
+        seen = now - timedelta(seconds=ago_s)
         times = {"first_seen": seen, "last_seen": seen}
         row = {"cluster": CLUSTER, "who": who, "source": "heartbeat", "node": who}
         insert(api, senders, **row, **times, requests=1, bytes=1)
-    PostgresScrapes(api.engine).put(ScrapeState(cluster=CLUSTER, at=NOW, scrapes=7, failed=2, samples=90))
+    PostgresScrapes(api.engine).put(ScrapeState(cluster=CLUSTER, at=now, scrapes=7, failed=2, samples=90))
     found = read(client, headers)
     assert of(found, "nodes", state="in_service", held_by="none") == 3
     assert of(found, "nodes", state="drained", held_by="healer") == 1

@@ -30,7 +30,7 @@ def support_bundle(
     """Collect versions, settings, checks, logs, rules, counts, metrics and incidents, without secrets."""
     settings = load_executor()
     from healer.bootstrap import log_to_stderr
-    from healer.bootstrap.support_bundle import Wanted, make_bundle
+    from healer.bootstrap.bundle_members import Wanted, make_bundle
     from healer.commands.doctor import document
 
     log_to_stderr()

@@ -101,8 +101,8 @@ def secrets_of(settings: ExecutorSettings, environ: Mapping[str, str]) -> list[s
         if name.startswith("HEALER_") and name.endswith("_FILE"):
             found += _text(Path(value))
     found += [environ[name] for name in ("HEALER_TOKEN", "PGPASSWORD") if environ.get(name)]
-    own = settings.data_dir / KEY_FILE, settings.token_key_file or settings.data_dir / TOKEN_KEY_FILE
-    return found + [text for path in own for text in _text(path)]
+    keys = settings.data_dir / KEY_FILE, settings.token_key_file or settings.data_dir / TOKEN_KEY_FILE
+    return found + [text for path in keys for text in _text(path)]
 
 
 def _text(path: Path) -> list[str]:

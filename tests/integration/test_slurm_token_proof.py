@@ -150,6 +150,8 @@ def local_rest(slurm: TrixieSlurm) -> Iterator[str]:
         for process in (relay, rest):
             process.kill()
             process.wait()
+        for socket in (inner, outer):
+            socket.unlink(missing_ok=True)
 
 
 def test_a_slurmrestd_that_does_not_look_at_tokens_proves_nobody(slurm: TrixieSlurm, local_rest: str) -> None:
@@ -167,7 +169,7 @@ def test_doctor_says_which_slurmrestd_looks_at_tokens(slurm: TrixieSlurm, local_
 
     assert looked(slurm.rest_url) == (True, f"slurmrestd at {slurm.rest_url} refuses a made-up token")
     ok, text = looked(local_rest)
-    assert (ok, "proves nothing there" in text) == (False, True)
+    assert (ok, "proves nothing there" in text) == (False, True), text
     assert not looked("http://127.0.0.1:9")[0]
     assert look_at_slurm_login(load({"HEALER_CLUSTER": slurm.cluster})) == []
 

@@ -11,7 +11,7 @@ from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import ExitCode
 from healer.importing.happenings import Found, JobChange
 from healer.importing.json_parts import objects
-from healer.importing.local_stamps import LocalStamps, rfc3339
+from healer.importing.local_stamps import LocalStamps, is_time, rfc3339
 from healer.importing.source_text import Bytes, blocks, pieces
 
 #: What a row has to have.
@@ -44,6 +44,9 @@ class Life(msgspec.Struct, kw_only=True):
 
 def take_life(found: Found, life: Life) -> None:
     """Start and end of a life as two happenings."""
+    if not is_time(life.start_us) or not is_time(life.end_us or 0):
+        found.tally.skip("not a time of this era", f"job {life.id}")
+        return
     found.nodes.update(life.nodes)
     if user := life.row.get("user"):
         found.users.add(user)
@@ -233,7 +236,7 @@ def read_json(file: Bytes, found: Found) -> None:
         found.tally.lines += 1
         try:
             life = _life(_record(raw))
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, RecursionError) as error:
             found.tally.skip(f"{_NO_JOB}: {error}"[:120], raw)
             continue
         if life is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from healer.adapters.slurm import slurm_words as words
 from healer.importing.happenings import Found, JobChange, NodeChange
-from healer.importing.local_stamps import LocalStamps, micros
+from healer.importing.local_stamps import LocalStamps, is_time, micros
 from healer.importing.source_text import Bytes, blocks
 
 _STAMP = re.compile(
@@ -121,6 +121,7 @@ class ControllerLog:
 
     def _rebooted(self, at_us: int, match: re.Match[str]) -> None:
         boot_us = int(match["boot"] or 0) * 1_000_000
+        boot_us = boot_us if is_time(boot_us) else 0
         if boot_us > at_us + _CLOCKS_US:
             hours = (boot_us - at_us) / 3.6e9
             self._found.tally.note(
@@ -206,7 +207,7 @@ _SHAPES = tuple(
         (rf"Nodes? {_NODES} not responding(?P<down>, setting DOWN)?", ControllerLog._silent),
         (rf"[Nn]ode {_NODES} now responding", ControllerLog._heard),
         (rf"(?:\w+: )?[Nn]ode {_NODES} returned to service", ControllerLog._back),
-        (rf"(?:\w+: )?[Nn]ode {_NODES} unexpectedly rebooted(?: boot_time=(?P<boot>\d+))?",
+        (rf"(?:\w+: )?[Nn]ode {_NODES} unexpectedly rebooted(?: boot_time=(?P<boot>\d{1,12}))?",
          ControllerLog._rebooted),
         (rf"reboot request (?:queued|issued) for nodes? {_NODES}", ControllerLog._reboot),
         (rf"requeue job {_JOB} due to failure of node", ControllerLog._failed_with_node),

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from healer.importing.local_stamps import is_time
 from healer.importing.same_events import Marks
 from healer.importing.sorted_runs import SortedRuns
 from healer.importing.tally import Tally
@@ -81,6 +82,9 @@ class Found:
         self.gpus_most = 0
 
     def add(self, at_us: int, happening: Happening) -> None:
+        if not is_time(at_us):
+            self.tally.skip("not a time of this era", str(at_us))
+            return
         self.tally.signals += 1
         self.tally.saw(at_us)
         self._runs.add(at_us, _encode(happening))

@@ -15,6 +15,15 @@ _MONTHS = {
 }
 
 
+#: The end of the year 9999, Python's last.
+_LAST_US = 253_402_300_799_000_000
+
+
+def is_time(at_us: int) -> bool:
+    """Whether it can be a date at all."""
+    return 0 <= at_us <= _LAST_US
+
+
 def micros(moment: datetime) -> int:
     """µs since 1970 of a time with a zone."""
     return (moment - _EPOCH) // _US
@@ -45,7 +54,9 @@ class LocalStamps:
         self.skipped_hour = 0
 
     def at(self, local: datetime) -> int:
-        """µs since 1970."""
+        """µs since 1970. Raises ValueError for a year that no log has."""
+        if not 1970 < local.year < 9999:
+            raise ValueError(f"{local.year} is no year of a log")
         found = local.replace(tzinfo=self._zone)
         first, second = found.utcoffset(), found.replace(fold=1).utcoffset()
         if first is not None and second is not None and first != second:

@@ -67,15 +67,17 @@ class MeasuredText:
             tally.lines += 1
             try:
                 series = _series(raw)
-                points = [(float(at), value) for at, value in series.values or [series.value or (0, "")]]
-            except (msgspec.DecodeError, ValueError) as error:
+                points = [
+                    (round(at_s * 1000), value) for at_s, value in series.values or [series.value or (0, "")]
+                ]
+            except (ValueError, OverflowError, RecursionError) as error:
                 tally.skip(f"no series: {error}"[:120], raw)
                 continue
             labels = dict(series.metric)
             name = labels.pop("__name__", "")
             text = ",".join(f'{key}="{value.translate(_ESCAPES)}"' for key, value in sorted(labels.items()))
-            for at_s, value in points:
-                self._take(name, f"{{{text}}}", value, round(at_s * 1000))
+            for at_ms, value in points:
+                self._take(name, f"{{{text}}}", value, at_ms)
         self._flush()
 
     def _take(self, name: str, labels: str, value: str, at_ms: int) -> None:

@@ -13,6 +13,8 @@ LEAST_S = 2.0
 #: The share of common events that has to agree, within so many seconds.
 AGREE, WITHIN_S = 0.6, 2.0
 _QUARTER_S = 900
+#: Sources of one event that are compared with each other.
+SOURCES_MOST = 8
 #: No two clocks in wrong zones are further apart; the same words further apart are two events.
 MOST_S = 26 * 3600
 
@@ -59,16 +61,22 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
 
 def offsets(marks: Mapping[str, Marks]) -> list[Offset]:
     """By source. Only where most of the common events agree."""
-    events = {name: its.once() for name, its in marks.items()}
-    found: list[Offset] = []
-    for first, second in combinations(sorted(events), 2):
-        common = events[first].keys() & events[second].keys()
-        differences_s = ((events[second][key] - events[first][key]) / 1e6 for key in common)
-        apart_s = sorted(each for each in differences_s if abs(each) <= MOST_S)
-        if not apart_s:
-            continue
-        middle_s = statistics.median(apart_s)
-        agreeing = sum(abs(each - middle_s) <= WITHIN_S for each in apart_s)
-        if abs(middle_s) >= LEAST_S and agreeing >= AGREE * len(apart_s):
-            found.append(Offset(first=first, second=second, seconds=round(middle_s, 3), events=len(apart_s)))
-    return found
+    seen: dict[int, list[tuple[str, int]]] = {}
+    for name in sorted(marks):
+        for key, at_us in marks[name].once().items():
+            seen.setdefault(key, []).append((name, at_us))
+    apart_s: dict[tuple[str, str], list[float]] = {}
+    for places in seen.values():
+        for (first, first_us), (second, second_us) in combinations(places[:SOURCES_MOST], 2):
+            if abs(second_us - first_us) <= MOST_S * 1e6:
+                apart_s.setdefault((first, second), []).append((second_us - first_us) / 1e6)
+    found = (_offset(*pair, sorted(apart)) for pair, apart in sorted(apart_s.items()))
+    return [offset for offset in found if offset is not None]
+
+
+def _offset(first: str, second: str, apart_s: list[float]) -> Offset | None:
+    middle_s = statistics.median(apart_s)
+    agreeing = sum(abs(each - middle_s) <= WITHIN_S for each in apart_s)
+    if abs(middle_s) < LEAST_S or agreeing < AGREE * len(apart_s):
+        return None
+    return Offset(first=first, second=second, seconds=round(middle_s, 3), events=len(apart_s))

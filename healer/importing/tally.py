@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from healer.importing.local_stamps import is_time
 from healer.model.shown import one_line
 
 #: Examples kept of each reason, and letters of each.
@@ -44,7 +45,9 @@ class Tally(msgspec.Struct, kw_only=True):
             found.examples.append(one_line(text[: 4 * EXAMPLE_LETTERS])[:EXAMPLE_LETTERS])
 
     def saw(self, at_us: int) -> None:
-        """Extends the time span."""
+        """Extends the time span. What is no date does not count."""
+        if not is_time(at_us):
+            return
         at = datetime.fromtimestamp(at_us / 1e6, UTC)
         self.first = at if self.first is None else min(self.first, at)
         self.last = at if self.last is None else max(self.last, at)

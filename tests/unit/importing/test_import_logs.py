@@ -402,7 +402,7 @@ def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:
     assert done.left_out == {"login7": 1}
     assert entries[0]["body"]["nodes"][0] | {"partitions": ["train"]} == {
         "name": "n1.site", "state": ["IDLE"], "gpus": 4, "gpu_model": "h100", "cpus": 16,
-        "partitions": ["train"], "hostname": "gpu0001",
+        "partitions": ["train"], "hostname": "gpu0001", "address": "n1",
     }  # fmt: skip
 
 
@@ -529,3 +529,60 @@ def test_many_runs_are_merged_in_rounds(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_recognised(head: bytes, kind: Kind | None) -> None:
     assert recognised(head) == kind
+
+
+#: Kind -> lines that no honest program writes; each costs itself.
+HOSTILE = {
+    Kind.slurmctld: (
+        "[9999-12-31T23:59:59] Node gpu0001 now responding",
+        "[0001-01-01T00:00:00] Node gpu0001 now responding",
+        "[2026-11-25T20:56:33] Node gpu0001 unexpectedly rebooted boot_time=999999999999",
+        "[2026-11-25T20:56:33] error: Nodes gpu[1-9999999999] not responding, setting DOWN",
+        "[2026-11-25T20:56:33] update_node: node gpu[[[1] reason set to: x",
+        "[2026-11-25T20:56:33] Allocate JobId=99999999999999999999 NodeList=gpu[0001-2] Partition=x",
+        "[Feb 31 20:56:33] Node gpu0001 now responding",
+    ),
+    Kind.sacct: (
+        "JobIDRaw|JobName|State|Start|End|NodeList|AllocTRES",
+        "1|x|COMPLETED|9999-12-31T23:59:59|9999-12-31T23:59:59|gpu0001|gres/gpu=9999999999999999999999",
+        "1|x|COMPLETED|2026-11-25T20:56:33|2026-11-25T20:50:33|gpu[0001-99999999]|",
+        "../x|x|COMPLETED|2026-11-25T20:56:33|2026-11-25T20:57:33|gpu0001|",
+        "2|a|b|COMPLETED|RUNNING|2026-11-25T20:56:33|2026-11-25T20:57:33|gpu0001||||||||",
+    ),
+    Kind.sacct_json: (
+        '{"jobs": [{"job_id": 1, "state": {"current": "COMPLETED"}, "nodes": "gpu0001",',
+        ' "time": {"start": 99999999999999, "end": 99999999999999}}, {"job_id": "x"}, ' + '{"a":' * 3000,
+    ),
+    Kind.metrics: (
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="gpu0001"} NaN 999999999999999',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="gpu0001"} 1 1e300',
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0",Hostname="gpu0001} x"} } 1 -5',
+        '{__name__="DCGM_FI_DEV_GPU_TEMP", a="\\"}"} 1 1',
+    ),
+    Kind.range_query: (
+        '{"data": {"resultType": "matrix", "result": [{"metric": {"__name__": "DCGM_FI_DEV_GPU_TEMP"},',
+        ' "values": [[1e300, "1"]]}, {"metric": [], "values": {}}, {"metric": {"a":' + "[" * 5000,
+    ),
+    Kind.journal_json: (
+        '{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"99999999999999999","_HOSTNAME":"gpu0001","MESSAGE":"x"}',
+        '{"_TRANSPORT":"kernel","MESSAGE":[1,2,999],"_HOSTNAME":"gpu0001","__REALTIME_TIMESTAMP":"1"}',
+        '{"_TRANSPORT":"kernel","_HOSTNAME":7}', '"_TRANSPORT":"kernel"' + "[" * 5000,
+    ),
+    Kind.journal_export: ("__REALTIME_TIMESTAMP=-1", "_TRANSPORT=kernel", "", "_HOSTNAME=" + "a" * 300),
+    Kind.sinfo_reasons: (
+        "REASON|USER|TIMESTAMP|NODELIST", "a|b", "x|y|0001-01-01T00:00:00|n1", "|y|2026-11-25T20:56:33|gpu[",
+    ),
+    Kind.nodes: ("NodeName=gpu0001 ", "   Gres=gpu:9999999999", "   Reason=x [root@2026-13-45T99:99:99]"),
+    Kind.jobcomp: ("JobId=1 UserId=x(0) GroupId=y(0) Name=z JobState=COMPLETED Partition=p TimeLimit=1",),
+    Kind.dmesg: (f"[Wed Feb 31 20:56:33 2026] {XID}", f"[Wed Nov 25 20:56:33 9999] {XID}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE))
+def test_hostile_lines_cost_themselves(tmp_path: Path, kind: Kind) -> None:
+    bad = written(tmp_path / "gpu0001", "\n".join(HOSTILE[kind]) + "\n")
+    good = written(tmp_path / "good", f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n")
+    done, entries = imported(tmp_path, bad, good, kinds=[kind, Kind.syslog])
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+    assert done.sources[1].skipped == {}
+    assert played(entries)["incidents"][0]["rule"] == "gpu-lost"

@@ -91,7 +91,7 @@ def take_source(name: str, version: str | None, release: str, folder: Path) -> C
     text = ours.read_text()
     own = re.search(r'^__version__ = "(.*)"$', text, re.M)
     assert own is not None
-    version = version or own[1]
+    version = version or str(own[1])
     for path in (ours, folder / "pyproject.toml"):
         new = re.sub(r'^(__version__|version) = ".*"$', rf'\1 = "{version}"', path.read_text(), flags=re.M)
         path.write_text(new)

@@ -68,7 +68,9 @@ def bundle(folder: Path, version: str) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tools/release", description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="tools/release", description="Makes a release of the commit that is checked out"
+    )
     parser.add_argument("names", nargs="*", metavar="PACKAGE", help="only these, to try it; all of them")
     parser.add_argument("--keys", type=Path, help="folder of `healer node-keys`: package.key signs")
     parser.add_argument("--arch", choices=ARCHES, action="append", help="machines of the server (both)")

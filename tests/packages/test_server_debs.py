@@ -84,11 +84,12 @@ def test_the_parts_run_as_their_units_say(site: Site) -> None:
             site.machine.run("systemctl", "show", "--property=NRestarts", "--value", f"healer-{part}").strip()
             == "0"
         )
-    users = site.machine.run("ps", "-eo", "user:20,args").splitlines()
     for part in PARTS:
-        assert any(line.split()[:3] == [f"healer-{part}", "healer", part] for line in users), users
+        shown = site.machine.run("systemctl", "show", "--property=MainPID", "--value", f"healer-{part}")
+        user = site.machine.run("ps", "-o", "user:20=", "-p", shown.strip())
+        assert user.strip() == f"healer-{part}"
     site.machine.run("systemctl", "stop", "healer.target")
-    assert set(site.active(*units)) == {"inactive"}
+    wait_until(lambda: set(site.active(*units)) == {"inactive"}, 90, what="all parts are stopped")
     site.end_database()
 
 

@@ -95,8 +95,7 @@ def put_back(
         left = _write_files(archive, keys, places)
         source = f"{archive.path.name} {archive.manifest.members[DUMP].sha256[:16]}"
         done = hold_back_database(db, archive.manifest.taken_at, by=by, source=source)
-        if keys is not None and KEY_FILE in keys.files:
-            seal(db, places)
+        seal(db, places)
         return done._replace(left=left)
     finally:
         db.dispose()
@@ -129,7 +128,10 @@ def _transaction(db: sa.Engine, conn: sa.Connection, cluster: str) -> PostgresTx
 
 
 def seal(db: sa.Engine, places: Places) -> None:
-    """Seals and signs the record of the gap at once, so that the audit verifies before any worker runs."""
+    """Seals and signs the record of the gap at once, so that the audit verifies before any worker runs. Where
+    the key is not on this machine, the worker that has it does."""
+    if not (places.data_dir / KEY_FILE).exists():
+        return
     signer = load_signer(places.data_dir, places.published)
     sealer = Sealer(
         PostgresChain(db), signer, checkpoint_file=CheckpointFile(places.published / CHECKPOINT_FILE)

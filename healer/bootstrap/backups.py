@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from healer import bootstrap
 from healer.adapters.postgres.engine import make_engine
-from healer.adapters.signing import KEY_FILE
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.backups import Places, Restored, Source, hold_back_database, seal
 from healer.bootstrap.database import OWNER
@@ -69,8 +68,7 @@ def hold_back_in_place(url: str, places: Places, *, by: str) -> Restored:
             newest = conn.scalar(sa.text("SELECT coalesce(max(at), clock_timestamp()) FROM audit_records"))
         assert newest is not None
         done = hold_back_database(db, newest, by=by, source="a recovery in place")
-        if (places.data_dir / KEY_FILE).exists():  # else the worker seals, which has the key
-            seal(db, places)
+        seal(db, places)
         return done
     finally:
         db.dispose()

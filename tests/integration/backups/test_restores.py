@@ -95,6 +95,19 @@ def test_the_audit_verifies_and_names_the_gap_against_a_witness_too(
     assert against.unsealed == 0
 
 
+def test_on_the_same_machine_its_own_key_seals_the_gap(
+    fresh_database: sa.Engine, lived: Path, tmp_path: Path
+) -> None:
+    """The checkpoint file keeps what was signed after the backup."""
+    make_backup(source(fresh_database, lived), tmp_path / "b.tar", None, by="ann")
+    seal(fresh_database, lived)
+    restore(tmp_path / "b.tar", fresh_database, lived, replace=True)
+    outside = read_checkpoints((lived / CHECKPOINT_FILE).read_bytes().splitlines(keepends=True))
+    found = report(PostgresChain(fresh_database), keys=trusted_keys(lived), outside=outside)
+    assert (found.broken, found.unsealed) == ([], 0)
+    assert {gap.cluster for gap in found.gaps} == {"pod1", "installation"}
+
+
 def test_the_gap_hides_nothing_else(
     fresh_database: sa.Engine, empty_database: sa.Engine, lived: Path, tmp_path: Path
 ) -> None:
@@ -176,6 +189,7 @@ def test_a_backup_of_an_older_healer_is_upgraded(empty_database: sa.Engine, tmp_
     # Without keys nothing signs; the worker does, once it runs.
     done = restore(file, empty_database, tmp_path / "new", replace=True)
     assert done.revision == ("0033", migrate.head())
+    assert not (tmp_path / "new" / "audit-key").exists(), "a restore never makes a key"
     assert rows(empty_database, "SELECT count(*) FROM pauses") == [(1,)]
 
 

@@ -59,6 +59,8 @@ def hit_among(
         return list(jobs), True
     node = where.node or ""
     holders = [job for job in jobs if job.gpus.get(node) != ()]
+    if where.switch is not None and where.gpu is None:
+        return holders, True  # the address is that of the NVSwitch, which all GPUs of the node share
     not_told = [job for job in holders if node not in job.gpus]
     if where.gpu is not None:
         owners = [job for job in holders if where.gpu in job.gpus.get(node, ())]

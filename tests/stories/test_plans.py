@@ -164,8 +164,10 @@ def test_an_ask_that_is_withdrawn_ends_its_plan() -> None:
 def test_somebodys_reboot_ends_the_plan_for_a_row_that_it_remapped() -> None:
     booted = nodes(2 * H, gpu0001={"boot_id": "b2"})
     document = until(40 * H, REMAP, booted)
-    assert document["actions"] == []
-    assert document["incidents"][0]["closed"].startswith("2026-11-20T05:00")
+    plan, boot = document["incidents"]
+    assert plan["closed"].startswith("2026-11-20T05:00")
+    assert [(act["action"], act["incident"]) for act in document["actions"]] == [("ticket", boot["id"])]
+    assert boot["rule"] == "rebooted-under-job", "the job was still shown to run"
 
 
 def without_boot_ids(seconds: float, boot_at: datetime) -> dict[str, Any]:

@@ -83,6 +83,31 @@ def test_a_line_without_a_time_is_an_old_one_where_its_stamp_is_older_than_the_r
     assert (left.digest, left.event_at) == (read[2].digest, later(500)), "only what was written afterwards"
 
 
+@pytest.mark.parametrize(
+    ("known_since", "boot_heard_before", "left"),
+    [
+        (-600, None, 0),  # the boot was known when the node was repaired: the stamp shows the line's age
+        (400, None, 1),  # it was heard of only afterwards: Slurm may still show the boot before
+        (-600, -5000, 1),  # Slurm's boot time is older than the last word of the boot before: it is stale
+    ],
+)
+def test_the_stamp_of_a_new_line_counts_only_where_its_boot_is_surely_slurms(
+    known_since: float, boot_heard_before: float | None, left: int
+) -> None:
+    """A fault of the new boot must act, although Slurm still shows the time of the old one."""
+    shown, boot = picture(), later(-10_000)
+    show(shown, SlurmNode(name=NODE, boot_at=boot), at=later(-9000))
+    if boot_heard_before is not None:
+        heard(shown, beat(NODE, later(boot_heard_before), boot_id=OLD))
+    if known_since < 0:
+        heard(shown, beat(NODE, later(known_since), boot_id=NEW))
+    shown.clear(NODE, later(300))
+    if known_since > 0:
+        heard(shown, beat(NODE, later(known_since), boot_id=NEW))
+    [told] = lines(NODE, f"[{10_000:12.6f}] {LOST}", at=later(900), boot_id=NEW)
+    assert len(heard(shown, told)) == left
+
+
 # --- history: the hosts' clocks -----------------------------------------------------------------------------
 
 

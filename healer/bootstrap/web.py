@@ -400,7 +400,6 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
         trying=Trying(rehearsals=wired.rehearsals, files=wired.rule_files, recordings=wired.recordings),
         self_health=OwnHealth(settings, db, wired, app),
         leavers=wired.leavers,
-        glass=wired.emergency.state,
     )
     pages = Pages(
         sources,

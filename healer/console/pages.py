@@ -26,7 +26,6 @@ from healer.engine.local_accounts import LocalAccounts
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
-from healer.ports.break_glass import GlassState
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
 from healer.ports.directory import People
 from healer.ports.measurements import Charts
@@ -108,7 +107,6 @@ class Sources:
     trying: Trying | None = None
     self_health: SelfHealthReads | None = None
     leavers: Leavers | None = None
-    glass: Callable[[], GlassState] = GlassState
 
 
 class FleetRows:
@@ -247,7 +245,7 @@ class Pages:
         now, role = self.clock(), role_at(session, standing.cluster)
         rows = self.fleet_rows.of(standing)
         strip = standing_view.strip(standing, rows, now)
-        if glass := standing_view.glass_banner(self.sources.glass(), now):
+        if glass := standing_view.glass_banner(standing.glass, now):
             strip = msgspec.structs.replace(strip, banners=(glass, *strip.banners))
         return {
             "session": session,

@@ -34,7 +34,7 @@ def tokens_page(request: Request, pages: Here, ended: bool = False) -> Response:
         "tokens": [_token_line(row, caller, now, has_role) for row in rows],
         "ended": ended,
         "sees_all": sees_all,
-        "glass": pages.sources.glass() if sees_all else None,
+        "glass": context["standing"].glass if sees_all else None,
     }
     return pages.show("tokens.html", context)
 

@@ -49,6 +49,7 @@ from healer.model import (
 from healer.model.incident import bad_nodes
 from healer.model.node_states import NodeState
 from healer.model.telemetry import ScrapeState, Unusual
+from healer.ports.break_glass import GlassState
 from healer.text import Said, no_words
 
 
@@ -197,7 +198,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     empty if the last poll worked. `controller` is the state of slurmctld, None before the first poll. `slots`
     are those held now, `granted_last_hour` counts slots granted in the last 60 min (not those by law 2).
     `pauses` and `vetoes` are those in force. `asking` are runs that need a person: waiting for approval,
-    proposed, stuck, held, or waiting with a question; oldest first.
+    proposed, stuck, held, or waiting with a question; oldest first. `glass` is that of the whole site.
     """
 
     cluster: str
@@ -211,6 +212,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     vetoes: tuple[Veto, ...] = ()
     open_incidents: tuple[OpenIncident, ...] = ()
     asking: tuple[Run, ...] = ()
+    glass: GlassState = GlassState()
 
 
 class Standing(ClusterState, frozen=True, kw_only=True):

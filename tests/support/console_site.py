@@ -73,7 +73,6 @@ from healer.ports.answers import (
     Standing,
     Stats,
 )
-from healer.ports.break_glass import GlassState
 from healer.ports.callers import Caller, Granted
 from healer.ports.directory import SessionRow
 from healer.ports.measurements import Devices
@@ -513,7 +512,6 @@ class Site:
         *,
         role: Role = Role.admin,
         clock: Callable[[], datetime] | None = None,
-        glass: GlassState | None = None,
     ):
         self.sample = sample
         self.role = role
@@ -541,7 +539,6 @@ class Site:
                 cases=lambda: {shipped().rules[0].name: 3},
                 self_health=lambda _: self.own,
                 leavers=console_tokens.leavers(self.queries, NOW),
-                glass=lambda: glass or GlassState(),
             ),
             self,
             link_secret=LINK_SECRET,

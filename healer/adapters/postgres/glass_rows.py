@@ -78,13 +78,13 @@ class PostgresBreakGlass:
             conn.execute(sa.update(tokens).where(tokens.c.id == row.token).values(revoked_at=now))
             ended = {"ended_at": now, "ended_by": by}
             conn.execute(sa.update(break_glass).where(_SEAL.id == row.id).values(ended))
-            state = _state(conn)
+            state = glass_state(conn)
             self._note(conn, now, by, "break_glass.ended", message(state), {"reason": reason})
             return state
 
     def state(self) -> GlassState:
         with request_errors(), self._engine.connect() as conn:
-            return _state(conn)
+            return glass_state(conn)
 
     def wait_for_seal(self, secret: str) -> bool:
         return self._book.wait_for_seal(secret)
@@ -97,7 +97,7 @@ class PostgresBreakGlass:
         outbox.queue(conn, message, at=at, has_sink=True)
 
 
-def _state(conn: sa.Connection) -> GlassState:
+def glass_state(conn: sa.Connection) -> GlassState:
     joined = sa.outerjoin(break_glass, tokens, tokens.c.id == _SEAL.token)
     newest = sa.select(*_STATE).select_from(joined).order_by(_SEAL.sealed_at.desc()).limit(1)
     row = conn.execute(newest).mappings().first()

@@ -11,6 +11,7 @@ from healer.adapters.postgres.engine import read_structs, reading, reads
 from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
+from healer.adapters.postgres.glass_rows import glass_state
 from healer.adapters.postgres.incident_rows import (
     OpenIncidents,
     PostgresIncidents,
@@ -101,6 +102,7 @@ class PostgresClusters(SnapshotStore):
                 vetoes=facts.vetoes,
                 open_incidents=self._open.read(conn, cluster),
                 asking=tuple(asking_runs(conn, cluster)),
+                glass=glass_state(conn),
             )
 
     def pauses(self, now: datetime) -> list[Pause]:

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
@@ -19,7 +20,9 @@ HOUR = GlassState(
 
 
 def page(path: str, state: GlassState, role: Role = Role.viewer) -> str:
-    return TestClient(Site(make_sample(4), role=role, glass=state).app).get(path, headers=COOKIE).text
+    sample = make_sample(4)
+    sample.standing = msgspec.structs.replace(sample.standing, glass=state)
+    return TestClient(Site(sample, role=role).app).get(path, headers=COOKIE).text
 
 
 @pytest.mark.parametrize("path", ["/", "/runs", "/access", "/audit", "/tokens"])

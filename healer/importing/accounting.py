@@ -44,7 +44,7 @@ class Life(msgspec.Struct, kw_only=True):
 
 def take_life(found: Found, life: Life) -> None:
     """Start and end of a life as two happenings."""
-    if not is_time(life.start_us) or not is_time(life.end_us or 0):
+    if not is_time(life.start_us) or not is_time(life.end_us or life.start_us):
         found.tally.skip("not a time of this era", f"job {life.id}")
         return
     found.nodes.update(life.nodes)

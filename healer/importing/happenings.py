@@ -51,6 +51,8 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
     text: str
 
 
+#: A source may be so far ahead of the clock that dated its file: zones.
+_AHEAD_US = 26 * 3_600_000_000
 Happening = Lines | NodeChange | JobChange | Sampled
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Happening).decode
@@ -63,8 +65,8 @@ def decoded(payload: bytes) -> Happening:
 class Found:
     """What one source brings: sorted runs, names, and what was skipped."""
 
-    def __init__(self, number: int, tally: Tally, folder: Path) -> None:
-        self.tally = tally
+    def __init__(self, number: int, tally: Tally, folder: Path, written_us: int) -> None:
+        self.tally, self._latest_us = tally, written_us + _AHEAD_US
         self.marks = Marks()
         self._runs = SortedRuns(folder, number)
         #: Host -> days on which it wrote anything, as `2026-11-20`.
@@ -82,8 +84,8 @@ class Found:
         self.gpus_most = 0
 
     def add(self, at_us: int, happening: Happening) -> None:
-        if not is_time(at_us):
-            self.tally.skip("not a time of this era", str(at_us))
+        if not is_time(at_us) or at_us > self._latest_us:
+            self.tally.skip("not a time of this era, or later than the file was written", str(at_us))
             return
         self.tally.signals += 1
         self.tally.saw(at_us)

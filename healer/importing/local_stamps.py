@@ -15,13 +15,13 @@ _MONTHS = {
 }
 
 
-#: The end of the year 9999, Python's last.
-_LAST_US = 253_402_300_799_000_000
+#: 2010 to 2100. A clock that was never set says 1970; a replay would walk through all years in between.
+_FIRST_US, _LAST_US = 1_262_304_000_000_000, 4_102_444_800_000_000
 
 
 def is_time(at_us: int) -> bool:
-    """Whether it can be a date at all."""
-    return 0 <= at_us <= _LAST_US
+    """Whether it can be the time of a log at all."""
+    return _FIRST_US <= at_us <= _LAST_US
 
 
 def micros(moment: datetime) -> int:
@@ -55,7 +55,7 @@ class LocalStamps:
 
     def at(self, local: datetime) -> int:
         """µs since 1970. Raises ValueError for a year that no log has."""
-        if not 1970 < local.year < 9999:
+        if not 2010 <= local.year < 2100:
             raise ValueError(f"{local.year} is no year of a log")
         found = local.replace(tzinfo=self._zone)
         first, second = found.utcoffset(), found.replace(fold=1).utcoffset()

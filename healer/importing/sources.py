@@ -78,7 +78,7 @@ def read_source(
 ) -> Found:
     """Never raises for what is in the source: that costs its own lines."""
     tally = Tally(source=source.name)
-    found = Found(source.number, tally, folder)
+    found = Found(source.number, tally, folder, micros(source.written))
     try:
         kind = source.kind or _kind(source)
         if kind is None:

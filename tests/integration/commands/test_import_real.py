@@ -20,6 +20,8 @@ from tests.support.wait import wait_until
 
 HEALER = Path(__file__).parents[3] / ".venv" / "bin" / "healer"
 REMOTE = "/lib/systemd/systemd-journal-remote"
+#: Lines of a source that is read now are of now.
+NOW = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, GPU has fallen off the bus."
 
 
@@ -155,7 +157,7 @@ def test_what_the_journal_prints(tmp_path: Path) -> None:
 
 
 def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
-    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n"
+    line = f"{NOW} gpu0001 kernel: {XID}\n"
     environ = clean_environ() | {"HEALER_MODE": "auto"}
     words = ["import", "-", "--as", "syslog", "--output", str(tmp_path / "r.jsonl")]
     done = subprocess.run(
@@ -177,7 +179,7 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
 
 def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:
     log = tmp_path / "messages"
-    log.write_text(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n2026-11-25T23:56:33Z gpu0002 cron: x\n")
+    log.write_text(f"{NOW} gpu0001 kernel: {XID}\n{NOW} gpu0002 cron: x\n")
     recording = tmp_path / "past.jsonl.zst"
     healer("import", log, "--output", recording)
     document = healer("report", recording, "--output", tmp_path / "report.pdf")

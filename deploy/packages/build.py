@@ -38,6 +38,8 @@ class Target:
     needs: str
     #: systemd 250 knows `%d`, 247 credentials. Below that parts have no secrets: their units stay away.
     systemd: int = 250
+    #: Small systems have no time zones, not even UTC, and the worker asks for it.
+    zones: str = "tzdata"
 
 
 TARGETS = {
@@ -47,7 +49,7 @@ TARGETS = {
     "ubuntu24.04": Target("deb", "~ubuntu24.04", "3.12", "python3.12"),
     "el8": Target("rpm", ".el8", "3.11", "python3.11", systemd=239),
     "el9": Target("rpm", ".el9", "3.11", "python3.11"),
-    "opensuse": Target("rpm", ".suse", "3.11", "python311"),
+    "opensuse": Target("rpm", ".suse", "3.11", "python311", zones="timezone"),
 }
 LIBRARIES = {
     "deb": ("libc6 (>= 2.28)", "libgcc-s1", "libstdc++6", "zlib1g"),
@@ -199,7 +201,7 @@ def server(shop: Shop, name: str, wheel: Path) -> Package:
         "and repairs them, and proves each step. This is the server: API and console,\n"
         "detector, scheduler and worker.",
         target.kind, target.mark, shop.arch, tree, Scripts("healer"),
-        needs=(*LIBRARIES[target.kind], target.needs, "systemd"),
+        needs=(*LIBRARIES[target.kind], target.needs, target.zones, "systemd"),
         wishes=("ca-certificates", "munge"),
         config=("/etc/healer/healer.toml", "/etc/healer/rules"),
     )  # fmt: skip

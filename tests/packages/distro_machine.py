@@ -33,11 +33,11 @@ class Distro:
 
 
 DISTROS = {
-    "debian12": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps"),
-    "debian13": Distro("trixie", _DEBIAN, "python3.13,systemd,procps"),
-    "ubuntu22.04": Distro("jammy", _UBUNTU, "python3.11,python3,systemd,procps"),
-    "ubuntu24.04": Distro("noble", _UBUNTU, "python3.12,systemd,procps"),
-    "rpm": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps,rpm"),
+    "debian12": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps,tzdata"),
+    "debian13": Distro("trixie", _DEBIAN, "python3.13,systemd,procps,tzdata"),
+    "ubuntu22.04": Distro("jammy", _UBUNTU, "python3.11,python3,systemd,procps,tzdata"),
+    "ubuntu24.04": Distro("noble", _UBUNTU, "python3.12,systemd,procps,tzdata"),
+    "rpm": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps,tzdata,rpm"),
     "python3.6": Distro("bionic", _UBUNTU, "python3,systemd"),
     "python3.9": Distro("bullseye", _DEBIAN, "python3,systemd"),
 }

@@ -24,7 +24,7 @@ def checks_of(settings: ExecutorSettings) -> list[Look]:
 
 def mended(check: Look) -> Look:
     """The check after its fix, if it has one; a fix that fails says why."""
-    if check.ok or check.fix is None:
+    if check.fix is None:
         return check
     try:
         check.fix()

@@ -28,7 +28,8 @@ def _folder(settings: Settings) -> Iterator[Look]:
     folder = settings.data_dir
     if not folder.exists():
         make = partial(folder.mkdir, mode=0o711, parents=True)
-        yield Look(NAME, False, f"{folder} is missing", f"mkdir -p {folder}", make)
+        # No fault before the first start, which makes it.
+        yield Look(NAME, True, f"{folder} is missing", f"mkdir -p {folder}", make)
     for path in dict.fromkeys((folder, settings.published_audit)):
         if path.is_dir() and (mode := stat.S_IMODE(path.stat().st_mode)) & _WRITABLE:
             yield _mode(path, mode, mode & ~_WRITABLE, "write to")

@@ -80,7 +80,12 @@ def test_the_simulated_slurm_is_the_cluster_that_was_named(running: Stack) -> No
 
 def test_the_doctor_finds_nothing_wrong_with_a_running_installation(running: Stack) -> None:
     checks = json.loads(running.run("doctor", "--json").stdout)["checks"]
-    assert {check["name"] for check in checks} == {
+    from_the_first_record = {"disk", "rules in use"}
+    assert {check["name"] for check in checks} - from_the_first_record == {
+        "files",
+        "PostgreSQL settings",
+        "backup",
+        "seal",
         "rules",
         "guards",
         "database",

@@ -152,7 +152,13 @@ def asked(product: Attacked, **headers: str) -> int:
 
 
 def test_a_row_in_tokens_or_sessions_is_worthless_without_the_key(product: Attacked) -> None:
-    secret = "heal_f0f0f0f0_" + "x" * 43
+    """Whose making is on record, and sealed: the API's login writes records, too."""
+    secret, cookie = "heal_f0f0f0f0_" + "x" * 43, "f0f0f0f0." + "y" * 43
+    made = audit_record(
+        "pod1", datetime.now(UTC), "me", "token.created", "token/f0f0f0f0", role="admin", name="me"
+    )
+    with sa.create_engine(product.database_url("healer_api"), poolclass=sa.NullPool).begin() as writes:
+        append(writes, made)
     with connect(product, "healer_api") as conn:
         conn.execute(
             "INSERT INTO tokens (id, digest, role, name, created_at) "
@@ -162,10 +168,11 @@ def test_a_row_in_tokens_or_sessions_is_worthless_without_the_key(product: Attac
         conn.execute(
             "INSERT INTO sessions (digest, token, created_at, expires_at, id, seen_at, proven_at) "
             "VALUES (%s, 'f0f0f0f0', now(), now() + interval '1 day', 'x', now(), now())",
-            [hashlib.sha256(b"cookie").digest()],
+            [hashlib.sha256(cookie.encode()).digest()],
         )
+    wait_until(lambda: product.sql("SELECT count(*) FROM audit_unsealed") == [(0,)], 30, what="all is sealed")
     assert asked(product, Authorization=f"Bearer {secret}") == 401
-    assert asked(product, Cookie="healer_session=cookie") == 401
+    assert asked(product, Cookie=f"healer_session={cookie}") == 401
     assert asked(product, **product.headers("viewer")) == 200, "one that was made"
 
 
@@ -243,11 +250,11 @@ def test_forged_messages_have_no_effect(product: Attacked) -> None:
     assert "a message that names no runs is dropped" in product.log("worker")
 
 
-def forge_row(product: Attacked, like: str, **fields: str) -> None:
-    """A run in state `running`, written as that other one was."""
-    with sa.create_engine(product.database_url(), poolclass=sa.NullPool).begin() as conn:
+def forge_row(product: Attacked, like: str, role: str = "healer_api", **fields: str | None) -> None:
+    """A run in state `running`, written as that other one was, by a part's login."""
+    with sa.create_engine(product.database_url(role), poolclass=sa.NullPool).begin() as conn:
         row = conn.execute(sa.select(runs).where(runs.c.id == like)).one()._asdict()
-        new = fields | {"state": "running", "epoch": 0}
+        new: dict[str, object] = {**fields, "state": "running", "epoch": 0}
         doc = {
             name: row["doc"][name] for name in row["doc"] if name not in ("ended_at", "lease_until", "why")
         }
@@ -263,12 +270,20 @@ def whys(product: Attacked, *names: str) -> list[str]:
     return found if all(found) else []
 
 
-def test_forged_rows_are_asked_of_the_gate(product: Attacked, full: str) -> None:
-    """Somebody with the API's role in the database writes runs as if they were approved."""
-    nodes = numbered(4, 10)
-    forged = {node: f"r-forged-{node}" for node in nodes}
+@pytest.mark.parametrize(
+    ("role", "nodes", "fields"),
+    [
+        ("healer_api", numbered(4, 10), {"approved_by": "root"}),
+        ("healer_detector", numbered(22, 28), {"by": "healer", "approved_by": None}),
+    ],
+)
+def test_forged_rows_are_asked_of_the_gate(
+    product: Attacked, full: str, role: str, nodes: list[str], fields: dict[str, str | None]
+) -> None:
+    """Somebody with a part's login writes runs as if they had been let begin."""
+    forged = {node: f"r-{role}-{node}" for node in nodes}
     for node, run in forged.items():
-        forge_row(product, full, id=run, node=node, approved_by="root")
+        forge_row(product, full, role, id=run, node=node, **fields)
     make_app(product.broker_url, "pod1").send_task(ADVANCE, args=[*forged.values()])
     found = wait_until(lambda: whys(product, *forged.values()), 30, what="the worker asked the gate for each")
     assert all("slots used" in why for why in found), found
@@ -463,6 +478,8 @@ AUDITED = ("audit_records", "audit_chain", "audit_checkpoints")
 def witnessed(product: Attacked) -> int:
     """The last number of the chain that the witness has."""
     product.headers("auditor")
+    product.headers("viewer")
+    product.headers("operator")
     wait_until(lambda: product.sql("SELECT count(*) FROM audit_unsealed") == [(0,)], 30, what="all is sealed")
     [(head,)] = product.sql("SELECT max(seq) FROM audit_chain")
     os.kill(product.pids()["worker"], signal.SIGTERM)  # it signs as it ends, and not only each minute

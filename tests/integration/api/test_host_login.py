@@ -108,7 +108,7 @@ def test_a_credential_counts_once_for_this_purpose_and_of_this_realm(
     made = cluster.credential()
     assert cluster.send(made).status_code == 201
     cluster.refused("it was used before", made)
-    cluster.refused("made for something else", cluster.credential(payload='{"for":"healer enroll"}'))
+    cluster.refused("created for another purpose", cluster.credential(payload='{"for":"healer enroll"}'))
     key = tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(os.urandom(128))
@@ -118,7 +118,7 @@ def test_a_credential_counts_once_for_this_purpose_and_of_this_realm(
 
 def test_root_and_who_is_no_person_of_the_provider_are_refused(cluster: Cluster) -> None:
     cluster.refused("the user 0 is root", cluster.credential(uid=0))
-    cluster.refused("the user 61009 is root, or unknown", cluster.credential(uid=61009))
+    cluster.refused("the user 61009 is root or does not exist", cluster.credential(uid=61009))
     for uid, name in ((BOB, "bob"), (EVE, "eve")):
         cluster.refused(f"{name} has not signed in with the identity provider", cluster.credential(uid))
     with cluster.site.api.engine.begin() as conn:
@@ -145,11 +145,11 @@ def test_who_was_ended_as_a_leaver_comes_back_by_the_provider_alone(cluster: Clu
 
 
 def test_it_is_off_unless_the_site_says_otherwise(cluster: Cluster) -> None:
-    cluster.refused("HEALER_MUNGE_LOGIN is off", cluster="pod9")
+    cluster.refused("sign-in by munge is off", cluster="pod9")
     on = cluster.site.api.services.munge_users
     cluster.site.use(munge_users={})
     made = cluster.credential()
-    cluster.refused("HEALER_MUNGE_LOGIN is off", made)
+    cluster.refused("sign-in by munge is off", made)
     cluster.site.use(munge_users=on)
     assert cluster.send(made).status_code == 201, "it was not opened"
 
@@ -221,7 +221,7 @@ def test_a_slurm_token_of_root_of_nobody_or_of_another_time_is_refused(
 
     refused("it belongs to root", slurm.token("root"))
     refused("nobody has not signed in with the identity provider", slurm.token("nobody"))
-    refused("HEALER_SLURM_LOGIN is off", slurm.token(PLAIN_USER), cluster="pod9")
+    refused("sign-in by Slurm token is off", slurm.token(PLAIN_USER), cluster="pod9")
     now = cluster.site.api.services.clock.now()
     token = slurm.token(PLAIN_USER, 62)
     monkeypatch.setattr(

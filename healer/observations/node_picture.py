@@ -208,6 +208,8 @@ class NodePicture:
             return False
         if self.cleared_at is None or self.boot_since >= self.cleared_at:
             return False
+        if booted_at > self.boot_since + CLOCKS_APART:
+            return False  # Slurm shows a boot since then
         return self.old_boot_heard_at is None or booted_at >= self.old_boot_heard_at - CLOCKS_APART
 
     def shown_boot(self, at: datetime, *, asked: bool) -> None:

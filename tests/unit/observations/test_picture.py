@@ -85,7 +85,7 @@ def test_a_line_without_a_time_is_an_old_one_where_its_stamp_is_older_than_the_r
 
 @pytest.mark.parametrize(
     ("known_since", "boot_heard_before", "left"),
-    [
+    [  # the line was written at START by the boot time that Slurm shows
         (-600, None, 0),  # the boot was known when the node was repaired: the stamp shows the line's age
         (400, None, 1),  # it was heard of only afterwards: Slurm may still show the boot before
         (-600, -5000, 1),  # Slurm's boot time is older than the last word of the boot before: it is stale

@@ -60,6 +60,8 @@ gone() {
 # Settings go with dpkg. Data and secrets of the site never go by themselves: a fleet's audit is proof.
 purged() {
     rmdir /etc/healer/credentials /etc/healer 2>/dev/null || true
+    # The folder of a unit whose user systemd makes up, and the link to it.
+    ! rmdir /var/lib/private/healer/upgrade /var/lib/private/healer 2>/dev/null || rm -f /var/lib/healer/upgrade
     for each in audit recordings api detector scheduler scraper worker upgrade .; do
         rmdir "/var/lib/healer/$each" 2>/dev/null || true
     done

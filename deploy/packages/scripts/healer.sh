@@ -62,8 +62,8 @@ purged() {
     rmdir /etc/healer/credentials /etc/healer 2>/dev/null || true
     # The folder of a unit whose user systemd makes up, and the link to it.
     ! rmdir /var/lib/private/healer/upgrade /var/lib/private/healer 2>/dev/null || rm -f /var/lib/healer/upgrade
-    for each in audit recordings api detector scheduler scraper worker upgrade .; do
-        rmdir "/var/lib/healer/$each" 2>/dev/null || true
+    for each in /audit /recordings /api /detector /scheduler /scraper /worker ""; do
+        rmdir "/var/lib/healer$each" 2>/dev/null || true
     done
     for each in /var/lib/healer /etc/healer/credentials; do
         [ ! -e "$each" ] || echo "healer: kept $each; remove it by hand if nobody needs it"

@@ -17,7 +17,7 @@ from healer.ports.request_errors import Unavailable
 from healer.ports.scheduling import SchedulerError
 from healer.text import say
 
-#: In the form of a token, and nobody's.
+#: In the form of a token that no user has.
 MADE_UP = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpYXQiOjAsImV4cCI6MCwic3VuIjoibm9ib2R5In0.AAAA"
 #: Every user may read it, only with a valid token, and it is small.
 _READ = Request("GET", "/licenses")

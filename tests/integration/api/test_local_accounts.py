@@ -251,7 +251,7 @@ def test_the_page_of_sessions_changes_it_and_keeps_this_session(site: Site, page
         ({"new": "short", "again": "short"}, "12 to 200 characters"),
     ):
         assert says in press(**change).text.replace("The two", "the two"), change
-    assert "password was changed; 1 other" in press().text
+    assert "Password changed; 1 of your other sessions" in press().text
     assert [row.id for row in site.api.people.sessions(datetime.now(UTC), name="ann")] != []
     site.restart()
     assert [site.ask("GET", "/nodes", cookie).status_code for cookie in (other, this)] == [401, 200]

@@ -320,7 +320,7 @@ def test_with_a_provider_a_token_above_viewer_is_of_a_person_it_knows(
     for name, value in OIDC.items():
         monkeypatch.setenv(name, value)
     refused = healer("token", "create", "--role", "operator", "--name", "mara")
-    assert "no person of the identity provider is called mara" in str(refused.exception)
+    assert "the identity provider has no person called mara" in str(refused.exception)
     assert healer("token", "create", "--role", "operator", "--name", "mara/ci").exit_code == 0
 
 

@@ -14,6 +14,8 @@ SCRIPTS = {
 }
 #: When the old files are gone too. rpm says there no more whether it is an upgrade: %pre has noted it.
 LAST = "%posttrans"
+#: Folders that are ours, or that a system without that shell does not have: what makes them removes them.
+OWNED = ("etc/healer", "usr/share/bash-completion", "usr/share/fish", "usr/share/zsh")
 #: Settings that make the bytes the same each time, and leave the files of the tree as they are.
 DEFINED = {
     "_build_id_links": "none",
@@ -86,7 +88,7 @@ def files(package: Package) -> list[str]:
         name = str(path.relative_to(package.tree))
         if name.startswith(own):
             continue
-        if name.startswith("etc/healer") and path.is_dir():
+        if name.startswith(OWNED) and path.is_dir():
             rows.append(f"%dir /{name}\n")
         elif not path.is_dir():
             rows.append(f"{'%config(noreplace) ' if f'/{name}' in config else ''}/{name}\n")

@@ -385,5 +385,5 @@ def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(
 
     assert printed("C.UTF-8").split()[:2] == ["NODE", "VERDICT"]
     chinese = printed("zh_CN.UTF-8")
-    assert chinese.split()[:2] == ["节点", "结论"] and "未发现问题" in chinese
+    assert chinese.split()[:2] == ["节点", "判定"] and "未发现问题" in chinese
     assert printed("zh_CN.UTF-8", "--json") == printed("en_US.UTF-8", "--json")

@@ -102,8 +102,8 @@ def _printed(command: list[str], option: str, given: bytes = b"") -> str:
     except subprocess.TimeoutExpired:
         raise Failed(f"{program} does not answer within {_HOST_S} s") from None
     if made.returncode:
-        said = " ".join(made.stderr.decode(errors="replace").split())
-        raise Failed(f"{program} gave no proof of who you are: {said}")
+        error = " ".join(made.stderr.decode(errors="replace").split())
+        raise Failed(f"{program} gave no proof of who you are: {error}")
     return made.stdout.decode("ascii", "replace").strip()
 
 

@@ -105,13 +105,13 @@ def _known_signals(settings: Settings) -> int:
         raise Failed(f"--prometheus: {error}") from None
     finally:
         client.close()
-    known = names & signals_by_series_name(load_rules(rules_folder(settings)).catalogue).keys()
-    if not known:
+    found = names & signals_by_series_name(load_rules(rules_folder(settings)).catalogue).keys()
+    if not found:
         raise Failed(
             f"--prometheus: of its {len(names)} names of series healer knows none. Exporters such as "
             "dcgm-exporter and node_exporter are known; rules/signals.yaml takes other names as aliases."
         )
-    return len(known)
+    return len(found)
 
 
 def _fill(folder: Path, settings: Settings) -> None:

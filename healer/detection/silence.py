@@ -169,12 +169,12 @@ class _Silence:
     def _wider(self) -> list[Together]:
         """Places of which a known outage is only the part that was missed first."""
         outages = [outage for outage in self._picture.silence.outages if outage.kind is not None]
-        known = {(outage.kind, outage.place) for outage in outages}
+        held = {(outage.kind, outage.place) for outage in outages}
         places = together(self._left, self._senders, self._nodes) if outages else []
         return [
             place
             for place in places
-            if (place.kind, place.place) not in known
+            if (place.kind, place.place) not in held
             and any(self._is_part(outage, place.nodes) for outage in outages)
         ]
 

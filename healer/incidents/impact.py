@@ -131,11 +131,11 @@ def _not_younger(
     it late: their work has not been ended. A node that is surely unusable hits them too."""
     if incident.unusable or not reported:
         return on_node
-    last, known = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE
+    last, heard = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE
     return [
         job
         for job in on_node
-        if job.leader in incident.jobs_hit or job.start_at is None or not last < job.start_at < known
+        if job.leader in incident.jobs_hit or job.start_at is None or not last < job.start_at < heard
     ]
 
 
@@ -162,7 +162,7 @@ def hit_at_the_time(
         return []
     jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
     last = max(moment_of(evidence.at, evidence.arrived_at or evidence.at) for evidence in reported)
-    # A recording does not tell when a job began that it shows from its start.
+    # A recording has no start for a job that already ran when it began.
     return [job for job in jobs if certain and (job.start_at is None or job.start_at <= last)]
 
 

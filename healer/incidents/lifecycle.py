@@ -150,7 +150,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     returning = data.get("playbook") == "resume"
     is_own = incident.run == data.get("run")
     if data.get("beside") and not is_own:
-        return {}  # a job's restart beside a plan, which still waits
+        return {}  # a job's restart while a plan still waits
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
     if is_own and state is RunState.done and data.get("early") and incident.root.node is not None:

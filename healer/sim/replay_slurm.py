@@ -140,7 +140,7 @@ class ReplaySlurm:
         self.jobs = self._recorded_jobs.merged(self.jobs, fresh)
 
     def _started(self, job: SlurmJob, before: SlurmJob | None) -> SlurmJob:
-        """With its start, where the recording tells none: at the earliest after the picture before, which did
+        """With its start, where the recording has none: at the earliest after the picture before, which did
         not show it at work. None: it may have begun before the recording."""
         if job.state != "RUNNING" or job.start_at is not None:
             return job

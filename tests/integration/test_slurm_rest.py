@@ -276,7 +276,9 @@ def test_a_token_of_garbage_is_turned_away_at_the_door(small: TrixieSlurm, tmp_p
 def test_rights_that_are_too_low_are_said_in_words(small: TrixieSlurm, tmp_path: Path) -> None:
     path = write_token(tmp_path / "token", small.token(PLAIN_USER))
     plain = RestScheduler(small.rest_url, user=None, token=FileToken(path))
-    with pytest.raises(SchedulerRefused, match=r"AdminLevel=Administrator.* Operator is not enough") as caught:
+    with pytest.raises(
+        SchedulerRefused, match=r"AdminLevel=Administrator.* Operator is not enough"
+    ) as caught:
         plain.drain("gpu0001", OURS)
     assert caught.value.code == 2010
     assert not plain.node("gpu0001").drain, "reading is open to all"

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slurm
 #: more than the five after which slurmctld has written the drain down.
 GRACE_S = 10
 RIGHT = (
-    "Changing a node requires AdminLevel=Administrator in accounting, SlurmUser or root; Operator is not enough."
+    "Changing a node requires AdminLevel=Administrator in accounting, SlurmUser or root; "
+    "Operator is not enough."
 )
 WIDE = {"HEALER_BREAKER_SHARE": "1.0", "HEALER_GUARD_MIN_SERVICE_SHARE": "0.5"}
 NOTES_SIGNALS = "trap 'echo saved >>{noted}' USR1; while :; do sleep 0.2; done"

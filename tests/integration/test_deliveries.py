@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import outbox
-from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.metric_figures import gauges
 from healer.adapters.postgres.planning import planning
 from healer.adapters.postgres.tables import (
     audit_records,

@@ -297,7 +297,7 @@ runs = _table(
     ),
     _index("runs_due", "cluster", "wake_at", where="state IN ('running', 'waiting')"),
     _index("runs_created", "created_at"),
-    _index("runs_node", "cluster", "node"),
+    _index("runs_node", "node", "cluster"),
     _index("runs_active", "cluster", where="state NOT IN ('done', 'undone', 'rejected', 'cancelled')"),
 )
 

@@ -1,6 +1,6 @@
 """The runs of a node by an index: its page and its life line read a year of them.
 
-The node comes first: an index that begins with the cluster would look useful to queries that read by another one.
+The node comes first: an index that begins with the cluster would look useful to queries of other kinds.
 """
 
 from alembic import op

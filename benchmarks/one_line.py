@@ -38,7 +38,7 @@ from healer.model import Mode, RunState
 from healer.processes.detector_loop import Detector, DetectorParts
 from tests.support.api import CLUSTER, XID_79, serving
 from tests.support.loop import rules_in
-from tests.support.stack import make_scratch
+from tests.support.stack import scratch_folder
 
 ROOT = f"{Path(healer.__file__).parent}/"
 KEPT = Path(__file__).with_suffix(".json")
@@ -189,16 +189,17 @@ def _walked(database: sa.Engine, trace: Trace, nodes: int) -> dict[str, Part]:
 
 def measured(nodes: int) -> dict[str, Part]:
     """The same on a PostgreSQL of its own."""
-    server = Postgres(make_scratch() / "data")
-    server.start()
-    try:
-        database = sa.create_engine(server.url)
-        migrate.upgrade(database)
-        found = measure(database, nodes)
-        database.dispose()
-        return found
-    finally:
-        server.stop()
+    with scratch_folder() as folder:
+        server = Postgres(folder / "data")
+        server.start()
+        try:
+            database = sa.create_engine(server.url)
+            migrate.upgrade(database)
+            found = measure(database, nodes)
+            database.dispose()
+            return found
+        finally:
+            server.stop()
 
 
 def main() -> None:

@@ -220,15 +220,17 @@ class Hits:
 
     def jobs_at_the_time(self, finding: Finding, *, grace: timedelta = AFTER_ITS_END) -> Set[str]:
         """Those of the allocations at the time of the event, or that had ended at most `grace` before it: a
-        line may come an hour after its event. One that comes later is by a clock that is off, unless
-        heartbeats show that clock: then it may be of the present ones too."""
+        line may come an hour after its event. The present ones too where the host's clock may be off: no
+        heartbeat shows it, and the line is no fatal one of the last hour, whose sender's time is believed."""
         node = finding.component.node
         if node is None:
             return self.jobs(finding)
         shown, allocations = self._picture.node(node), self._picture.allocations
         at = shown.moment(finding.at, finding.arrived_at)
         running = self.jobs(finding)
-        if shown.knows_clock or finding.arrived_at - finding.at <= ALLOCATION_KEPT:
+        late = finding.arrived_at - finding.at
+        is_fatal = finding.fault_class is FaultClass.fatal
+        if shown.knows_clock or (is_fatal and late <= ALLOCATION_KEPT):
             running = {job for job in running if allocations.had_begun(job, at)}
         return running | allocations.ended_on(node, at, finding.component.gpu, grace=grace)
 

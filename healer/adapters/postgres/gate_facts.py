@@ -67,8 +67,9 @@ SELECT json_build_object(
      SELECT name, digest, since, "left" FROM rule_texts
      WHERE cluster = :cluster AND "left" > 0) AS item), '[]'),
   'actions', coalesce((SELECT json_agg(event = 'done' ORDER BY seq) FROM (
-     SELECT run_log.seq, run_log.event FROM run_log JOIN runs ON runs.id = run_log.run
-     WHERE runs.cluster = :cluster AND run_log.doc->'data'->>'verb' = ANY(:removing)
+     SELECT run_log.seq, run_log.event FROM run_log
+     WHERE (SELECT cluster FROM runs WHERE id = run_log.run) = :cluster
+       AND run_log.doc->'data'->>'verb' = ANY(:removing)
        AND run_log.event IN ('done', 'failed') AND run_log.doc->'data'->>'verb' IS NOT NULL
        AND (run_log.event = 'done'
             OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)

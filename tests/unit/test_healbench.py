@@ -11,6 +11,8 @@ from healbench.__main__ import HERE, plot, run, table
 from healbench.make_cases import CASES, cases, write
 from healbench.score import Score, actions_of, score
 
+pytestmark = pytest.mark.heavy
+
 TRUTH = {
     "nodes": 10, "days": 2.0, "faults": {"a": "2026-11-02T01:00:00Z", "b": "2026-11-02T05:00:00Z"},
     "maybe": ["m"], "save": ["1", "2"], "roots": 2,

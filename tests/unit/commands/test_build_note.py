@@ -11,6 +11,8 @@ from healer.commands.build_note import build_note
 from healer.commands.cli import main
 from tests.support.up import ROOT
 
+pytestmark = pytest.mark.heavy
+
 
 def test_a_package_says_its_commit_and_release(tmp_path: Path) -> None:
     note = tmp_path / "build.txt"

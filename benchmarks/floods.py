@@ -36,7 +36,7 @@ WITHOUT = """
 import sys
 from fastapi import APIRouter
 from healer.api import access, credential_budget, lanes
-credential_budget.BURST = float("inf")
+credential_budget.CredentialBudget.__init__.__kwdefaults__["burst"] = float("inf")
 access.Access._lane = lambda self, digest: self.reach.common
 lanes.LaneRouter.add_api_route = APIRouter.add_api_route
 from healer.commands.cli import main

@@ -8,7 +8,6 @@ it, so every user may read the public keys, whatever the umask of the worker.
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+
+from healer.adapters.secret_file import create_once
 
 KEY_FILE = "audit-key"
 PUBLIC_FILE = "audit-keys.pub"
@@ -119,20 +120,7 @@ class PositionFile:
 
 def _create(path: Path) -> None:
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
-    fresh = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            # A link fails if the name exists: of two concurrent processes, one creates the key.
-            os.link(fresh, path)
-        except FileExistsError:
-            return
-    finally:
-        fresh.unlink()
+    create_once(path, pem)
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

@@ -1,8 +1,9 @@
 """The key of the tokens' digests, in a file that the API's user alone reads and the database never holds."""
 
 import os
-import tempfile
 from pathlib import Path
+
+from healer.adapters.secret_file import create_once
 
 KEY_FILE = "token-key"
 KEY_BYTES = 32
@@ -30,15 +31,4 @@ def token_key(path: Path) -> bytes:
 
 def _make(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{os.urandom(KEY_BYTES).hex()}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(name, path)  # fails where another process was first: one key is made
-        except FileExistsError:
-            return
-    finally:
-        Path(name).unlink()
+    create_once(path, f"{os.urandom(KEY_BYTES).hex()}\n".encode())

@@ -6,14 +6,13 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, open_database
-from healer.model import Mode, SlurmNode
+from healer.bootstrap.doctor_checks import Look, ask_database, name_few
+from healer.model import Mode, SlurmNode, SlurmSnapshot
 from healer.rulebook import ruleset
 from healer.settings import Settings, rules_folder
 
@@ -21,7 +20,6 @@ from healer.settings import Settings, rules_folder
 HEARD_WITHIN = timedelta(minutes=1)
 #: So long hooks are looked for: those of a long job are silent until it ends.
 HOOKED_WITHIN = timedelta(hours=1)
-_NAMED = 5
 
 
 class Heard(NamedTuple):
@@ -37,31 +35,25 @@ class Heard(NamedTuple):
 def look_at_coverage(settings: Settings) -> list[Look]:
     """Never a failure: a site may not run the follower, and a node may be down."""
     now = SystemClock().now()
-    with open_database(settings) as db:
-        if db is None:
-            return []
-        try:
-            with db.connect() as conn:
-                snapshots = PostgresSnapshots(db)
-                found = [
-                    (name, snapshots.read(conn, name), _heard(conn, name)) for name in cluster_names(conn)
-                ]
-        except SQLAlchemyError:
-            return []
+
+    def ask(db: sa.Engine, conn: sa.Connection) -> list[tuple[str, SlurmSnapshot | None, Heard]]:
+        snapshots = PostgresSnapshots(db)
+        return [(name, snapshots.read(conn, name), _heard(conn, name, now)) for name in cluster_names(conn)]
+
     return [
         look
-        for name, picture, heard in found
+        for name, picture, heard in ask_database(settings, ask) or []
         if picture is not None
         for look in coverage(name, picture.gpu_nodes, heard, now)
     ]
 
 
-def _heard(conn: sa.Connection, cluster: str) -> Heard:
+def _heard(conn: sa.Connection, cluster: str, now: datetime) -> Heard:
     def last(column: sa.Column, at: sa.Column, *where: sa.ColumnElement[bool]) -> dict[str, datetime]:
         query = sa.select(column, sa.func.max(at)).where(*where).group_by(column)
         return {node: when for node, when in conn.execute(query) if node}
 
-    row, recent = inbox.c, SystemClock().now() - HOOKED_WITHIN
+    row, recent = inbox.c, now - HOOKED_WITHIN
     here = row.cluster == cluster, row.arrived_at > recent
     sender, token = senders.c, tokens.c
     enrolled = sa.select(token.node).where(token.node.is_not(None), token.revoked_at.is_(None))
@@ -83,7 +75,7 @@ def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: dateti
     silent = sum(map(len, whys.values()))
     text = f"{len(listed) - silent:,} of {len(listed):,} nodes of {cluster} heard in the last minute"
     if whys:
-        text += "; not heard: " + "; ".join(f"{_some(names)} ({why})" for why, names in whys.items())
+        text += "; not heard: " + "; ".join(f"{name_few(names)} ({why})" for why, names in whys.items())
     repair = "Install follower and hooks (`healer node-package`), or see `journalctl -u healer-follow` there."
     looks = [Look("nodes", True, text, repair if whys else "")]
     if heard.hooks:
@@ -91,7 +83,7 @@ def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: dateti
         text = (
             f"hooks of {len(listed) - len(unhooked):,} of {len(listed):,} nodes of {cluster} in the last hour"
         )
-        text += f"; none from {_some(unhooked)}" if unhooked else ""
+        text += f"; none from {name_few(unhooked)}" if unhooked else ""
         hint = "A node whose jobs last longer calls none: try `healer-hook health-check` there."
         looks.append(Look("hooks", True, text, hint if unhooked else ""))
     return looks
@@ -116,25 +108,18 @@ def _ago(age: timedelta) -> str:
     return "1 to 5 min" if minutes < 5 else "5 to 15 min" if minutes < 15 else "over 15 min"
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
-
-
 def look_at_unused_rules(settings: Settings) -> list[Look]:
     """Names the rules that never opened an incident: for most, that is good news."""
     try:
         rules = ruleset.load(rules_folder(settings), default_mode=settings.mode, prove=False)
     except ruleset.RulesInvalid:
         return []
-    with open_database(settings) as db:
-        if db is None:
-            return []
-        try:
-            with db.connect() as conn:
-                fired = set(conn.scalars(sa.select(incidents.c.rule).distinct()))
-                since = conn.scalar(sa.select(audit_records.c.at).order_by(audit_records.c.id).limit(1))
-        except SQLAlchemyError:
-            return []
+
+    def ask(_db: sa.Engine, conn: sa.Connection) -> tuple[set[str], datetime | None]:
+        fired = set(conn.scalars(sa.select(incidents.c.rule).distinct()))
+        return fired, conn.scalar(sa.select(audit_records.c.at).order_by(audit_records.c.id).limit(1))
+
+    fired, since = ask_database(settings, ask) or (set(), None)
     names = [rule.name for rule in rules.rules if rules.mode_of(rule) is not Mode.off]
     return [unused_rules(names, fired, since)] if since is not None else []
 
@@ -145,4 +130,4 @@ def unused_rules(names: list[str], fired: set[str], since: datetime) -> Look:
     if not never:
         return Look("rules in use", True, text)
     hint = "Nothing to do if such faults did not occur. `healer rules test` shows that a rule works."
-    return Look("rules in use", True, f"{text}; never: {_some(never)}", hint)
+    return Look("rules in use", True, f"{text}; never: {name_few(never)}", hint)

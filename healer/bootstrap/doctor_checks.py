@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -32,6 +32,7 @@ from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
 from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
+from healer.ports.request_errors import Unavailable
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.sign_in import ProviderAway
 from healer.recordings.recording_folder import recordings
@@ -77,6 +78,9 @@ def _each_cluster(settings: ExecutorSettings, look: Callable[[ExecutorSettings],
     ]
 
 
+T = TypeVar("T")
+
+
 @contextlib.contextmanager
 def open_database(settings: Settings) -> Iterator[sa.Engine | None]:
     """The database; None if there is none, which another check reports."""
@@ -89,6 +93,27 @@ def open_database(settings: Settings) -> Iterator[sa.Engine | None]:
         yield db
     finally:
         db.dispose()
+
+
+def ask_database(settings: Settings, ask: Callable[[sa.Engine, sa.Connection], T]) -> T | None:
+    """None where there is no database or it does not answer, which another check reports."""
+    with open_database(settings) as db:
+        if db is None:
+            return None
+        try:
+            with db.connect() as conn:
+                return ask(db, conn)
+        except (SQLAlchemyError, Unavailable):
+            return None
+
+
+#: Names that a check prints.
+_NAMED = 5
+
+
+def name_few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def look_at_slurm(settings: ExecutorSettings) -> list[Look]:

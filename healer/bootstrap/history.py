@@ -31,10 +31,6 @@ class PdfImpossible(Exception):
     """The text says why."""
 
 
-def wanted(output: Path, cluster: str, pseudonymise: bool, processes: int) -> Wanted:
-    return Wanted(output=output, cluster=cluster, pseudonymise=pseudonymise, processes=processes)
-
-
 def imported(
     sources: Sequence[Given], how: Wanted, rules_dir: Path, settings: Settings, progress: Progress
 ) -> Imported:

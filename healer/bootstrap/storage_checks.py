@@ -6,16 +6,14 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, open_database
+from healer.bootstrap.doctor_checks import Look, ask_database, name_few
 from healer.model.run import BACKED_UP, BACKUP
-from healer.observations.seal_state import seal_problems
-from healer.ports.request_errors import Unavailable
+from healer.observations.seal_state import SealState, seal_problems
 from healer.settings import Settings
 
 #: A disk that is full sooner, or has less than this share free, is a fault.
@@ -23,7 +21,6 @@ FULL_WITHIN_DAYS, FREE_SHARE = 30, 0.1
 #: A backup is made every night; a second night without one is a fault.
 BACKUP_WITHIN = timedelta(hours=50)
 ENDS_WITHIN = timedelta(days=14)
-_NAMED = 5
 #: Setting of PostgreSQL -> values by which accepted signals may be lost, or tables grow without bound.
 _WRONG = {
     "fsync": ("off",),
@@ -44,19 +41,28 @@ class Size(NamedTuple):
     disk: int | None
 
 
+class _Stored(NamedTuple):
+    """What the database says for these checks."""
+
+    size: Size | None
+    values: dict[str, str]
+    backup: datetime | None
+    sealed: list[tuple[str, SealState]]
+    ending: list[Look]
+
+
 def look_at_storage(settings: Settings) -> list[Look]:
     """Nothing where the database does not answer, which another check says."""
     now = SystemClock().now()
-    with open_database(settings) as db:
-        if db is None:
-            return []
-        try:
-            with db.connect() as conn:
-                size, values, backup = _size(conn, settings), _values(conn), _newest_backup(conn)
-                sealed = [(name, seal_state(db, name)) for name in cluster_names(conn)]
-                ending = _ending(conn, now)
-        except (SQLAlchemyError, Unavailable):
-            return []
+
+    def ask(db: sa.Engine, conn: sa.Connection) -> _Stored:
+        sealed = [(name, seal_state(db, name)) for name in cluster_names(conn)]
+        return _Stored(_size(conn, settings), _values(conn), _newest_backup(conn), sealed, _ending(conn, now))
+
+    stored = ask_database(settings, ask)
+    if stored is None:
+        return []
+    size, values, backup, sealed, ending = stored
     looks = [growth(size, now)] if size is not None else []
     looks += [postgres_settings(values), backup_age(backup, now)]
     for cluster, state in sealed:
@@ -175,7 +181,6 @@ def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
     )
     if not soon:
         return []
-    named = ", ".join(f"{name} on {end:%Y-%m-%d}" for end, name in soon[:_NAMED])
-    more = f" and {len(soon) - _NAMED:,} more" if len(soon) > _NAMED else ""
+    named = name_few([f"{name} on {end:%Y-%m-%d}" for end, name in soon])
     repair = "`healer token rotate ID` makes the next one; both count for a while."
-    return [Look("tokens that end soon", False, f"{named}{more}", repair)]
+    return [Look("tokens that end soon", False, named, repair)]

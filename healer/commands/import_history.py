@@ -43,12 +43,18 @@ def import_history(
     import msgspec
 
     from healer.bootstrap import history
+    from healer.importing.importer import Wanted
 
     settings = load()
     read = list(_sources(sources, _by_name(kinds), _by_name(time_zone)))
     if not output.resolve().parent.is_dir():
         raise Failed(f"{output.resolve().parent} is no folder")
-    wanted = history.wanted(output, settings.cluster or "", pseudonymise, _processes(len(read)))
+    wanted = Wanted(
+        output=output,
+        cluster=settings.cluster or "",
+        pseudonymise=pseudonymise,
+        processes=_processes(len(read)),
+    )
     try:
         imported = history.imported(read, wanted, rules_folder(settings), settings, _progress())
     except OSError as error:

@@ -151,6 +151,18 @@ def temporary_folder(name: str) -> Path:
     return folder
 
 
+def copy_rules(source: Path, folder: Path) -> Path:
+    """The copy below `folder`. Raises FolderUnusable."""
+    from healer.embedded.user import FolderUnusable
+
+    rules = folder / "rules"
+    try:
+        shutil.copytree(source, rules)
+    except shutil.Error as error:  # it lists every file that could not be copied
+        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+    return rules
+
+
 def no_place(why: str) -> Failed:
     return Failed(f"healer's folder {why}; TMPDIR=FOLDER chooses another place for it.")
 
@@ -177,13 +189,7 @@ def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSl
 
 
 def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict[str, str]:
-    from healer.embedded.user import FolderUnusable
-
-    rules = folder / "rules"
-    try:
-        shutil.copytree(shipped_rules(), rules)
-    except shutil.Error as error:  # it lists every file that could not be copied
-        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+    rules = copy_rules(shipped_rules(), folder)
     shutil.copy(_CONFIG.with_name("topology.yaml"), rules / "topology.yaml")
     shutil.copy(_CONFIG.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
     say_own(f"modes and guards: {_CONFIG}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed, say
-from healer.commands.up import have_users, no_place, say_own, temporary_folder
+from healer.commands.up import copy_rules, have_users, no_place, say_own, temporary_folder
 from healer.settings import ON, Settings, load, rules_folder
 
 if TYPE_CHECKING:
@@ -116,13 +116,7 @@ def _known_signals(settings: Settings) -> int:
 
 def _fill(folder: Path, settings: Settings) -> None:
     """The rules with a scraper that follows the server, and the data directory below `folder`."""
-    from healer.embedded.user import FolderUnusable
-
-    rules = folder / "rules"
-    try:
-        shutil.copytree(rules_folder(settings), rules)
-    except shutil.Error as error:  # it lists every file that could not be copied
-        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+    rules = copy_rules(rules_folder(settings), folder)
     (rules / "scrape.yaml").write_text(f"follow_interval_s: {FOLLOW_S}\n")
     os.environ |= {"HEALER_RULES_DIR": str(rules), "HEALER_DATA_DIR": str(folder / "data")}
 

@@ -11,7 +11,7 @@ from healer.api.cookies import set_cookie
 from healer.api.credential_budget import address_of
 from healer.api.problems import Problem
 from healer.console.pages import Here, PageRoute, Pages
-from healer.console.session_pages import end_former, foreign_form, is_foreign, local, read_form
+from healer.console.session_pages import end_former, local, own_form
 from healer.ports.callers import SESSION_COOKIE
 from healer.ports.request_errors import Invalid
 from healer.text import say
@@ -28,9 +28,7 @@ def glass_page(pages: Here, next: str = "/") -> Response:
 
 @routes.post("/break-glass")
 async def glass_form(request: Request, pages: Here) -> Response:
-    form = await read_form(request)
-    if is_foreign(request):
-        raise foreign_form()
+    form = await own_form(request)
     return await run_in_threadpool(_open, request, pages, form)
 
 

@@ -15,9 +15,8 @@ from healer.console.pages import Here, PageRoute, Pages
 from healer.console.session_pages import (
     NOT_KEPT,
     end_former,
-    foreign_form,
-    is_foreign,
     local,
+    own_form,
     read_form,
     sign_in_words,
     with_session,
@@ -67,9 +66,7 @@ def callback(
 @routes.post("/auth/proxy")
 async def by_proxy(request: Request, pages: Here) -> Response:
     """The button of a site whose proxy has signed the person in."""
-    form = await read_form(request)
-    if is_foreign(request):
-        raise foreign_form()
+    form = await own_form(request)
     return await run_in_threadpool(_open_by_proxy, request, pages, form.get("next", "/"))
 
 

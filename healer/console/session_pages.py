@@ -42,9 +42,7 @@ def sign_in_page(pages: Here, token: str = "", next: str = "/") -> Response:
 
 @routes.post("/sign-in")
 async def sign_in_form(request: Request, pages: Here) -> Response:
-    form = await read_form(request)
-    if is_foreign(request):
-        raise foreign_form()
+    form = await own_form(request)
     target = form.get("next", "/")
     if "password" in form:
         attempt = Attempt(*(form.get(name, "").strip() for name in Attempt._fields))
@@ -123,9 +121,7 @@ def _end_session(request: Request, pages: Pages, csrf: str) -> Response:
 @routes.post("/language")
 async def choose_language(request: Request, pages: Here) -> Response:
     """For guests too: the page on which one signs in has the switch."""
-    form = await read_form(request)
-    if is_foreign(request):
-        raise foreign_form()
+    form = await own_form(request)
     response = RedirectResponse(local(form.get("next", "/")), 303, headers=NOT_KEPT)
     if (to := form.get("to", "")) in language.LANGUAGES:
         set_cookie(request, response, language.COOKIE, to, lasts_s=_YEAR_S, script=True)
@@ -198,6 +194,14 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > _FORM_BYTES:
             return {}
     return dict(parse_qsl(body.decode("utf-8", "replace")))
+
+
+async def own_form(request: Request) -> dict[str, str]:
+    """The form of a page of this site, for one who has no session to prove it by. Raises Problem."""
+    form = await read_form(request)
+    if is_foreign(request):
+        raise foreign_form()
+    return form
 
 
 def is_foreign(request: Request) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.systemd_machine import SystemdMachine
+from tests.support.systemd_machine import BOOT, DEVICES, SystemdMachine
 from tests.support.wait import wait_until
 
 ROOTS = Path("/var/cache/healer/roots")
@@ -64,7 +64,8 @@ def root_of(name: str) -> Path:
 
 
 #: As root with mounts and a network of its own. $1: the root, $2: the test's folder, $3: the control group.
-_BUILD = """
+_BUILD = (
+    """
 set -e
 lower=$1 folder=$2 group=$3
 ip link set lo up
@@ -79,19 +80,9 @@ echo $$ >"groups/$group/cgroup.procs"
 cd root
 mkdir -p srv/site run tmp dev proc sys old
 mount --bind "$folder" srv/site
-mount -t tmpfs -o mode=755 run run
-mount -t tmpfs -o mode=1777 tmp tmp
-mount -t tmpfs -o mode=755 dev dev
-mkdir -p dev/pts dev/shm dev/mqueue
-mount -t devpts -o newinstance,ptmxmode=666 pts dev/pts
-mount -t tmpfs -o mode=1777 shm dev/shm
-for each in null zero full random urandom tty; do
-    touch dev/$each
-    mount --bind /dev/$each dev/$each
-done
-ln -s /proc/self/fd dev/fd
-ln -s pts/ptmx dev/ptmx
-for each in systemd-sysctl.service systemd-remount-fs.service systemd-tmpfiles-setup-dev.service \
+"""
+    + DEVICES
+    + """for each in systemd-sysctl.service systemd-remount-fs.service systemd-tmpfiles-setup-dev.service \
     systemd-tmpfiles-setup-dev-early.service systemd-update-utmp.service systemd-journal-flush.service \
     systemd-random-seed.service systemd-firstboot.service dev-hugepages.mount dev-mqueue.mount \
     sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount sys-fs-fuse-connections.mount; do
@@ -101,18 +92,7 @@ echo machine >etc/hostname
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 exec unshare --pid --ipc --uts --cgroup --fork --kill-child sh -ec "$BOOT"
 """
-_BOOT = """
-mount -t proc proc proc
-mount -t sysfs sysfs sys
-mount -t cgroup2 groups sys/fs/cgroup
-mount --bind proc/sys proc/sys
-mount -o remount,bind,ro proc/sys
-pivot_root . old
-umount -l /old
-mount --make-rshared /
-exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-    /lib/systemd/systemd --system --unit=basic.target --show-status=no --log-target=journal
-"""
+)
 
 
 class DistroMachine(SystemdMachine):
@@ -133,7 +113,7 @@ class DistroMachine(SystemdMachine):
         ]
         with (folder / "boot.log").open("wb") as said:
             self._first = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | {"BOOT": _BOOT}
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | {"BOOT": BOOT}
             )
         wait_until(self._is_up, 90, what="systemd is up")
 

@@ -34,7 +34,22 @@ _NOT_HERE = (
 )  # fmt: skip
 #: As root with mounts of its own. $1: the test's folder, $2: the checkout, $3: Python's own folder, $4: the
 #: environment's packages, $5: the control group of the machine, rest: units that are not there.
-_BUILD = """
+#: What a machine has of its own: what runs, temporary files and devices.
+DEVICES = """mount -t tmpfs -o mode=755 run run
+mount -t tmpfs -o mode=1777 tmp tmp
+mount -t tmpfs -o mode=755 dev dev
+mkdir -p dev/pts dev/shm dev/mqueue
+mount -t devpts -o newinstance,ptmxmode=666 pts dev/pts
+mount -t tmpfs -o mode=1777 shm dev/shm
+for each in null zero full random urandom tty; do
+    touch dev/$each
+    mount --bind /dev/$each dev/$each
+done
+ln -s /proc/self/fd dev/fd
+ln -s pts/ptmx dev/ptmx
+"""
+_BUILD = (
+    """
 set -e
 folder=$1 checkout=$2 python=$3 packages=$4 group=$5
 shift 5
@@ -57,24 +72,16 @@ for each in etc/systemd/system usr/local/lib/systemd var/lib/healer etc/healer; 
     mkdir -p $each
     mount -t tmpfs -o mode=755 own $each
 done
-mount -t tmpfs -o mode=755 run run
-mount -t tmpfs -o mode=1777 tmp tmp
-mount -t tmpfs -o mode=755 dev dev
-mkdir -p dev/pts dev/shm dev/mqueue
-mount -t devpts -o newinstance,ptmxmode=666 pts dev/pts
-mount -t tmpfs -o mode=1777 shm dev/shm
-for each in null zero full random urandom tty; do
-    touch dev/$each
-    mount --bind /dev/$each dev/$each
-done
-ln -s /proc/self/fd dev/fd
-ln -s pts/ptmx dev/ptmx
-for each in "$@"; do ln -s /dev/null "etc/systemd/system/$each"; done
+"""
+    + DEVICES
+    + """for each in "$@"; do ln -s /dev/null "etc/systemd/system/$each"; done
 echo machine >etc/hostname
 tr -d - </proc/sys/kernel/random/uuid >etc/machine-id
 exec unshare --pid --ipc --uts --cgroup --fork --kill-child sh -ec "$BOOT"
 """
-_BOOT = """
+)
+#: The last steps into the machine, with systemd as its first process.
+BOOT = """
 mount -t proc proc proc
 mount -t sysfs sysfs sys
 mount -t cgroup2 groups sys/fs/cgroup
@@ -108,7 +115,7 @@ class SystemdMachine:
         command = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", *build]
         with (folder / "boot.log").open("wb") as said:
             self._first = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | {"BOOT": _BOOT}
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=os.environ | {"BOOT": BOOT}
             )
         wait_until(self._is_up, 30, what="systemd is up")
         self._lay()

@@ -33,14 +33,10 @@ class Checked:
     def id_token(self, text: str, *, nonce: str | None, now: datetime) -> dict[str, Any]:
         """Its claims. `nonce` None: of the device flow, which has none. Raises SignInRefused."""
         claims = self._claims(text)
-        registry = JWTClaimsRegistry(
-            now=int(now.timestamp()),
-            leeway=SKEW_S,
-            iss={"essential": True, "value": self._issuer},
-            aud={"essential": True, "value": self._client},
+        registry = self._registry(
+            now,
             sub={"essential": True},
             exp={"essential": True},
-            iat={"essential": True},
             nonce={"essential": False} if nonce is None else {"essential": True, "value": nonce},
         )
         self._validate(registry, claims)
@@ -52,17 +48,21 @@ class Checked:
             raise _refused("azp is another client")
         return claims
 
-    def logout_token(self, text: str, now: datetime) -> LoggedOut:
-        """Raises SignInRefused."""
-        claims = self._claims(text)
-        registry = JWTClaimsRegistry(
+    def _registry(self, now: datetime, **more: Any) -> JWTClaimsRegistry:
+        """What every token of the provider has to claim, and `more`."""
+        return JWTClaimsRegistry(
             now=int(now.timestamp()),
             leeway=SKEW_S,
             iss={"essential": True, "value": self._issuer},
             aud={"essential": True, "value": self._client},
             iat={"essential": True},
-            jti={"essential": True},
+            **more,
         )
+
+    def logout_token(self, text: str, now: datetime) -> LoggedOut:
+        """Raises SignInRefused."""
+        claims = self._claims(text)
+        registry = self._registry(now, jti={"essential": True})
         self._validate(registry, claims)
         events = claims.get("events")
         subject, sid = claims.get("sub", ""), claims.get("sid", "")

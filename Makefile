@@ -11,8 +11,8 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom packages packages-test release \
-	bench scoreboard healbench clean
+.PHONY: help setup demo test test-fast fresh golden check lint types collect audit sbom packages packages-test image \
+	release bench scoreboard healbench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,9 +69,12 @@ sbom: ## the software bill of materials (CycloneDX), in build/healer.cdx.json
 packages: ## deb and rpm of server and node, in dist/ (docs/packages.md)
 	@tools/packages
 
-packages-test: ## installs, upgrades and removes them in roots of distributions; root, mmdebstrap, about half an hour
+packages-test: ## runs, upgrades and removes them and the image in roots of distributions; root, half an hour or more
 	@tools/setup --dev
 	@.venv/bin/pytest tests/packages $(PYTEST_ARGS)
+
+image: ## OCI image of the package for Debian 12, in dist/, without a daemon; root, mmdebstrap, umoci
+	@tools/image
 
 release: ## packages, changes, bill of materials, sums in dist/; signed with KEYS=FOLDER of healer node-keys
 	@tools/release $(if $(KEYS),--keys $(KEYS))

@@ -2,7 +2,8 @@
 answer late. Written line by line, so a month of 1,250 nodes needs no memory. The same seed gives the same
 bytes."""
 
-import heapq
+import itertools
+import math
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 BEGIN = datetime(2026, 10, 20, tzinfo=UTC)
+_LONG = (
+    "kernel: [{s:12.6f}] Lustre: 2211:0:(client.c:2295:ptlrpc_expire_one_request()) @@@ Request sent has"
+    " timed out for slow reply: [sent {n}/real {n}] req@00000000{n:08x} x{n}/t0(0) o400->MGC10.0.0.{d}@o2ib"
+    "@10.0.0.1 lens 224/224 e 0 to 1 dl {n} ref 1 fl Rpc:XNQr/0/ffffffff rc 0/-1 job:'kworker.0'",
+    'dcgm-exporter[1822]: time="2026-10-20T00:00:00Z" level=info msg="Collected" gpu={d} fields=57 took={n}us'
+    " hostname=gpu0001 driver=580.95.05 collector=dcp subsystem=profiling retry=false endpoint=:9400/metrics"
+    " exported=DCGM_FI_DEV_SM_CLOCK,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_PROF_SM_ACTIVE,"
+    "DCGM_FI_PROF_DRAM_ACTIVE,DCGM_FI_PROF_NVLINK_TX_BYTES,DCGM_FI_PROF_NVLINK_RX_BYTES",
+    'containerd[1490]: time="2026-10-20T00:00:00.{n:09d}Z" level=info msg="ImageUpdate event name:'
+    '\\"registry.example/train/megatron@sha256:{n:064x}\\" labels:{{key:\\"io.cri-containerd.image\\"'
+    ' value:\\"managed\\"}} labels:{{key:\\"org.opencontainers.image.revision\\" value:\\"{n:040x}\\"}}"',
+    'node_exporter[1811]: ts=2026-10-20T00:00:00.000Z caller=collector.go:169 level=error msg="collector'
+    ' failed" name=infiniband duration_seconds=0.000{n} err="failed to read file /sys/class/infiniband'
+    '/mlx5_{d}/ports/1/counters/VL15_dropped: invalid argument; previous failure {n} s ago of this scrape"',
+)
 _NOISE = (
     "systemd[1]: Started Session {n} of User root.",
     "systemd[1]: session-{n}.scope: Deactivated successfully.",
@@ -20,7 +36,13 @@ _NOISE = (
     "sshd[{d}]: Accepted publickey for mara from 10.0.0.1 port {n} ssh2",
     "CRON[{n}]: (root) CMD (run-parts /etc/cron.hourly)",
     "nvidia-persistenced[901]: device 0000:9b:00.0 - persistence mode enabled.",
+    "kernel: [{s:12.6f}] mlx5_core 0000:1a:00.0 ib{d}: Link up",
+    *_LONG,
+    *_LONG,
 )
+#: Texts of noise made once, of which each line takes one; one in so many is the driver's.
+_TEXTS, _DRIVER = 4096, 1024
+_LOADED = "kernel: [{s:12.6f}] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 2026"
 _X = "NVRM: Xid (PCI:0000:9b:00):"
 _FAULTS = (
     # (line, what people write, how often of all, the node is of no use any more)
@@ -132,41 +154,35 @@ def _write_syslog(
     chance: random.Random, names: list[str], faults: list[_Faulty], folder: Path, days: float, per_hour: float
 ) -> tuple[list[Path], int]:
     """A file for each day, as a central syslog server writes it: RFC 3164, no year."""
-    files: list[Path] = []
-    lines = 0
-    step_s = 3600 / (per_hour * len(names))
-    noise = (
-        (n * step_s, names[n * 7919 % len(names)], n % len(_NOISE)) for n in range(int(days * 86400 / step_s))
-    )
-    spoken = ((fault.at_s, fault.node, -1 - fault.kind) for fault in faults)
-    file = None
-    for at_s, node, kind in heapq.merge(noise, spoken):
-        day = int(at_s // 86400)
-        if day >= len(files):
-            if file is not None:
-                file.close()
-            files.append(folder / f"messages-{day:02d}")
-            file = files[-1].open("w", buffering=1 << 20)
-        lines += 1
-        n = lines % 100_000
-        if kind < 0:
-            text = f"kernel: [{at_s:12.6f}] " + _FAULTS[-1 - kind][0].format(n=n)
-        else:
-            text = _NOISE[kind].format(n=n, s=at_s, d=n % 10)
-        assert file is not None
-        file.write(f"{_stamp(at_s)} {node} {text}\n")
-    if file is not None:
-        file.close()
+    texts = [
+        (_NOISE[n % len(_NOISE)] if n % _DRIVER else _LOADED).format(
+            n=chance.randrange(100_000), s=chance.uniform(1, 3e6), d=n % 10
+        )
+        for n in range(_TEXTS)
+    ]
+    chance.shuffle(texts)
+    # The two lengths have no common factor, so every node writes every text.
+    noise = zip(itertools.cycle(chance.sample(names, len(names))), itertools.cycle(texts[:-3]), strict=False)
+    spoken: dict[int, list[str]] = {}
+    for number, fault in enumerate(faults):
+        text = _FAULTS[fault.kind][0].format(n=1000 + number)
+        spoken.setdefault(int(fault.at_s), []).append(f"{fault.node} kernel: [{fault.at_s:12.6f}] {text}\n")
+    files, lines, left = [], 0, 0.0
+    per_second = per_hour * len(names) / 3600
+    for day in range(math.ceil(days)):
+        files.append(folder / f"messages-{day:02d}")
+        with files[-1].open("w", buffering=1 << 20) as file:
+            for second in range(day * 86400, min(int(days * 86400), (day + 1) * 86400)):
+                left += per_second
+                count = int(left)
+                left -= count
+                stamp = _stamp(second)
+                file.writelines(f"{stamp} {node} {text}\n" for node, text in itertools.islice(noise, count))
+                file.writelines(f"{stamp} {line}" for line in spoken.get(second, ()))
+                lines += count + len(spoken.get(second, ()))
     return files, lines
 
 
-_stamps: dict[int, str] = {}
-
-
-def _stamp(at_s: float) -> str:
-    second = int(at_s)
-    if second not in _stamps:
-        _stamps.clear()
-        moment = _at(second)
-        _stamps[second] = f"{moment:%b} {moment.day:2d} {moment:%H:%M:%S}"
-    return _stamps[second]
+def _stamp(second: int) -> str:
+    moment = _at(second)
+    return f"{moment:%b} {moment.day:2d} {moment:%H:%M:%S}"

@@ -1,22 +1,29 @@
-"""Processor time and memory of `healer import` over a made site: lines per CPU-second, largest process.
+"""Processor time and memory of `healer import` and `healer report` over a made site: lines per CPU-second,
+largest process; and whether an import that is killed on its way gives the same bytes.
 
-    python -m benchmarks.import_logs [--nodes 1250] [--days 1] [--lines 60] [--packed]
+    python -m benchmarks.import_logs [--nodes 1250] [--days 1] [--lines 60] [--seed 1] [--packed] [--kill]
 
-`--lines`: of syslog per node and hour. The logs are written first, which is not measured.
+`--lines`: of syslog per node and hour. The logs are written first, which is not measured. A month of twenty
+million lines: `--days 30 --lines 22 --kill`.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks._site_logs import write
+
+_ENVIRON = os.environ | {"HEALER_MODE": "auto"}
 
 
 def main() -> None:
@@ -24,32 +31,72 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--days", type=float, default=1)
     parser.add_argument("--lines", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--packed", action="store_true", help="syslog as .gz")
+    parser.add_argument("--kill", action="store_true", help="kill -9 twice on the way, and compare")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="import-") as name:
+    with tempfile.TemporaryDirectory(prefix="import-", dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name, "site")
         folder.mkdir()
-        made = write(folder, nodes=given.nodes, days=given.days, lines_per_node_hour=given.lines)
+        made = write(
+            folder, nodes=given.nodes, days=given.days, lines_per_node_hour=given.lines, seed=given.seed
+        )
         text_bytes = sum(path.stat().st_size for path in folder.iterdir())
         for path in made.syslog if given.packed else ():
             path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes(), 1))
             path.unlink()
-        command = [sys.executable, "-m", "healer", "import", str(folder), "--time-zone", "UTC", "--json"]
-        began_s = time.monotonic()
-        done = subprocess.run(
-            [*command, "--output", str(Path(name, "r.jsonl.zst"))], capture_output=True, check=True,
-            env=os.environ | {"HEALER_MODE": "auto"},
+        output = Path(name, "r.jsonl.zst")
+        report, cpu_s = _measured("import", *_words(folder, output))
+        lines = sum(source["lines"] for source in report["sources"])
+        print(f"{lines:,} lines, {text_bytes / 1e6:,.0f} MB, {len(report['sources'])} files")
+        print(f"import: {lines / cpu_s:,.0f} lines and {text_bytes / cpu_s / 1e6:,.0f} MB per CPU-second")
+        print(
+            f"500 million such lines on two cores: {500e6 / (lines / cpu_s) / 2 / 60:.0f} min (extrapolated)"
+        )
+        if given.kill:
+            _kill(folder, Path(name, "again.jsonl.zst"), output)
+        past, _ = _measured("report", "report", str(output), "--output", str(Path(name, "r.html")), "--json")
+        print(
+            f"{report['entries']} entries, {len(past['incidents'])} incidents, {len(past['deaths'])} deaths"
+        )
+
+
+def _words(folder: Path, output: Path) -> list[str]:
+    return ["import", str(folder), "--time-zone", "UTC", "--json", "--output", str(output)]
+
+
+def _measured(what: str, *words: str) -> tuple[Any, float]:
+    """What it printed, and its CPU-seconds."""
+    before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "healer", *words], capture_output=True, check=True, env=_ENVIRON
+    )
+    used, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began_s
+    cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{what}: {cpu_s:.1f} CPU-seconds, {wall_s:.1f} s, largest process {used.ru_maxrss / 1024:.0f} MiB")
+    return json.loads(done.stdout), cpu_s
+
+
+def _kill(folder: Path, output: Path, whole: Path) -> None:
+    """Killed with the first and the second sources that are read; the third start goes on to the end."""
+    work = output.with_name(f".import-{output.name}")
+    for reads in (1, 4):
+        running = subprocess.Popen(
+            [sys.executable, "-m", "healer", *_words(folder, output)], env=_ENVIRON,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        wall_s = time.monotonic() - began_s
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        report = json.loads(done.stdout)
-    cpu_s = used.ru_utime + used.ru_stime
-    lines = sum(source["lines"] for source in report["sources"])
-    print(f"{lines:,} lines, {text_bytes / 1e6:,.0f} MB, {len(report['sources'])} files")
-    print(f"{report['entries']} entries")
-    print(f"{cpu_s:.1f} CPU-seconds, {wall_s:.1f} s: {lines / cpu_s:,.0f} lines per CPU-second")
-    print(f"500 million such lines on two cores: {500e6 / (lines / cpu_s) / 2 / 60:.0f} min")
-    print(f"largest process: {used.ru_maxrss / 1024:.0f} MiB")
+        while running.poll() is None and len(list(work.glob("*.read"))) < reads:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        print(f"killed with {len(list(work.glob('*.read')))} sources read")
+    _measured("import that goes on", *_words(folder, output))
+    same = _digest(whole) == _digest(output)
+    print("the bytes are the same" if same else "THE BYTES DIFFER")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@ healer-node.
 
     python benchmarks/look.py [--count 30]
 
-One claim at a time: true ones, forged ones, and for comparison the node's own word, which asks nobody.
-Settling time off, caps wide open. nvidia-smi is a stand-in that answers at once. Needs root and Debian's
-Slurm.
+One claim at a time: true ones, forged ones, and for comparison the node's own word, which asks nobody within
+the caps; past them the worker looks itself. Settling time off, as many slots as claims. nvidia-smi is a
+stand-in that answers at once. Needs root and Debian's Slurm.
 """
 
 import argparse
@@ -61,22 +61,25 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=30)
     count = parser.parse_args().count
-    names = [f"gpu{number:04d}" for number in range(1, 3 * count + 1)]
-    true, forged, own = names[:count], names[count : 2 * count], names[2 * count :]
+    names = [f"gpu{number:04d}" for number in range(1, 4 * count + 1)]
+    true, forged, own, past = (names[start::4] for start in range(4))
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         folder.chmod(0o711)
-        slurm = stack.enter_context(RealSlurm(folder / "s", nodes=3 * count + 2))
-        settings = {**WIDE_GUARDS, "HEALER_GUARD_MAX_NODES": "1000", "HEALER_SETTLE_S": "0"}
-        site, ssh = stack.enter_context(asking(slurm, folder, [*true, *forged], **settings))
+        slurm = stack.enter_context(RealSlurm(folder / "s", nodes=4 * count + 2))
+        # What nobody can look at (`own`) uses all slots.
+        settings = {**WIDE_GUARDS, "HEALER_GUARD_MAX_NODES": str(count), "HEALER_SETTLE_S": "0"}
+        site, ssh = stack.enter_context(asking(slurm, folder, [*true, *forged, *past], **settings))
         relay = stack.enter_context(relay_of(site))
         nodes = {node.name: node.programs for node in ssh.nodes}
         looks: dict[str, list[float]] = {"true": [], "forged": []}
-        drains: dict[str, list[float]] = {"true": [], "own": []}
-        for node in (*true, *own, *forged):
+        drains: dict[str, list[float]] = {"true": [], "own": [], "past": []}
+        kinds = {"true": true, "own": own, "past": past, "forged": forged}
+        for kind, node in [(kind, node) for kind, chosen in kinds.items() for node in chosen]:
             line = XID_79.format(pci=GPU)
-            kind = "true" if node in true else "forged" if node in forged else "own"
-            if kind == "own":
+            if kind == "past":
+                nodes[node].kmsg(line)
+            if kind in ("own", "past"):
                 site.signal("kernel-log", site.kernel_body(node, line))
             else:
                 nodes[node].kmsg(*([line] if kind == "true" else ["usb 1-1: new device"]))
@@ -86,9 +89,10 @@ def main() -> None:
             if kind != "forged":
                 drained = until(lambda node=node: site.drains(node) > 0, f"the drain of {node}")
                 drains[kind].append((drained - answered).total_seconds())
-            if kind != "own":
+            if kind in looks:
                 looks[kind].append(looked_s(site, node, answered))
         report("own word, answered -> drain", drains["own"])
+        report("own word past the caps, answered -> drain", drains["past"])
         report("true text of a relay, answered -> end of the look", looks["true"])
         report("true text of a relay, answered -> drain", drains["true"])
         report("forged text of a relay, answered -> end of the look", looks["forged"])

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,9 +34,11 @@ from healer.adapters.postgres import migrate
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.api import app
 from healer.embedded.postgres import Postgres
 from healer.engine.drive import Driver
 from healer.model import Mode, RunState
+from healer.processes import detector_loop
 from healer.processes.detector_loop import Detector, DetectorParts
 from tests.support.api import CLUSTER, XID_79, serving
 from tests.support.loop import rules_in
@@ -45,6 +48,9 @@ ROOT = f"{Path(healer.__file__).parent}/"
 KEPT = Path(__file__).with_suffix(".json")
 #: Sizes of the clusters whose counts are kept.
 NODES = (40, 1250)
+#: What the API counts in memory is written every few seconds, for all lines together, and what ails slurmctld
+#: is read as often: not in this time.
+SELDOM_S = 3600.0
 #: Longer than the API remembers a token.
 REMEMBERED_S = 1.2
 
@@ -130,7 +136,8 @@ def show(name: str, part: Part, *, files: bool) -> None:
 
 def measure(database: sa.Engine, nodes: int) -> dict[str, Part]:
     """By part of the way, of the second line on a cluster of so many nodes."""
-    trace = Trace()
+    trace, tally_s, controller_every = Trace(), app.TALLY_S, detector_loop.CONTROLLER_EVERY
+    app.TALLY_S, detector_loop.CONTROLLER_EVERY = SELDOM_S, timedelta(seconds=SELDOM_S)
     threading.setprofile(trace)
     sys.setprofile(trace)
     try:
@@ -139,6 +146,7 @@ def measure(database: sa.Engine, nodes: int) -> dict[str, Part]:
         sys.setprofile(None)
         threading.setprofile(None)
         trace.close()
+        app.TALLY_S, detector_loop.CONTROLLER_EVERY = tally_s, controller_every
 
 
 def _walked(database: sa.Engine, trace: Trace, nodes: int) -> dict[str, Part]:

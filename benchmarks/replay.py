@@ -4,6 +4,7 @@
 each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
 5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
 `--idle`: nothing but heartbeats. `--gauge`: nothing but one node's temperatures each minute.
+`--silent`: three heartbeats of each node a minute, and none of the first after ten minutes.
 
 `python -m benchmarks.replay --recording FILE` replays one, such as `healer simulate --record` writes.
 """
@@ -74,6 +75,14 @@ def slow_gauge(nodes: int, minutes: int) -> Iterator[tuple[datetime, str, Any, b
         yield at, "signals/metrics", [report], True
 
 
+def one_silent(nodes: int, minutes: int) -> Iterator[tuple[datetime, str, Any, bool]]:
+    yield from itertools.islice(entries(nodes, 0, [], idle=True), 2)
+    for second in range(20, minutes * 60, 20):
+        live = names(nodes)[second > 600 :]
+        beats = [{"cluster": "pod1", "node": node} for node in live]
+        yield START + timedelta(seconds=second), "signals/heartbeat", beats, False
+
+
 def _reports(nodes: list[str], at: datetime, signals: list[str]) -> list[dict[str, Any]]:
     gpu = {name: [40 + (at.second + index) % 30 for index in range(GPUS)] for name in signals}
     return [{"cluster": "pod1", "node": node, "time": at.isoformat(), "gpu": gpu} for node in nodes]
@@ -122,6 +131,7 @@ def main() -> None:
     parser.add_argument("--samples", action="store_true")
     parser.add_argument("--idle", action="store_true")
     parser.add_argument("--gauge", action="store_true")
+    parser.add_argument("--silent", action="store_true")
     parser.add_argument("--recording", type=Path)
     chosen = parser.parse_args()
     log_to_stderr()
@@ -134,7 +144,9 @@ def main() -> None:
         folder = Path(made)
         sampled = signals if chosen.samples else []
         rows = entries(chosen.nodes, chosen.minutes, sampled, idle=chosen.idle)
-        recorded(folder, slow_gauge(chosen.nodes, chosen.minutes) if chosen.gauge else rows)
+        if chosen.gauge or chosen.silent:
+            rows = (slow_gauge if chosen.gauge else one_silent)(chosen.nodes, chosen.minutes)
+        recorded(folder, rows)
         size = recordings(folder).bytes
         memory: list[float] = []
         begun = time.process_time()

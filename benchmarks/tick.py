@@ -28,7 +28,7 @@ from healer.detection.leaks import Leaks
 from healer.detection.level_shift import Shifts
 from healer.detection.measured import RuleEngine
 from healer.detection.protocol import Look
-from healer.detection.scorers import Fitted
+from healer.detection.scorers import Scorer
 from healer.detection.stragglers import Stragglers
 from healer.model import (
     Column,
@@ -42,7 +42,6 @@ from healer.model import (
     Topology,
 )
 from healer.model.telemetry import Report, StepBatch
-from healer.model.trained import Params
 from healer.observations.groups import peer_median, peer_spread
 from healer.observations.job_marks import JobMarks
 from healer.observations.steps import StepTimes
@@ -145,9 +144,9 @@ def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Gen
     return found
 
 
-def forest() -> Fitted:
+def forest() -> Scorer:
     matrix = np.random.default_rng(2).normal(size=(13_000, len(OWN_NAMES))).astype(np.float32)
-    return Fitted.to(matrix, [name + OWN_MARK for name in OWN_NAMES], Params())
+    return Scorer(matrix, [name + OWN_MARK for name in OWN_NAMES])
 
 
 def main() -> None:

@@ -24,9 +24,8 @@ from benchmarks._scoreboard.fleet import CLUSTER, FAULTS, HELD, NODES, START, he
 from benchmarks._scoreboard.moving_fleet import LEARN, WATCH, Moving, moving
 from benchmarks._scoreboard.table import Board, Row
 from healer.detection.features import ALL_NAMES, NAMES, OWN_MARK, OWN_NAMES, SAMPLE_S, whole
-from healer.detection.scorers import Fitted, scored_of
-from healer.detection.training import train
-from healer.model.trained import FeatureRow, Floats, Matrix
+from healer.detection.training import fit, healthy_samples, threshold_of
+from healer.model.feature_rows import FeatureRow, Floats, Matrix
 
 SEED, CALIBRATION = 9001, 101
 BUDGET = 0.02
@@ -67,20 +66,17 @@ def scored(given: Moving, features: str) -> Scored:
         return FeatureRow(CLUSTER, "h100", "busy", at, nodes, names, matrix[number])
 
     history = [row(number) for number in range(0, LEARN, EACH)]
-    trained = train(history, len(history), {}, START)
-    fitted, model = Fitted(trained), trained.model
-    own = np.concatenate([scored_of(model, whole(row(LEARN + number)))[1] for number in range(WATCH)])
-    known, held_out = trained.data[: model.fitted], trained.data[model.fitted :]
+    samples = healthy_samples(history, len(history), {})
+    model, known = fit(samples), samples.fitted.astype(np.float64)
+    own = np.concatenate([model.scored(whole(row(LEARN + number)))[1] for number in range(WATCH)])
 
     def to_threshold(score: Scorer) -> Floats:
-        middle, top = np.quantile(score(held_out), (0.5, model.params.quantile))
-        at = top + model.params.margin * (top - middle)
-        return stood(score(own).reshape(WATCH, NODES) / at)
+        return stood(score(own).reshape(WATCH, NODES) / threshold_of(score(samples.held_out)))
 
     found = {
-        "forest in force": to_threshold(fitted.score),
-        "distance": to_threshold(lambda x: np.expm1(fitted.residual.sizes(x)[:, 0])),
-        "forest over all features": to_threshold(lambda x: isolation_forest(known, x)),
+        "forest in force": to_threshold(model.scorer.score),
+        "distance": to_threshold(lambda x: np.expm1(model.scorer.residual.sizes(x)[:, 0])),
+        "forest over all features": to_threshold(lambda x: isolation_forest(known, x.astype(np.float64))),
     }
     found["distance or forest"] = np.maximum(found["distance"], found["forest in force"])
     return Scored(given, found)

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast, get_type_hints
@@ -25,6 +26,7 @@ import msgspec
 from healer import data_folder
 from healer.model.routes import ChannelKind
 from healer.model.vocabulary import Mode
+from healer.text import Said, joined, said_by, say
 
 #: ClusterName of Slurm has at most 40 characters; ours is part of file and queue names too.
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
@@ -69,28 +71,27 @@ def parse_recording(text: str) -> Path:
     """A folder; the word `on` alone means the data directory's own."""
     folder = Path(ON) if text == ON else parse_path(text)
     if folder.is_file():
-        raise ValueError(f"a folder or `{ON}`: recordings are many files")
+        raise ValueError(say("setup.wants_folder", on=ON))
     return folder
 
 
 def parse_listen(text: str) -> Listen:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address and a port, like {DEFAULT_LISTEN}")
+        raise ValueError(say("setup.wants_listen", example=DEFAULT_LISTEN))
     return Listen(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 def number_between(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
-    words = f"a number {'above' if open_low else 'from'} {low:g} to {high:g}"
-
     def parse(text: str) -> float:
-        try:
+        with suppress(ValueError):
             value = float(text)
-        except ValueError:
-            raise ValueError(words) from None
-        if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
-            raise ValueError(words)
-        return value
+            if math.isfinite(value) and low <= value <= high and not (open_low and value == low):
+                return value
+        bounds = {"low": low, "high": high}
+        raise ValueError(
+            say("setup.wants_number_above", **bounds) if open_low else say("setup.wants_number", **bounds)
+        )
 
     return parse
 
@@ -98,30 +99,30 @@ def number_between(low: float, high: float, *, open_low: bool = False) -> Callab
 def whole_between(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low} to {high}")
+            raise ValueError(say("setup.wants_whole", low=low, high=high))
         return int(text)
 
     return parse
 
 
-def matching(pattern: str, words: str) -> Callable[[str], str]:
-    """`words` go on after "must be" where a text does not match as a whole."""
+def matching(pattern: str, kind: str) -> Callable[[str], str]:
+    """Raises where a text does not match as a whole; `setup.pattern_KIND` says what is expected."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
-            raise ValueError(words)
+            raise ValueError(say(f"setup.pattern_{kind}"))
         return text
 
     return parse
 
 
 #: As useradd(8) allows it: it becomes a word of a command line.
-parse_user = matching(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a user")
+parse_user = matching(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "user")
 
 
 def parse_nodes(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError("a whole number of nodes, at least 1")
+        raise ValueError(say("setup.wants_nodes"))
     return int(text)
 
 
@@ -129,21 +130,39 @@ def parse_mode(text: str) -> Mode:
     try:
         return Mode(text)
     except ValueError:
-        raise ValueError(f"one of {', '.join(Mode)}") from None
+        raise ValueError(say("setup.wants_one_of", known=joined(Mode, "comma"))) from None
 
 
 def parse_adapters(text: str) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(","))
     if not set(names) <= set(ADAPTERS) or len(set(names)) != len(names):
-        raise ValueError(f"a comma list of {', '.join(ADAPTERS)}, each at most once")
+        raise ValueError(say("setup.wants_list_of", known=joined(ADAPTERS, "comma")))
     return names
 
 
 def parse_database(text: str) -> str:
     for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
         if text.startswith(scheme):
-            return "postgresql+psycopg://" + text.removeprefix(scheme)
-    raise ValueError("a PostgreSQL URL, like postgresql://healer@db.example/healer")
+            return "postgresql+psycopg://" + _with_hosts_apart(text.removeprefix(scheme))
+    raise ValueError(say("setup.wants_database"))
+
+
+def _with_hosts_apart(rest: str) -> str:
+    """Several hosts, as libpq writes them, in words that SQLAlchemy passes on to it. Of several, the one that
+    takes writes is meant."""
+    place, _, path = rest.partition("/")
+    login, _, hosts = place.rpartition("@")
+    if "," not in hosts:
+        return rest
+    pairs = [host.partition(":") for host in hosts.split(",")]
+    path, _, query = path.partition("?")
+    words = [
+        f"host={','.join(pair[0] for pair in pairs)}",
+        f"port={','.join(pair[2] or '5432' for pair in pairs)}",
+    ]
+    if "target_session_attrs=" not in query:
+        words.append("target_session_attrs=read-write")
+    return f"{login}@/{path}?{'&'.join([*words, query] if query else words)}"
 
 
 def parse_broker(text: str) -> str:
@@ -152,12 +171,12 @@ def parse_broker(text: str) -> str:
         return "redis+socket://" + text.removeprefix("unix://")
     if text.startswith(("redis://", "rediss://", "redis+socket://", "sqla+postgresql+psycopg://")):
         return text
-    raise ValueError("a Redis URL, like redis://redis.example:6379/0")
+    raise ValueError(say("setup.wants_broker"))
 
 
 def parse_web(text: str) -> str:
     if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
-        raise ValueError("an http or https URL")
+        raise ValueError(say("setup.wants_url"))
     return text
 
 
@@ -168,7 +187,7 @@ def parse_bmc(text: str) -> str:
     secure = parts.scheme == "https" or (parts.scheme == "http" and here)
     plain = not (parts.query or parts.fragment or "@" in parts.netloc)
     if not secure or not plain or text.count("{node}") != 1 or set(text) & set(" \t"):
-        raise ValueError("an https URL with {node} in it, like https://{node}-bmc")
+        raise ValueError(say("setup.wants_bmc"))
     return text
 
 
@@ -176,25 +195,24 @@ def parse_bmc(text: str) -> str:
 CHECKED, UNCHECKED = "checked", "unchecked"
 
 
-parse_tls = matching(f"{CHECKED}|{UNCHECKED}", f"{CHECKED} or {UNCHECKED}")
+parse_tls = matching(f"{CHECKED}|{UNCHECKED}", "tls")
 #: Matchers of a PromQL selector, without its braces.
 parse_matchers = matching(
     r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*',
-    'matchers as in PromQL, like slurm_cluster="pod1"',
+    "matchers",
 )
 
 
 def parse_origin(text: str) -> str:
     """The site's address, as a browser writes an origin: no path, no port that the scheme has anyway."""
-    words = "an http or https URL without a path, like https://healer.example"
     parts = urlsplit(text)
     try:
         port = parts.port
     except ValueError:
-        raise ValueError(words) from None
+        raise ValueError(say("setup.wants_origin")) from None
     bare = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc)
     if parts.scheme not in ("http", "https") or not parts.hostname or not bare or set(text) & set(" \t\\"):
-        raise ValueError(words)
+        raise ValueError(say("setup.wants_origin"))
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     usual = {"http": 80, "https": 443}[parts.scheme]
     return f"{parts.scheme}://{host}" + (f":{port}" if port not in (None, usual) else "")
@@ -204,7 +222,7 @@ def parse_issuer(text: str) -> str:
     parts = urlsplit(text)
     secure = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
     if not secure or not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError("the provider's https URL, like https://sso.example/realms/hpc")
+        raise ValueError(say("setup.wants_issuer"))
     return text
 
 
@@ -212,10 +230,10 @@ def parse_proxies(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
     try:
         return tuple(ip_network(part.strip()) for part in text.split(","))
     except ValueError:
-        raise ValueError("a comma list of addresses and networks, like 10.0.0.5, 10.1.0.0/24") from None
+        raise ValueError(say("setup.wants_networks")) from None
 
 
-parse_switch = matching(f"{ON}|off", f"{ON} or off")
+parse_switch = matching(f"{ON}|off", "switch")
 
 
 def is_loopback(host: str) -> bool:
@@ -228,18 +246,16 @@ def is_loopback(host: str) -> bool:
 def parse_slurmrestd(text: str) -> str:
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https", "unix"} or not rest or (scheme == "unix" and rest[0] != "/"):
-        raise ValueError(
-            "an http, https or unix URL, like http://slurm.example:6820 or unix:///run/slurmrestd"
-        )
+        raise ValueError(say("setup.wants_slurmrestd"))
     return text
 
 
 def parse_witnesses(text: str) -> tuple[str, ...]:
     """Addresses, with commas between them."""
-    kinds = ("file:///", "syslog://", "syslog+tls://", "postgresql://")
+    kinds = ("file:///", "syslog://", "syslog+tls://", "postgresql://", "rfc3161+")
     addresses = tuple(filter(None, (part.strip() for part in text.split(","))))
     if not addresses or not all(address.startswith(kinds) for address in addresses):
-        raise ValueError(f"a comma list of addresses that begin with {', '.join(kinds)}")
+        raise ValueError(say("setup.wants_witnesses", kinds=joined(kinds, "comma")))
     return addresses
 
 
@@ -250,11 +266,11 @@ def parse_command(text: str) -> tuple[str, ...]:
     except ValueError:
         words = ()
     if not words:
-        raise ValueError("a command and its arguments, with quotes that close")
+        raise ValueError(say("setup.wants_command"))
     return words
 
 
-parse_tickets = matching("|".join(TICKET_SYSTEMS), f"one of {', '.join(TICKET_SYSTEMS)}")
+parse_tickets = matching("|".join(TICKET_SYSTEMS), "tickets")
 
 
 # --- the settings ----------------------------------------------------------------------------------------
@@ -390,14 +406,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not self.clusters:
             if cluster is None or self.cluster in (None, cluster):
                 return self if cluster is None else msgspec.structs.replace(self, cluster=cluster)
-            raise SettingsError(f"healer looks after the cluster {self.cluster}, not {cluster}.")
+            raise SettingsError(say("setup.looks_after_cluster", cluster=self.cluster, asked=cluster))
         clusters = ", ".join(self.clusters)
         if cluster is None and len(self.clusters) == 1:
             return next(iter(self._tables.values()))
         if cluster is None:
-            raise SettingsError(f"--cluster says which cluster is meant: one of {clusters}.")
+            raise SettingsError(say("setup.cluster_says_cluster_meant", clusters=clusters))
         if cluster not in self.clusters:
-            raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {clusters}.")
+            raise SettingsError(say("setup.no_cluster_config_has", cluster=cluster, clusters=clusters))
         return self._tables[cluster]
 
 
@@ -488,7 +504,7 @@ def _load(
     values.setdefault("listen", parse_listen(DEFAULT_LISTEN))
     values.setdefault("slurm_adapters", default)
     if tables and "cluster" in values:
-        raise SettingsError(f"HEALER_CLUSTER and the tables of clusters in {where} are both set: keep one.")
+        raise SettingsError(say("setup.cluster_tables_clusters_are", where=where))
     clusters = {
         name: _of_table(f"{where} [clusters.{name}]", name, table, values, kind)
         for name, table in tables.items()
@@ -515,8 +531,12 @@ def _parsed(given: Mapping[str, str], kind: type[Settings]) -> dict[str, Any]:
         try:
             values[name.removeprefix("HEALER_").lower()] = reads.parse(text)
         except ValueError as error:
-            shown = "" if reads.secret else f", not {text!r}"
-            raise SettingsError(f"{name} must be {error}{shown}.") from None
+            wanted = {"name": name, "what": said_by(error)}
+            raise SettingsError(
+                say("setup.must_be", **wanted)
+                if reads.secret
+                else say("setup.must_be_not", **wanted, given=text)
+            ) from None
     return values
 
 
@@ -548,9 +568,9 @@ def _may_differ(setting: str) -> bool:
 def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], kind: type[S]) -> S:
     """One cluster's settings: its table overrides the settings around it."""
     if not _CLUSTER_NAME.fullmatch(name):
-        raise SettingsError(f"{title}: {name!r} cannot be the ClusterName of a Slurm.")
+        raise SettingsError(say("setup.cannot_clustername_slurm", title=title, name=name))
     if not isinstance(table, dict):
-        raise SettingsError(f"{title}: it must be a table, [clusters.{name}].")
+        raise SettingsError(say("setup.must_table_clusters", title=title, name=name))
     try:
         for setting in table:
             if not _may_differ(setting):
@@ -563,7 +583,7 @@ def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], k
         values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | of_cluster
         _check_ways(values, kind)
     except SettingsError as error:
-        raise SettingsError(f"{title}: {error}") from None
+        raise SettingsError(say("setup.of_title", title=title, why=said_by(error))) from None
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
     values["cluster"] = name
     _place_recording(values)
@@ -590,7 +610,7 @@ def _check_apart(clusters: Mapping[str, Settings]) -> None:
             setting = "SLURM_CONF" if field == "slurm_conf" else f"HEALER_{field.upper()}"
             if value is not None and value in seen:
                 raise SettingsError(
-                    f"The clusters {seen[value]} and {name} have the same {setting}: each needs its own."
+                    say("setup.clusters_have_same_each", other=seen[value], name=name, setting=setting)
                 )
             seen[value] = name
 
@@ -609,18 +629,18 @@ def _check_ways(values: dict[str, Any], kind: type[Settings]) -> None:
 
 def _check_tls(values: Mapping[str, Any]) -> None:
     if ("tls_cert" in values) != ("tls_key" in values):
-        raise SettingsError("HEALER_TLS_CERT and HEALER_TLS_KEY belong together: set both, or neither.")
+        raise SettingsError(say("setup.tls_pair"))
     if "tls_client_ca" in values and "tls_cert" not in values:
-        raise SettingsError("HEALER_TLS_CLIENT_CA is set, which needs HEALER_TLS_CERT and HEALER_TLS_KEY.")
+        raise SettingsError(say("setup.tls_client_ca_set"))
 
 
-def plain_http_problem(settings: Settings) -> str | None:
+def plain_http_problem(settings: Settings) -> Said | None:
     """Where healer would be reached beyond this machine without TLS; None where it would not."""
     public = urlsplit(settings.public_url or "")
     if public.scheme == "http" and not is_loopback(public.hostname or ""):
-        return f"HEALER_PUBLIC_URL is {settings.public_url}, where others read what goes by"
+        return say("setup.public_plain", url=settings.public_url)
     if settings.tls_cert is None and not is_loopback(settings.listen.host):
-        return f"HEALER_LISTEN is {settings.listen}, which others reach without TLS"
+        return say("setup.listen_plain", listen=str(settings.listen))
     return None
 
 
@@ -628,10 +648,7 @@ def check_listener(settings: Settings) -> None:
     """Raises SettingsError where tokens would go over the network in clear and no setting allows it."""
     problem = plain_http_problem(settings)
     if problem is not None and settings.allow_plain_http != ON:
-        raise SettingsError(
-            f"{problem}: set HEALER_TLS_CERT and HEALER_TLS_KEY, or listen on 127.0.0.1 behind a proxy with "
-            f"TLS; HEALER_ALLOW_PLAIN_HTTP={ON} allows it, and `healer doctor` calls it a fault."
-        )
+        raise SettingsError(say("setup.set_tls_cert_tls", problem=problem, on=ON))
 
 
 def site_url(settings: Settings) -> str:
@@ -649,14 +666,13 @@ def own_url(settings: Settings) -> str:
 def _check_rest(values: Mapping[str, Any]) -> None:
     if "rest" not in values["slurm_adapters"]:
         return
-    needs = "HEALER_SLURM_ADAPTERS names rest, which needs"
     if "slurm_rest_url" not in values:
-        raise SettingsError(f"{needs} HEALER_SLURM_REST_URL.")
+        raise SettingsError(say("setup.rest_needs_url"))
     tokens = {"slurm_token_file", "slurm_token_command"} & values.keys()
     if not tokens:
-        raise SettingsError(f"{needs} HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND.")
+        raise SettingsError(say("setup.rest_needs_token"))
     if len(tokens) > 1:
-        raise SettingsError("HEALER_SLURM_TOKEN_FILE and HEALER_SLURM_TOKEN_COMMAND are both set: keep one.")
+        raise SettingsError(say("setup.slurm_token_twice"))
 
 
 def _check_slurm_login(values: Mapping[str, Any]) -> None:
@@ -665,15 +681,12 @@ def _check_slurm_login(values: Mapping[str, Any]) -> None:
         return
     parts = urlsplit(values.get("slurm_rest_url") or "http://")
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise SettingsError(
-            f"HEALER_SLURM_LOGIN is {ON}, which needs a HEALER_SLURM_REST_URL with https or unix, or on this "
-            "machine: people's tokens are sent there."
-        )
+        raise SettingsError(say("setup.slurm_login_needs_slurm", on=ON))
 
 
 def _check_bmc(values: Mapping[str, Any]) -> None:
     if "bmc_url" in values and not {"bmc_user", "bmc_password"} <= values.keys():
-        raise SettingsError("HEALER_BMC_URL needs HEALER_BMC_USER and HEALER_BMC_PASSWORD_FILE.")
+        raise SettingsError(say("setup.bmc_url_needs_bmc"))
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -698,16 +711,16 @@ def _from_file(where: str) -> tuple[dict[str, str], dict[str, Any]]:
     try:
         document = tomllib.loads(Path(where).read_text())
     except OSError as error:
-        raise SettingsError(f"HEALER_CONFIG names {where}, which cannot be read: {error.strerror}.") from None
+        raise SettingsError(say("setup.config_names_cannot_read", where=where, why=error.strerror)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"HEALER_CONFIG: {where} is not TOML: {error}.") from None
+        raise SettingsError(say("setup.config_toml", where=where, why=said_by(error))) from None
     tables = document.pop("clusters", {})
     if not isinstance(tables, dict):
-        raise SettingsError(f"{where}: clusters must be tables, like [clusters.pod1].")
+        raise SettingsError(say("setup.clusters_must_tables_like", where=where))
     try:
         return {name: _as_text(name, value) for name, value in document.items()}, tables
     except SettingsError as error:
-        raise SettingsError(f"{where}: {error}") from None
+        raise SettingsError(say("setup.of_file", where=where, why=said_by(error))) from None
 
 
 def _as_text(name: str, value: object) -> str:
@@ -724,7 +737,7 @@ def _as_text(name: str, value: object) -> str:
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ",".join(value)
-    raise SettingsError(f"{name} must be a text or a number.")
+    raise SettingsError(say("setup.must_text_number", name=name))
 
 
 def _without_files(given: Mapping[str, str]) -> dict[str, str]:
@@ -736,13 +749,15 @@ def _without_files(given: Mapping[str, str]) -> dict[str, str]:
             values[name] = text
         elif name != plain and plain in secret_names():
             if given.get(plain):
-                raise SettingsError(f"{plain} and {name} are both set: keep one.")
+                raise SettingsError(say("setup.are_both_set_keep", plain=plain, name=name))
             try:
                 values[plain] = Path(text).read_text().strip()
             except (OSError, UnicodeDecodeError) as error:
-                raise SettingsError(f"{name} names {text}, which cannot be read: {error}.") from None
+                raise SettingsError(
+                    say("setup.secret_file_unreadable", name=name, text=text, why=said_by(error))
+                ) from None
             if not values[plain]:
-                raise SettingsError(f"{name} names {text}, which is empty.")
+                raise SettingsError(say("setup.names_empty", name=name, text=text))
         else:
             raise SettingsError(_unknown(name))
     return values

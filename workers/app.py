@@ -4,6 +4,7 @@ PostgreSQL holds the truth (runs, leases, epochs); the scheduler's sweep finds w
 """
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,15 @@ EXPIRES_S = 120
 #: After this Redis hands an unacknowledged message to another worker. Steps bound themselves far below it:
 #: Celery's own time limits do not work in a pool of threads.
 VISIBILITY_S = 300
+#: A publisher gives up a Redis that is silent for so long.
+SILENT_S = 3
+#: A host that is cut off is noticed within 11 s; the default is two hours, in which a worker gets nothing.
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 2,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 10_000,
+}
 
 
 class RunTask(Task):
@@ -86,7 +96,10 @@ def _transport_options(broker_url: str) -> dict[str, Any]:
         "unacked_restore_interval": 5,
         "unacked_restore_throttle": 1,
         "socket_connect_timeout": 2,
+        # A Redis that is frozen answers nobody, and the sweep must not wait for it.
+        "socket_timeout": SILENT_S,
         "socket_keepalive": not broker_url.startswith("redis+socket"),
+        "socket_keepalive_options": _KEEPALIVE,
         # A publisher that cannot reach Redis gives up at once: the sweep pokes again.
         "max_retries": 1,
         "interval_start": 0,

@@ -20,11 +20,10 @@ from benchmarks._scoreboard.table import Row
 from healer.detection import anomaly
 from healer.detection.features import NAMES, SAMPLE_S, NodeFeatures, columns
 from healer.detection.forest import HOLD
-from healer.detection.scorers import Fitted
 from healer.detection.tick import Senses
-from healer.detection.training import train
+from healer.detection.training import threshold_of, train
 from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.trained import FeatureRow, Params
+from healer.model.feature_rows import FeatureRow
 from healer.rulebook.ruleset import load
 from healer.signals.translate import Translator
 from healer.sim.fleet_steps import rfc3339
@@ -151,9 +150,9 @@ def by_model(given: Watched) -> NDArray[np.bool_]:
         FeatureRow(CLUSTER, "h100", "busy", when, given.names, NAMES, matrix.astype(np.float32))
         for when, matrix in zip(at, given.known, strict=True)
     ]
-    fitted = Fitted(train(history, len(history), {}, at[-1]))
-    own = np.nan_to_num(given.new[:, :, columns(fitted.model.features)]).astype(np.float32)
-    above = fitted.score(own.reshape(-1, own.shape[2])) > fitted.model.threshold
+    model = train(history, len(history), {})
+    own = np.nan_to_num(given.new[:, :, columns(model.features)]).astype(np.float32)
+    above = model.scorer.score(own.reshape(-1, own.shape[2])) > model.threshold
     return held(above.reshape(own.shape[:2]))
 
 
@@ -177,9 +176,7 @@ def own_past(given: Watched) -> NDArray[np.bool_]:
 def _pooled(given: Watched, scorer: Callable[[Floats, Floats], Floats]) -> NDArray[np.bool_]:
     """With a model's own way to a threshold: the quantile of training, and a margin on top."""
     known, new = (np.nan_to_num(x).reshape(-1, x.shape[2]) for x in (given.known, given.new))
-    params = Params()
-    middle, top = np.quantile(scorer(known, known), (0.5, params.quantile))
-    above = scorer(known, new) > top + params.margin * (top - middle)
+    above = scorer(known, new) > threshold_of(scorer(known, known))
     return held(above.reshape(given.new.shape[:2]))
 
 

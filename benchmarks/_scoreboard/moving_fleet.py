@@ -34,7 +34,7 @@ from healer.detection.level_shift import (
     Levels,
 )
 from healer.detection.level_shift import LEARN as LEARN_POINTS
-from healer.model.trained import Matrix
+from healer.model.feature_rows import Matrix
 from healer.observations.groups import MAD_TO_SIGMA
 from healer.sim.planted_faults import no_effects
 from healer.sim.sim_telemetry import FleetMetrics

@@ -58,12 +58,16 @@ CASES = (
 
 
 class Seen(NamedTuple):
-    """What a method said of one world. `delay_s` is infinite where the slow node was not found; `wrong`:
-    alarms on sound nodes; `days` of the job."""
+    """What a method said of one world. `delay_s` is infinite where the slow node was not found; `wrong_at`:
+    node and step of each alarm on a sound node; `days` of the job."""
 
     delay_s: float
-    wrong: int
+    wrong_at: tuple[tuple[int, int], ...]
     days: float
+
+    @property
+    def wrong(self) -> int:
+        return len(self.wrong_at)
 
 
 def world(case: Case, seed: int, number: int) -> StepWorld:
@@ -76,17 +80,30 @@ def world(case: Case, seed: int, number: int) -> StepWorld:
 
 def seen(world: StepWorld, on: NDArray[np.bool_]) -> Seen:
     """`on` (steps, nodes): alarms of a method. An alarm that began before the slowness is not about it."""
-    days, delay_s, wrong = len(on) * STEP_S / 86_400, np.inf, 0
+    days, delay_s, wrong = len(on) * STEP_S / 86_400, np.inf, list[tuple[int, int]]()
     for node in np.flatnonzero(on.any(axis=0)).tolist():
         spans = alarms(on[:, node], GAP)
-        if node != world.slow_node:
-            wrong += len(spans)
-            continue
-        begins = [begin for begin, _ in spans if begin >= world.onset]
-        wrong += len(spans) - len(begins)
-        if begins:
-            delay_s = (begins[0] - world.onset + 1) * STEP_S
-    return Seen(float(delay_s), wrong, days)
+        about = [begin for begin, _ in spans if node == world.slow_node and begin >= world.onset]
+        wrong += [(node, begin) for begin, _ in spans if begin not in about]
+        if about:
+            delay_s = (about[0] - world.onset + 1) * STEP_S
+    return Seen(float(delay_s), tuple(wrong), days)
+
+
+#: What happened up to so many steps before a false alarm may be its cause.
+MAY_CAUSE = 100
+
+
+def why_wrong(case: Case, seed: int, number: int, said: Seen) -> Iterator[str]:
+    """Each false alarm of healer with what happened in its job before: to be traced to its cause."""
+    drawn = world(case, seed, number) if said.wrong_at else None
+    for node, step in said.wrong_at:
+        about = [
+            f"{what} {begin - step:+} to {end - step:+}"
+            for what, begin, end in (drawn.happened if drawn is not None else ())
+            if begin <= step <= end + MAY_CAUSE and (" of node " not in what or what.endswith(f" {node}"))
+        ]
+        yield f"job {number}, node {node}, step {step}: {', '.join(about) or 'nothing happened'}"
 
 
 # --- baselines, of which the best threshold in hindsight counts
@@ -165,6 +182,9 @@ def board(seed: int, runs: int, days: float) -> list[Row]:
             parts = [(case, seed, range(at, min(at + AT_ONCE, count))) for at in range(0, count, AT_ONCE)]
             played[case] = [each for part in pool.map(play, parts) for each in part]
             print(f"  step times: {case.name}", file=sys.stderr, flush=True)
+            for number, (said, _) in enumerate(played[case]):
+                for line in why_wrong(case, seed, number, said):
+                    print(f"    {line}", file=sys.stderr, flush=True)
     best = {noise: _best([played[case] for case in CASES if case.noise == noise]) for noise in NOISES}
     rows = []
     for case, worlds in played.items():

@@ -11,8 +11,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,10 +52,14 @@ TARGETS = {
     "el9": Target("rpm", ".el9", "3.11", "python3.11"),
     "opensuse": Target("rpm", ".suse", "3.11", "python311", zones="timezone"),
 }
-LIBRARIES = {
-    "deb": ("libc6 (>= 2.28)", "libgcc-s1", "libstdc++6", "zlib1g"),
-    "rpm": ("glibc >= 2.28", "libgcc", "libstdc++", "zlib"),
-}
+#: Libraries of the wheels, and what makes users and folders: an image has only these two programs of systemd.
+SYSTEM = {
+    "deb": (
+        "libc6 (>= 2.28)", "libgcc-s1", "libstdc++6", "zlib1g",
+        "systemd | systemd-standalone-sysusers", "systemd | systemd-standalone-tmpfiles",
+    ),
+    "rpm": ("glibc >= 2.28", "libgcc", "libstdc++", "zlib", "systemd"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,16 +169,19 @@ def lay_server(shop: Shop, target: Target, tree: Path) -> None:
     put(papers / "healer.toml", tree / "etc/healer/healer.toml")
     shutil.copytree(commit.source / "rules", tree / "etc/healer/rules")
     units = commit.source / "deploy/systemd"
-    for unit in sorted([*units.glob("*.service"), *units.glob("*.target")]):
+    for unit in sorted(each for each in units.glob("healer*") if each.is_file()):
         if unit.name == "healer.service" or target.systemd >= 247:
-            text = unit.read_text()
-            if target.systemd < 250:
-                text = text.replace("=%d/", "=/run/credentials/%n/")
-            write(tree / "usr/lib/systemd/system" / unit.name, text)
+            write(tree / "usr/lib/systemd/system" / unit.name, unit_text(unit, target))
     put(units / "sysusers.conf", tree / "usr/lib/sysusers.d/healer.conf")
     put(units / "tmpfiles.conf", tree / "usr/lib/tmpfiles.d/healer.conf")
-    if target.systemd >= 247:
-        shutil.copytree(units / "optional", tree / "usr/share/doc/healer/examples/systemd")
+    for drop_in in sorted((units / "optional").glob("*/*.conf")) if target.systemd >= 247 else []:
+        to = tree / "usr/share/doc/healer/examples/systemd" / drop_in.relative_to(units / "optional")
+        write(to, unit_text(drop_in, target))
+    for each in (
+        *commit.source.glob("deploy/grafana/*.json"),
+        *commit.source.glob("deploy/prometheus/*.yml"),
+    ):
+        put(each, tree / "usr/share/healer" / each.parent.name / each.name)
     shutil.copytree(commit.source / "docs", tree / "usr/share/doc/healer/docs", ignore=not_a_page)
     put(papers / "healer.bash", tree / "usr/share/bash-completion/completions/healer")
     zsh = "vendor-completions" if target.kind == "deb" else "site-functions"
@@ -182,6 +190,11 @@ def lay_server(shop: Shop, target: Target, tree: Path) -> None:
     for page in (papers / "man").iterdir():
         pack(page.read_bytes(), tree / "usr/share/man/man1" / f"{page.name}.gz")
     lay_legal(commit, "healer", target.kind, tree)
+
+
+def unit_text(unit: Path, target: Target) -> str:
+    text = unit.read_text()
+    return text if target.systemd >= 250 else text.replace("=%d/", "=/run/credentials/%n/")
 
 
 def not_a_page(folder: str, names: list[str]) -> set[str]:
@@ -201,7 +214,7 @@ def server(shop: Shop, name: str, wheel: Path) -> Package:
         "and repairs them, and proves each step. This is the server: API and console,\n"
         "detector, scheduler and worker.",
         target.kind, target.mark, shop.arch, tree, Scripts("healer"),
-        needs=(*LIBRARIES[target.kind], target.needs, target.zones, "systemd"),
+        needs=(*SYSTEM[target.kind], target.needs, target.zones),
         wishes=("ca-certificates", "munge"),
         config=("/etc/healer/healer.toml", "/etc/healer/rules"),
     )  # fmt: skip
@@ -230,6 +243,10 @@ def node(shop: Shop, kind: str) -> Package:
         kind, "", "noarch", tree, Scripts("healer-node"),
         needs=(python,), wishes=("openssl", "munge"),
     )  # fmt: skip
+
+
+def absolute(path: str) -> Path:
+    return Path(path).absolute()
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -272,6 +289,20 @@ def settle(tree: Path, epoch: int) -> None:
         os.utime(path, (epoch, epoch), follow_symlinks=False)
 
 
+def archive(made: Path, entries: Mapping[str, Path], epoch: int) -> None:
+    """Files and folders by their names in it; the same bytes from the same files."""
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = "root"
+        entry.mtime, entry.mode = epoch, 0o755 if entry.isdir() else 0o644
+        return entry
+
+    with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as file:
+        for name, path in entries.items():
+            file.add(path, name, filter=plain)
+
+
 # --- all of it -------------------------------------------------------------------------------------------
 
 
@@ -308,14 +339,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="HEAD", help="what is packaged (HEAD)")
     parser.add_argument("--version", help="another version than healer's own, to try an upgrade")
     parser.add_argument("--release", default="1", help="of the package, within a version (1)")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the packages (dist)")
-    parser.add_argument("--work", type=Path, help="folder for temporary files: about 1 GB (the system's)")
+    parser.add_argument("--out", type=absolute, default=ROOT / "dist", help="folder of the packages (dist)")
+    parser.add_argument("--work", type=absolute, help="folder for temporary files: about 1 GB (the system's)")
     parser.add_argument("--quick", action="store_true", help="weak compression, to try packages sooner")
     asked = parser.parse_args(arguments)
     asked.names = asked.names or every
     if unknown := set(asked.names) - set(every):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
-    asked.out = asked.out.absolute()
     missing = [name for name in ("dpkg-deb", "rpmbuild") if shutil.which(name) is None]
     if missing:
         parser.error(f"{', '.join(missing)} is missing: install Debian's packages dpkg and rpm")

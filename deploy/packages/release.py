@@ -10,11 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from build import ARCHES, TARGETS
+from build import ARCHES, TARGETS, archive
+from image import BASE
 
 from healer import __version__
 from healer.bootstrap.node_keys import read_key, sign
@@ -55,15 +55,7 @@ def bundle(folder: Path, version: str) -> Path:
     """All of it in one archive, for a site without a network; the same bytes from the same files."""
     made = folder.with_name(f"healer-{version}-offline.tar")
     epoch = int(subprocess.check_output(["git", "show", "-s", "--format=%ct"], cwd=ROOT))
-
-    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.uid = entry.gid = 0
-        entry.uname = entry.gname = "root"
-        entry.mtime, entry.mode = epoch, 0o755 if entry.isdir() else 0o644
-        return entry
-
-    with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as archive:
-        archive.add(folder, f"healer-{version}", filter=plain)
+    archive(made, {f"healer-{version}": folder}, epoch)
     return made
 
 
@@ -76,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", choices=ARCHES, action="append", help="machines of the server (both)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder, emptied first (dist)")
     parser.add_argument("--offline", action="store_true", help="also one archive beside the folder")
+    parser.add_argument("--image", action="store_true", help="also the image; see tools/image")
     parser.add_argument("--quick", action="store_true", help="weak compression, to try it")
     asked = parser.parse_args(arguments)
     if subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=ROOT, check=False).returncode:
@@ -107,6 +100,11 @@ def make(asked: argparse.Namespace) -> Path:
         if names:
             options = ["--arch", arch, "--out", asked.out, *(["--quick"] if asked.quick else [])]
             subprocess.run([sys.executable, HERE / "build.py", *names, *options], check=True)
+    if asked.image:
+        [package] = asked.out.glob(f"healer_*{TARGETS[BASE].mark}_amd64.deb")
+        subprocess.run(
+            [sys.executable, HERE / "image.py", "--package", package, "--out", asked.out], check=True
+        )
     bill = asked.out / f"healer-{__version__}.cdx.json"
     subprocess.run([sys.executable, ROOT / "tools/sbom", bill], check=True)
     shutil.copyfile(ROOT / "CHANGELOG.md", asked.out / "CHANGELOG.md")

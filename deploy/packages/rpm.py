@@ -82,7 +82,7 @@ def text(package: Package, commit: Commit) -> str:
 def files(package: Package) -> list[str]:
     """Whole folders of our own, and single files in those of the system."""
     config = set(package.config_files())
-    own = ("opt/healer", "usr/lib/healer", "usr/share/healer-node", f"usr/share/doc/{package.name}")
+    own = ("opt/healer", "usr/lib/healer", f"usr/share/{package.name}", f"usr/share/doc/{package.name}")
     rows = [f"/{each}\n" for each in own if (package.tree / each).is_dir()]
     for path in sorted(package.tree.rglob("*")):
         name = str(path.relative_to(package.tree))

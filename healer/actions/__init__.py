@@ -88,12 +88,12 @@ WAITS = _looks(
         "job_end": waits.job_end,
         "checkpoint": waits.checkpoint,
         "job_runs": waits.job_runs,
-        "lifted": waits.lifted,
+        "lifted": checks.lifted,
         "time": waits.time,
         "approval": waits.approval,
-        "empty": waits.empty,
-        "told_out": waits.reports_ended,
-        "reached": waits.reached,
+        "empty": checks.empty,
+        "told_out": checks.reports_ended,
+        "reached": checks.reached,
         "repair": waits.repair,
     }
 )

@@ -1,19 +1,43 @@
-"""Asks the node itself whether it is so what a relay says of it, in lines or in figures (law 2)."""
+"""Asks the node itself whether it is so what others say of it, in lines or in figures (law 2)."""
 
-from healer.actions.base import Context, Done, Result, read_node, tried
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from healer.actions.base import Context, Done, Result, read_node, read_slurm, tried
+from healer.decisions.book_mismatch import CLOCKS_DIFFER
+from healer.detection.readings import Reading, read
 from healer.incidents.second_look import (
     LookAnswer,
+    LookResult,
     asked_by,
     judge_figures,
     judge_look,
     opening_of,
     unknown_answer,
 )
-from healer.ports.node_exec import NodeError
+from healer.model import (
+    HARDWARE,
+    Component,
+    Evidence,
+    Incident,
+    Observation,
+    Ruleset,
+    Sense,
+    SlurmJob,
+    SlurmNode,
+)
+from healer.ports.node_exec import NodeError, NodeExec
+from healer.signals.kernel_log import parse_line
 from healer.text import said_by, say, to_stored
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
+#: The most for the worker's own look at a node that is surely unusable.
+OWN_LOOK_S = 4.5
+#: Of the faults that nvidia-smi shows, those with which a GPU is surely gone.
+_GONE = ("gpu-count-low", "gpu-row-remap-failed")
 
 
 def second_look(ctx: Context) -> Result:
@@ -27,24 +51,112 @@ def _answer(ctx: Context) -> LookAnswer:
     claims = asked_by(ctx.incident, ctx.run.id) if ctx.incident is not None else ()
     if ctx.incident is None or not claims:
         return unknown_answer(say("actions.second_look_no_claim"))
-    if ctx.tools.nodes is None:
-        return unknown_answer(say("actions.second_look_no_way"))
     waited_s = (ctx.tools.now() - ctx.run.created_at).total_seconds()
     limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
-    claim = claims[0]
+    claim, fault = claims[0], ctx.incident.fault
+    if claim.line:
+        repaired = ctx.run.input.get("repaired_at")
+        return _ask_of_line(ctx, claim, limit_s, datetime.fromisoformat(repaired) if repaired else None)
+    return _ask(ctx, lambda nodes: judge_figures(fault, _shown(ctx, nodes, limit_s), ctx.tools.now()))
+
+
+def check_unusable(ctx: Context, rules: Ruleset, repaired_at: datetime | None) -> LookAnswer:
+    """What this process itself sees of a node that others wrote to be surely unusable: Slurm's state, a
+    record of the kernel since its last repair that means so by these rules, or what nvidia-smi shows. Asks
+    the node once."""
+    shown = tried(lambda: read_node(ctx))
+    if away := _away(shown):
+        return away
+    evidence = ctx.incident.evidence if ctx.incident is not None else ()
+    claims = [claim for claim in evidence if claim.unusable and claim.component.node == ctx.node]
+    for claim in reversed(claims):
+        reading = _reading_of(rules, claim, shown)
+        if reading is not None and reading.unusable:
+            return _ask_of_line(ctx, claim, OWN_LOOK_S, repaired_at)
+    return _ask_of_figures(ctx, _GONE)
+
+
+def check_restart(ctx: Context, job: SlurmJob, incident: Incident, rules: Ruleset) -> LookAnswer:
+    """What this process itself sees of a fault that others wrote to have ended the work of this running job:
+    Slurm's state, a record of the kernel from during its present life that is a hardware fault by these
+    rules, or what nvidia-smi shows. Asks the node at most twice."""
+    node = ctx.run.node or incident.root.node
+    ctx = msgspec.structs.replace(ctx, run=msgspec.structs.replace(ctx.run, node=node))
+    on_node = read_slurm(lambda: ctx.tools.scheduler.jobs_on(ctx.node)) if node is not None else []
+    claims = [item for item in incident.evidence if item.fatal or item.unusable]
+    claims = [item for item in claims if item.component.node == node]
+    if not claims or job.id not in {each.leader for each in on_node}:
+        return LookAnswer(result=LookResult.denied, text=say("actions.not_of_this_job", job=job.title))
+    shown = tried(lambda: read_node(ctx))
+    if away := _away(shown):
+        return away
+    for claim in reversed(claims):
+        reading = _reading_of(rules, claim, shown)
+        if reading is not None and reading.fault_class in HARDWARE:
+            answer = _ask_of_line(ctx, claim, OWN_LOOK_S)
+            if job.start_at is None or answer.at is None or answer.at > job.start_at - CLOCKS_DIFFER:
+                return answer
+            now = _ask_of_figures(ctx, (*_GONE, incident.fault))
+            early = LookAnswer(result=LookResult.denied, text=say("actions.of_before_the_job", job=job.title))
+            return now if now.result is LookResult.agreed else early
+    return _ask_of_figures(ctx, (*_GONE, incident.fault))
+
+
+def _away(shown: SlurmNode | None) -> LookAnswer | None:
+    """Slurm itself shows that the node does not answer."""
+    if shown is None or shown.responding:
+        return None
+    text = say("actions.slurm_shows_it_away", state="+".join(shown.state))
+    return LookAnswer(result=LookResult.agreed, text=text, sense=Sense.slurm)
+
+
+def _reading_of(rules: Ruleset, claim: Evidence, shown: SlurmNode | None) -> Reading | None:
+    """By the catalogues of this process, whatever the claim says of its own line."""
+    parsed = parse_line(claim.line, rules.kernel_lines) if claim.line else None
+    if parsed is None:
+        return None
+    seen = Observation(
+        digest=claim.digest, kind=parsed.kind, component=Component(cluster=claim.component.cluster),
+        event_at=claim.at, arrived_at=claim.at, code=parsed.code, text=parsed.text, data=parsed.data,
+    )  # fmt: skip
+    return read(rules, seen, shown)
+
+
+def _ask_of_figures(ctx: Context, faults: Sequence[str]) -> LookAnswer:
+    """Whether nvidia-smi on the node shows one of these now."""
+
+    def judged(nodes: NodeExec) -> LookAnswer:
+        seen = _shown(ctx, nodes, OWN_LOOK_S)
+        answers = [judge_figures(fault, seen, ctx.tools.now()) for fault in faults]
+        return next((answer for answer in answers if answer.result is LookResult.agreed), answers[0])
+
+    return _ask(ctx, judged)
+
+
+def _ask_of_line(
+    ctx: Context, claim: Evidence, limit_s: float, repaired_at: datetime | None = None
+) -> LookAnswer:
+    opening, pci = opening_of(claim.line), claim.component.pci
+
+    def judged(nodes: NodeExec) -> LookAnswer:
+        seen = nodes.second_look(ctx.node, opening, pci, limit_s)
+        return judge_look(claim, seen, ctx.tools.now(), repaired_at)
+
+    return _ask(ctx, judged)
+
+
+def _ask(ctx: Context, judged: Callable[[NodeExec], LookAnswer]) -> LookAnswer:
+    if ctx.tools.nodes is None:
+        return unknown_answer(say("actions.second_look_no_way"))
     try:
-        if not claim.line:
-            return judge_figures(ctx.incident.fault, _shown(ctx, limit_s), ctx.tools.now())
-        seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
+        return judged(ctx.tools.nodes)
     except NodeError as error:
         return unknown_answer(say("actions.second_look_no_answer", error=said_by(error)))
-    return judge_look(claim, seen, ctx.tools.now())
 
 
-def _shown(ctx: Context, limit_s: float) -> dict[str, bool]:
+def _shown(ctx: Context, nodes: NodeExec, limit_s: float) -> dict[str, bool]:
     """What nvidia-smi on the node shows now. Raises NodeError."""
-    assert ctx.tools.nodes is not None
-    memory, node = ctx.tools.nodes.memory_state(ctx.node, limit_s), tried(lambda: read_node(ctx))
+    memory, node = nodes.memory_state(ctx.node, limit_s), tried(lambda: read_node(ctx))
     if node is None or node.gpus_shared:
         return memory.shown
     return memory.shown | {"missing": memory.gpus < node.gpus}

@@ -16,6 +16,7 @@ from healer.model import (
     NodeHistory,
     Permit,
     Reference,
+    Ruleset,
     Run,
     SiteCommand,
     SlurmJob,
@@ -90,6 +91,9 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = lambda: ("root",)
     nodes: NodeExec | None = None
+    #: The rules by which the worker reads what other parts write of a fault. With them that passes no cap and
+    #: restarts no job until the worker has seen it for itself.
+    claim_rules: Callable[[], Ruleset] | None = None
     bmc: Bmc | None = None
     checkpoints: Checkpoints | None = None
     evidence: EvidenceBook | None = None
@@ -102,6 +106,10 @@ class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
     #: The tests of `rules/validation` by name, and the tests of each depth.
     scripts: Mapping[str, str] = {}
     validation: Validation = Validation()
+
+    @property
+    def checks_claims(self) -> bool:
+        return self.claim_rules is not None
 
 
 class StepClaim(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,7 @@
-"""Steps that only check: the jobs hit, whether the node answers, whether the fault is still there."""
+"""Steps that look at the node and its fault, once or until it is so: the jobs hit, whether it answers, is
+empty or freed, whether the fault is still there or still reported."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -10,14 +12,17 @@ from healer.actions.base import (
     Done,
     Failed,
     Result,
+    held_by,
     holder_of,
+    holds,
     read_node,
+    read_node_and_jobs,
     reason_given,
     slurm_silent,
     whole_jobs,
 )
-from healer.incidents.growth import MEASURED, senses_of, senses_text, why_not_looked, why_too_few_senses
-from healer.incidents.impact import CRASH_WINDOW, crashed_among, hit_by_evidence, moments_of
+from healer.incidents.certainty import MEASURED, senses_of, senses_text, why_not_looked, why_too_few_senses
+from healer.incidents.impact import CRASH_WINDOW, PICTURE_AGE, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
@@ -27,11 +32,14 @@ from healer.model import (
     Incident,
     Remedy,
     SlurmJob,
+    SlurmNode,
     SlurmSnapshot,
 )
-from healer.model.slurm import is_empty_reason, slurm_kind
+from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 from healer.text import Said, quoted, said_by, say
+
+LOOK_AGAIN_S = 5.0
 
 
 def list_jobs(ctx: Context) -> Result:
@@ -69,8 +77,23 @@ def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
     if Remedy.requeue_job in incident.remedy:
         return left  # they lost data, whatever became of them since
     shown = {name: ctx.tools.scheduler.job(name) for name in left}
+    moved = _moved_on(incident, shown)
     return {
-        name for name, job in shown.items() if job is None or _ended_after(incident, job, ctx.tools.now())
+        name
+        for name, job in shown.items()
+        if job is None or name in moved or _ended_after(incident, job, ctx.tools.now())
+    }
+
+
+def _moved_on(incident: Incident, shown: Mapping[str, SlurmJob | None]) -> set[str]:
+    """Jobs whose life at the time of the fault is over. A fault that was heard of at once may rest on a
+    picture of Slurm that is older than their restart."""
+    first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
+    lives = {hit.job: hit.restart for hit in incident.hit} if incident.opened - first > PICTURE_AGE else {}
+    return {
+        name
+        for name, job in shown.items()
+        if job is not None and job.restarts > lives.get(name, job.restarts)
     }
 
 
@@ -250,3 +273,94 @@ def history(ctx: Context) -> Result:
         "out_s": round(out_of_service(found, since, now).total_seconds()),
     }
     return Done(text, data)
+
+
+def who_holds(holder: Said, node: SlurmNode) -> Said:
+    return say("actions.waits_holder", holder=holder, node=node.name, reason=reason_given(node))
+
+
+# --- waits for the node
+
+
+def empty(ctx: Context) -> Result:
+    """The node is drained, and no job is on it."""
+    node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
+    if jobs:
+        text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=node.name)
+        return Again(text, LOOK_AGAIN_S)
+    if node.busy:
+        return Again(say("actions.waits_work_on", node=node.name), LOOK_AGAIN_S)
+    if not node.drain:
+        return Again(say("actions.not_drained", node=node.name), LOOK_AGAIN_S)
+    return Done(say("actions.waits_empty", node=node.name))
+
+
+#: The longest wait for a broken GPU to stop logging.
+LONGEST_REPORTS = timedelta(minutes=15)
+
+
+def reports_ended(ctx: Context) -> Result:
+    """A failure logs its lines over minutes, and all of them together select the remedy. Over once nothing
+    new came for `input.still_s`."""
+    incident, now = ctx.incident, ctx.tools.now()
+    still = timedelta(seconds=int(ctx.step.input["still_s"]))
+    if incident is None:
+        return Done(say("actions.waits_no_incident"))
+    lines = reported_since(incident, incident.opened)
+    last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
+    left_s = (last + still - now).total_seconds()
+    if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:
+        return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
+    return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))
+
+
+def reached(ctx: Context) -> Result:
+    """Waits until Slurm reaches a node that it took out itself. A node back in service ends the run."""
+    node = read_node(ctx, after_s=5.0)
+    state = "+".join(node.state)
+    if not node.held:
+        return Done(say("actions.waits_nothing_to_take", node=node.name, state=state), {"ends_run": True})
+    if slurm_kind(node.reason) is None and (holder := holder_of(node)):
+        return held_by(holder, node)
+    if "NOT_RESPONDING" in node.state:
+        return Again(say("actions.not_reached", node=node.name, state=state), 5.0)
+    return Done(say("actions.waits_reached", node=node.name, state=state), {"state": list(node.state)})
+
+
+# --- another owner's drain: healer waits for its end and never lifts it (law 5)
+
+
+OWNER_AGAIN_S = 30.0
+
+
+def lifted(ctx: Context) -> Result:
+    """The drain is over, or it is healer's or Slurm's own by now, which ends the run. `input.lasts_s`: the
+    wait before the owner is asked again; without it the wait has no end.
+
+    A new reason counts as the owner's answer: the time starts again. An owner who acknowledged the incident
+    is not asked again.
+    """
+    # From the stored picture: hundreds of drains that last for weeks must not query Slurm all the time.
+    shown = ctx.tools.picture()
+    if shown is None:
+        return Again(say("actions.waits_no_picture"), OWNER_AGAIN_S)
+    node = shown.nodes.get(ctx.node)
+    if node is None:
+        return Done(say("actions.waits_node_forgotten", node=ctx.node), {"ends_run": True})
+    if not node.held:
+        return Done(say("actions.waits_not_held", node=node.name), {"ends_run": True})
+    if is_ours(node.reason) or slurm_kind(node.reason):
+        return Done(say("actions.waits_held_by_none", node=node.name, reason=node.reason), {"ends_run": True})
+    taken = ctx.incident.acknowledged_by if ctx.incident is not None else None
+    if taken is not None:
+        return Again(say("actions.waits_taken", who=taken), OWNER_AGAIN_S)
+    lasts_s = ctx.step.input.get("lasts_s")
+    text = who_holds(holds(node), node)
+    if lasts_s is None:
+        return Again(text, OWNER_AGAIN_S)
+    since = max(ctx.began_at, node.reason_at) if node.reason_at is not None else ctx.began_at
+    until = since + timedelta(seconds=int(lasts_s))
+    left_s = (until - ctx.tools.now()).total_seconds()
+    if left_s <= 0:
+        return Done(say("actions.waits_no_answer", text=text, since=f"{since:%Y-%m-%d %H:%M}"))
+    return Again(text, min(OWNER_AGAIN_S, left_s))

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from healer.actions import release, spares
+from healer.actions.ask_node import check_restart
 from healer.actions.base import (
     Action,
     Again,
@@ -23,13 +24,18 @@ from healer.actions.base import (
     read_job,
     restarts_known,
 )
+from healer.decisions import proposal_of
 from healer.decisions.comments import wish_of
+from healer.decisions.consent import is_agreed
 from healer.incidents.impact import crashed_among, moments_of
-from healer.model import LogEntry, SlurmJob, StepEvent
+from healer.incidents.second_look import LookResult
+from healer.model import LogEntry, SlurmJob, StepEvent, Verb
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.text import Said, said_by, say
 
 LOOK_AGAIN_S = 1.0
+#: A node that gives no clear answer is asked again so often, and for so long, before its own word counts.
+ASKS_AGAIN_S, ASKED_FOR = 5.0, timedelta(seconds=20)
 
 
 def save_first(ctx: Context, job: SlurmJob) -> Again | None:
@@ -243,10 +249,31 @@ def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
         return None
     if ctx.item is not None and not _still_ours(ctx):
         return Skipped(say("actions.requeue_given_back", node=ctx.node, job=job.title))
+    if (left := _unseen(ctx, job)) is not None:
+        return left
     if (saves := save_first(ctx, job)) is not None:
         return saves
     ctx.fence()
     ctx.tools.scheduler.requeue(job.id)
+    return None
+
+
+def _unseen(ctx: Context, job: SlurmJob) -> Again | Skipped | None:
+    """Why the job keeps running: that a fault has ended its work is what other parts wrote, and the node says
+    otherwise. A node that cannot be asked is believed by its own word, as where there is no way to ask
+    (law 2). What its owner or a person agreed to needs no such look."""
+    rules, incident = ctx.tools.claim_rules, ctx.incident
+    if rules is None or incident is None or _signal_entry(ctx) is not None:
+        return None
+    asked = proposal_of(ctx.run, Verb.requeue, incident, job=ctx.job, restarts=ctx.restarts)
+    if asked.by is not None or is_agreed(asked) or not (asked.fatal or asked.unusable):
+        return None
+    seen = check_restart(ctx, job, incident, rules())
+    why = {"job": job.title, "text": seen.text}
+    if seen.result is LookResult.denied:
+        return Skipped(say("actions.requeue_not_seen", **why))
+    if seen.result is LookResult.unknown and ctx.tools.now() - ctx.began_at < ASKED_FOR:
+        return Again(say("actions.requeue_looks_first", **why), ASKS_AGAIN_S)
     return None
 
 

@@ -1,14 +1,9 @@
 """Tickets and messages. They are queued with a stable id; no step waits for their delivery."""
 
-from datetime import datetime, timedelta
-
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
-from healer.incidents.incident_verdict import verdict_sentence
 from healer.model import (
     About,
-    Evidence,
-    Incident,
     LogEntry,
     Message,
     Severity,
@@ -18,8 +13,8 @@ from healer.model import (
     TicketStage,
 )
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.telling.news import about_incident
-from healer.text import NO_WORDS, Said, joined, quoted, said_by, say
+from healer.telling.news import about_incident, ticket_words
+from healer.text import NO_WORDS, Said, joined, said_by, say
 
 #: The most jobs whose restart a ticket or message names one by one.
 _JOBS_NAMED = 10
@@ -89,17 +84,6 @@ def _found(ctx: Context) -> list[Said]:
     return [say("actions.ticket_found", text=text) for text in dict.fromkeys(entry.text for entry in over)]
 
 
-def _held(incident: Incident, now: datetime) -> list[Said]:
-    """The owner of the drain that the incident is about, and its age."""
-    if incident.owner is None:
-        return []
-    since = incident.owner_since or incident.opened
-    hours = (now - since) / timedelta(hours=1)
-    days = say("actions.ticket_days", n=hours / 24)
-    age = days if hours >= 48 else say("actions.ticket_hours", n=hours)
-    return [say("actions.ticket_held", owner=incident.owner, since=f"{since:%Y-%m-%d %H:%M}", age=age)]
-
-
 def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[Said]:
     """What this run did for each job hit: whose work was lost is to know whether it runs again."""
     did = ((job, outcome_of(ctx.log, job)) for job in jobs[:_JOBS_NAMED])
@@ -113,28 +97,7 @@ def _describe(ctx: Context) -> tuple[Said, Said]:
             "actions.ticket_title_of_run", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
         )
         return title, joined([ctx.run.reason, *_found(ctx)], "line")
-    none = say("actions.ticket_none")
-    lines = [
-        verdict_sentence(incident),
-        say("actions.ticket_where", where=str(incident.root)),
-        *_held(incident, ctx.tools.now()),
-        *_found(ctx),
-        say("actions.jobs_hit", jobs=joined(incident.jobs_hit, "comma") or none),
-        *_restarts(ctx, incident.jobs_hit),
-        say("actions.ticket_remedy", remedy=joined(map(quoted, incident.remedy), "comma") or none),
-        *(_evidence(evidence) for evidence in incident.evidence[:5]),
-    ]
-    title = say(
-        "actions.ticket_title",
-        severity=str(incident.severity),
-        where=str(incident.root),
-        title=incident.title,
-    )
-    return title, joined(lines, "line")
-
-
-def _evidence(evidence: Evidence) -> Said:
-    return say("actions.ticket_evidence", text=quoted(evidence.line) or evidence.text)
+    return ticket_words(incident, ctx.tools.now(), _found(ctx), _restarts(ctx, incident.jobs_hit))
 
 
 def open_ticket(ctx: Context) -> Result:

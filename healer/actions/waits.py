@@ -1,4 +1,4 @@
-"""Steps that wait: for a good moment, an empty node, a person."""
+"""Steps that wait for jobs and people: the end of a job, its checkpoint, an approval, a repair, a time."""
 
 from datetime import datetime, timedelta
 
@@ -10,26 +10,20 @@ from healer.actions.base import (
     Result,
     Skipped,
     first_logged,
-    held_by,
     holder_of,
-    holds,
     read_job,
     read_job_of_run,
-    read_node,
     read_node_and_jobs,
-    reason_given,
     slurm_silent,
     tried,
 )
-from healer.actions.checks import cleared, reported_since
+from healer.actions.checks import LOOK_AGAIN_S, cleared, who_holds
 from healer.decisions.comments import restart_consent, wish_of
 from healer.decisions.consent import why_not_restartable
 from healer.model import SlurmJob, SlurmNode
-from healer.model.slurm import is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable
 from healer.text import Said, joined, quoted, say
 
-LOOK_AGAIN_S = 5.0
 #: How long a checkpoint counts as a good moment, in seconds: the job goes on computing after it.
 MOMENT_S = 60
 
@@ -46,7 +40,7 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return over
     node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     if holder := holder_of(node):
-        return Again(_holder(holder, node), LOOK_AGAIN_S)
+        return Again(who_holds(holder, node), LOOK_AGAIN_S)
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
     if waits and _is_late(ctx):
@@ -59,10 +53,6 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return _no_job_on(node)
     names = [job.id for job in alive]
     return Done(say("actions.waits_saved", jobs=", ".join(names)), {"moment_s": MOMENT_S, "jobs_then": names})
-
-
-def _holder(holder: Said, node: SlurmNode) -> Said:
-    return say("actions.waits_holder", holder=holder, node=node.name, reason=reason_given(node))
 
 
 def _no_job_on(node: SlurmNode) -> Done:
@@ -129,38 +119,6 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
     if any(at is not None and ctx.tools.now() - at <= lasts for at in kept):
         return None
     return Again(say("actions.next_checkpoint", job=job.id), LOOK_AGAIN_S)
-
-
-def empty(ctx: Context) -> Result:
-    """The node is drained, and no job is on it."""
-    node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
-    if jobs:
-        text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=node.name)
-        return Again(text, LOOK_AGAIN_S)
-    if node.busy:
-        return Again(say("actions.waits_work_on", node=node.name), LOOK_AGAIN_S)
-    if not node.drain:
-        return Again(say("actions.not_drained", node=node.name), LOOK_AGAIN_S)
-    return Done(say("actions.waits_empty", node=node.name))
-
-
-#: The longest wait for a broken GPU to stop logging.
-LONGEST_REPORTS = timedelta(minutes=15)
-
-
-def reports_ended(ctx: Context) -> Result:
-    """A failure logs its lines over minutes, and all of them together select the remedy. Over once nothing
-    new came for `input.still_s`."""
-    incident, now = ctx.incident, ctx.tools.now()
-    still = timedelta(seconds=int(ctx.step.input["still_s"]))
-    if incident is None:
-        return Done(say("actions.waits_no_incident"))
-    lines = reported_since(incident, incident.opened)
-    last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
-    left_s = (last + still - now).total_seconds()
-    if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:
-        return Done(say("actions.waits_reports_over" if left_s <= 0 else "actions.waits_reports_last"))
-    return Again(say("actions.waits_reports_more", node=ctx.node), max(1.0, left_s))
 
 
 def repair(ctx: Context) -> Result:
@@ -233,55 +191,3 @@ def _runs_again(ctx: Context, job: SlurmJob) -> Said:
     if spare in job.nodes:
         return say("actions.waits_job_runs_spare", text=text, spare=spare, node=ctx.node)
     return say("actions.waits_job_runs_no_spare", text=text, spare=spare)
-
-
-def reached(ctx: Context) -> Result:
-    """Waits until Slurm reaches a node that it took out itself. A node back in service ends the run."""
-    node = read_node(ctx, after_s=5.0)
-    state = "+".join(node.state)
-    if not node.held:
-        return Done(say("actions.waits_nothing_to_take", node=node.name, state=state), {"ends_run": True})
-    if slurm_kind(node.reason) is None and (holder := holder_of(node)):
-        return held_by(holder, node)
-    if "NOT_RESPONDING" in node.state:
-        return Again(say("actions.not_reached", node=node.name, state=state), 5.0)
-    return Done(say("actions.waits_reached", node=node.name, state=state), {"state": list(node.state)})
-
-
-# --- another owner's drain: healer waits for its end and never lifts it (law 5)
-
-
-OWNER_AGAIN_S = 30.0
-
-
-def lifted(ctx: Context) -> Result:
-    """The drain is over, or it is healer's or Slurm's own by now, which ends the run. `input.lasts_s`: the
-    wait before the owner is asked again; without it the wait has no end.
-
-    A new reason counts as the owner's answer: the time starts again. An owner who acknowledged the incident
-    is not asked again.
-    """
-    # From the stored picture: hundreds of drains that last for weeks must not query Slurm all the time.
-    shown = ctx.tools.picture()
-    if shown is None:
-        return Again(say("actions.waits_no_picture"), OWNER_AGAIN_S)
-    node = shown.nodes.get(ctx.node)
-    if node is None:
-        return Done(say("actions.waits_node_forgotten", node=ctx.node), {"ends_run": True})
-    if not node.held:
-        return Done(say("actions.waits_not_held", node=node.name), {"ends_run": True})
-    if is_ours(node.reason) or slurm_kind(node.reason):
-        return Done(say("actions.waits_held_by_none", node=node.name, reason=node.reason), {"ends_run": True})
-    taken = ctx.incident.acknowledged_by if ctx.incident is not None else None
-    if taken is not None:
-        return Again(say("actions.waits_taken", who=taken), OWNER_AGAIN_S)
-    lasts_s = ctx.step.input.get("lasts_s")
-    text = _holder(holds(node), node)
-    if lasts_s is None:
-        return Again(text, OWNER_AGAIN_S)
-    since = max(ctx.began_at, node.reason_at) if node.reason_at is not None else ctx.began_at
-    until = since + timedelta(seconds=int(lasts_s))
-    left_s = (until - ctx.tools.now()).total_seconds()
-    if left_s <= 0:
-        return Done(say("actions.waits_no_answer", text=text, since=f"{since:%Y-%m-%d %H:%M}"))
-    return Again(text, min(OWNER_AGAIN_S, left_s))

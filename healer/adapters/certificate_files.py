@@ -14,6 +14,8 @@ import structlog
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from healer.text import said_by, say
+
 log = structlog.get_logger()
 #: The files are looked at this often at most, when a client connects.
 LOOK_S = 1.0
@@ -89,9 +91,9 @@ class CertificateFiles:
         try:
             context.load_cert_chain(self._cert, self._key, password=_no_passphrase)
         except (ssl.SSLError, OSError) as error:
-            why = "the key is not that of the certificate" if _is_mismatch(error) else _words(error)
+            why = say("adapters.tls_other_key") if _is_mismatch(error) else _words(error)
             raise CertificateUnusable(
-                f"HEALER_TLS_CERT {self._cert} and HEALER_TLS_KEY {self._key} cannot be used: {why}"
+                say("setup.tls_cert_tls_key", cert=str(self._cert), tls_key=str(self._key), why=why)
             ) from None
         if self._client_ca is not None:
             check_readable("HEALER_TLS_CLIENT_CA", self._client_ca)
@@ -99,7 +101,7 @@ class CertificateFiles:
                 context.load_verify_locations(self._client_ca)
             except (ssl.SSLError, OSError) as error:
                 raise CertificateUnusable(
-                    f"HEALER_TLS_CLIENT_CA {self._client_ca} holds no certificate: {_words(error)}"
+                    say("setup.tls_client_ca_holds", client_ca=str(self._client_ca), why=_words(error))
                 ) from None
             context.verify_mode = ssl.CERT_OPTIONAL
         return context
@@ -112,7 +114,9 @@ def read_certificate(path: Path) -> Certificate:
         found = x509.load_pem_x509_certificate(path.read_bytes())
         names = _names(found)
     except (ValueError, OSError) as error:
-        raise CertificateUnusable(f"HEALER_TLS_CERT {path} holds no certificate: {error}") from None
+        raise CertificateUnusable(
+            say("setup.tls_cert_holds_no", path=str(path), why=said_by(error))
+        ) from None
     return Certificate(names, found.not_valid_before_utc, found.not_valid_after_utc)
 
 
@@ -133,7 +137,9 @@ def check_readable(setting: str, path: Path) -> None:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise CertificateUnusable(f"{setting} names {path}, which cannot be read: {error.strerror}") from None
+        raise CertificateUnusable(
+            say("setup.names_cannot_read", setting=setting, path=str(path), why=error.strerror)
+        ) from None
 
 
 def _stamp_of(path: Path) -> object:
@@ -145,7 +151,7 @@ def _stamp_of(path: Path) -> object:
 
 
 def _no_passphrase() -> str:
-    raise OSError("the key has a passphrase, which nobody can type here")  # OpenSSL would ask the terminal
+    raise OSError(say("adapters.tls_passphrase"))  # OpenSSL would ask the terminal
 
 
 def _is_mismatch(error: Exception) -> bool:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from healer.ports.callers import Credential, CredentialRefused
 from healer.ports.request_errors import Unavailable
+from healer.text import Said, say
 
+DEFAULT_SOCKET = Path("/run/munge/munge.socket.2")
 _FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/munge/bin")
 #: munged answers within milliseconds.
 TIMEOUT_S = 3.0
@@ -16,9 +18,9 @@ _EXPIRED, _REWOUND, _REPLAYED = 15, 16, 17
 #: Local problems such as the key, the socket or memory; not the credential's fault.
 _LOCAL_ERRORS = range(1, 8)
 _WHY = {
-    8: "it is no munge credential",
-    14: "the munge key of this cluster did not make it: another munge realm, or a damaged credential",
-    18: "it was not made for healer's user",
+    8: say("adapters.munge_none"),
+    14: say("adapters.munge_key"),
+    18: say("adapters.munge_user"),
 }
 _META = re.compile(rb"^([A-Z_]+): +([^\n]*)$", re.MULTILINE)
 
@@ -29,30 +31,39 @@ class Munge:
     def __init__(self, socket: Path | None = None) -> None:
         self._socket = socket
 
+    def encode(self) -> str:
+        """A credential of this process, without a payload."""
+        done = self._run("munge", "--no-input")
+        if done.returncode:
+            raise _not_working(done)
+        return done.stdout.decode("ascii", "replace").strip()
+
     def decode(self, credential: str) -> Credential:
-        program = next((path for folder in _FOLDERS if (path := Path(folder, "unmunge")).exists()), None)
-        if program is None:
-            raise Unavailable("unmunge was not found on healer's machine, so no node can enrol itself")
-        command = [str(program), "--numeric"] + ([f"--socket={self._socket}"] if self._socket else [])
-        try:
-            done = subprocess.run(
-                command,
-                input=credential.encode(),
-                capture_output=True,
-                env={},
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Unavailable(f"unmunge did not end well: {error}") from None
+        done = self._run("unmunge", "--numeric", text=credential)
         if done.returncode < 0 or done.returncode in _LOCAL_ERRORS:
-            message = " ".join(done.stderr.decode(errors="replace").split())[:300]
-            raise Unavailable(f"munge does not work on healer's machine: {message or done.returncode}")
+            raise _not_working(done)
         is_decoded = done.returncode in {0, _EXPIRED, _REWOUND, _REPLAYED}
         decoded = _read(done.stdout) if is_decoded else None
         if done.returncode or decoded is None:
             raise CredentialRefused(_why(done.returncode, decoded))
         return decoded
+
+    def _run(self, name: str, option: str, *, text: str = "") -> subprocess.CompletedProcess[bytes]:
+        program = next((path for folder in _FOLDERS if (path := Path(folder, name)).exists()), None)
+        if program is None:
+            raise Unavailable(say("adapters.munge_missing", name=name))
+        command = [str(program), option] + ([f"--socket={self._socket}"] if self._socket else [])
+        try:
+            return subprocess.run(
+                command, input=text.encode(), capture_output=True, env={}, timeout=TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Unavailable(say("adapters.munge_failed", name=name, error=str(error))) from None
+
+
+def _not_working(done: subprocess.CompletedProcess[bytes]) -> Unavailable:
+    message = " ".join(done.stderr.decode(errors="replace").split())[:300]
+    return Unavailable(say("adapters.munge_broken", error=message or str(done.returncode)))
 
 
 class NoMunge:
@@ -63,10 +74,7 @@ class NoMunge:
         self._cluster = cluster
 
     def decode(self, credential: str) -> Credential:
-        raise CredentialRefused(
-            f"healer opens none for the cluster {self._cluster}: where it looks after several, each needs "
-            "HEALER_MUNGE_SOCKET in its own table"
-        )
+        raise CredentialRefused(say("adapters.munge_no_socket", cluster=self._cluster))
 
 
 def _read(out: bytes) -> Credential | None:
@@ -85,14 +93,10 @@ def _read(out: bytes) -> Credential | None:
         return None
 
 
-def _why(status: int, credential: Credential | None) -> str:
+def _why(status: int, credential: Credential | None) -> Said:
     if status in {_EXPIRED, _REWOUND} and credential is not None:
         apart_s = (credential.decoded_at - credential.encoded_at).total_seconds()
-        when, way = ("ago", "behind") if apart_s > 0 else ("from now", "ahead of")
-        return (
-            f"it was made {abs(apart_s):.0f} s {when}: the node's clock is {way} healer's; synchronise both "
-            "by NTP"
-        )
+        return say("adapters.munge_behind" if apart_s > 0 else "adapters.munge_ahead", seconds=abs(apart_s))
     if status == _REPLAYED:
-        return "it was used before; each attempt needs a new one"
-    return _WHY.get(status, f"munge refuses it (error {status})")
+        return say("adapters.munge_replayed")
+    return _WHY.get(status, say("adapters.munge_error", status=status))

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from healer.adapters.secret_file import create_once
+from healer.text import say
 
 KEY_FILE = "audit-key"
 PUBLIC_FILE = "audit-keys.pub"
@@ -124,13 +125,12 @@ def _create(path: Path) -> None:
 
 
 def _read(path: Path) -> Ed25519PrivateKey:
-    hint = "put the key back from a backup, or move it away to have a new one made"
     try:
         private = load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise KeyUnreadable(f"the audit's signing key {path} cannot be read ({error}): {hint}") from None
+        raise KeyUnreadable(say("adapters.audit_key_unreadable", path=str(path), error=str(error))) from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise KeyUnreadable(f"the audit's signing key {path} is not an Ed25519 key: {hint}")
+        raise KeyUnreadable(say("adapters.audit_key_other", path=str(path)))
     return private
 
 

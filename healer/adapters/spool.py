@@ -28,6 +28,7 @@ import structlog
 
 from healer.ports.request_errors import NoRoom
 from healer.ports.signal_stores import Spooled, SpoolState
+from healer.text import Said, say
 
 log = structlog.get_logger()
 
@@ -81,7 +82,7 @@ class FileSpool:
         #: The folder of records that only another version can read, locked until this process ends.
         self._unreadable: _Folder | None = None
         self._unreadable_bytes = 0
-        self._lost: list[tuple[int, str]] = []
+        self._lost: list[tuple[int, Said]] = []
         #: Paths that were already reported as unusable.
         self._reported: set[Path] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,18 +114,17 @@ class FileSpool:
         with self._lock:
             used = self._unreadable_bytes + sum(segment.size for segment in self._segments)
             if used + size > self._limit:
-                raise NoRoom(f"the database is away, and the spool of {self._limit} bytes is full")
+                raise NoRoom(say("adapters.spool_full", limit=self._limit))
             try:
                 file, segment = self._open()
             except OSError as error:
-                raise NoRoom(f"the database is away, and the spool cannot be written: {error}") from error
+                raise NoRoom(say("adapters.spool_unwritable_away", error=str(error))) from error
             try:
                 _write(file, records, segment.salt)
             except OSError as error:
                 self._truncate(file, segment)
-                raise NoRoom(
-                    f"the database is away, and the spool cannot be written: {error.strerror}", disk=True
-                ) from error
+                why = say("adapters.spool_unwritable_away", error=error.strerror)
+                raise NoRoom(why, disk=True) from error
             segment.size += size
             segment.entries += len(records)
 
@@ -157,7 +157,7 @@ class FileSpool:
         size = _size_of(records)
         with self._lock:
             if self._unreadable_bytes + size > self._limit // 4:
-                raise NoRoom("too much that cannot be read lies in the spool")
+                raise NoRoom(say("adapters.spool_unreadable_full"))
             try:
                 if self._unreadable is None:
                     self._unreadable = self._new_folder()
@@ -170,7 +170,7 @@ class FileSpool:
                 finally:
                     os.close(file)
             except OSError as error:
-                raise NoRoom(f"the spool cannot be written: {error}") from error
+                raise NoRoom(say("adapters.spool_unwritable", error=str(error))) from error
             self._unreadable_bytes += size
 
     def _truncate(self, file: int, segment: _Segment) -> None:
@@ -219,7 +219,7 @@ class FileSpool:
             if self._read_at >= segment.size:
                 self._drop(segment)
 
-    def take_lost(self) -> list[tuple[int, str]]:
+    def take_lost(self) -> list[tuple[int, Said]]:
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
@@ -231,7 +231,7 @@ class FileSpool:
         lost = segment.entries - self._read_entries
         self._read_at = self._read_entries = 0
         if lost > 0:
-            self._note(lost, "a segment of the spool cannot be read whole", segment.path)
+            self._note(lost, say("adapters.spool_segment"), segment.path)
             self._keep_bad(segment)
         else:
             segment.path.unlink(missing_ok=True)
@@ -239,11 +239,12 @@ class FileSpool:
         if not any(folder is segment.folder for folder in in_use):
             self._remove_folder(segment.folder)
 
-    def _note(self, entries: int, what: str, path: Path) -> None:
+    def _note(self, entries: int, what: Said, path: Path) -> None:
         """Bounded, as `take_lost` is called every few seconds."""
         log.error(what, path=str(path), entries=entries)
         if len(self._lost) < 1000:
-            self._lost.append((entries, f"{what}: {path.relative_to(self._root)}"))
+            file = str(path.relative_to(self._root))
+            self._lost.append((entries, say("adapters.spool_file", what=what, file=file)))
 
     def _keep_bad(self, segment: _Segment) -> None:
         """Moves the segment next to the folders, as `*.bad`."""
@@ -305,7 +306,7 @@ class FileSpool:
     def _report_unusable(self, path: Path, error: OSError) -> None:
         if path not in self._reported and len(self._reported) < 1000:
             self._reported.add(path)
-            self._note(1, f"what lies in the spool cannot be opened ({error.strerror})", path)
+            self._note(1, say("adapters.spool_unopened", error=error.strerror), path)
 
     def _new_folder(self) -> _Folder:
         with self._folders_lock():

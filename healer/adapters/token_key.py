@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from healer.adapters.secret_file import create_once
+from healer.text import say
 
 KEY_FILE = "token-key"
 KEY_BYTES = 32
@@ -21,11 +22,10 @@ def token_key(path: Path) -> bytes:
         key = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError) as error:
         raise TokenKeyUnreadable(
-            f"the tokens' key {path} cannot be read ({error}): run this as healer's user or root, or put the "
-            "key back from a backup."
+            say("adapters.token_key_unreadable", path=str(path), error=str(error))
         ) from None
     if len(key) < KEY_BYTES:
-        raise TokenKeyUnreadable(f"the tokens' key {path} is shorter than {KEY_BYTES} bytes in hex.")
+        raise TokenKeyUnreadable(say("adapters.token_key_short", path=str(path), most=KEY_BYTES))
     return key
 
 

@@ -25,7 +25,7 @@ from healer import __version__
 from healer.model import AuditRecord, Message, Ticket
 from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
-from healer.text import to_plain, to_text
+from healer.text import say, to_plain, to_text
 
 TIMEOUT_S = 10.0
 #: The part of an answer that is read; a reference is short.
@@ -125,7 +125,7 @@ class WebhookTickets:
 
     def check(self) -> str:
         """Sends nothing: any request would open a ticket."""
-        return "a webhook of the site; it is not asked, since any request would open a ticket"
+        return say("adapters.webhook_not_asked")
 
 
 def _texts(item: Message | Ticket) -> dict[str, str]:
@@ -211,16 +211,19 @@ def signed_headers(key: bytes | None, number: str, at: datetime, body: bytes) ->
 def failed_before_answer(who: str, error: Exception, timeout_s: float) -> DeliveryFailed:
     """The error for a request without an answer. Never contains the address, which often holds a token."""
     if isinstance(error, httpx.TimeoutException):
-        return DeliveryFailed(f"{who} did not answer in {timeout_s:g} s")
+        return DeliveryFailed(say("adapters.who_silent", who=who, seconds=timeout_s))
     if isinstance(error, httpx.RequestError):
-        return DeliveryFailed(f"{who} cannot be reached: {system_words(error) or type(error).__name__}")
-    return DeliveryFailed(f"the address of {who} is not a URL", refused=True)
+        return DeliveryFailed(
+            say("adapters.who_unreached", who=who, error=system_words(error) or type(error).__name__)
+        )
+    return DeliveryFailed(say("adapters.who_not_a_url", who=who), refused=True)
 
 
 def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> DeliveryFailed:
     """The error for an answer that is not 2xx."""
+    status = f"{response.status_code} {response.reason_phrase}".rstrip()
     return DeliveryFailed(
-        f"{who} answered {response.status_code} {response.reason_phrase}".rstrip(),
+        say("adapters.who_answered", who=who, status=status),
         retry_after_s=wait_s,
         refused=response.is_client_error and response.status_code not in _LATER,
     )
@@ -246,7 +249,7 @@ def _key(secret: str | None) -> bytes | None:
     try:
         return base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
     except binascii.Error:
-        raise ValueError("HEALER_WEBHOOK_SECRET starts with whsec_, but what follows is not base64") from None
+        raise ValueError(say("adapters.webhook_secret")) from None
 
 
 def decode_json(content: bytes) -> Any:

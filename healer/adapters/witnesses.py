@@ -3,22 +3,28 @@
 `file:///mnt/other/healer.jsonl`: a file, best on another host's mount and append-only there (`chattr +a`).
 `syslog://host:601` and `syslog+tls://host:6514`: another host's log, RFC 5424 by TCP (RFC 6587, RFC 5425).
 `postgresql://…`: the table `healer_witness` of a second database, into which the role may only insert.
+`rfc3161+https://HOST/PATH?keep=FILE&ca=FILE`: a time-stamp authority; its stamps are kept in a file.
 """
 
 import os
 import re
 import socket
 import ssl
+import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
+import msgspec
 import psycopg
 
 from healer.ports.audit_store import Witness, WitnessAway
+from healer.text import said_by, say
 
 #: A witness that does not answer by then is asked again later.
 TIMEOUT_S = 10.0
@@ -28,6 +34,10 @@ _INSERT = "INSERT INTO healer_witness (line) VALUES (%s)"
 _SELECT = "SELECT line FROM healer_witness ORDER BY id"
 #: Where a checkpoint begins in a line, behind what a syslog server puts before it.
 _BEGIN = re.compile(rb'\{"checkpoint":')
+_MADE_AT = re.compile(rb'"at":"([^"]+)"')
+_STAMPED_AT = re.compile(r"^Time stamp: (\w+ +\d+ [\d:]+)(?:\.\d+)? (\d+) GMT$", re.MULTILINE)
+#: A checkpoint that was stamped later counts as made then: its authority may have been away for so long.
+STAMPED_WITHIN = timedelta(days=1)
 
 
 def witness_at(address: str) -> Witness:
@@ -41,7 +51,12 @@ def witness_at(address: str) -> Witness:
         return SyslogWitness(parts.hostname, parts.port, context)
     if parts.scheme in ("postgresql", "postgres"):
         return DatabaseWitness(address)
-    raise ValueError("file:///PATH, syslog://HOST:PORT, syslog+tls://HOST:PORT or postgresql://…")
+    if parts.scheme in _STAMPED and parts.hostname and {"keep", "ca"} <= parse_qs(parts.query).keys():
+        return StampWitness(address)
+    raise ValueError(
+        "file:///PATH, syslog://HOST:PORT, syslog+tls://HOST:PORT, postgresql://… or "
+        "rfc3161+https://HOST/PATH?keep=FILE&ca=FILE"
+    )
 
 
 def witnessed_lines(place: str) -> Iterator[bytes]:
@@ -55,19 +70,25 @@ def witnessed_lines(place: str) -> Iterator[bytes]:
             yield line[found.start() :].rstrip() + b"\n"
 
 
+_STAMPED = ("rfc3161+https", "rfc3161+http")
+
+
 def _all_lines(place: str) -> Iterator[bytes]:
     parts = urlsplit(place)
     if parts.scheme in ("postgresql", "postgres"):
         yield from DatabaseWitness(place).lines()
         return
+    if parts.scheme in _STAMPED:
+        yield from StampWitness(place).lines()
+        return
     if parts.scheme.startswith("syslog"):
-        raise WitnessAway(f"{place} cannot be read back: give the file in which that host keeps it")
+        raise WitnessAway(say("audit.cannot_read_back_give", place=place))
     path = Path(parts.path) if parts.scheme == "file" else Path(place)
     try:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise WitnessAway(f"{path} cannot be read: {error.strerror}") from None
+        raise WitnessAway(say("audit.cannot_read", path=str(path), why=error.strerror)) from None
 
 
 class FileWitness:
@@ -85,7 +106,7 @@ class FileWitness:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise WitnessAway(f"{self._path} cannot be written: {error.strerror}") from None
+            raise WitnessAway(say("audit.cannot_written", path=str(self._path), why=error.strerror)) from None
 
 
 class SyslogWitness:
@@ -105,7 +126,9 @@ class SyslogWitness:
                         secured.sendall(b"".join(map(_framed, lines)))
                         _deliver(secured.unwrap(), ())
         except OSError as error:
-            raise WitnessAway(f"{self.name} did not take it: {error.strerror or error}") from None
+            raise WitnessAway(
+                say("audit.did_take", name=self.name, why=str(error.strerror or error))
+            ) from None
 
 
 def _deliver(connection: socket.socket, lines: Iterable[bytes]) -> None:
@@ -147,4 +170,88 @@ class DatabaseWitness:
                 yield connection
         except psycopg.Error as error:
             words = error.diag.message_primary or type(error).__name__
-            raise WitnessAway(f"{self.name} did not take it: {words}") from None
+            raise WitnessAway(say("audit.refused", name=self.name, words=words)) from None
+
+
+class _Stamp(msgspec.Struct):
+    """An RFC 3161 reply for the lines before it in the file, so many of them."""
+
+    stamp: bytes
+    lines: int
+
+
+class StampWitness:
+    """A file in which each delivery is followed by its time stamp: who may write the file cannot date a line
+    back. By `openssl ts`, with the root certificates of the authority in `ca`."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address)
+        given = parse_qs(parts.query)
+        self.name = f"{parts.scheme}://{parts.hostname}{parts.path}"
+        self._url = parts._replace(scheme=parts.scheme.removeprefix("rfc3161+"), query="").geturl()
+        self._path, self._ca = Path(given["keep"][0]), given["ca"][0]
+
+    def send(self, lines: Sequence[bytes]) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            data, query, reply = (Path(name, kind) for kind in ("data", "query", "reply"))
+            data.write_bytes(b"".join(lines))
+            self._openssl("-query", "-data", data, "-sha256", "-cert", "-out", query)
+            kind = {"Content-Type": "application/timestamp-query"}
+            try:
+                answer = httpx.post(self._url, content=query.read_bytes(), headers=kind, timeout=TIMEOUT_S)
+                reply.write_bytes(answer.raise_for_status().content)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise WitnessAway(
+                    say("audit.gave_no_time_stamp", name=self.name, why=said_by(error))
+                ) from None
+            self._openssl("-verify", "-queryfile", query, "-in", reply, "-CAfile", self._ca)
+            stamp = _Stamp(stamp=reply.read_bytes(), lines=len(lines))
+        FileWitness(self._path).send([*lines, msgspec.json.encode(stamp) + b"\n"])
+
+    def lines(self) -> Iterator[bytes]:
+        """Those that a stamp proves, and that were stamped within `STAMPED_WITHIN` of their own time."""
+        before: list[bytes] = []
+        for line in _all_lines(str(self._path)):
+            if _BEGIN.match(line):
+                before.append(line)
+            elif line.startswith(b'{"stamp":'):
+                yield from self._proven(line, before)
+                before = []
+
+    def _proven(self, line: bytes, before: Sequence[bytes]) -> Iterator[bytes]:
+        try:
+            stamp = msgspec.json.decode(line, type=_Stamp)
+            lines = before[-stamp.lines :]
+            stamped_at = self._time_of(stamp.stamp, b"".join(lines))
+        except (msgspec.MsgspecError, WitnessAway):
+            return
+        for each in lines:
+            found = _MADE_AT.search(each)
+            if found and stamped_at - datetime.fromisoformat(found[1].decode()) <= STAMPED_WITHIN:
+                yield each
+
+    def _time_of(self, stamp: bytes, stamped: bytes) -> datetime:
+        """When the authority stamped it; by then its certificate had to be valid. WitnessAway: it did not."""
+        with tempfile.TemporaryDirectory() as name:
+            data, reply = Path(name, "data"), Path(name, "reply")
+            data.write_bytes(stamped)
+            reply.write_bytes(stamp)
+            found = _STAMPED_AT.search(self._openssl("-reply", "-in", reply, "-text"))
+            if found is None:
+                raise WitnessAway(say("audit.openssl_shows_no_time", name=self.name))
+            at = datetime.strptime(f"{found[1]} {found[2]}", "%b %d %H:%M:%S %Y").replace(tzinfo=UTC)
+            then = str(int(at.timestamp()))
+            self._openssl("-verify", "-data", data, "-in", reply, "-CAfile", self._ca, "-attime", then)
+        return at
+
+    def _openssl(self, *words: str | Path) -> str:
+        command = ["openssl", "ts", *map(str, words)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise WitnessAway(say("audit.openssl_did_run", name=self.name, why=said_by(error))) from None
+        if done.returncode:
+            raise WitnessAway(
+                say("audit.of", name=self.name, text=done.stderr.strip().rpartition(chr(10))[2][:200])
+            )
+        return done.stdout

@@ -1,4 +1,4 @@
-"""Who may do what. Every route has the dependency `need(role)`; a test walks them all.
+"""Who asks, and who may do what. Every route has the dependency `need(role)`; a test walks them all.
 
 A token is looked up at most once a second, so that its revocation acts within that second.
 """
@@ -10,10 +10,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request
@@ -24,24 +24,23 @@ from healer.api.credential_budget import (
     DELAY_S,
     CredentialBudget,
     Hold,
-    OverBudget,
     StrangersWait,
-    address_of,
 )
 from healer.api.db_health import PATIENCE_S, Crowded, Lane, Reach
 from healer.api.granted import OF_NO_PERSON, check_person, has_role, narrowed, resolved
 from healer.api.metrics import REFUSED_ADDRESSES
 from healer.api.problems import Problem, field_error, unauthenticated
+from healer.api.refusals import BINDINGS, Refusals, refuse, request_line
 from healer.api.services import Services, services_of
-from healer.api.site_address import is_own_origin
-from healer.api.token_uses import LastUses
-from healer.model import AuditRecord, Component, Role
-from healer.model.shown import shown
+from healer.api.site_address import client_address, is_own_origin
+from healer.model import Component, Role
+from healer.model.grants import ACTING
 from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, Caller
+from healer.ports.clock import Clock
 from healer.ports.directory import SESSION_LASTS
 from healer.ports.request_errors import Unavailable
-from healer.ports.service_accounts import ACCOUNT_PREFIX, LOGIN_PREFIX, PREFIX, is_well_formed
-from healer.text import say
+from healer.ports.service_accounts import ACCOUNT_PREFIX, LOGIN_PREFIX, PREFIX, TokenBook, is_well_formed
+from healer.text import Said, say
 
 CSRF_HEADER = "x-healer-csrf"
 _READERS = frozenset({Role.viewer, Role.responder, Role.operator, Role.admin, Role.auditor})
@@ -70,17 +69,9 @@ CODES, CODE_EVERY_S = 5.0, 900.0
 _NO_CLUSTER = say("api.access_this_token_bound_node_or")
 _BEARER = (f"Bearer {PREFIX}".encode(), f"Bearer {ACCOUNT_PREFIX}".encode())
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-#: Refusals recorded per minute: of all, and of one token.
-_REFUSALS, _REFUSALS_OF_ONE = 100, 20
-#: Components recorded of a refused request, and characters of each name.
-_SPOKEN_MAX, _NAME_MAX = 5, 64
-_WHAT_MAX = 200
-#: Key of a request's scope for the refusals of the requests within it: they become one record.
-TOGETHER = "healer.together"
-#: What a token may be bound to.
-_BINDINGS = ("cluster", "node", "job")
-#: (cluster, name of a node or a job).
-Pairs = Collection[tuple[str, str]]
+#: How often a token's last use is noted, and of how many tokens.
+NOTED_EVERY_S = 60.0
+_TOKENS = 10_000
 
 
 def digest_of(secret: str) -> bytes:
@@ -99,39 +90,12 @@ def csrf_of(cookie: str) -> str:
     return hashlib.sha256(b"healer csrf " + cookie.encode("utf-8", "surrogateescape")).hexdigest()[:43]
 
 
-class Foreign(NamedTuple):
-    """Why a bound token is refused, and the components it spoke of without being bound to them."""
-
-    why: str
-    spoken: Collection[Component]
-
-
-def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | None:
-    """None where a token may speak of all these: one foreign name refuses the whole request."""
-    if caller.cluster:
-        at, of = ([pair for pair in named if pair[0] != caller.cluster] for named in (nodes, jobs))
-        if at or of:
-            return Foreign(
-                say("api.access_this_token_bound_cluster", cluster=caller.cluster), _components(at, of)
-            )
-    if caller.node and (at := [pair for pair in nodes if pair[1] != caller.node]):
-        return Foreign(say("api.access_this_token_bound_node", node=caller.node), _components(at))
-    if caller.job and (of := [pair for pair in jobs if pair[1] != caller.job]):
-        return Foreign(say("api.access_this_token_bound_job", job=caller.job), _components(jobs=of))
-    return None
-
-
-def _components(nodes: Pairs = (), jobs: Pairs = ()) -> list[Component]:
-    return [Component(cluster=where, node=node) for where, node in nodes] + [
-        Component(cluster=where, job=job) for where, job in jobs
-    ]
-
-
 class Access:
-    """Finds callers, with a cache of a second, and bounds what refusals write to the audit."""
+    """Finds callers, with a cache of a second."""
 
     def __init__(self, services: Services, reach: Reach) -> None:
         self._services = services
+        self.refusals = Refusals(services)
         self.uses = LastUses(services.token_book, services.clock)
         self.reach, self.budget = reach, CredentialBudget()
         REFUSED_ADDRESSES.set_function(self.budget.in_debt)
@@ -141,11 +105,9 @@ class Access:
         #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
-        #: Look-ups under way, and when each began; only in the event loop.
+        #: Look-ups, and when each began; ended ones go with the next. Only in the event loop.
         self._looks: dict[tuple[str, bytes], tuple[float, asyncio.Future[Caller | None]]] = {}
         self._lock = threading.Lock()
-        #: Refusals recorded within the last minute: ((id, name), data) -> when.
-        self._refused: OrderedDict[tuple[tuple[str, str], str], float] = OrderedDict()
 
     def cached(self, kind: str, digest: bytes) -> tuple[bool, Caller | None]:
         """(whether it is cached, caller) without asking the database."""
@@ -185,7 +147,7 @@ class Access:
             if len(self._senders) > _CACHE_SIZE:
                 self._senders.popitem(last=False)
 
-    async def find(self, kind: str, digest: bytes) -> Caller | None:
+    async def find(self, kind: str, digest: bytes, lane: Lane) -> Caller | None:
         """Requests with the same token share a look-up under way, if it is as young as a cached caller may
         be: a token for all nodes brings many at once."""
         is_cached, caller = self.cached(kind, digest)
@@ -193,34 +155,33 @@ class Access:
             return caller
         key, now = (kind, digest), time.monotonic()
         begun, look = self._looks.get(key, (float("-inf"), None))
-        if look is None or now - begun > _CACHE_S:
-            look = asyncio.ensure_future(self.reach.ask_in(self._lane(digest), partial(self.look_up, *key)))
+        if look is None or look.done() or now - begun > _CACHE_S:
+            self._looks = {key: asked for key, asked in self._looks.items() if not asked[1].done()}
+            look = asyncio.ensure_future(self.reach.ask_in(lane, partial(self.look_up, *key)))
             self._looks[key] = (now, look)
-            look.add_done_callback(lambda done: self._looked(key, done))
         return await asyncio.shield(look)
 
-    def _lane(self, digest: bytes) -> Lane:
+    def _lane(self, hold: Hold) -> Lane:
         """Strangers take no thread from those who were accepted lately, nor senders from people."""
-        is_person = self.budget.is_person(digest)
-        if is_person is None:
+        if hold.was_person is None:
             return self._strangers
-        return self._people if is_person else self.reach.common
+        return self._people if hold.was_person else self.reach.common
 
     async def _identify(self, request: HTTPConnection, kind: str, secret: str) -> Caller | None:
         """Whose credential it is, looked up within the budget of the request's address."""
         digest = digest_of(secret)
         is_cached, caller = self.cached(kind, digest)
         if not is_cached:
-            with await self._hold(address_of(request), digest) as hold:
-                caller = await self._find_in_lane(kind, digest)
+            with await self._hold(client_address(request.scope), digest) as hold:
+                caller = await self._find_in_lane(kind, digest, self._lane(hold))
                 self._judge(hold, secret, caller)
         return caller if caller is not None and is_named_in(secret, caller) else None
 
-    async def _find_in_lane(self, kind: str, digest: bytes) -> Caller | None:
+    async def _find_in_lane(self, kind: str, digest: bytes, lane: Lane) -> Caller | None:
         try:
-            return await self.find(kind, digest)
+            return await self.find(kind, digest, lane)
         except Crowded:
-            if self._lane(digest) is self._strangers:
+            if lane is self._strangers:
                 raise StrangersWait from None
             raise
 
@@ -228,7 +189,7 @@ class Access:
         until = time.monotonic() + _HELD_S
         while (hold := self.budget.hold(address, digest)) is None:
             if time.monotonic() >= until:
-                raise OverBudget(address, 1)
+                return self.budget.hold_now(address, digest)
             await asyncio.sleep(_HELD_AGAIN_S)
         return hold
 
@@ -236,13 +197,7 @@ class Access:
         if caller is None or not is_named_in(secret, caller):
             hold.wrong()
         else:
-            hold.right(person=caller.role is not Role.signals)
-
-    def _looked(self, key: tuple[str, bytes], look: "asyncio.Future[Caller | None]") -> None:
-        if self._looks.get(key, (0.0, None))[1] is look:
-            del self._looks[key]
-        if not look.cancelled():
-            look.exception()  # retrieved here, so that asyncio does not log it; the waiters got it
+            hold.person = caller.role is not Role.signals
 
     def cached_sender(self, authorization: bytes | None) -> Caller | None:
         """The caller of this header if its token was looked up within the last second; else None: ask
@@ -275,7 +230,7 @@ class Access:
         if header is not None:
             scheme, _, token = header.partition(" ")
             secret = token.strip()
-            if scheme.lower() != "bearer" or not is_well_formed(secret):
+            if scheme.lower() != "bearer" or not (secret.startswith(PREFIX) or is_well_formed(secret)):
                 raise unauthenticated()
             # A command's session needs no CSRF proof: no browser sends this header by itself.
             kind = "session" if secret.startswith(LOGIN_PREFIX) else "token"
@@ -304,46 +259,13 @@ class Access:
         self.uses.note(caller)
         if caller.granted is not None:
             caller = resolved(caller, self._services.rules().access)
+        if caller.role not in ACTING:
+            return caller
         return check_person(caller, provided=self._services.sign_in is not None)
 
     def narrowed(self, caller: Caller, roles: Collection[Role]) -> Caller | None:
         """See `healer.api.granted`."""
         return narrowed(caller, roles, _all_clusters(self._services))
-
-    def records_refusal(self, caller: Caller) -> bool:
-        """Whether one more refusal of this caller would be recorded now."""
-        with self._lock:
-            return self._has_room(caller)
-
-    def _has_room(self, caller: Caller) -> bool:
-        now = time.monotonic()
-        while self._refused and next(iter(self._refused.values())) < now - 60:
-            self._refused.popitem(last=False)
-        of_caller = sum(who == (caller.id, caller.name) for who, _ in self._refused)
-        return len(self._refused) < _REFUSALS and of_caller < _REFUSALS_OF_ONE
-
-    def note_refusal(self, caller: Caller, what: str, why: str, spoken: Collection[Component] = ()) -> None:
-        """Writes a refusal to the audit, with the components `spoken` of: the same at most once a minute."""
-        data: dict[str, Any] = {"what": _plain(what, _WHAT_MAX), "why": why, "role": caller.role.value}
-        if bound := {name: value for name in _BINDINGS if (value := getattr(caller, name))}:
-            data["bound_to"] = bound
-        if spoken:
-            data["spoken_of"], data["spoken_of_count"] = _named(spoken)
-        key = ((caller.id, caller.name), repr(data))
-        with self._lock:
-            if key in self._refused or not self._has_room(caller):
-                return
-            self._refused[key] = time.monotonic()
-        self._services.controls.audit(
-            AuditRecord(
-                cluster=caller.cluster or self._services.cluster,
-                at=self._services.clock.now(),
-                actor=caller.name,
-                verb="access.refused",
-                subject=f"token/{caller.id}",
-                data=data,
-            )
-        )
 
     # --- what the console's pages use ---
 
@@ -391,21 +313,44 @@ class Access:
             self._cache.pop(("session", digest), None)
 
 
-class FloodReports:
-    """Has people notified of addresses that are refused for long, once an hour."""
+class LastUses:
+    """When tokens were used last: noted in memory, and written once a minute at most for each.
 
-    def __init__(self, budget: CredentialBudget, services: Services) -> None:
-        self._budget, self._services = budget, services
-        self._reported: datetime | None = None
+    Thread-safe. `note` never raises and never asks the database. Tokens of nodes and jobs are left out: there
+    are many, and what they send is counted by sender.
+    """
+
+    def __init__(self, book: TokenBook, clock: Clock) -> None:
+        self._book, self._clock = book, clock
+        self._lock = threading.Lock()
+        #: By token's id: when it was noted last, and what is not written yet.
+        self._noted: dict[str, float] = {}
+        self._waiting: dict[str, datetime] = {}
+
+    def note(self, caller: Caller) -> None:
+        if caller.node is not None or caller.job is not None:
+            return
+        now = time.monotonic()
+        if now - self._noted.get(caller.id, float("-inf")) < NOTED_EVERY_S:
+            return
+        with self._lock:
+            if len(self._noted) >= _TOKENS:
+                self._noted.clear()
+            self._noted[caller.id] = now
+            self._waiting[caller.id] = self._clock.now()
 
     def flush(self) -> None:
-        """From a thread. Raises Unavailable; then it is reported the next time."""
-        floods = self._budget.floods()
-        hour = self._services.clock.now().replace(minute=0, second=0, microsecond=0)
-        if floods and hour != self._reported:
-            refused = sum(flood.refused for flood in floods)
-            self._services.controls.report_flood([flood.address for flood in floods], refused)
-            self._reported = hour
+        """Writes what waits. Raises Unavailable, and keeps it."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return
+        try:
+            self._book.used(waiting)
+        except Unavailable:
+            with self._lock:
+                self._waiting = waiting | self._waiting
+            raise
 
 
 def _check_csrf(request: HTTPConnection, caller: Caller) -> None:
@@ -439,7 +384,7 @@ class Need:
         return granted
 
 
-def _lacking(caller: Caller, needed: Role) -> str:
+def _lacking(caller: Caller, needed: Role) -> Said:
     if caller.granted is OF_NO_PERSON:
         return say("api.granted_nobody", name=caller.name)
     return say("api.access_this_needs_role_yours", value=needed.value, value2=caller.role.value)
@@ -454,7 +399,7 @@ def _all_clusters(services: Services) -> Sequence[str]:
     return services.clusters or (services.cluster,)
 
 
-def outside_routes(caller: Caller, path: str) -> str | None:
+def outside_routes(caller: Caller, path: str) -> Said | None:
     """Why a service account may not use this route; None where it may."""
     if not caller.routes or path.removeprefix("/api/v1").split("/")[1] in caller.routes:
         return None
@@ -473,43 +418,6 @@ Operator = Annotated[Caller, need(Role.operator)]
 Admin = Annotated[Caller, need(Role.admin)]
 
 
-async def refuse(
-    request: HTTPConnection, caller: Caller, why: str, spoken: Collection[Component] = ()
-) -> NoReturn:
-    """403, recorded with the components that the request spoke of. Always raises."""
-    refusals: list[Foreign] | None = request.scope.get(TOGETHER)
-    if refusals is None:
-        await note_refusal(request, caller, Foreign(why, spoken))
-    else:
-        refusals.append(Foreign(why, spoken))
-    raise Problem(403, why)
-
-
-async def note_refusal(request: HTTPConnection, caller: Caller, refused: Foreign) -> None:
-    access: Access = request.app.state.access
-    await access.reach.ask(access.note_refusal, caller, _asked(request), refused.why, refused.spoken)
-
-
-def _asked(request: HTTPConnection) -> str:
-    return f"{request.scope.get('method', 'GET')} {request.scope['path']}"
-
-
-def _named(spoken: Iterable[Component]) -> tuple[list[dict[str, str]], int]:
-    """The first components that were spoken of, and the number of all."""
-    keys = sorted({tuple(getattr(component, name) or "" for name in _BINDINGS) for component in spoken})
-    first = [
-        {name: _plain(value, _NAME_MAX) for name, value in zip(_BINDINGS, key, strict=True) if value}
-        for key in keys[:_SPOKEN_MAX]
-    ]
-    return first, len(keys)
-
-
-def _plain(text: str, most: int) -> str:
-    """A sender's text for a record: one short line."""
-    line = shown(text[:most])
-    return f"{line}…" if len(text) > most else line
-
-
 def confine(
     request: HTTPConnection,
     caller: Caller,
@@ -523,10 +431,10 @@ def confine(
     A token bound to a node (or job) reaches that node (or job) and nothing that spans more.
     """
     asked = {"cluster": cluster, "node": node, "job": job}
-    for kind in _BINDINGS:
+    for kind in BINDINGS:
         bound = getattr(caller, kind)
         if bound and bound != asked[kind]:
-            why = f"this token is bound to the {kind} {bound}"
+            why = say(f"api.bound_to_{kind}", name=bound)
             break
     else:
         if caller.clusters is None or cluster in caller.clusters:
@@ -534,7 +442,7 @@ def confine(
         why = say("api.granted_elsewhere", clusters=", ".join(caller.clusters))
     access: Access = request.app.state.access
     spoken = [Component(cluster=cluster or "", node=node, job=job)] if cluster or node or job else []
-    access.note_refusal(caller, _asked(request), why, spoken)
+    access.refusals.note(caller, request_line(request), why, spoken)
     raise Problem(403, why)
 
 

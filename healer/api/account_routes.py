@@ -17,6 +17,7 @@ from healer.api.services import services_of
 from healer.api.signing_in import change_password
 from healer.engine.local_accounts import Attempt
 from healer.ports.sign_in import SignInRefused
+from healer.text import said_by
 
 router = APIRouter(prefix="/account", tags=["acting"])
 _Secret = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -46,5 +47,5 @@ def password(request: Request, body: PasswordBody) -> Response:
     try:
         ended = change_password(services_of(request), access, attempt, body.new, address_of(request))
     except SignInRefused as error:
-        raise Problem(403, str(error)) from None
+        raise Problem(403, said_by(error)) from None
     return answer(request, PasswordView(name=attempt.name, sessions=ended))

@@ -61,7 +61,7 @@ from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
 from healer.ports.directory import UNPROVEN
 from healer.ports.request_errors import GuardRefused, NotFound
-from healer.text import say
+from healer.text import Said, say
 
 router = LaneRouter(COMMANDS, tags=["acting"])
 _pauses = LaneRouter(PAUSES)
@@ -262,6 +262,8 @@ def check_fresh(services: Services, caller: Caller, playbook: Playbook | None) -
     if session is None or not switches_power(playbook) or not (caller.granted or session.has_account):
         return
     if services.clock.now() - session.proven_at > FRESH:
+        if caller.csrf is None:  # a command's session
+            raise Problem(403, say("api.sign_in_again_by_command"), code="sign_in_again")
         where = "/sign-in" if session.has_account and services.sign_in is None else "/auth/begin?again=true"
         raise Problem(403, say("api.sign_in_again_for_power", where=where), code="sign_in_again")
 
@@ -269,13 +271,12 @@ def check_fresh(services: Services, caller: Caller, playbook: Playbook | None) -
 def _check_reach(request: Request, caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
     """403: a token for one node or job reaches no jobs that span more, and no other nodes."""
     if (caller.node or caller.job) and (restart or nodes):
-        what = "restarts no jobs with a run" if restart else "names no nodes to search"
-        raise _refusal(request, caller, f"this token is bound to a node or a job: it {what}")
+        raise _refusal(request, caller, say("api.bound_no_restart" if restart else "api.bound_no_search"))
 
 
-def _refusal(request: Request, caller: Caller, why: str) -> Problem:
+def _refusal(request: Request, caller: Caller, why: Said) -> Problem:
     """403, recorded."""
-    request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
+    request.app.state.access.refusals.note(caller, f"POST {request.url.path[:200]}", why)
     return Problem(403, why)
 
 
@@ -437,7 +438,7 @@ def end_pause(
     if pause is None:
         raise NotFound(say("api.acting_routes_no_pause_force", id=id))
     confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
-    words = body or Reason(reason=reason or "no reason given")
+    words = body or Reason(reason=reason or say("api.no_reason"))
 
     def act(identity: str) -> Response:
         ended = services.controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from healer.api.access import TOGETHER, Foreign, note_refusal, refuse
 from healer.api.db_health import Fleet
 from healer.api.group_commit import Accepted, GroupCommit, count_accepted, rejected_views, respond, store
 from healer.api.problems import problem_of
+from healer.api.refusals import TOGETHER, Foreign, note_refusal, refuse
 from healer.api.request_preamble import (
     JSON,
     Endpoint,
@@ -108,7 +108,7 @@ class AlertRoutes:
         ]
         if still_firing:
             await store(self._commit, route, still_firing, caller, lost=1, shed_first=True)
-        left_out = "truncatedAlerts: Alertmanager left them out (max_alerts)"
+        left_out = say("api.truncated_alerts")
         self._preamble.meter.lose(request, LossReason.sender, alerts.lost, left_out)
         count, unrecognised = sum(new), alerts.unrecognised
         return count_accepted(route, alerts, count, unrecognised=unrecognised, duplicates=len(new) - count)
@@ -234,9 +234,10 @@ class CloudEventRoutes:
             if isinstance(answer, Accepted):
                 answers.append(answer)
                 for wrong in answer.rejected:
-                    inner_rejects.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
+                    where = f"data[{wrong.index}]"
+                    inner_rejects.add(event.index, say("signals.field", field=where, text=wrong.reason))
             else:
-                rejects.add(event.index, f"data: {answer}")
+                rejects.add(event.index, say("signals.field", field="data", text=answer))
         return answers, inner_rejects
 
 

@@ -31,8 +31,9 @@ from healer.api import (
     system_routes,
     token_routes,
 )
-from healer.api.access import Access, FloodReports
+from healer.api.access import Access, LastUses
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
+from healer.api.credential_budget import FloodReports
 from healer.api.db_health import Fleet, Reach, shared_readiness
 from healer.api.door import Door
 from healer.api.edge import PREFIX, Application
@@ -46,7 +47,6 @@ from healer.api.request_preamble import Preamble
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
 from healer.api.spooling import Spooling, events_lane, steps_lane
-from healer.api.token_uses import LastUses
 from healer.ports.request_errors import Unavailable
 from healer.text import say
 
@@ -94,7 +94,7 @@ def create_app(services: Services) -> FastAPI:
         "fleet": fleet,
         "queues": queues,
         "losses": counts.losses,
-        "door": Door("many nodes enrol at this moment"),
+        "door": Door(say("api.many_enroll")),
         "login_door": Door(say("api.login_busy")),
         "errors": problems.install(app, PREFIX),
     }

@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from healer.model import Role
 from healer.ports.callers import Caller
-from healer.text import say
+from healer.text import Said, say
 
 #: Key of a request's scope for the names in its client's certificate.
 CERTIFICATE = "healer.certificate"
@@ -25,7 +25,7 @@ def names_shown(transport: asyncio.BaseTransport) -> tuple[str, ...]:
     return tuple(form for name in (*names, *common) for form in (name.partition(".")[0], name))
 
 
-def foreign_node(names: tuple[str, ...], node: str | None) -> str | None:
+def foreign_node(names: tuple[str, ...], node: str | None) -> Said | None:
     """Why a client with this certificate may not speak of this node; None where it may, or shows none."""
     if not names or node is None or node in names:
         return None

@@ -125,7 +125,7 @@ def devices(
     clusters = sorted(services.clusters or (services.cluster,)) if named is None else named
     at, slash, after = (cursor or f"{clusters[0]}/").partition("/")
     if not slash or at not in clusters:
-        raise field_error("cursor", "not one that this list gave")
+        raise field_error("cursor", say("api.bad_cursor"))
     since = services.clock.now() - VALUES
     items: list[DeviceView] = []
     for name in clusters[clusters.index(at) :]:
@@ -150,9 +150,7 @@ def device(request: Request, caller: Viewer, cluster: Id, device: Id) -> Respons
     reports, columns = services.queries.signals.node_signals(cluster, DEVICE_MARK + device, now - VALUES)
     if not reports:
         minutes = int(VALUES.total_seconds() // 60)
-        raise NotFound(
-            f"nothing was heard of a device {device} of the cluster {cluster} for {minutes} minutes"
-        )
+        raise NotFound(say("api.device_silent", device=device, cluster=cluster, minutes=minutes))
     catalogue = services.rules().catalogue
     return answer(request, device_detail(cluster, device, reports, columns, catalogue, now))
 

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from starlette.requests import HTTPConnection
 
 from healer.api.metrics import CREDENTIALS_REFUSED
 from healer.api.problems import Problem
+from healer.api.services import Services
 from healer.api.site_address import client_address
 from healer.text import say
 
@@ -90,11 +92,14 @@ class _Account:
 
 
 class Hold:
-    """One look-up of a credential from an address. Say `right` or `wrong` before it ends; a look-up that
-    fails is neither."""
+    """One look-up of a credential from an address. Before it ends, set `person` where it was right, else call
+    `wrong`; a look-up that fails is neither. `was_person`: whether the credential, accepted lately, is a
+    person's; None: it was not accepted lately."""
 
     def __init__(self, budget: "CredentialBudget", address: str, mark: bytes, account: _Account | None):
         self._budget, self._address, self._mark, self._account = budget, address, mark, account
+        self.was_person: bool | None = None
+        self.person: bool | None = None
 
     def __enter__(self) -> "Hold":
         return self
@@ -104,9 +109,8 @@ class Hold:
     ) -> None:
         if self._account is not None:
             self._budget.release(self._account)
-
-    def right(self, *, person: bool) -> None:
-        self._budget.accept(self._mark, person=person)
+        if self.person is not None:
+            self._budget.accept(self._mark, person=self.person)
 
     def wrong(self) -> None:
         self._budget.charge(self._address, self._mark)
@@ -129,11 +133,13 @@ class CredentialBudget:
     def hold(self, address: str, digest: bytes) -> Hold | None:
         """None while the rest of the budget is held by look-ups under way: ask again in a moment. Raises
         OverBudget when it is spent."""
-        mark = self._mark(digest)
+        address, mark = counted_address(address), self._mark(digest)
         with self._lock:
             now = self._clock()
             if self._is_accepted(mark, now):
-                return Hold(self, address, mark, None)
+                hold = Hold(self, address, mark, None)
+                hold.was_person = self._accepted[mark][1]
+                return hold
             account = self._account(address, now)
             if account.left < 1:
                 _refuse(account, now)
@@ -147,14 +153,8 @@ class CredentialBudget:
         """The same for who cannot wait: raises OverBudget in both cases."""
         held = self.hold(address, digest)
         if held is None:
-            raise OverBudget(address, 1)
+            raise OverBudget(counted_address(address), 1)
         return held
-
-    def is_person(self, digest: bytes) -> bool | None:
-        """Whether an accepted credential is a person's; None for one that was not accepted lately."""
-        mark = self._mark(digest)
-        with self._lock:
-            return self._accepted[mark][1] if self._is_accepted(mark, self._clock()) else None
 
     def accept_credential(self, digest: bytes, *, person: bool) -> None:
         """For one that was just made for who is known already: the session of a sign-in."""
@@ -211,6 +211,23 @@ class CredentialBudget:
             return sum(
                 account.left + (now - account.at) * self._per_s < 1 for account in self._accounts.values()
             )
+
+
+class FloodReports:
+    """Has people notified of addresses that are refused for long, once an hour."""
+
+    def __init__(self, budget: CredentialBudget, services: Services) -> None:
+        self._budget, self._services = budget, services
+        self._reported: datetime | None = None
+
+    def flush(self) -> None:
+        """From a thread. Raises Unavailable; then it is reported the next time."""
+        floods = self._budget.floods()
+        hour = self._services.clock.now().replace(minute=0, second=0, microsecond=0)
+        if floods and hour != self._reported:
+            refused = sum(flood.refused for flood in floods)
+            self._services.controls.report_flood([flood.address for flood in floods], refused)
+            self._reported = hour
 
 
 def _refuse(account: _Account, now: float) -> None:

@@ -18,6 +18,7 @@ from healer.api.services import Services
 from healer.model import SlurmSnapshot
 from healer.ports.answers import Readiness
 from healer.ports.request_errors import Unavailable
+from healer.text import say
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,8 +30,8 @@ _PROBE_S, _PROBE_AGAIN_S = 0.5, 10.0
 _THREADS = 8
 #: Requests that may wait for a thread of a lane, and for how long.
 _QUEUED_MAX, _QUEUE_S = 200, 0.5
-_SILENT = "the database does not answer"
-_CROWDED = "too many questions wait for the database"
+_SILENT = say("api.database_silent")
+_CROWDED = say("api.database_crowded")
 
 
 class Crowded(Unavailable):
@@ -41,7 +42,9 @@ class Lane:
     """Threads for the queries of some callers, so that no others take them. `queued` wait for one."""
 
     def __init__(self, threads: int, name: str) -> None:
-        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        #: One more than are lent: a probe takes it without asking.
+        self.threads = ThreadPoolExecutor(threads + 1, thread_name_prefix=name)
+        self.free = asyncio.Semaphore(threads)
         self.queued = 0
 
 
@@ -97,28 +100,37 @@ class Reach:
     async def _run(self, lane: Lane, work: Callable[[], T]) -> T:
         if lane.queued >= _QUEUED_MAX:
             raise Crowded(_CROWDED)
-        loop = asyncio.get_running_loop()
-        begun = asyncio.Event()
-
-        def begin() -> T:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no request waits any more
-                loop.call_soon_threadsafe(begun.set)
-            return self._observed(work)
-
-        asked = lane.threads.submit(begin)
         lane.queued += 1
         try:
-            await asyncio.wait_for(begun.wait(), _QUEUE_S)
+            await asyncio.wait_for(lane.free.acquire(), _QUEUE_S)
         except TimeoutError:
-            if asked.cancel():
-                raise Crowded(_CROWDED) from None
+            raise Crowded(_CROWDED) from None
         finally:
             lane.queued -= 1
+        asked = asyncio.get_running_loop().run_in_executor(lane.threads, work)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(asked), self.patience_s)
+            found = await asyncio.wait_for(asyncio.shield(asked), self.patience_s)
         except TimeoutError:
             self.failed(_SILENT)
-            raise Unavailable(f"{_SILENT} within {self.patience_s:g} s") from None
+            raise Unavailable(_SILENT) from None
+        except Unavailable as error:
+            self.failed(str(error))
+            raise
+        finally:
+            if asked.done():
+                lane.free.release()
+            else:  # it hangs, or its request is gone: its thread is not free yet
+                asked.add_done_callback(functools.partial(self._ended_late, lane))
+        self.answered()
+        return found
+
+    def _ended_late(self, lane: Lane, asked: "asyncio.Future[Any]") -> None:
+        lane.free.release()
+        error = asked.exception()
+        if error is None:
+            self.answered()
+        elif isinstance(error, Unavailable):
+            self.failed(str(error))
 
     def _start_probe(self, work: Callable[[], Any]) -> None:
         now = time.monotonic()
@@ -185,40 +197,36 @@ class Fleet:
 
     def __init__(self, services: Services, reach: Reach) -> None:
         self._services, self._reach = services, reach
-        self._snapshots: dict[str, SlurmSnapshot] = {}
-        self._read_at = float("-inf")
+        #: By cluster, as last read, and until when they are fresh.
+        self.latest: dict[str, SlurmSnapshot] = {}
+        self.fresh_until = float("-inf")
         self._lock = threading.Lock()
-        self._reading: asyncio.Future[dict[str, SlurmSnapshot]] | None = None
-
-    @property
-    def latest(self) -> dict[str, SlurmSnapshot]:
-        """By cluster, as last read."""
-        return self._snapshots
-
-    @property
-    def fresh(self) -> dict[str, SlurmSnapshot] | None:
-        """The same if they are fresh, else None."""
-        return self._snapshots if time.monotonic() - self._read_at <= _FRESH_S else None
+        self._reading: asyncio.Task[None] | None = None
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """By cluster; from a thread."""
         with self._lock:
             asked = time.monotonic()
-            if asked - self._read_at > _FRESH_S:
-                self._snapshots = self._services.queries.clusters.snapshots()
-                self._read_at = asked
-            return self._snapshots
+            if asked > self.fresh_until:
+                self.latest, self.fresh_until = self._services.queries.clusters.snapshots(), asked + _FRESH_S
+            return self.latest
 
     async def current(self) -> dict[str, SlurmSnapshot]:
         """By cluster; inside the event loop. Requests that find it stale share one read."""
-        if (snapshots := self.fresh) is not None:
-            return snapshots
-        age = time.monotonic() - self._read_at
+        now = time.monotonic()
+        if now <= self.fresh_until:
+            return self.latest
+        is_usable = now - self.fresh_until <= _USABLE_S and bool(self.latest)
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._reach.ask(self.snapshots))
+            self._reading = asyncio.create_task(self._renew())
         try:
             await asyncio.shield(self._reading)
         except Unavailable:
-            if age > _USABLE_S or not self._snapshots:
+            if not is_usable:
                 raise
-        return self._snapshots
+        return self.latest
+
+    async def _renew(self) -> None:
+        asked = time.monotonic()
+        found = await self._reach.ask(self._services.queries.clusters.snapshots)
+        self.latest, self.fresh_until = found, asked + _FRESH_S

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 
 from healer.ports.request_errors import TooMany
+from healer.text import Said, say
 
 #: Attempts at once, and refusals of one address per minute; beyond that 429.
 AT_ONCE = 4
@@ -15,7 +16,7 @@ _ADDRESSES = 10_000
 class Door:
     """`busy`: the sentence for who comes while it is full."""
 
-    def __init__(self, busy: str) -> None:
+    def __init__(self, busy: Said) -> None:
         self._busy = busy
         self._room = threading.BoundedSemaphore(AT_ONCE)
         self._lock = threading.Lock()
@@ -31,7 +32,7 @@ class Door:
     def check(self, peer: str) -> None:
         with self._lock:
             if len(self._recent(peer)) >= REFUSALS_PER_MIN:
-                raise TooMany(f"{peer} was refused {REFUSALS_PER_MIN} times within a minute", 60)
+                raise TooMany(say("api.refused_often", peer=peer, n=REFUSALS_PER_MIN), 60)
 
     def refused(self, peer: str) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ from healer.api.quotas import SENDER, loss_of, route_of
 from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
 from healer.api.site_address import PEER, Reached, SiteNames
 from healer.ports.callers import Caller
-from healer.text import language
+from healer.text import language, say
 
 #: Where the API begins; all other addresses are the console's.
 PREFIX = "/api/v1"
@@ -53,9 +53,9 @@ _ENDED = counter(
     "why",
 )
 #: Answers where no request reaches the application; the connection ends with them.
-_WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")
-_LATE = Problem(408, "the headers came too slowly")
-_FULL = Problem(503, "too many connections", headers={"Retry-After": "5"})
+_WRONG = Problem(400, say("api.not_http"))
+_LATE = Problem(408, say("api.headers_slow"))
+_FULL = Problem(503, say("api.connections_full"), headers={"Retry-After": "5"})
 
 
 class Bounds(NamedTuple):
@@ -275,11 +275,12 @@ class Edge:
             site.check_host(scope)
             _behind_proxies(scope, site.reached(scope))
             if "\x00" in scope["path"]:
-                raise Problem(404, "no such address")
-            if not scope["path"].startswith(self.signals):
+                raise Problem(404, say("api.no_such_address"))
+            reads = scope["method"] in {"GET", "HEAD"}
+            if reads or not scope["path"].startswith(self.signals):
                 asked = Request(scope)
                 speak_to(asked)
-                if scope["method"] not in {"GET", "HEAD"}:
+                if not reads:
                     receive = await self._whole_body(asked.headers, scope, receive)
             await self.app(scope, receive, answer)
         except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
@@ -321,7 +322,7 @@ class Edge:
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         wanted = FORMS.get(scope["path"].removeprefix(self.prefix), "application/json")
         if raw and scope["path"].startswith(self.prefix) and kind != wanted:
-            raise Problem(415, f"the body must be {wanted}")
+            raise Problem(415, say("api.body_must_be", kinds=wanted))
         body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
         replayed = False
 

@@ -34,6 +34,7 @@ from healer.api.services import services_of
 from healer.api.site_address import client_address
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.callers import Caller, Credential, CredentialRefused
+from healer.text import Said, joined, said_by, say
 
 router = APIRouter(tags=["signals"])
 PURPOSE = "healer enroll"
@@ -84,7 +85,7 @@ def enroll(request: Request, body: EnrollBody) -> Response:
             view = _enrolled(request, cluster, credential, peer)
     except CredentialRefused as error:
         door.refused(peer)
-        raise Problem(403, f"the credential is refused: {error}") from None
+        raise Problem(403, say("api.credential_refused", why=said_by(error))) from None
     except Problem as problem:
         if problem.status == 403:
             door.refused(peer)
@@ -134,11 +135,11 @@ def _snapshot(request: Request, cluster: str, payload: Mapping[str, str]) -> Slu
     services = services_of(request)
     snapshot = fleet.snapshots().get(cluster)
     if snapshot is None and cluster in (services.cluster, *services.clusters):
-        raise Problem(503, "Slurm has not been asked yet which nodes there are", headers={"Retry-After": "2"})
+        raise Problem(503, say("api.not_asked_yet"), headers={"Retry-After": "2"})
     if snapshot is None or (services.clusters and cluster not in services.clusters):
-        raise Problem(403, f"healer looks after no cluster {cluster} of this credential")
+        raise Problem(403, say("api.enroll_cluster", cluster=cluster))
     if payload.get("cluster") not in (None, "", cluster):
-        raise Problem(403, f"healer knows no cluster {payload['cluster']} by the key of this credential")
+        raise Problem(403, say("api.enroll_cluster_key", cluster=payload["cluster"]))
     return snapshot
 
 
@@ -146,7 +147,7 @@ def _node(snapshot: SlurmSnapshot, name: str, host: str, peer: str) -> SlurmNode
     """Slurm's node of that name, on which the credential was made."""
     node = named(snapshot, name)
     if node is None:
-        raise Problem(403, f"Slurm has no node {name}: set HEALER_NODE to the node's name in Slurm")
+        raise Problem(403, say("api.enroll_no_node", node=name))
     why = wrong_host(host, peer, node, snapshot.nodes, addresses)
     if why is not None:
         raise Problem(403, why)
@@ -157,21 +158,16 @@ def _job(snapshot: SlurmSnapshot, name: str, uid: int) -> SlurmJob:
     """That user's running job. One that the snapshot does not show yet may be seconds old: 409, try again."""
     job = snapshot.jobs.get(name)
     if job is None or not job.active:
-        raise Problem(
-            409, f"Slurm's picture shows no job {name} at work; a job that just began is in it soon",
-            headers={"Retry-After": "3"},
-        )  # fmt: skip
+        raise Problem(409, say("api.enroll_no_job", job=name), headers={"Retry-After": "3"})
     if job.uid != uid:
-        raise Problem(
-            403, f"Slurm does not show the job {name} as one of user {uid}, who made the credential"
-        )
+        raise Problem(403, say("api.enroll_job_user", job=name, uid=uid))
     return job
 
 
 def _payload(credential: Credential) -> dict[str, str]:
     """The credential's `nonce`, and `node` or `job`."""
     if abs(credential.decoded_at - credential.encoded_at) > FRESH:
-        raise Problem(403, "the credential is older than 5 minutes; each attempt needs a new one")
+        raise Problem(403, say("api.enroll_old"))
     try:
         read = json.loads(credential.payload)
     except (ValueError, RecursionError):  # any user of a node can write the payload
@@ -184,9 +180,9 @@ def _payload(credential: Credential) -> dict[str, str]:
         or not isinstance(payload.get("cluster", ""), str)
         or not _NONCE.fullmatch(payload["nonce"])
     ):
-        raise Problem(403, "the credential was not made to enrol a node or a job")
+        raise Problem(403, say("api.enroll_purpose"))
     if about == "node" and credential.uid != 0:
-        raise Problem(403, f"the credential is of user {credential.uid}: only root enrols its node")
+        raise Problem(403, say("api.enroll_not_root", uid=credential.uid))
     return {name: payload[name] for name in (about, "nonce", "cluster") if name in payload}
 
 
@@ -200,7 +196,7 @@ def named(snapshot: SlurmSnapshot, name: str) -> SlurmNode | None:
 
 def wrong_host(
     host: str, peer: str, node: SlurmNode, nodes: Mapping[str, SlurmNode], resolve: Resolve
-) -> str | None:
+) -> Said | None:
     """Why a credential made at `host` is not of `node`; None if it is.
 
     Many a munged reports 127.0.0.1 or 127.0.1.1 (its host's name in /etc/hosts), which every machine has;
@@ -211,21 +207,16 @@ def wrong_host(
     others = (other for other in nodes.values() if other is not node)
     twin = next((other.name for other in others if _address(other) == address), None)
     if twin is not None:
-        return (
-            f"Slurm gives {node.name} and {twin} the same address {address}, so a credential does not tell "
-            "them apart: give this node a token by `healer token create --role signals --node`"
-        )
+        return say("api.enroll_twin", node=node.name, twin=twin, address=address)
     origin = peer if _loopback(host) and host != address else host
     names = dict.fromkeys((address, node.hostname or node.name, node.name))
     of_node = {address} | {ip for name in names for ip in resolve(name) if not _loopback(ip)}
     if origin in of_node:
         return None
-    expected = ", ".join(sorted(of_node - {address}) or [address])
-    where = f"at {host}" if origin == host else f"at {host} and was sent from {origin}"
-    return (
-        f"the credential was made {where}, and Slurm's node {node.name} is {expected}: mend NodeAddr or the "
-        "name service, or start the node's munged with --origin"
-    )
+    expected = joined(sorted(of_node - {address}) or [address], "comma")
+    at_origin = say("api.enroll_at", host=host)
+    where = at_origin if origin == host else say("api.enroll_at_from", host=host, origin=origin)
+    return say("api.enroll_origin", where=where, node=node.name, expected=expected)
 
 
 def _address(node: SlurmNode) -> str:
@@ -248,7 +239,7 @@ def addresses(name: str) -> list[str]:
         return []
 
 
-def _note(request: Request, peer: str, why: str) -> None:
+def _note(request: Request, peer: str, why: Said) -> None:
     access: Access = request.app.state.access
     caller = Caller(id="enroll", name=f"enrolment from {peer}", role=Role.signals)
-    access.note_refusal(caller, "POST /api/v1/enroll", why)
+    access.refusals.note(caller, "POST /api/v1/enroll", why)

@@ -7,11 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from healer.api.access import refuse
-from healer.api.attribution import arrivals_of
-from healer.api.group_commit import Accepted, GroupCommit, count_accepted, respond, store
+from healer.api.group_commit import Accepted, GroupCommit, respond, store_parsed
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
+from healer.api.refusals import refuse
 from healer.api.request_preamble import (
     JSON,
     Endpoint,
@@ -24,18 +23,23 @@ from healer.api.request_preamble import (
     unknown_cluster,
 )
 from healer.api.services import Services
-from healer.model import LossReason, Observation, Role
+from healer.model import LossReason, Observation, ObservationKind, Role
+from healer.model.detection import KERNEL_LINES
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
 from healer.signals import wire
+from healer.signals.identity import relayed_digest
 from healer.signals.logs import KernelRecords, Record, export_records, json_records, kernel_records, record_of
 from healer.signals.wire import HasNode, checkpoint_observations
+from healer.text import say
 
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
 HEARTBEAT_EVERY_S = 1.0
 #: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
 _BEATS = {"application/json": frozenset[str]()}
+#: What may accuse a node, and so names who says it.
+_ACCUSING = KERNEL_LINES | {ObservationKind.hook}
 
 
 class SignalRoutes:
@@ -72,21 +76,22 @@ class SignalRoutes:
             cluster = await self._preamble.cluster_of(caller, query.get("cluster"))
             node = query.get("node")
             if not node:
-                raise field_error("node", "a text body needs ?node= in the address")
-            await confine(request, caller, {(cluster, node)})
+                raise field_error("node", say("api.text_needs_node"))
+            await confine(request, caller, _by_slurm({(cluster, node)}, has_node))
             lines, source = raw.decode("utf-8", "replace"), wire.NodeBoot(cluster, node, query.get("boot_id"))
             parsed = wire.kernel_text_observations(lines, has_node, now, source, book=book)
         else:
             body = wire.kernel_log_body(raw) or decoded(raw)
             if caller.node or caller.cluster:
-                await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
+                named = wire.nodes_of_kernel_log(body, cluster=cluster)
+                await confine(request, caller, _by_slurm(named, has_node))
             parsed = wire.kernel_log_observations(body, has_node, now, cluster=cluster, book=book)
         return await self._store(request, "kernel-log", parsed)
 
     async def heartbeat(self, request: Request) -> Response:
         caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
         body = decoded(raw)
-        await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
+        await confine(request, caller, _by_slurm(wire.nodes_of_heartbeats(body, cluster=cluster), has_node))
         parsed = wire.heartbeat_observations(body, has_node, self._services.clock.now(), cluster=cluster)
         self._hear(parsed.observations)
         return await self._store(request, "heartbeat", parsed, heartbeat=True)
@@ -97,7 +102,7 @@ class SignalRoutes:
         media_type(request, JSON, "application/json")
         known_query(request, set())
         if caller.node:
-            why = f"this token is bound to the node {caller.node}, not to a job"
+            why = say("api.bound_not_to_a_job", node=caller.node)
             await refuse(request, caller, why, await self._preamble.mentioned(request))
         body = decoded(await self._preamble.body(request))
         now = self._services.clock.now()
@@ -112,7 +117,8 @@ class SignalRoutes:
         self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
     ) -> Response:
         answer = await self.stored(route, request.scope[SENDER], parsed, heartbeat=heartbeat)
-        self._preamble.meter.stored(request, answer.entries, parsed.rejected, parsed.rejected_more)
+        entries = len(parsed.observations) + parsed.unrecognised
+        self._preamble.meter.stored(request, entries, parsed.rejected, parsed.rejected_more)
         return respond(answer)
 
     async def stored(
@@ -121,20 +127,23 @@ class SignalRoutes:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
         observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(seen)]
         arrivals = arrivals_of(
-            caller, ((seen, parsed.alternatives.get(seen.digest, ())) for seen in observations)
+            caller, [(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
         )
-        new = await store(self._commit, route, arrivals, caller, shed_first=heartbeat)
+        answer = await store_parsed(self._commit, route, arrivals, parsed, caller, shed_first=heartbeat)
         if heartbeat:
             now = time.monotonic()
             for seen in observations:
                 self._beats[seen.component.cluster, seen.component.node] = now
-        count = sum(new)
-        duplicates = len(parsed.observations) - count
-        return count_accepted(route, parsed, count, unrecognised=parsed.unrecognised, duplicates=duplicates)
+        return answer
 
     def _is_due(self, beat: Observation) -> bool:
         stored_at = self._beats.get((beat.component.cluster, beat.component.node), float("-inf"))
         return time.monotonic() - stored_at >= HEARTBEAT_EVERY_S
+
+
+def _by_slurm(named: Iterable[tuple[str, str]], has_node: HasNode) -> set[tuple[str, str]]:
+    """(cluster, node) by Slurm's names: a token is bound to one of these."""
+    return {(cluster, wire.slurm_name(cluster, host, has_node)) for cluster, host in named}
 
 
 _EXPORT = "application/vnd.fdo.journal"
@@ -160,11 +169,7 @@ class LogRoutes:
     async def logs(self, request: Request) -> Response:
         caller, has_node = await self._preamble.enter(request)
         if request.headers.get("content-type", "").lower().startswith("text/plain"):
-            raise Problem(
-                415,
-                "text does not prove that the kernel wrote it: send JSON with _TRANSPORT or inputname,"
-                " or what is surely the kernel's to /signals/kernel-log",
-            )
+            raise Problem(415, say("api.text_not_kernel"))
         kind = media_type(request, _KINDS, "application/json")
         known_query(request, {"cluster", "node"})
         raw = await self._preamble.body(request)
@@ -208,3 +213,17 @@ class LogRoutes:
 
 def _exported(raw: bytes) -> Iterator[Record]:
     return (record_of(index, fields) for index, fields in enumerate(export_records(raw)))
+
+
+def arrivals_of(caller: Caller, observations: Iterable[tuple[Observation, tuple[str, ...]]]) -> list[Arrival]:
+    """(observation, other digests of the same signal) as they are stored. A relay's text has an identity of
+    its own, so that it never takes the place of the node's word."""
+    return [_arrival(caller, seen, also) for seen, also in observations]
+
+
+def _arrival(caller: Caller, seen: Observation, also: tuple[str, ...]) -> Arrival:
+    relay = caller.relay_of(seen.component.node) if seen.kind in _ACCUSING else ""
+    if not relay:
+        return Arrival(seen, also)
+    relayed = msgspec.structs.replace(seen, digest=relayed_digest(seen.digest), relayed_by=relay)
+    return Arrival(relayed, tuple(relayed_digest(digest) for digest in also))

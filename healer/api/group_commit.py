@@ -23,7 +23,7 @@ from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from healer.signals import wire
 from healer.signals.hook_reports import HOOKS
-from healer.text import to_text
+from healer.text import said_by, say, to_text
 
 #: A sender waits this long for a database that is away before it hears 503.
 WAIT_S = 5.0
@@ -58,7 +58,7 @@ class Busy(Exception):
     """The queue is full: 429, to be retried after a second."""
 
     def __init__(self) -> None:
-        super().__init__("too many signals wait to be written")
+        super().__init__(say("api.signals_full"))
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +102,7 @@ class _Timeouts:
         while waiting and (waiting[0][0] <= now or waiting[0][1].done()):
             _, future = waiting.popleft()
             if not future.done():
-                future.set_exception(Unavailable("the database does not answer"))
+                future.set_exception(Unavailable(say("api.database_silent")))
         self._timer = loop.call_at(waiting[0][0], self._look, loop) if waiting else None
 
 
@@ -418,6 +418,21 @@ def count_accepted(
     )
 
 
+async def store_parsed(
+    queue: GroupCommit[Any, Any],
+    route: str,
+    items: Sequence[Any],
+    parsed: wire.Accepted,
+    caller: Caller,
+    *,
+    shed_first: bool = False,
+) -> Accepted:
+    """`store`, and the answer: what is not new of the parsed body is a duplicate."""
+    count = sum(await store(queue, route, items, caller, shed_first=shed_first))
+    duplicates = len(parsed.observations) - count
+    return count_accepted(route, parsed, count, unrecognised=parsed.unrecognised, duplicates=duplicates)
+
+
 def respond(answer: Accepted | HookAnswer) -> EncodedJson:
     return EncodedJson(_encode(answer))
 
@@ -451,7 +466,7 @@ async def store(
         results = await queue.add(items, owner=owner, share=share, shed_first=shed_first)
     except Busy as error:
         _COUNTERS[route]["shed"].inc(len(items))
-        problem = Problem(429, str(error), headers={"Retry-After": "1"})
+        problem = Problem(429, said_by(error), headers={"Retry-After": "1"})
         problem.lost = len(items) if lost is None else lost
         raise problem from None
     COMMIT_S.observe(time.perf_counter() - started)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from healer.api.attribution import arrivals_of
 from healer.api.db_health import SharedRead
+from healer.api.event_routes import arrivals_of
 from healer.api.group_commit import GroupCommit, HookAnswer, count_results, rejected_views, respond, store
 from healer.api.request_preamble import (
     JSON,

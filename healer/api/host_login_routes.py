@@ -28,7 +28,7 @@ from healer.model import Role
 from healer.ports.callers import CredentialRefused
 from healer.ports.directory import LOCAL, UNPROVEN, Arrival
 from healer.ports.sign_in import SignInRefused
-from healer.text import say
+from healer.text import said_by, say
 
 router = APIRouter(prefix="/login", tags=["acting"])
 PURPOSE = b"healer login"
@@ -75,7 +75,7 @@ def _opened(request: Request, wanted: str | None, prove: Callable[[str], Proven]
         return answer(request, signed_in(request, arrival, role=role), 201)
     except (CredentialRefused, SignInRefused) as error:
         door.refused(peer)
-        raise Problem(403, say("api.host_refused", why=str(error))) from None
+        raise Problem(403, say("api.host_refused", why=said_by(error))) from None
 
 
 def _by_munge(request: Request, cluster: str, credential: str) -> Proven:

@@ -40,7 +40,7 @@ from healer.observations.step_grid import (
 )
 from healer.playbooks import BEGIN
 from healer.ports.answers import Note, RunRecord, SentMessage
-from healer.text import to_plain, to_text
+from healer.text import NO_WORDS, say, to_plain, to_text
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +175,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 #: How a done step is undone. Verbs that are missing leave nothing, or cannot be undone.
 _UNDO = {
-    Verb.drain: "resume the node: playbook resume",
-    Verb.reserve: "delete the reservation",
-    Verb.exclude: "take the exclusion back",
-    Verb.down: "resume the node: playbook resume",
+    Verb.drain: say("api.undo_drain"),
+    Verb.reserve: say("api.undo_reserve"),
+    Verb.exclude: say("api.undo_exclude"),
+    Verb.down: say("api.undo_drain"),
 }
 _ENDS = frozenset({StepEvent.done, StepEvent.failed, StepEvent.skipped, StepEvent.undone})
 
@@ -225,7 +225,7 @@ def _step_view(key: str, step: Step | None, entries: Sequence[LogEntry]) -> Step
         started_at=entries[0].at,
         ended_at=last.at if last.event in _ENDS else None,
         text=last.text,
-        undo=_UNDO.get(step.do, "") if done and step and step.do else "",
+        undo=_UNDO.get(step.do, NO_WORDS) if done and step and step.do else "",
         evidence=evidence,
     )
 

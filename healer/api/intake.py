@@ -14,6 +14,7 @@ from healer.ports.measurements import ColumnBook
 from healer.signals.hardware_names import Shown, unknown_shape
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody
+from healer.text import Said
 
 R = TypeVar("R")
 
@@ -21,7 +22,7 @@ R = TypeVar("R")
 class Refused(Exception):
     """The body speaks of components that its token is not bound to; nothing of it is stored."""
 
-    def __init__(self, why: str, spoken: Collection[Component] = ()) -> None:
+    def __init__(self, why: Said, spoken: Collection[Component] = ()) -> None:
         super().__init__(why)
         self.spoken = spoken
 

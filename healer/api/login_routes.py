@@ -24,7 +24,7 @@ from healer.model import Role
 from healer.ports.directory import SESSION_LASTS, Arrival
 from healer.ports.service_accounts import login_secret
 from healer.ports.sign_in import DeviceBegun, DeviceSignIn, ProviderAway, SignInRefused, StillWaiting
-from healer.text import say
+from healer.text import said_by, say
 
 router = APIRouter(prefix="/login", tags=["acting"])
 
@@ -106,7 +106,7 @@ def _devices(services: Services) -> DeviceSignIn:
 
 
 def _refused(error: SignInRefused) -> Problem:
-    return Problem(503 if isinstance(error, ProviderAway) else 403, str(error))
+    return Problem(503 if isinstance(error, ProviderAway) else 403, said_by(error))
 
 
 def login_door(request: Request) -> Door:

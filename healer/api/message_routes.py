@@ -33,7 +33,7 @@ from healer.model import REJECTIONS, Delivery, DeliveryState, Person, Role, Run,
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
-from healer.text import say
+from healer.text import said_by, say
 
 router = APIRouter()
 
@@ -143,7 +143,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         found += part
         if len(found) > BODY_MAX:
-            raise Problem(413, f"a press has at most {BODY_MAX} bytes")
+            raise Problem(413, say("api.press_too_large", most=BODY_MAX))
     return bytes(found)
 
 
@@ -151,13 +151,13 @@ def _check_signature(services: Services, headers: Mapping[str, str], body: bytes
     """404 without a secret. Everything else that is wrong gets the same answer."""
     secret = services.slack_secret
     if secret is None:
-        raise Problem(404, "no buttons of Slack are set up: HEALER_SLACK_SIGNING_SECRET is not set")
+        raise Problem(404, say("api.slack_no_secret"))
     stamp, given = headers.get("x-slack-request-timestamp", ""), headers.get("x-slack-signature", "")
     fresh = stamp.isascii() and stamp.isdigit() and len(stamp) < 12
     fresh = fresh and abs(services.clock.now().timestamp() - int(stamp)) <= FRESH.total_seconds()
     made = hmac.new(secret.encode(), b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
     if not fresh or not hmac.compare_digest(f"v0={made}".encode(), given.encode()):
-        raise Problem(401, "this is not signed by Slack, or it is too old")
+        raise Problem(401, say("api.slack_not_signed"))
 
 
 def _payload(body: bytes) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ def _payload(body: bytes) -> Mapping[str, Any]:
     except (ValueError, KeyError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise field_error("payload", "has to be a JSON object")
+        raise field_error("payload", say("api.json_object"))
     return found
 
 
@@ -175,12 +175,12 @@ def _answer(services: Services, press: Press) -> None:
     try:
         text = press_done(services, press)
     except (Conflict, Forbidden, NotFound, Unavailable) as error:
-        text = say("api.message_routes_nothing_was_done", error=str(error))
+        text = say("api.message_routes_nothing_was_done", error=said_by(error))
     except GuardRefused as error:
-        text = f"Nothing was done: the guard {error.answer.guard} refuses it. {error.answer.why}"
+        text = say("api.press_guard", guard=error.answer.guard, why=error.answer.why)
     except Exception:
         log.exception("a press in Slack failed", run=press.run)
-        text = "Nothing is known of it: healer's log says what went wrong. Look at the run's page."
+        text = say("api.press_failed")
     services.tell_slack(press.reply_url, text)
 
 
@@ -189,23 +189,26 @@ def press_done(services: Services, press: Press) -> str:
     people = services.rules().notifications.people
     person = next((person for person in people if person.slack == press.user), None)
     if person is None:
-        return f"Nothing was done: healer does not know you. Your line under `people` in {FILE} is missing."
+        return say("api.press_unknown", file=FILE)
     run = services.queries.runs.find(press.run)
     if run is None or not _speaks_of(person, run):
-        return f"Nothing was done: there is no run {press.run[:12]} for you."
+        return say("api.press_no_run", run=press.run[:12])
     if person.role not in ALLOWED[Role.operator]:
-        return f"Nothing was done: it takes the role operator, yours is {person.role}."
+        return say("api.press_role", role=person.role)
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
     if press.verb == "approve":
         playbook = services.rules().playbooks.get(run.playbook)
         if switches_power(playbook) and (where := _proves_at(services, person.name)):
             return say("api.sign_in_again_for_power", where=where)
-        done = services.runs.approve(run.id, by=caller.name, reason="approved in Slack", request=press.key)
-        held = f" It waits: {done.question}" if done.state is RunState.held and done.question else ""
-        return f"{caller.name} approved {_named(done)}.{held}"
-    reason = f"rejected in Slack: {REJECTIONS.get(press.why, 'without a reason')}"
+        reason = say("api.approved_in_slack")
+        done = services.runs.approve(run.id, by=caller.name, reason=reason, request=press.key)
+        named = {"name": caller.name, "run": _named(done)}
+        if done.state is RunState.held and done.question:
+            return say("api.press_approved_held", **named, why=done.question)
+        return say("api.press_approved", **named)
+    reason = say("api.rejected_in_slack", why=REJECTIONS.get(press.why, say("api.no_reason")))
     done = services.runs.reject(run.id, by=caller.name, reason=reason, request=press.key)
-    return f"{caller.name} rejected {_named(done)}. Nothing is done; the incident stays open."
+    return say("api.press_rejected", name=caller.name, run=_named(done))
 
 
 def _proves_at(services: Services, name: str) -> str:

@@ -19,7 +19,7 @@ from healer.model import Role
 from healer.signals import otlp_logs
 from healer.signals.otlp_values import message, status
 from healer.signals.wire import Rejected
-from healer.text import to_text
+from healer.text import NO_WORDS, Said, joined, say, to_text
 
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _KINDS = frozenset({_JSON, _PROTOBUF})
@@ -63,7 +63,7 @@ class OtlpRoutes:
     async def metrics(self, request: Request) -> Response:
         return await _answered(request, "rejectedDataPoints", self._take_metrics)
 
-    async def _take_logs(self, request: Request, json: bool) -> tuple[int, str]:
+    async def _take_logs(self, request: Request, json: bool) -> tuple[int, Said]:
         caller, has_node = await self._preamble.enter(request)
         known_query(request, {"cluster", "node"})
         raw = await self._preamble.body(request)
@@ -72,20 +72,22 @@ class OtlpRoutes:
             "otlp/v1/logs", request, caller, has_node, len(raw), lambda: read(raw)
         )
         count = len(logged.accepted.rejected) + logged.accepted.rejected_more
-        unknown = [
-            (logged.not_kernel, "not marked as the kernel's"),
-            (answer.unrecognised - logged.not_kernel, "lines of the kernel that tell of no fault"),
+        not_kernel, no_fault = logged.not_kernel, answer.unrecognised - logged.not_kernel
+        others = [
+            (not_kernel, say("api.otlp_not_kernel", n=not_kernel)),
+            (no_fault, say("api.otlp_no_fault", n=no_fault)),
         ]
-        return _not_stored(count, logged.accepted.rejected, unknown)
+        return _not_stored(count, logged.accepted.rejected, others)
 
-    async def _take_metrics(self, request: Request, json: bool) -> tuple[int, str]:
+    async def _take_metrics(self, request: Request, json: bool) -> tuple[int, Said]:
         measured = await self._measuring.otlp(request, json=json)
         count = len(measured.rejected) + measured.rejected_more
-        unknown = Counter[str]()
+        unknown = Counter[Said]()
         for series in measured.unknown.values():
             unknown[series.why] += series.count
-        unknown["of other names that are not kept"] += measured.unrecognised - unknown.total()
-        return _not_stored(count, measured.rejected, [(many, why) for why, many in unknown.most_common()])
+        others = [(n, say("api.otlp_of_reason", n=n, why=why)) for why, n in unknown.most_common()]
+        n = measured.unrecognised - unknown.total()
+        return _not_stored(count, measured.rejected, [*others, (n, say("api.otlp_other_names", n=n))])
 
 
 async def _answered(
@@ -105,14 +107,15 @@ async def _answered(
 
 
 def _not_stored(
-    count: int, rejected: Sequence[Rejected], unknown: Sequence[tuple[int, str]]
-) -> tuple[int, str]:
+    count: int, rejected: Sequence[Rejected], others: Sequence[tuple[int, Said]]
+) -> tuple[int, Said]:
     """(how many, a sentence with the first reasons). `count`: of the rejected entries, listed or not."""
-    count += sum(many for many, _ in unknown)
+    count += sum(n for n, _ in others)
     reasons = Counter(entry.reason for entry in rejected).most_common(_REASONS)
-    words = [f"{many} {why}" for many, why in unknown if many > 0]
-    words += [f"{many} × {why}" for why, many in reasons]
-    return count, f"{count} not stored: {'; '.join(words[:_REASONS])}" if count else ""
+    words = [text for n, text in others if n > 0]
+    words += [say("api.otlp_rejected", n=n, why=why) for why, n in reasons]
+    first = joined(words[:_REASONS], "semicolon")
+    return count, say("api.otlp_not_stored", n=count, reasons=first) if count else NO_WORDS
 
 
 def _kind(json: bool) -> str:

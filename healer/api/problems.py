@@ -30,7 +30,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
-from healer.text import quoted, said_by, say, to_text
+from healer.text import Said, quoted, said_by, say, to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -63,7 +63,7 @@ class Problem(Exception):
     def __init__(
         self,
         status: int,
-        detail: str,
+        detail: Said,
         *,
         code: str | None = None,
         errors: list[dict[str, str]] | None = None,
@@ -101,7 +101,7 @@ class Problem(Exception):
         )
 
 
-def field_error(field: str, text: str) -> Problem:
+def field_error(field: str, text: Said) -> Problem:
     """422 for one field."""
     return Problem(422, say("api.field", field=field, text=text), errors=[{"field": field, "detail": text}])
 
@@ -159,7 +159,12 @@ def _invalid(error: RequestValidationError) -> Problem:
         field = field.encode("utf-8", "replace").decode()[:200]
         errors.append({"field": field, "detail": str(found.get("msg", say("api.problems_not_valid")))})
     first = errors[0] if errors else {"field": "request", "detail": say("api.problems_not_valid")}
-    return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
+    return Problem(422, say("api.field", field=first["field"], text=first["detail"]), errors=errors)
+
+
+def _bad_body(error: BadBody) -> Problem:
+    why = said_by(error)
+    return Problem(422, why, errors=[{"field": "body", "detail": why}])
 
 
 _IN_FLIGHT = say("api.problems_request_with_this_idempotency_key")
@@ -176,13 +181,16 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Invalid, lambda error: field_error(error.field, said_by(error))),
     (KeyInFlight, lambda _: Problem(409, _IN_FLIGHT, code="in_flight")),
     (KeyReused, lambda _: Problem(422, _REUSED, code="idempotency_key_reused")),
-    (Unavailable, lambda error: Problem(503, str(error), headers={"Retry-After": "1"})),
-    (Unstorable, lambda error: Problem(422, str(error))),
-    (NoRoom, lambda error: Problem(503, str(error), headers={"Retry-After": "5"})),
-    (TooMany, lambda error: Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})),
-    (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),
+    (Unavailable, lambda error: Problem(503, said_by(error), headers={"Retry-After": "1"})),
+    (Unstorable, lambda error: Problem(422, said_by(error))),
+    (NoRoom, lambda error: Problem(503, said_by(error), headers={"Retry-After": "5"})),
+    (TooMany, lambda error: Problem(429, said_by(error), headers={"Retry-After": str(error.retry_after_s)})),
+    (BadBody, _bad_body),
     (RequestValidationError, _invalid),
-    (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),
+    (
+        HTTPException,
+        lambda error: Problem(error.status_code, quoted(str(error.detail)), headers=error.headers),
+    ),
 )
 #: The answer to a person's browser; None if a program asks.
 Page = Callable[[Request, Problem], Response | None]

@@ -28,6 +28,7 @@ from healer.ports.signal_stores import LossBook, SenderBook, UnknownBook
 from healer.signals.rejects import Rejected
 from healer.signals.series import Unknown
 from healer.signals.values import TOO_OLD
+from healer.text import NO_WORDS, Said, said_by, say
 
 #: Tokens that are remembered. One that is forgotten, the longest unheard, begins with its whole burst.
 TOKENS = 20_000
@@ -86,7 +87,7 @@ class OverQuota(Problem):
     def __init__(self, what: str, rate: float, wait_s: int) -> None:
         super().__init__(
             429,
-            f"this token sends more than its {rate:g} {what} per second; after {wait_s} s it is heard again",
+            say("api.over_quota", rate=rate, what=what, wait_s=wait_s),
             code="quota",
             headers={"Retry-After": str(wait_s)},
         )
@@ -230,7 +231,7 @@ class Losses(Summed[tuple[str, str, LossReason, str], Loss]):
         *,
         cluster: str = "",
         who: str = "",
-        example: str = "",
+        example: Said = NO_WORDS,
     ) -> None:
         """`count` entries of `source` were lost."""
         if count <= 0:
@@ -364,13 +365,13 @@ _BY_STATUS = {
 }
 
 
-def loss_of(error: Exception, *, disk_full: bool = False) -> tuple[LossReason, int, str] | None:
+def loss_of(error: Exception, *, disk_full: bool = False) -> tuple[LossReason, int, Said] | None:
     """(reason, entries, a sentence); None where nothing was lost. A body counts as one entry."""
     if isinstance(error, NoRoom):
-        return LossReason.disk_full if error.disk else LossReason.spool_full, error.entries, str(error)
+        return LossReason.disk_full if error.disk else LossReason.spool_full, error.entries, said_by(error)
     if isinstance(error, Unavailable):
         full = disk_full or isinstance(error, DiskFull)
-        return LossReason.disk_full if full else LossReason.database_away, 1, str(error)
+        return LossReason.disk_full if full else LossReason.database_away, 1, said_by(error)
     problem: Problem = problem_of(error)
     reason = LossReason.quota if problem.code == "quota" else _BY_STATUS.get(problem.status)
     return None if reason is None or not problem.lost else (reason, problem.lost, problem.detail)
@@ -426,7 +427,7 @@ class Meter:
         self.lose(request, LossReason.late, len(late), TOO_OLD)
         self.lose(request, LossReason.rejected, len(wrong) + more, (wrong or rejected)[0].reason)
 
-    def lose(self, request: Request, reason: LossReason, count: int, example: str, *, at: str = "") -> None:
+    def lose(self, request: Request, reason: LossReason, count: int, example: Said, *, at: str = "") -> None:
         """Counts entries of this request that are not stored; at the cluster `at` where it is known."""
         caller: Caller = request.scope[SENDER]
         cluster = at or caller.cluster or self._cluster

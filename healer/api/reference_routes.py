@@ -44,7 +44,7 @@ class LearnBody(Reason):
     node: Word
     kind: Word | None = None
     cluster: Word | None = None
-    reason: Text = "no reason given"
+    reason: Text = str(say("api.no_reason"))
     dry_run: bool = False
 
 
@@ -128,7 +128,7 @@ def forget(
     reference = {found.kind: found for found in services.queries.nodes.references(cluster)}.get(kind)
     if reference is None:
         raise NotFound(say("api.reference_routes_there_no_reference_for_cluster", kind=kind, cluster=cluster))
-    words = body or Reason(reason="no reason given")
+    words = body or Reason(reason=say("api.no_reason"))
 
     def act(identity: str) -> Response:
         services.controls.forget_reference(reference, by=caller.name, reason=words.reason, request=identity)

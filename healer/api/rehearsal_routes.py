@@ -19,7 +19,7 @@ from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, NotFound
 from healer.rulebook.source import unified_diff
-from healer.text import say
+from healer.text import said_by, say
 
 router = APIRouter(tags=["rules"])
 NEWEST = 50
@@ -108,7 +108,7 @@ def _checked(services: Services, cluster: str, body: RehearsalBody) -> str | Non
     try:
         before = services.rule_files.text(body.file)
     except ValueError as error:
-        raise field_error("file", str(error)) from None
+        raise field_error("file", said_by(error)) from None
     if before == body.text:
         raise field_error("text", say("api.rehearsal_routes_says_this_already", file=body.file))
     recorded = services.recordings(cluster)

@@ -18,6 +18,7 @@ from healer.api.services import services_of
 from healer.model.shown import shown
 from healer.ports.callers import Caller, Kept
 from healer.ports.request_errors import GuardRefused
+from healer.text import say
 
 #: Text of people: at least one visible character, no NUL.
 Text = Annotated[
@@ -166,7 +167,7 @@ def once(request: Request, caller: Caller, body: BaseModel, act: Callable[[str],
     if key is None:
         return act(secrets.token_hex(16))
     if not _KEY.fullmatch(key):
-        raise field_error("Idempotency-Key", "1 to 255 printable ASCII characters without spaces")
+        raise field_error("Idempotency-Key", say("api.key_form"))
     services = services_of(request)
     identity = hashlib.sha256(f"{caller.id}\0{key}".encode()).hexdigest()[:32]
     content = "\0".join((request.method, request.url.path, request.url.query, body.model_dump_json()))

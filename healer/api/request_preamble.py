@@ -25,17 +25,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from healer.api.access import ALLOWED, Access, Pairs, foreign, named_cluster, outside_routes, refuse
+from healer.api.access import ALLOWED, Access, named_cluster, outside_routes
 from healer.api.client_certificates import CERTIFICATE, bound, foreign_node
 from healer.api.db_health import Fleet
 from healer.api.group_commit import WAIT_S
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER, Meter
+from healer.api.refusals import Pairs, foreign, refuse
 from healer.api.services import Services
 from healer.model import Component, Role, SlurmSnapshot
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from healer.signals import wire
+from healer.text import NO_WORDS, Said, joined, language, said_by, say
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -100,14 +102,14 @@ class Preamble:
         The look-up raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders retry.
         """
         scope, now = request.scope, time.monotonic()
+        if accepts := header_of(scope, b"accept-language"):
+            language.current.set(language.chosen(None, accepts.decode("latin-1")))
         # Ten thousand come in a second: a cached caller costs no await.
         caller = self._access.cached_sender(header_of(scope, b"authorization"))
         if caller is None:
             caller = await _patiently(lambda: self._access.sender(request), now + WAIT_S)
         if caller.role not in ALLOWED[self.role]:
-            await refuse(
-                request, caller, f"signals are written with the role signals, yours is {caller.role}"
-            )
+            await refuse(request, caller, say("api.signals_role", role=caller.role))
         if caller.routes and (outside := outside_routes(caller, scope["path"])) is not None:
             await refuse(request, caller, outside)
         if CERTIFICATE in scope:
@@ -116,11 +118,11 @@ class Preamble:
             caller = bound(scope, caller)
         scope[SENDER] = caller
         if caller.job and not of_jobs:
-            why = f"this token is bound to the job {caller.job}"
+            why = say("api.bound_to_job", name=caller.job)
             await refuse(request, caller, why, await self.mentioned(request))
         self.meter.check(caller, scope["path"], now)
-        snapshots = self._fleet.fresh
-        if snapshots is None:
+        snapshots = self._fleet.latest
+        if now > self._fleet.fresh_until:
             snapshots = await _patiently(self._fleet.current, now + WAIT_S)
         default = self.default_cluster(caller)
         if default in self.served:
@@ -136,7 +138,7 @@ class Preamble:
 
     def records_refusal(self, caller: Caller) -> bool:
         """Whether one more refusal of this caller would be recorded now."""
-        return self._access.records_refusal(caller)
+        return self._access.refusals.would_record(caller)
 
     async def mentioned(self, request: Request) -> list[Component]:
         """The components that a request speaks of which its route refuses unread, as far as its address and a
@@ -207,18 +209,18 @@ class Preamble:
             _check_shown(cluster, await self._fleet.current())
         return cluster
 
-    async def wrong_job(self, caller: Caller) -> Callable[[str, str], str | None]:
+    async def wrong_job(self, caller: Caller) -> Callable[[str, str], Said | None]:
         """(cluster, job) -> why this caller may not send that job's steps: a token bound to a node may send
         those of the jobs that Slurm shows there."""
         node, snapshots = caller.node, await self._fleet.current()
 
-        def why(cluster: str, job: str) -> str | None:
+        def why(cluster: str, job: str) -> Said | None:
             if node is None:
                 return None
             shown = snapshots[cluster].jobs.get(job) if cluster in snapshots else None
             if shown is not None and shown.active and node in shown.nodes:
                 return None
-            return f"this token is bound to the node {node}, and Slurm does not show the job {job} there"
+            return say("api.job_not_on_node", node=node, job=job)
 
         return why
 
@@ -229,11 +231,7 @@ class Preamble:
 
 def _check_shown(cluster: str, snapshots: Mapping[str, SlurmSnapshot]) -> None:
     if cluster not in snapshots:
-        raise Problem(
-            503,
-            f"Slurm has not been asked yet which nodes the cluster {cluster} has",
-            headers={"Retry-After": "2"},
-        )
+        raise Problem(503, say("api.cluster_not_asked_yet", cluster=cluster), headers={"Retry-After": "2"})
 
 
 async def confine(request: Request, caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> None:
@@ -254,13 +252,13 @@ def _spoken_of(outer: Iterable[Any], cluster: str) -> Iterator[Component]:
                 yield Component(cluster=where, node=node, job=job)
 
 
-def unknown_cluster(named: Iterable[str], clusters: frozenset[str]) -> str | None:
+def unknown_cluster(named: Iterable[str], clusters: frozenset[str]) -> Said | None:
     """Why what names these clusters cannot be stored; None if it can."""
     for cluster in named:
         if not cluster:
-            return f"cluster: name it: one of {', '.join(sorted(clusters))}"
+            return say("api.cluster_missing", clusters=joined(sorted(clusters), "comma"))
         if cluster not in clusters:
-            return f"cluster: Slurm's picture has no cluster {cluster}"
+            return say("api.cluster_unknown", cluster=cluster)
     return None
 
 
@@ -314,7 +312,7 @@ def media_type(request: Request, allowed: AbstractSet[str], default: str) -> str
     header = header_of(request.scope, b"content-type")
     kind = default if header is None else _kind(header[:_KIND_MAX])
     if kind not in allowed:
-        raise Problem(415, f"the body must be {' or '.join(sorted(allowed))}")
+        raise Problem(415, say("api.body_must_be", kinds=joined(sorted(allowed), "or")))
     return kind
 
 
@@ -337,16 +335,15 @@ def _query(raw: bytes) -> QueryParams:
 def known_query(request: Request, allowed: AbstractSet[str]) -> None:
     """422 for a query parameter that this route does not have."""
     if request.scope["query_string"] and (unknown := sorted(set(query_of(request)) - allowed)):
-        raise field_error(unknown[0][:100], "no such query parameter")
+        raise field_error(unknown[0][:100], say("api.access_no_such_query_parameter"))
 
 
 def decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(
-            422, f"the body is not JSON: {error}", errors=[{"field": "body", "detail": "not JSON"}]
-        ) from None
+        short = [{"field": "body", "detail": say("signals.line_not_json")}]
+        raise Problem(422, say("signals.not_json", error=said_by(error)), errors=short) from None
 
 
 #: Supported values of Content-Encoding.
@@ -371,8 +368,8 @@ def check_encoding(encoding: str) -> None:
     """Raises Problem 415 for an unsupported encoding, before the body is read."""
     if encoding not in {"identity", *PACKINGS}:
         named = encoding[:50]
-        why = "more than one packing" if "," in encoding else "not understood"
-        raise Problem(415, f"Content-Encoding {named}: {why}; send it plain, or as gzip or zstd")
+        several = say("api.packing_several", name=named)
+        raise Problem(415, several if "," in encoding else say("api.packing_unknown", name=named))
 
 
 def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
@@ -391,15 +388,15 @@ def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
         return room[:size].tobytes()
     del room  # else it would live as long as the error's traceback
     if why:
-        raise Problem(400, f"the body is not {encoding}: {why}")
+        raise Problem(400, say("api.not_packed", encoding=encoding, why=why))
     raise too_large(limit)
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is larger than {limit} bytes", headers={"Connection": "close"})
+    return Problem(413, say("api.body_too_large", limit=limit), headers={"Connection": "close"})
 
 
-def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
+def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, Said]:
     """RFC 1952: one member or several. Returns (bytes written to `room`, why it is not gzip); a full `room`
     means too many bytes."""
     size = place = members = 0
@@ -411,7 +408,7 @@ def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
                 break
             members += 1
             if members > MEMBERS_MAX:
-                return size, f"it has more than {MEMBERS_MAX} members"
+                return size, say("api.too_many_members", most=MEMBERS_MAX)
             unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
         if not piece:
             piece = raw[place : place + _PIECE]
@@ -419,7 +416,7 @@ def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
         try:
             part = unpacker.decompress(piece, min(_STEP, len(room) - size))
         except zlib.error as error:
-            return size, str(error)
+            return size, said_by(error)
         if not part and not piece and not unpacker.eof:
             break  # nothing goes in, nothing comes out
         room[size : size + len(part)] = np.frombuffer(part, np.uint8)
@@ -429,21 +426,21 @@ def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
             place -= len(unpacker.unused_data)
             piece, unpacker = b"", None
     ended = size == len(room) or (unpacker is None and members > 0)
-    return size, "" if ended else "it ends too early"
+    return size, NO_WORDS if ended else say("api.cut_short")
 
 
-def _unzstd(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
+def _unzstd(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, Said]:
     """RFC 8878: one frame or several, with or without their sizes. As `_gunzip`.
 
     The decoder writes into the room it is given, and refuses frames that want a window of over 128 MiB.
     """
     if not raw:
-        return 0, "it is empty"
+        return 0, say("api.empty")
     try:
-        return cramjam.zstd.decompress_into(raw, room.data), ""
+        return cramjam.zstd.decompress_into(raw, room.data), NO_WORDS
     except cramjam.DecompressionError as error:
         # Only these words say that the room is full; if they change, such a body is refused as 400.
-        return (len(room), "") if "whole buffer" in str(error) else (0, str(error))
+        return (len(room), NO_WORDS) if "whole buffer" in str(error) else (0, said_by(error))
 
 
 #: Key of a scope whose whole body has arrived (set by `edge`): then nothing has to be waited for.
@@ -468,8 +465,7 @@ class Stalled(Problem):
     def __init__(self, size: int) -> None:
         super().__init__(
             408,
-            f"the body came too slowly: {size} bytes, and it must be whole within {WHOLE_S:g} s and after "
-            f"{GRACE_S:g} s have brought {LEAST_RATE} bytes for each second more",
+            say("api.body_slow", size=size, whole_s=WHOLE_S, grace_s=GRACE_S, rate=LEAST_RATE),
             code="stalled",
             headers={"Connection": "close"},
         )
@@ -479,13 +475,13 @@ class Broken(Problem):
     """400: the sender went away before its body was whole."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(400, f"the sender went away after {size} bytes of its body")
+        super().__init__(400, say("api.sender_left", size=size))
 
 
 class Crowded(Problem):
     """429: too much is being received already, of this token or of all."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: Said) -> None:
         super().__init__(429, why, headers={"Retry-After": "2", "Connection": "close"})
 
 
@@ -518,7 +514,7 @@ class Receiver:
     @contextmanager
     def _place(self, owner: str, most: int) -> Iterator[None]:
         if self._open[owner] >= most:
-            raise Crowded(f"{most} bodies of this token are on their way already")
+            raise Crowded(say("api.bodies_of_token", most=most))
         self._open[owner] += 1
         try:
             yield
@@ -541,7 +537,7 @@ class Receiver:
                 self.held += len(piece)
                 of_all = HELD + RESERVE if size <= SHORT else HELD
                 if self._held[owner] > most or self.held > of_all:
-                    raise Crowded("too many bytes of bodies that are not whole yet wait here")
+                    raise Crowded(say("api.bodies_waiting"))
             is_whole = True
             return b"".join(pieces)
         finally:

@@ -8,11 +8,10 @@ from datetime import datetime
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from healer.api.access import foreign, refuse
-from healer.api.attribution import attributed, name_of
 from healer.api.group_commit import (
     Busy,
     GroupCommit,
@@ -25,6 +24,7 @@ from healer.api.group_commit import (
 from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import Tally
+from healer.api.refusals import foreign, refuse
 from healer.api.request_preamble import (
     JSON,
     UNPACKED_LIMIT,
@@ -40,7 +40,7 @@ from healer.api.request_preamble import (
 )
 from healer.api.services import Services
 from healer.model import Component, LossReason, Observation, Role
-from healer.model.telemetry import StepBatch
+from healer.model.telemetry import Report, StepBatch
 from healer.ports.callers import Caller
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable
 from healer.ports.signal_stores import Arrival
@@ -49,7 +49,7 @@ from healer.signals.series import LIMITS, Measured
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody, HasNode
-from healer.text import say
+from healer.text import joined, said_by, say
 
 R = TypeVar("R", Measured, Steps)
 #: Bytes of bodies that may wait, and that are written in one commit.
@@ -120,12 +120,10 @@ class MeasuringRoutes:
         caller, has_node = await self._preamble.enter(request)
         media_type(request, _PROTOBUF, "application/x-protobuf")
         if "io.prometheus.write.v2" in request.headers.get("content-type", ""):
-            raise Problem(
-                415, "remote_write 2.0 is not spoken here: send 1.0 (prometheus.WriteRequest, the default)"
-            )
+            raise Problem(415, say("api.write_2"))
         packing = encoding_of(request)
         if packing not in _WRITE_PACKINGS:
-            raise Problem(415, f"remote_write needs Content-Encoding: {', '.join(_WRITE_PACKINGS)}")
+            raise Problem(415, say("api.write_encoding", kinds=joined(_WRITE_PACKINGS, "comma")))
         cluster = await self._cluster(request, caller)
         snappy, preamble = packing == "snappy", self._preamble
         raw = await (
@@ -137,7 +135,7 @@ class MeasuringRoutes:
         try:
             await self._measured("prometheus/write", sent)
         except BadBody as error:
-            raise Problem(400, str(error)) from None
+            raise Problem(400, said_by(error)) from None
         return Response(None, 204)
 
     async def openmetrics(self, request: Request) -> Response:
@@ -153,7 +151,7 @@ class MeasuringRoutes:
         media_type(request, _XML, "text/xml")
         cluster, node = await self._query(request, caller)
         if node is None:
-            raise field_error("node", "the output of nvidia-smi needs ?node= in the address")
+            raise field_error("node", say("api.smi_needs_node"))
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         read = partial(Translator.nvidia_smi, node=node)
         return await self._measured("nvidia-smi", self._sent(request, caller, cluster, has_node, raw, read))
@@ -175,12 +173,12 @@ class MeasuringRoutes:
             _confine_steps(caller, steps)
             if why := unknown_cluster((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)
-            steps.batches = [replace(batch, sent_by=name_of(caller)) for batch in steps.batches]
+            steps.batches = [replace(batch, sent_by=caller.signature) for batch in steps.batches]
             return steps
 
         steps = await self._stored(self.steps, "step-times", Body(len(raw), read))
         if isinstance(steps, Refused):
-            await refuse(request, caller, str(steps), steps.spoken)
+            await refuse(request, caller, said_by(steps), steps.spoken)
         self._preamble.meter.stored(request, steps.accepted, steps.rejected, steps.rejected_more)
         return respond(count_accepted("step-times", steps, steps.accepted))
 
@@ -220,7 +218,7 @@ class MeasuringRoutes:
             return ""
         cluster = await self._preamble.cluster_of(caller, wanted)
         if cluster not in served:
-            raise field_error("cluster", f"healer serves {', '.join(served)} here")
+            raise field_error("cluster", say("api.serves", clusters=joined(served, "comma")))
         return cluster
 
     async def take_part(self, caller: Caller, size: int, read: Callable[[], Measured]) -> None:
@@ -271,7 +269,7 @@ class MeasuringRoutes:
 
         measured = await self._stored(self.metrics, route, Body(sent.size, read))
         if isinstance(measured, Refused):
-            await refuse(request, sent.caller, str(measured), await self._spoken(sent, measured))
+            await refuse(request, sent.caller, said_by(measured), await self._spoken(sent, measured))
         if measured.inventory:
             await self._remember(measured.inventory)
         entries = measured.samples + measured.unrecognised
@@ -280,7 +278,7 @@ class MeasuringRoutes:
         )
         for name, unknown in measured.unknown.items():
             if unknown.why in LIMITS:
-                why = f"{name}: {unknown.why}"
+                why = say("signals.field", field=name, text=unknown.why)
                 self._preamble.meter.lose(request, LossReason.series_limit, unknown.count, why)
         return measured
 
@@ -289,7 +287,7 @@ class MeasuringRoutes:
     ) -> R | Refused:
         if queue is self.metrics and self._preamble.reach.away:
             # Newer ones follow, and late ones are of no use: they neither wait nor fill the disk.
-            raise Unavailable("the database does not answer; metrics are not kept meanwhile")
+            raise Unavailable(say("api.metrics_not_kept"))
         outcome = (await store(queue, route, (body,)))[0]
         if isinstance(outcome, BadBody):
             raise outcome
@@ -399,3 +397,9 @@ def _confine_steps(caller: Caller, steps: Steps) -> None:
     jobs = {(batch.cluster, batch.job) for batch in steps.batches}
     if found := foreign(caller, nodes, jobs):
         raise Refused(*found)
+
+
+def attributed(caller: Caller, reports: list[Report]) -> list[Report]:
+    """The same figures with the relay that sent them."""
+    named = ((report, caller.relay_of(report.node)) for report in reports)
+    return [msgspec.structs.replace(report, relayed_by=relay) if relay else report for report, relay in named]

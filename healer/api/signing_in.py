@@ -16,7 +16,7 @@ from healer.ports.account_book import Account
 from healer.ports.directory import Arrival
 from healer.ports.request_errors import Conflict
 from healer.ports.sign_in import SignInRefused
-from healer.text import say
+from healer.text import said_by, say
 
 _AGENT_MAX = 200
 
@@ -103,7 +103,7 @@ def open_session(
             arrival, digest_of(secret), token=token, role=role, agent=plain, now=services.clock.now()
         )
     except Conflict as error:
-        raise SignInRefused(str(error)) from error
+        raise SignInRefused(said_by(error)) from error
     if not services.people.wait_for_seal(token):
         raise SignInRefused(say("api.sign_in_not_sealed"))
     access.budget.accept_credential(digest_of(secret), person=True)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from healer.api.problems import Problem
-from healer.text import say
+from healer.text import Said, say
 
 Networks = tuple[IPv4Network | IPv6Network, ...]
 #: Key of a request's scope for its `Reached`.
@@ -35,7 +35,7 @@ class WrongHost(Problem):
 
     delay_s = 2.0
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: Said) -> None:
         super().__init__(421, detail, code="wrong_host")
 
 
@@ -98,12 +98,13 @@ class SiteNames:
         if self._any_host:
             return
         server = scope["server"][0] if scope.get("server") else ""
-        named = (_header(scope, b"host"), server)
+        # All of them: a proxy may have believed another one than is read here.
+        named = (b",".join([value for name, value in scope["headers"] if name == b"host"]), server)
         # Ten thousand requests come in a second. Behind a proxy another header may name the host.
         if named in self._accepted and not self._proxies:
             return
         host = self.reached(scope).host
-        if not self._is_ours(name_of(host), server):
+        if b"," in named[0] or not self._is_ours(name_of(host), server):
             raise WrongHost(say("api.site_address_not_a_name_here", host=host[:100]))
         if len(self._accepted) >= _CACHED:
             self._accepted.clear()

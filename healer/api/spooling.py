@@ -25,6 +25,7 @@ from healer.model.packed import pack_steps, unpack_steps
 from healer.model.telemetry import StepBatch
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
 from healer.ports.signal_stores import Arrival, Spool, Spooled
+from healer.text import Said, said_by, say
 
 log = structlog.get_logger()
 #: Records stored by one commit.
@@ -98,11 +99,11 @@ class Lane(Generic[T, R]):
         try:
             results = call.result(0)
         except TimeoutError:
-            reach.failed("the database does not answer")
+            reach.failed(say("api.database_silent"))
         except DiskFull as error:
             reach.disk_full = str(error)
         except Unavailable as error:
-            reach.failed(str(error))
+            reach.failed(said_by(error))
         else:
             reach.disk_full = ""
             return results
@@ -226,7 +227,7 @@ class Spooling:
             self.reach.disk_full = str(error)
             return _RETRY_S
         except Unavailable as error:
-            self.reach.failed(str(error))
+            self.reach.failed(said_by(error))
             return _RETRY_S
         for step in last:
             step()
@@ -242,7 +243,7 @@ class Spooling:
         lane = self._lanes.get(kind)
         if lane is None:
             name = kind.decode("latin-1")
-            return [lambda: self._set_aside(name, records, "of a kind that this version does not know")]
+            return [lambda: self._set_aside(name, records, say("api.spool_kind"))]
         items: list[Any] = []
         unread: list[Spooled] = []
         for record in records:
@@ -260,12 +261,12 @@ class Spooling:
 
         def rest() -> None:
             if unread:
-                self._set_aside(lane.name, unread, "that this version cannot read")
+                self._set_aside(lane.name, unread, say("api.spool_unreadable"))
             for item, error in refused:
                 log.error(
                     "a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000]
                 )
-                self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=str(error)[:200])
+                self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=said_by(error))
 
         return [rest]
 
@@ -294,14 +295,14 @@ class Spooling:
             doubtful.clear()
         return refused + doubtful
 
-    def _set_aside(self, name: str, records: list[Spooled], why: str) -> None:
+    def _set_aside(self, name: str, records: list[Spooled], why: Said) -> None:
         """Keeps records on disk for another version that may be able to read them."""
         try:
             self._spool.set_aside(records)
         except NoRoom as error:
             body = records[0].body[:2000].decode("latin-1")
             log.error("spooled signals are lost", lane=name, why=why, entries=len(records), record=body)
-            example = f"one {why[:200]}; {error}"
+            example = say("api.spool_lost", why=why, error=said_by(error))
             self._losses.add(f"spool/{name}", LossReason.rejected, len(records), example=example)
         else:
             log.error("spooled signals are set aside", lane=name, why=why, entries=len(records))
@@ -316,9 +317,9 @@ class Spooling:
             except TimeoutError:
                 if call.done():
                     raise
-                self.reach.failed("the database does not answer")
+                self.reach.failed(say("api.database_silent"))
                 if self._over.is_set():
-                    raise Unavailable("this process ends") from None
+                    raise Unavailable(say("api.problems_this_process_ends")) from None
 
 
 # --- the lanes ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from healer.api.services import Services, services_of
 from healer.api.spooling import Spooling
 from healer.ports.answers import Readiness
 from healer.ports.request_errors import Unavailable
+from healer.text import say
 
 router = APIRouter()
 
@@ -48,19 +49,16 @@ def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
     """Entries that wait are no failure; a spool that is missing, almost full, or refused by the database
     is."""
     if services.spool is None:
-        return {
-            "ok": False,
-            "text": "no signals can be spooled while the database is away: see the API's log",
-        }
+        return {"ok": False, "text": say("api.spool_off")}
     state = services.spool.state()
     if spooling is not None and spooling.stuck:
-        text = f"the database refuses what is spooled: {state.entries} entries stay there; see the API's log"
+        text = say("api.spool_stuck", n=state.entries)
         return {"ok": False, "text": text, "entries": state.entries, "bytes": state.size_bytes}
     if state.since is None:
-        return {"ok": True, "text": "empty", "entries": 0, "bytes": 0}
+        return {"ok": True, "text": say("api.spool_empty"), "entries": 0, "bytes": 0}
     return {
         "ok": state.size_bytes < 0.9 * state.limit_bytes,
-        "text": f"{state.entries} entries wait for the database since {state.since:%Y-%m-%d %H:%M:%S} UTC",
+        "text": say("api.spool_waiting", n=state.entries, since=f"{state.since:%Y-%m-%d %H:%M:%S}"),
         "entries": state.entries,
         "bytes": state.size_bytes,
         "limit_bytes": state.limit_bytes,

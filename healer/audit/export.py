@@ -16,13 +16,15 @@ from healer.audit.chain import canonical, moment, record_bytes
 from healer.audit.verify import Gap, Report, examine
 from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import ChainLink
+from healer.model.vocabulary import UserError
 from healer.ports.answers import AuditVerified
 from healer.ports.audit_store import ChainReads, CheckpointFile
+from healer.text import Said, said_by, say
 
 FORMAT = 1
 
 
-class ExportError(ValueError):
+class ExportError(UserError):
     """The export cannot be read; the text names the line."""
 
 
@@ -86,7 +88,9 @@ def read_checkpoints(lines: Iterable[bytes]) -> list[Checkpoint]:
         try:
             found.append(_decode_checkpoint(line).checkpoint)
         except msgspec.MsgspecError as error:
-            raise ExportError(f"line {number} of the checkpoint file cannot be read: {error}") from None
+            raise ExportError(
+                say("audit.line_checkpoint_file_cannot", number=number, why=said_by(error))
+            ) from None
     return found
 
 
@@ -113,7 +117,7 @@ def verify_export(
     for cluster, head in header.clusters.items():
         if report.heads.get(cluster, 0) < head.seq:
             ends = report.heads.get(cluster, 0)
-            what = f"the export ends at seq {ends}, but its header says seq {head.seq}: its end is cut off"
+            what = say("audit.export_cut", end=ends, header=head.seq)
             broken.append(Broken(cluster=cluster, seq=head.seq, what=what))
     return msgspec.structs.replace(report, broken=broken)
 
@@ -122,9 +126,11 @@ def _header(line: bytes) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
     except msgspec.MsgspecError as error:
-        raise ExportError(f"line 1 is not the header of a healer audit export: {error}") from None
+        raise ExportError(say("audit.line_header_audit_export", why=said_by(error))) from None
     if header.healer_audit != FORMAT:
-        raise ExportError(f"line 1 says format {header.healer_audit}; this healer reads format {FORMAT}")
+        raise ExportError(
+            say("audit.line_says_format_reads", healer_audit=header.healer_audit, format=FORMAT)
+        )
     return header
 
 
@@ -160,7 +166,7 @@ def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[Ch
 
 
 def _unreadable(number: int, error: Exception) -> Broken:
-    return Broken(cluster="", seq=0, what=f"line {number} of the export cannot be read: {error}")
+    return Broken(cluster="", seq=0, what=say("audit.export_line", number=number, why=str(error)))
 
 
 def _line(at: ChainLink) -> bytes:
@@ -217,12 +223,13 @@ def report(
     *,
     keys: Collection[str] | None = None,
     outside: Iterable[Checkpoint] = (),
-    where: str = "in the checkpoint file",
+    where: Said | None = None,
 ) -> Report:
     """Verifies everything in one snapshot.
 
     `keys`: public keys that may sign (None: any). `outside`: signed heads kept outside the database, which
-    reveal a database that was restored or cut short; `where` they are.
+    reveal a database that was restored or cut short; `where` they are
+    (None: in the checkpoint file).
     """
     with chain.snapshot() as seen:
         stored = seen.checkpoints()
@@ -231,7 +238,7 @@ def report(
         unsealed, late = seen.unsealed(), seen.never_sealed()
         found = examine(seen.links(), checkpoints=[*stored, *removed], unsealed=late, keys=keys)
     missing = [item for item in removed if not any(gap.covers(item) for gap in found.gaps)]
-    broken = [*found.broken, *(_removed(item, where) for item in missing)]
+    broken = [*found.broken, *(_removed(item, where or say("audit.in_file")) for item in missing)]
     return msgspec.structs.replace(found, broken=broken, unsealed=unsealed)
 
 
@@ -249,15 +256,17 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
         yield from export_lines(header, checkpoints, seen.links())
 
 
-def gap_text(gap: Gap) -> str:
+def gap_text(gap: Gap) -> Said:
     """One sentence."""
-    lost = f", up to seq {gap.lost} at least," if gap.lost else ""
-    return (
-        f"{gap.cluster}: restored by {gap.by} at {moment(gap.restored_at)} from the backup of "
-        f"{moment(gap.backup_at)}: what was sealed in between, after seq {gap.head}{lost} is lost"
-    )
+    restored = say(
+        "audit.restored", cluster=gap.cluster, who=gap.by, at=moment(gap.restored_at),
+        backup=moment(gap.backup_at),
+    )  # fmt: skip
+    if gap.lost:
+        return say("audit.lost_up_to", restored=restored, head=gap.head, last=gap.lost)
+    return say("audit.lost_after", restored=restored, head=gap.head)
 
 
-def _removed(item: Checkpoint, where: str) -> Broken:
-    what = f"the checkpoint of seq {item.seq} stands {where}"
-    return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")
+def _removed(item: Checkpoint, where: Said) -> Broken:
+    what = say("audit.removed", seq=item.seq, where=where)
+    return Broken(cluster=item.cluster, seq=item.seq, what=what)

@@ -15,6 +15,7 @@ import msgspec
 from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
 from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import RESTORED, ChainLink
+from healer.text import NO_WORDS, Said, joined, say
 
 #: Broken places named per cluster; further ones are only counted, to bound the memory.
 NAMED_MAX = 1000
@@ -131,7 +132,7 @@ class _Walk:
         self.suspects: list[ChainLink] = []
         self.began_at: datetime | None = None  # the time of the first record
         self.gaps: dict[int, int] = {}  # first missing seq -> last
-        self.found: dict[int, str] = {}
+        self.found: dict[int, Said] = {}
         self.unnamed = 0
         self.wanted: dict[int, list[Checkpoint]] = {}
         self.replaced: list[Checkpoint] = []  # with another hash than the link at their place
@@ -140,17 +141,17 @@ class _Walk:
             self._add_checkpoint(checkpoint)
 
     def _add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        when = f"the checkpoint of seq {checkpoint.seq}, {moment(checkpoint.at)},"
+        when = say("audit.checkpoint", seq=checkpoint.seq, at=moment(checkpoint.at))
         if self.keys is not None and checkpoint.key not in self.keys:
-            self._say(checkpoint.seq, f"{when} was signed by an unknown key {checkpoint.key}")
+            self._note(checkpoint.seq, say("audit.unknown_key", checkpoint=when, key_id=checkpoint.key))
         elif not signature_holds(checkpoint):
-            self._say(checkpoint.seq, f"{when} has a signature that does not fit: it was changed or forged")
+            self._note(checkpoint.seq, say("audit.forged", checkpoint=when))
         else:
             self.wanted.setdefault(checkpoint.seq, []).append(checkpoint)
 
-    def _say(self, seq: int, what: str) -> None:
+    def _note(self, seq: int, what: Said) -> None:
         if seq in self.found:
-            self.found[seq] += f"; {what}"
+            self.found[seq] = joined([self.found[seq], what], "semicolon")
         elif len(self.found) < NAMED_MAX:
             self.found[seq] = what
         else:
@@ -194,18 +195,18 @@ class _Walk:
     def _check_alone(self, at: ChainLink, head: bytes | None) -> None:
         follows = head is None or at.prev in (head, self.recomputed)
         if at.record is None:
-            self._say(at.seq, f"record {at.record_id} is gone: it was deleted after it was sealed")
+            self._note(at.seq, say("audit.gone", record=at.record_id))
             return
         holds = link(at.prev, at.seq, at.record) == at.hash
         if holds and not follows:
-            self._say(at.seq, f"does not follow seq {at.seq - 1}: what stood there was replaced later")
+            self._note(at.seq, say("audit.replaced", before=at.seq - 1))
         elif not holds and not follows and head and link(head, at.seq, at.record) == at.hash:
-            self._say(at.seq, "its pointer to the record before it was changed after it was sealed")
+            self._note(at.seq, say("audit.pointer_changed"))
         elif not holds:
             if len(self.suspects) < EXCHANGE_MAX:
                 self.suspects.append(at)
             else:
-                self._say(at.seq, _changed(at))
+                self._note(at.seq, _changed(at))
 
     def _out_of_place(self, at: ChainLink) -> None:
         for first, last in self.gaps.items():
@@ -215,9 +216,9 @@ class _Walk:
                     self.gaps[first] = at.seq - 1
                 if at.seq < last:
                     self.gaps[at.seq + 1] = last
-                self._say(at.seq, f"stands out of its place, after seq {self.seq}: links were exchanged")
+                self._note(at.seq, say("audit.out_of_place", after=self.seq))
                 return
-        self._say(at.seq, "appears twice")
+        self._note(at.seq, say("audit.twice"))
 
     def _compare(self, at: ChainLink) -> None:
         """Compares the link with what was signed for its seq."""
@@ -234,15 +235,14 @@ class _Walk:
             self._note_lost(checkpoint)
         for checkpoint in self.replaced:
             if not self._is_lost(checkpoint):
-                self._say(
+                self._note(
                     checkpoint.seq,
-                    f"is not what was signed on {moment(checkpoint.at)}: the chain up to here was made anew",
+                    say("audit.not_as_signed", at=moment(checkpoint.at)),
                 )
         cut = [checkpoint for checkpoint in beyond if not self._is_lost(checkpoint)]
         if cut:
             newest = max(cut, key=attrgetter("seq"))
-            signed = f"was signed on {moment(newest.at)}"
-            self._say(newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
+            self._note(newest.seq, say("audit.cut_off", at=moment(newest.at), end=self.seq))
 
     def _is_lost(self, checkpoint: Checkpoint) -> bool:
         return any(gap.covers(checkpoint) for gap in self.restores)
@@ -262,22 +262,29 @@ class _Walk:
             # Exchanged links also break the links after them: report that once.
             if other is not None:
                 for seq in (at.seq + 1, other + 1):
-                    if self.found.get(seq, "").startswith("does not follow"):
+                    if self.found.get(seq, NO_WORDS).key == "audit.replaced":
                         del self.found[seq]
-            self._say(
+            self._note(
                 at.seq,
-                _changed(at) if other is None else f"was exchanged with seq {other} after both were sealed",
+                _changed(at) if other is None else say("audit.exchanged", other=other),
             )
         for first, last in self.gaps.items():
-            self._say(first, "is missing" if first == last else f"up to seq {last} are missing")
+            self._note(
+                first, say("audit.missing") if first == last else say("audit.missing_up_to", last=last)
+            )
         self._judge_checkpoints()
         for seq, what in sorted(self.found.items()):
-            yield Broken(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
+            yield Broken(cluster=self.cluster, seq=seq, what=_at_seq(seq, what))
         if self.unnamed:
-            yield Broken(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
+            yield Broken(
+                cluster=self.cluster, seq=self.seq, what=say("audit.more_places", count=self.unnamed)
+            )
         for record in late:
-            what = f"record {record.id} of {moment(record.at)} ({record.verb} {record.subject})"
-            yield Broken(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
+            what = say(
+                "audit.never_sealed", record=record.id, at=moment(record.at), verb=record.verb,
+                subject=record.subject,
+            )  # fmt: skip
+            yield Broken(cluster=self.cluster, seq=0, what=what)
 
 
 def _gap(seq: int, record: AuditRecord) -> Iterator[Gap]:
@@ -293,12 +300,14 @@ def _gap(seq: int, record: AuditRecord) -> Iterator[Gap]:
         )  # fmt: skip
 
 
-def _joined(what: str) -> str:
-    return f": {what}" if what.startswith(("the ", "record ", "its ")) else f" {what}"
+def _at_seq(seq: int, what: Said) -> Said:
+    if what.startswith(("the ", "record ", "its ")):
+        return say("audit.of_seq", seq=seq, what=what)
+    return say("audit.seq_that", seq=seq, what=what)
 
 
-def _changed(at: ChainLink) -> str:
-    return f"record {at.record_id}, or its hash, was changed after it was sealed"
+def _changed(at: ChainLink) -> Said:
+    return say("audit.record_changed", record=at.record_id)
 
 
 def _exchanged(suspects: list[ChainLink]) -> dict[int, int]:

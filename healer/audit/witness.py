@@ -10,6 +10,7 @@ from healer.audit.export import report
 from healer.audit.verify import Report
 from healer.model import Broken, Checkpoint
 from healer.ports.audit_store import ChainReads, Position, Tail, Witness
+from healer.text import Said, say
 
 #: Checkpoints in one delivery.
 TOGETHER = 500
@@ -56,16 +57,16 @@ def report_against(
     now = now or datetime.now(UTC)
     held = list(dict.fromkeys(held))
     trusted = set(keys) or {item.key for item in held[:1]}
-    found = report(chain, keys=trusted, outside=held, where="in the witness")
+    found = report(chain, keys=trusted, outside=held, where=say("audit.in_witness"))
     with chain.snapshot() as seen:
         stored, since = seen.checkpoints(), seen.unsealed_since()
         unsigned = seen.unsigned_since()
     broken = [*found.broken, *_unknown_to(place, held, stored, now)]
     if since is not None and now - since > SEALED_WITHIN:
-        broken.append(_at("", f"the sealer stopped: a record of {moment(since)} is not sealed"))
+        broken.append(_at("", say("audit.sealer_stopped", since=moment(since))))
     for cluster, oldest in unsigned.items():
         if now - oldest > 2 * SEALED_WITHIN:
-            what = f"the sealer stopped: no checkpoint follows the records since {moment(oldest)}"
+            what = say("audit.no_checkpoint_since", since=moment(oldest))
             broken.append(_at(cluster, what))
     return msgspec.structs.replace(found, broken=broken)
 
@@ -75,7 +76,7 @@ def _unknown_to(
 ) -> Iterable[Broken]:
     """Checkpoints that the database has and the witness should have had by now."""
     if not held:
-        yield _at("", f"{place} holds no checkpoint")
+        yield _at("", say("audit.no_checkpoints", place=place))
         return
     kept = {(item.cluster, item.seq, item.hash) for item in held}
     first: dict[str, int] = {}
@@ -84,9 +85,11 @@ def _unknown_to(
     for item in stored:
         missing = (item.cluster, item.seq, item.hash) not in kept and item.seq >= first.get(item.cluster, 0)
         if missing and now - item.at > WITNESSED_WITHIN:
-            what = f"the checkpoint of seq {item.seq}, {moment(item.at)}, never came to the witness"
+            what = say(
+                "audit.not_witnessed", checkpoint=say("audit.checkpoint", seq=item.seq, at=moment(item.at))
+            )
             yield Broken(cluster=item.cluster, seq=item.seq, what=what)
 
 
-def _at(cluster: str, what: str) -> Broken:
+def _at(cluster: str, what: Said) -> Broken:
     return Broken(cluster=cluster, seq=0, what=what)

@@ -16,6 +16,9 @@ from typing import IO
 
 import msgspec
 
+from healer.model.vocabulary import UserError
+from healer.text import said_by, say
+
 FORMAT = 1
 #: A folder's backup while it is written. What a killed process left is written over by the next.
 PART = ".healer-backup.part"
@@ -25,7 +28,7 @@ _PORTION = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
 
 
-class BackupUnusable(Exception):
+class BackupUnusable(UserError):
     """The file cannot be restored, or another could not be written. One sentence for people."""
 
 
@@ -100,12 +103,12 @@ def writing(target: Path) -> Iterator[Writer]:
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise BackupUnusable(f"{part} cannot be written: {error.strerror}.") from None
+        raise BackupUnusable(say("backups.cannot_written", part=str(part), why=error.strerror)) from None
     with os.fdopen(descriptor, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BackupUnusable(f"another process is writing a backup to {part}.") from None
+            raise BackupUnusable(say("backups.another_process_writing_backup", part=str(part))) from None
         try:
             file.truncate(0)  # of a process that was killed
             yield Writer(file)
@@ -114,7 +117,9 @@ def writing(target: Path) -> Iterator[Writer]:
             part.rename(target)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise BackupUnusable(f"{target} cannot be written: {error.strerror}.") from None
+            raise BackupUnusable(
+                say("backups.target_unwritable", target=str(target), why=error.strerror)
+            ) from None
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -139,13 +144,13 @@ class Archive:
         wanted = self.manifest.members
         if self._found.keys() != wanted.keys() | {MANIFEST}:
             odd = min(self._found.keys() ^ (wanted.keys() | {MANIFEST}))
-            raise BackupUnusable(f"{self.path} is not what was written: {odd} was added or taken out.")
+            raise BackupUnusable(say("backups.member_added", path=str(self.path), odd=odd))
         for name, member in wanted.items():
             digest = hashlib.sha256()
             for portion in self.portions(name):
                 digest.update(portion)
             if self._found[name].size != member.size or digest.hexdigest() != member.sha256:
-                raise BackupUnusable(f"{self.path} is not what was written: {name} was changed.")
+                raise BackupUnusable(say("backups.member_changed", path=str(self.path), name=name))
 
     def names(self, folder: str) -> list[str]:
         return sorted(name for name in self._found if name.startswith(f"{folder}/"))
@@ -160,7 +165,7 @@ class Archive:
         while left:
             portion = self._file.read(min(left, _PORTION))
             if not portion:
-                raise BackupUnusable(f"{self.path} is cut short.")
+                raise BackupUnusable(say("backups.cut_short", path=str(self.path)))
             left -= len(portion)
             yield portion
 
@@ -169,24 +174,31 @@ class Archive:
             with tarfile.open(fileobj=self._file, mode="r:") as tar:
                 infos = tar.getmembers()
         except (tarfile.TarError, OSError):
-            raise BackupUnusable(f"{self.path} is no backup of healer, or is cut short.") from None
+            raise BackupUnusable(say("backups.no_backup_cut_short", path=str(self.path))) from None
         if not infos or infos[-1].name != MANIFEST or not all(info.isreg() for info in infos):
-            raise BackupUnusable(f"{self.path} is cut short, or is no backup of healer: it has no manifest.")
+            raise BackupUnusable(say("backups.cut_short_no_backup", path=str(self.path)))
         found = {info.name: info for info in infos}
         if len(found) < len(infos) or any(_leaves(name) for name in found):
-            raise BackupUnusable(f"{self.path} is not what was written: its names were changed.")
+            raise BackupUnusable(say("backups.names_changed", path=str(self.path)))
         return found
 
     def _read_manifest(self) -> Manifest:
         if self._found[MANIFEST].size > _MANIFEST_MAX:
-            raise BackupUnusable(f"{self.path} is no backup of healer: its manifest is too large.")
+            raise BackupUnusable(say("backups.no_backup_its_manifest", path=str(self.path)))
         try:
             manifest = msgspec.json.decode(self.read(MANIFEST), type=Manifest)
         except msgspec.MsgspecError as error:
-            raise BackupUnusable(f"the manifest of {self.path} cannot be read: {error}.") from None
+            raise BackupUnusable(
+                say("backups.manifest_cannot_read", path=str(self.path), why=said_by(error))
+            ) from None
         if manifest.healer_backup != FORMAT:
             raise BackupUnusable(
-                f"{self.path} has format {manifest.healer_backup}; this healer reads format {FORMAT}."
+                say(
+                    "backups.has_format_reads_format",
+                    path=str(self.path),
+                    healer_backup=manifest.healer_backup,
+                    format=FORMAT,
+                )
             )
         return manifest
 
@@ -202,6 +214,6 @@ def reading(path: Path) -> Iterator[Archive]:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise BackupUnusable(f"{path} cannot be read: {error.strerror}.") from None
+        raise BackupUnusable(say("backups.cannot_read", path=str(path), why=error.strerror)) from None
     with file:
         yield Archive(path, file)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from healer.backups.archive import BackupUnusable
 from healer.embedded.postgres import PACKAGE, TREE
+from healer.text import say
 
 #: Where Debian and the PostgreSQL project put each release.
 _RELEASES = (("/usr/lib/postgresql", "*/bin"), ("/usr", "pgsql-*/bin"))
@@ -34,10 +35,7 @@ def clients_for(server: int) -> Clients:
         return min(fitting, key=lambda clients: clients.release)
     newest = max((clients.release for clients in found), default=None)
     have = "none is installed here" if newest is None else f"the newest one here is of release {newest}"
-    raise BackupUnusable(
-        f"pg_dump must be as new as the server, PostgreSQL {server}, but {have}: install "
-        f"postgresql-client-{server}."
-    )
+    raise BackupUnusable(say("backups.pg_dump_must_new", server=server, have=have))
 
 
 def _folders() -> Iterator[Path]:

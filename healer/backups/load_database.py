@@ -19,6 +19,8 @@ from healer.adapters.postgres.migrate import RESTORING
 from healer.adapters.postgres.roles import ROLES
 from healer.backups.archive import BackupUnusable
 from healer.backups.clients import access, clients_for, first_error
+from healer.model.vocabulary import UserError
+from healer.text import joined, say
 
 NAME = "healer restore"
 _PORTION = 1 << 20
@@ -38,11 +40,11 @@ END $$;
 _MARK = f"UPDATE public.alembic_version SET version_num = '{RESTORING}' || version_num;\nCOMMIT;\n"  # noqa: S608
 
 
-class NotEmpty(Exception):
+class NotEmpty(UserError):
     """The database holds an installation, or parts of healer are connected to it."""
 
 
-class HalfRestored(Exception):
+class HalfRestored(UserError):
     """The dump could not be loaded; the database is as before."""
 
 
@@ -59,10 +61,10 @@ def check_target(db: sa.Engine, *, replace: bool) -> None:
         ).all()
         tables = conn.scalar(sa.text("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"))
     if busy:
-        raise NotEmpty(f"parts of healer are connected ({', '.join(sorted(busy))}): stop all of them first.")
+        raise NotEmpty(say("backups.parts_are_connected_stop", busy=joined(sorted(busy), "comma")))
     is_ours = revision is not None and revision.startswith(RESTORING)
     if tables and not replace and not is_ours:
-        raise NotEmpty("the database is not empty: --replace drops what is in it.")
+        raise NotEmpty(say("backups.database_empty_replace_drops"))
 
 
 def half_restored(conn: sa.Connection) -> str | None:
@@ -104,7 +106,7 @@ def load(url: str, dump: Iterable[bytes], dump_bytes: int, progress: Callable[[i
                 loading.stdin.close()
         if unpacking.wait() or loading.wait():
             errors.seek(0)
-            raise HalfRestored(f"the dump cannot be loaded: {first_error(errors.read())}.")
+            raise HalfRestored(say("backups.dump_cannot_loaded", why=first_error(errors.read())))
 
 
 def _pump(

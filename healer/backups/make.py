@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from healer import __version__
 from healer.adapters.postgres import audit_rows, migrate
 from healer.adapters.postgres.engine import make_engine
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.roles import BROKER
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
 from healer.adapters.signing import CHECKPOINT_FILE, KEY_FILE, PUBLIC_FILE
@@ -24,13 +24,15 @@ from healer.backups.clients import access, clients_for, first_error
 from healer.backups.sealed_keys import SealedKeys, seal_keys
 from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
+from healer.model.vocabulary import UserError
+from healer.text import say
 
 WITNESSES = "witnesses"
 CONFIG_FILE = "healer.toml"
 _PORTION = 1 << 20
 
 
-class BackupFailed(Exception):
+class BackupFailed(UserError):
     """No backup was made. One sentence for people."""
 
 
@@ -86,9 +88,13 @@ def make_backup(
             writer.finish(manifest)
         _record(db, facts, target, manifest, by)
     except DBAPIError as error:
-        raise BackupFailed(f"the database does not answer: {' '.join(str(error.orig).split())}") from None
+        raise BackupFailed(
+            say("backups.database_does_answer", why=" ".join(str(error.orig).split()))
+        ) from None
     except OSError as error:
-        raise BackupFailed(f"{error.filename or target} cannot be read: {error.strerror}.") from None
+        raise BackupFailed(
+            say("backups.source_unreadable", filename=str(error.filename or target), why=error.strerror)
+        ) from None
     finally:
         db.dispose()
     return manifest
@@ -104,7 +110,7 @@ def _look(db: sa.Engine) -> _Facts:
     with db.connect() as conn:
         revision = migrate.current(conn)
         if revision is None:
-            raise BackupFailed("the database is empty: there is nothing to back up.")
+            raise BackupFailed(say("backups.database_empty_there_nothing"))
         release, version, now, size, tables = conn.execute(asked).one()
         return _Facts(revision, release, version, now, tables, size, sorted(cluster_names(conn)))
 
@@ -113,7 +119,12 @@ def _check_space(target: Path, wanted: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < wanted:
         raise BackupFailed(
-            f"{target.parent} has {free / 1e6:.0f} MB free, and the backup may need {wanted / 1e6:.0f} MB."
+            say(
+                "backups.has_mb_free_backup",
+                parent=str(target.parent),
+                free=free / 1000000.0,
+                wanted=wanted / 1000000.0,
+            )
         )
 
 

@@ -14,8 +14,7 @@ from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.ledger import PostgresTx
-from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.node_rows import PostgresSnapshots, cluster_names
 from healer.adapters.signing import CHECKPOINT_FILE, KEY_FILE, PUBLIC_FILE, CheckpointFile, load_signer
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
@@ -25,6 +24,7 @@ from healer.backups.load_database import NAME, check_target, half_restored, load
 from healer.backups.make import CONFIG_FILE, WITNESSES
 from healer.backups.sealed_keys import SealedKeys, open_keys
 from healer.engine.restored import Restore, hold_back, pause_of
+from healer.text import say
 
 #: In the data directory: what a person puts into its place.
 FOLDER = "restored"
@@ -63,17 +63,21 @@ def check_backup(archive: Archive, passphrase: bytes | None) -> Checked:
     archive.check()
     if manifest.revision not in migrate.revisions():
         raise BackupUnusable(
-            f"{archive.path} was made by a newer healer ({manifest.healer}, revision {manifest.revision}): "
-            "install that version first."
+            say(
+                "backups.was_made_newer_revision",
+                path=str(archive.path),
+                healer=manifest.healer,
+                revision=manifest.revision,
+            )
         )
     if KEYS not in manifest.members:
         return Checked(archive, None)
     if passphrase is None:
-        raise BackupUnusable(f"{archive.path} has keys: name the passphrase with --passphrase-file.")
+        raise BackupUnusable(say("backups.has_keys_name_passphrase", path=str(archive.path)))
     keys = open_keys(archive.read(KEYS), passphrase)
     others = {name: member for name, member in manifest.members.items() if name != KEYS}
     if keys.members != others:
-        raise BackupUnusable(f"{archive.path} is not what was written: its sums differ from the sealed ones.")
+        raise BackupUnusable(say("backups.sums_differ", path=str(archive.path)))
     return Checked(archive, keys)
 
 

@@ -12,6 +12,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from healer.backups.archive import BackupUnusable, Member
+from healer.text import say
 
 _BEGIN = b"healer keys 1\n"
 _SALT_BYTES = 16
@@ -33,9 +34,13 @@ def read_passphrase(path: Path) -> bytes:
     try:
         first = path.read_bytes().partition(b"\n")[0].strip()
     except OSError as error:
-        raise BackupUnusable(f"the passphrase file {path} cannot be read: {error.strerror}.") from None
+        raise BackupUnusable(
+            say("backups.passphrase_file_cannot_read", path=str(path), why=error.strerror)
+        ) from None
     if len(first) < _SHORTEST:
-        raise BackupUnusable(f"the passphrase in {path} is shorter than {_SHORTEST} characters.")
+        raise BackupUnusable(
+            say("backups.passphrase_shorter_than_characters", path=str(path), shortest=_SHORTEST)
+        )
     return first
 
 
@@ -48,12 +53,12 @@ def open_keys(sealed: bytes, passphrase: bytes) -> SealedKeys:
     """Raises BackupUnusable for another passphrase, or bytes that were changed."""
     begin, rest = sealed[: len(_BEGIN)], sealed[len(_BEGIN) :]
     if begin != _BEGIN:
-        raise BackupUnusable("the keys in the backup are in a format that this healer cannot read.")
+        raise BackupUnusable(say("backups.keys_backup_are_format"))
     salt, token = rest[:_SALT_BYTES], rest[_SALT_BYTES:]
     try:
         return msgspec.json.decode(_cipher(passphrase, salt).decrypt(token), type=SealedKeys)
     except (InvalidToken, msgspec.MsgspecError):
-        raise BackupUnusable("the passphrase is not that of the backup, or its keys were changed.") from None
+        raise BackupUnusable(say("backups.passphrase_backup_its_keys")) from None
 
 
 def _cipher(passphrase: bytes, salt: bytes) -> Fernet:

@@ -22,6 +22,7 @@ from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.glass_rows import PostgresBreakGlass
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.local_processes import connection_name
 from healer.adapters.postgres.loops import Beat, Waiting
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.roles import AUDITOR, login_url
@@ -63,6 +64,7 @@ from healer.processes.scheduler import (
 from healer.rulebook.ruleset import RulesInvalid
 from healer.rulebook.ruleset import load as load_rules
 from healer.settings import SIM_FOLDER, Settings, SettingsError, check_listener, guard_overrides, rules_folder
+from healer.text import said_by, say
 
 if TYPE_CHECKING:
     from healer.adapters.slurm.rest_reads import RestReads
@@ -105,7 +107,8 @@ def engine(
     acts_as: str | None = None,
 ) -> sa.Engine:
     """`role`: for commands, on an embedded database. `acts_as`: a role that the login takes at once."""
-    return make_engine(database_url(settings, role), name=name, pool_size=pool_size, acts_as=acts_as)
+    url = database_url(settings, role)
+    return make_engine(url, name=connection_name(name), pool_size=pool_size, acts_as=acts_as)
 
 
 def slurm_reads(settings: Settings, *, cluster: str | None = None) -> PreferredReads[SlurmReads]:
@@ -138,7 +141,7 @@ R = TypeVar("R", bound="RestReads")
 def rest_by(client: "type[R]", settings: Settings, token: FileToken | CommandToken, user: str | None) -> R:
     """slurmrestd as this client asks it. `user` None: whom the token names."""
     if settings.slurm_rest_url is None:
-        raise SettingsError("HEALER_SLURM_REST_URL must name slurmrestd's address.")
+        raise SettingsError(say("setup.slurm_rest_url_must"))
     try:
         return client(
             settings.slurm_rest_url,
@@ -148,7 +151,7 @@ def rest_by(client: "type[R]", settings: Settings, token: FileToken | CommandTok
             cluster=settings.cluster,
         )
     except ValueError as error:
-        raise SettingsError(f"HEALER_SLURM_REST_URL or HEALER_SLURM_USER is wrong: {error}.") from error
+        raise SettingsError(say("setup.slurm_rest_url_slurm", why=said_by(error))) from error
 
 
 def slurm_conf(settings: Settings) -> str | None:
@@ -161,7 +164,7 @@ def conf_environ(settings: Settings) -> dict[str, str] | None:
 
 def sim_socket(settings: Settings) -> Path:
     if settings.sim_socket is None:
-        raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
+        raise SettingsError(say("setup.sim_socket_must_name"))
     return settings.sim_socket
 
 
@@ -173,7 +176,7 @@ def slurm_token(settings: Settings) -> FileToken | CommandToken:
         )
     if settings.slurm_token_file is not None:
         return FileToken(settings.slurm_token_file)
-    raise SettingsError("HEALER_SLURM_TOKEN_FILE must name the file with slurmrestd's token.")
+    raise SettingsError(say("setup.slurm_token_file_must"))
 
 
 def cluster_name(settings: Settings) -> str:
@@ -183,7 +186,7 @@ def cluster_name(settings: Settings) -> str:
     try:
         return slurm_reads(settings).cluster_name()
     except SchedulerError as error:
-        raise SettingsError(f"HEALER_CLUSTER is not set and Slurm does not tell its name: {error}") from error
+        raise SettingsError(say("setup.cluster_set_slurm_does", why=said_by(error))) from error
 
 
 def is_own_cluster(slurm: SlurmReads, cluster: str) -> bool:
@@ -199,9 +202,7 @@ def is_own_cluster(slurm: SlurmReads, cluster: str) -> bool:
         log.warning("slurm does not tell its name", error=str(error))
         return False
     if name != cluster:
-        raise SettingsError(
-            f"Slurm on this machine is the cluster {name}, not {cluster}: mend SLURM_CONF or HEALER_CLUSTER."
-        )
+        raise SettingsError(say("setup.slurm_machine_cluster_mend", name=name, cluster=cluster))
     return True
 
 
@@ -235,7 +236,7 @@ def rulebook(settings: Settings, kept: str = "rules") -> Rulebook:
             why = "it is no folder"
     except OSError as error:
         why = f"{error.filename}: {error.strerror}"
-    raise SettingsError(f"the rules in {where} cannot be used (HEALER_RULES_DIR chooses others); {why}")
+    raise SettingsError(say("setup.rules_cannot_used_rules", where=str(where), why=why))
 
 
 def poke(settings: Settings, cluster: str) -> Poke:
@@ -369,6 +370,7 @@ def run_api(settings: Settings) -> None:
     from healer.api.edge import tls_settings, uvicorn_settings
     from healer.bootstrap.web import web_app
 
+    _check_user(settings)
     check_listener(settings)
     files = certificate_files(settings)
     app = web_app(settings, files.names if files else tuple)
@@ -386,6 +388,16 @@ def run_api(settings: Settings) -> None:
     )
 
 
+def _check_user(settings: Settings) -> None:
+    """What faces the network runs neither as root nor as the worker's user, who may change Slurm. Raises
+    SettingsError."""
+    folder = settings.audit_dir
+    if os.geteuid() == 0:
+        raise SettingsError(say("setup.api_as_root"))
+    if folder is not None and folder.is_dir() and folder.stat().st_uid == os.geteuid():
+        raise SettingsError(say("setup.api_as_worker", folder=str(folder)))
+
+
 def collect_less() -> None:
     # Objects made at the start stay to the end: a full collection over them would delay requests by 0.1 s.
     gc.collect()
@@ -397,9 +409,8 @@ def collect_less() -> None:
 
 def run_scheduler(settings: Settings) -> None:
     from healer.bootstrap.messaging import ALIVE_S, CONNECTIONS, Switch, check_channels
-    from healer.bootstrap.models import duty as refits
     from healer.bootstrap.rehearse import duty as rehearsals
-    from healer.processes.scheduler import REFIT_S, REHEARSE_S
+    from healer.processes.scheduler import REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)
@@ -411,17 +422,15 @@ def run_scheduler(settings: Settings) -> None:
     poll = Poll(slurm_reads(settings), snapshots, rules, cluster, clock=SystemClock())
     switch = Switch(settings, telling_db, cluster, rules)
     book = ledger(settings, db, cluster)
-    rehearsing, refitting = rehearsals(settings, db, cluster), refits(cluster)
+    rehearsing = rehearsals(settings, db, cluster)
     duties = [
         Duty("poll", POLL_S, switch.seen(poll)),
         Duty("alive", ALIVE_S, switch),
         *_database_duties(settings, db, telling_db, book, rules),
         Duty("rehearse", REHEARSE_S, rehearsing),
-        Duty("refit", REFIT_S, refitting),
     ]
     run_duties(duties, stopped)
     rehearsing.close()
-    refitting.close()
 
 
 def _database_duties(

@@ -6,16 +6,13 @@ from healer import bootstrap
 from healer.adapters.postgres.token_book import accounts_ending, tokens_of_no_person
 from healer.adapters.slurm.token_proof import MADE_UP, RestTokens, TokensUnchecked
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, open_database
+from healer.bootstrap.doctor_checks import Look, name_few, open_database
 from healer.ports.break_glass import GlassState
 from healer.ports.callers import CredentialRefused
 from healer.ports.request_errors import Unavailable
 from healer.ports.service_accounts import TokenRow, ending
 from healer.settings import ON, Settings, SettingsError
-
-#: Names that are listed.
-_NAMES = 5
-_SEAL = "Make a new seal with `healer break-glass seal` and put it in the safe."
+from healer.text import quoted, said_by, say
 
 
 def look_at_access(settings: Settings) -> list[Look]:
@@ -34,16 +31,17 @@ def look_at_access(settings: Settings) -> list[Look]:
 
 
 def glass_look(state: GlassState, now: datetime) -> Look:
-    name = "break-glass"
+    name, seal = say("doctor.break_glass"), say("doctor.seal_repair")
     if state.is_open(now):
-        text = f"{state.used_by} is an administrator until {state.until:%H:%M} UTC: {state.reason}"
-        return Look(name, False, text, "End it with `healer break-glass end` when it is no longer needed.")
+        until, reason = f"{state.until:%H:%M} UTC", quoted(state.reason)
+        text = say("doctor.glass_open", who=state.used_by, until=until, reason=reason)
+        return Look(name, False, text, say("doctor.glass_end"))
     if state.used_at is not None:
-        text = f"the seal is broken: {state.used_by} used it at {state.used_at:%Y-%m-%d %H:%M} UTC"
-        return Look(name, False, text, _SEAL)
+        text = say("doctor.glass_used", who=state.used_by, at=f"{state.used_at:%Y-%m-%d %H:%M} UTC")
+        return Look(name, False, text, seal)
     if not state.is_whole:
-        return Look(name, True, "no seal: while sign-in is down, there is no other way in", _SEAL)
-    return Look(name, True, f"sealed {state.sealed_at:%Y-%m-%d} by {state.sealed_by}, unused")
+        return Look(name, True, say("doctor.glass_none"), seal)
+    return Look(name, True, say("doctor.glass_ready", day=f"{state.sealed_at:%Y-%m-%d}", who=state.sealed_by))
 
 
 def look_at_slurm_login(settings: Settings) -> list[Look]:
@@ -56,33 +54,34 @@ def look_at_slurm_login(settings: Settings) -> list[Look]:
 
 
 def _checks_tokens(url: str, cluster: str | None) -> Look:
-    name = "sign-in by Slurm tokens"
+    name = say("doctor.slurm_sign_in")
     try:
         RestTokens(url, cluster=cluster, timeout_s=bootstrap.SLURM_TIMEOUT_S).owner(MADE_UP)
     except TokensUnchecked as error:
-        return Look(name, False, str(error))
+        return Look(name, False, said_by(error))
     except CredentialRefused:
-        return Look(name, True, f"slurmrestd at {url} refuses a made-up token")
+        return Look(name, True, say("doctor.slurm_sign_in_well", url=url))
     except Unavailable as error:
-        return Look(name, False, str(error), "Nobody signs in by a Slurm token until it responds.")
+        return Look(name, False, said_by(error), say("doctor.slurm_sign_in_repair"))
     raise AssertionError("a made-up token was proven")
 
 
 def person_look(names: list[str]) -> Look:
     """`names`: of tokens above viewer that may only read; at least one."""
-    shown = ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
-    text = f"{shown}: no known person and no service account, so they may only read"
-    repair = "Create others with `healer token create --role ROLE --name PERSON`, and revoke these."
-    return Look("tokens above viewer", False, text, repair)
+    text = say("doctor.tokens_unowned", names=name_few(names))
+    return Look(say("doctor.tokens"), False, text, say("doctor.tokens_unowned_repair"))
 
 
 def account_looks(rows: list[TokenRow], now: datetime) -> list[Look]:
     return [
         Look(
-            f"service account {row.name}",
+            say("doctor.account", name=row.name),
             row.is_in_force(now),
-            f"{'ends' if row.is_in_force(now) else 'ended'} {row.expires_at:%Y-%m-%d %H:%M} UTC",
-            f"{row.owner} can replace it with `healer token rotate {row.id}`.",
+            say(
+                "doctor.account_ends" if row.is_in_force(now) else "doctor.account_ended",
+                at=f"{row.expires_at:%Y-%m-%d %H:%M} UTC",
+            ),
+            say("doctor.account_repair", owner=row.owner, id=row.id),
         )
         for row, _ in ending(rows, now)
     ]

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from healer import __version__
 from healer.adapters.postgres import migrate
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.tables import incidents, run_log, runs
 from healer.adapters.signing import KEY_FILE
 from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE

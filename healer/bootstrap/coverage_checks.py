@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.node_rows import PostgresSnapshots, cluster_names
 from healer.adapters.postgres.tables import audit_records, inbox, incidents, senders, tokens
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.doctor_checks import Look, ask_database, name_few
+from healer.bootstrap.doctor_checks import Look, ask_database, name_few, valid_rules
 from healer.model import Mode, SlurmNode, SlurmSnapshot
-from healer.rulebook import ruleset
-from healer.settings import Settings, rules_folder
+from healer.settings import Settings
+from healer.text import NO_WORDS, Said, joined, say
 
 #: The follower's heartbeat is due every 10 s.
 HEARD_WITHIN = timedelta(minutes=1)
@@ -68,51 +67,49 @@ def _heard(conn: sa.Connection, cluster: str, now: datetime) -> Heard:
 def coverage(cluster: str, nodes: Iterable[SlurmNode], heard: Heard, now: datetime) -> list[Look]:
     """One check for followers, and one for hooks once any hook was heard."""
     listed = sorted(nodes, key=lambda node: node.name)
-    whys: dict[str, list[str]] = defaultdict(list)
+    whys: dict[Said, list[str]] = defaultdict(list)
     for node in listed:
         if now - heard.beats.get(node.name, now - 2 * HEARD_WITHIN) > HEARD_WITHIN:
             whys[_why_silent(node, heard, now)].append(node.name)
     silent = sum(map(len, whys.values()))
-    text = f"{len(listed) - silent:,} of {len(listed):,} nodes of {cluster} heard in the last minute"
+    text = say("doctor.heard", heard=len(listed) - silent, nodes=len(listed), cluster=cluster)
     if whys:
-        text += "; not heard: " + "; ".join(f"{name_few(names)} ({why})" for why, names in whys.items())
-    repair = "Install follower and hooks (`healer node-package`), or see `journalctl -u healer-follow` there."
-    looks = [Look("nodes", True, text, repair if whys else "")]
+        groups = [say("doctor.because", text=name_few(names), why=why) for why, names in whys.items()]
+        text = say("doctor.not_heard", text=text, nodes=joined(groups, "semicolon"))
+    looks = [Look(say("doctor.nodes"), True, text, say("doctor.nodes_repair") if whys else NO_WORDS)]
     if heard.hooks:
         unhooked = [node.name for node in listed if node.name not in heard.hooks]
-        text = (
-            f"hooks of {len(listed) - len(unhooked):,} of {len(listed):,} nodes of {cluster} in the last hour"
-        )
-        text += f"; none from {name_few(unhooked)}" if unhooked else ""
-        hint = "A node whose jobs last longer calls none: try `healer-hook health-check` there."
-        looks.append(Look("hooks", True, text, hint if unhooked else ""))
+        text = say("doctor.hooked", heard=len(listed) - len(unhooked), nodes=len(listed), cluster=cluster)
+        if unhooked:
+            text = say("doctor.not_hooked", text=text, nodes=name_few(unhooked))
+        looks.append(Look(say("doctor.hooks"), True, text, say("doctor.hooks_try") if unhooked else NO_WORDS))
     return looks
 
 
-def _why_silent(node: SlurmNode, heard: Heard, now: datetime) -> str:
+def _why_silent(node: SlurmNode, heard: Heard, now: datetime) -> Said:
     if not node.responding:
-        return "do not respond to Slurm either"
+        return say("doctor.silent_in_slurm")
     last = max((book[node.name] for book in (heard.beats, heard.anything) if node.name in book), default=None)
     if last is not None and node.name in heard.beats:
-        return f"the follower stopped {_ago(now - last)} ago"
+        return say("doctor.follower_stopped", age=_ago(now - last))
     if last is not None:
-        return "no follower, but other signals in the last week"
+        return say("doctor.no_follower")
     if node.name in heard.enrolled:
-        return "have a token, and never sent anything in the last week"
-    return "never enrolled"
+        return say("doctor.enrolled_silent")
+    return say("doctor.never_enrolled")
 
 
-def _ago(age: timedelta) -> str:
+def _ago(age: timedelta) -> Said:
     """In steps, so that nodes which fell silent together are one group."""
     minutes = age.total_seconds() / 60
-    return "1 to 5 min" if minutes < 5 else "5 to 15 min" if minutes < 15 else "over 15 min"
+    if minutes >= 15:
+        return say("doctor.age_over_15_min")
+    return say("doctor.age_1_to_5_min") if minutes < 5 else say("doctor.age_5_to_15_min")
 
 
 def look_at_unused_rules(settings: Settings) -> list[Look]:
     """Names the rules that never opened an incident: for most, that is good news."""
-    try:
-        rules = ruleset.load(rules_folder(settings), default_mode=settings.mode, prove=False)
-    except ruleset.RulesInvalid:
+    if (rules := valid_rules(settings)) is None:
         return []
 
     def ask(_db: sa.Engine, conn: sa.Connection) -> tuple[set[str], datetime | None]:
@@ -126,8 +123,9 @@ def look_at_unused_rules(settings: Settings) -> list[Look]:
 
 def unused_rules(names: list[str], fired: set[str], since: datetime) -> Look:
     never = sorted(name for name in names if name not in fired)
-    text = f"{len(names) - len(never)} of {len(names)} rules found something since {since:%Y-%m-%d}"
+    name, used = say("doctor.rules_used"), len(names) - len(never)
+    text = say("doctor.rules_used_since", used=used, rules=len(names), since=f"{since:%Y-%m-%d}")
     if not never:
-        return Look("rules in use", True, text)
-    hint = "Nothing to do if such faults did not occur. `healer rules test` shows that a rule works."
-    return Look("rules in use", True, f"{text}; never: {name_few(never)}", hint)
+        return Look(name, True, text)
+    text = say("doctor.rules_unused", text=text, names=name_few(never))
+    return Look(name, True, text, say("doctor.rules_unused_hint"))

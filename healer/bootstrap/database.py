@@ -7,10 +7,11 @@ import sqlalchemy as sa
 
 from healer import bootstrap
 from healer.adapters.postgres import tokens as postgres_tokens
-from healer.adapters.postgres.engine import request_errors
-from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.migrate import MigrationError, current, head, is_newer, upgrade
+from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.token_book import PostgresTokenBook
+from healer.adapters.postgres.upgrade_plan import Planned, plan
 from healer.adapters.system_clock import SystemClock
 from healer.engine.emergency import Emergency
 from healer.engine.local_accounts import LocalAccounts
@@ -19,7 +20,17 @@ from healer.settings import Settings, SettingsError
 #: The login of the embedded database's owner.
 OWNER = "healer"
 
-__all__ = ["OWNER", "MigrationError", "adopt_key", "current", "head", "upgrade"]
+__all__ = [
+    "OWNER",
+    "MigrationError",
+    "Planned",
+    "adopt_key",
+    "current",
+    "head",
+    "is_newer",
+    "plan",
+    "upgrade",
+]
 
 
 def adopt_key(settings: Settings, engine: sa.Engine) -> None:
@@ -64,5 +75,5 @@ def accounts(settings: Settings) -> Iterator[LocalAccounts | None]:
 
 def _only_cluster(db: sa.Engine) -> str:
     """The cluster whose audit records tokens: the first that Slurm has shown, `installation` before."""
-    with request_errors(), db.connect() as conn:
+    with reading(db) as conn:
         return next(iter(cluster_names(conn)), "installation")

@@ -11,7 +11,7 @@ from healer import bootstrap
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres.arrivals import PostgresLosses
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, try_lead
+from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, wait_to_lead
 from healer.adapters.postgres.node_rows import (
     SNAPSHOT_CHANNEL,
     PostgresFleetFigures,
@@ -21,7 +21,7 @@ from healer.adapters.postgres.node_rows import (
 )
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.models import forest
+from healer.bootstrap.models import ModelKeeper
 from healer.bootstrap.prometheus import history_of
 from healer.decisions.comments import remark_in
 from healer.detection.fleet_figures import FleetFigures
@@ -45,16 +45,15 @@ log = structlog.get_logger()
 
 
 def run_detector(settings: Settings) -> None:
-    """Waits to lead, then walks until stopped. A broken database connection ends the process, to be
+    """Waits to lead, then walks until stopped. A leader whose database connection breaks ends, to be
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer detector", pool_size=3)
     cluster = bootstrap.cluster_name(settings)
     rules = bootstrap.rulebook(settings)
-    connection = db.connect()
-    while not try_lead(connection, cluster):
-        if stopped.wait(1.0):
-            return
+    connection = wait_to_lead(db, cluster, stopped.wait)
+    if connection is None:
+        return
     log.info("detector leads", cluster=cluster)
     waker = Waker(db, [postgres_inbox.CHANNEL, SNAPSHOT_CHANNEL])
     cleared = returned_nodes(connection, cluster)
@@ -78,11 +77,12 @@ def run_detector(settings: Settings) -> None:
     if recorder is not None:
         threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
     bootstrap.collect_less()
-    with forest(db, cluster) as trees:
-        senses = SensesLoop(_senses_parts(settings, db, parts, rules, detector.picture, trees))
-        detector.heard, detector.blind = senses.heard, lambda: senses.problem
-        threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
-        detector.run(stopped.is_set)
+    models = ModelKeeper(db, cluster)
+    threading.Thread(target=models.run, args=(stopped,), name="models", daemon=True).start()
+    senses = SensesLoop(_senses_parts(settings, db, parts, rules, detector.picture, models.forest()))
+    detector.heard, detector.blind = senses.heard, lambda: senses.problem
+    threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
+    detector.run(stopped.is_set)
 
 
 def _senses_parts(

@@ -50,13 +50,14 @@ from healer.bootstrap import (
     slurm_token,
 )
 from healer.engine.drive import Driver
-from healer.engine.slot_release import free_slots_of
+from healer.engine.permission import free_slots_of
 from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler
 from healer.ports.transactions import LedgerAway
 from healer.processes.scheduler import SEAL_S, Duty, run_duties, woken_by
 from healer.processes.worker import LEFT_JOBS_S, WITNESS_S, SharedSealer, leftover_jobs, patient
 from healer.settings import CHECKED, ON, ExecutorSettings, Settings, SettingsError
+from healer.text import say
 
 log = structlog.get_logger()
 
@@ -70,12 +71,12 @@ DIAGNOSE_LEVEL = 2
 
 def scheduler(settings: ExecutorSettings, *, cluster: str | None = None) -> PreferredScheduler:
     """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other."""
-    adapters = [_adapter(name, settings) for name in settings.slurm_adapters]
+    adapters = [slurm_adapter(name, settings) for name in settings.slurm_adapters]
     kind = ReadOnlyScheduler if settings.read_only == ON else PreferredScheduler
     return kind(adapters, cluster=cluster)
 
 
-def _adapter(name: str, settings: ExecutorSettings) -> Scheduler:
+def slurm_adapter(name: str, settings: ExecutorSettings) -> Scheduler:
     if name == "rest":
         from healer.adapters.slurm.rest import RestScheduler
 
@@ -115,7 +116,7 @@ def node_exec(settings: ExecutorSettings) -> NodeExec | None:
         return None
     if settings.ssh_key_file is not None:
         if settings.sim_nodes_socket is not None:
-            raise SettingsError("HEALER_SSH_KEY_FILE and HEALER_SIM_NODES_SOCKET are both set: keep one.")
+            raise SettingsError(say("setup.ssh_key_file_sim"))
         return ssh_nodes(settings, settings.ssh_key_file)
     if settings.sim_nodes_socket is None:
         return None
@@ -177,10 +178,12 @@ def run_worker(settings: ExecutorSettings) -> None:
         duties.append(Duty("left jobs", LEFT_JOBS_S, left))
     stopped = threading.Event()
     threading.Thread(target=run_duties, args=(duties, stopped), daemon=True).start()
+    rules = rulebook(settings, "worker-rules")
     tools = Toolbox(
         now=SystemClock().now,
         scheduler=slurm,
         nodes=node_exec(settings),
+        claim_rules=rules if settings.ssh_key_file is not None else None,
         bmc=bmc(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
         evidence=PostgresEvidence(db),
@@ -189,7 +192,6 @@ def run_worker(settings: ExecutorSettings) -> None:
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),
     )
-    rules = rulebook(settings, "worker-rules")
     driver = Driver(book, rules, tools)
 
     def drive(name: str) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +11,18 @@ from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.bootstrap.doctor_checks import Look
 from healer.embedded.running import find, forget
 from healer.embedded.user import EmbeddedError
-from healer.settings import Settings
+from healer.settings import Settings, secret_names
+from healer.text import quoted, say
 
 #: Mode bits that a secret of healer's own must not have, and a folder that healer made.
 _OF_OTHERS, _WRITABLE = 0o077, 0o022
-NAME = "files"
+_OF_STRANGERS = 0o007
 
 
 def look_at_files(settings: Settings) -> list[Look]:
     """Folders that are missing, modes, and the note of a healer that has ended."""
-    found = [*_folder(settings), *_secrets(settings), *_note(settings)]
-    return found or [Look(NAME, True, f"modes in {settings.data_dir}")]
+    found = [*_folder(settings), *_secrets(settings), *_named(settings, os.environ), *_note(settings)]
+    return found or [Look(say("doctor.files"), True, say("doctor.files_well", folder=str(settings.data_dir)))]
 
 
 def _folder(settings: Settings) -> Iterator[Look]:
@@ -29,10 +30,11 @@ def _folder(settings: Settings) -> Iterator[Look]:
     if not folder.exists():
         make = partial(folder.mkdir, mode=0o711, parents=True)
         # No fault before the first start, which makes it.
-        yield Look(NAME, True, f"{folder} is missing", f"mkdir -p {folder}", make)
+        text = say("doctor.missing", path=str(folder))
+        yield Look(say("doctor.files"), True, text, quoted(f"mkdir -p {folder}"), make)
     for path in dict.fromkeys((folder, settings.published_audit)):
         if path.is_dir() and (mode := stat.S_IMODE(path.stat().st_mode)) & _WRITABLE:
-            yield _mode(path, mode, mode & ~_WRITABLE, "write to")
+            yield _mode(path, mode, mode & ~_WRITABLE, "write")
 
 
 def _secrets(settings: Settings) -> Iterator[Look]:
@@ -46,9 +48,40 @@ def _secrets(settings: Settings) -> Iterator[Look]:
             yield _mode(path, mode, mode & ~_OF_OTHERS, "read")
 
 
+def _named(settings: Settings, environ: Mapping[str, str]) -> Iterator[Look]:
+    """Files of secrets that the site made. A group may read them; `others` never do."""
+    for path in secret_files(settings, environ):
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue  # of another part, or another check says that it is missing
+        if mode & _OF_STRANGERS and path.is_file():
+            yield _mode(path, mode, mode & ~_OF_STRANGERS, "read")
+
+
+def secret_files(settings: Settings, environ: Mapping[str, str]) -> list[Path]:
+    """Each that a setting names: `…_FILE` of a secret, a key or a token."""
+    found: list[Path | None] = []
+    for each in (settings, *settings.each()):
+        found += [
+            getattr(each, name)
+            for name in each.__struct_fields__
+            if name.endswith(("_key_file", "token_file"))
+        ]
+    found += [
+        Path(value)
+        for name, value in environ.items()
+        if name.removesuffix("_FILE") in secret_names() and name.endswith("_FILE")
+    ]
+    return [*dict.fromkeys(path for path in found if path is not None)]
+
+
 def _mode(path: Path, mode: int, better: int, verb: str) -> Look:
-    text = f"other users can {verb} {path} (mode {mode:04o})"
-    return Look(NAME, False, text, f"chmod {better:04o} {path}", partial(path.chmod, better))
+    text, repair = (
+        say(f"doctor.others_{verb}", path=str(path), mode=f"{mode:04o}"),
+        quoted(f"chmod {better:04o} {path}"),
+    )
+    return Look(say("doctor.files"), False, text, repair, partial(path.chmod, better))
 
 
 def _note(settings: Settings) -> Iterator[Look]:
@@ -58,5 +91,5 @@ def _note(settings: Settings) -> Iterator[Look]:
     try:
         find(settings.data_dir)
     except EmbeddedError:
-        text = f"{note} is of a healer that was killed"
-        yield Look(NAME, False, text, f"rm {note}", partial(forget, settings.data_dir))
+        text, repair = say("doctor.stale_note", file=str(note)), quoted(f"rm {note}")
+        yield Look(say("doctor.files"), False, text, repair, partial(forget, settings.data_dir))

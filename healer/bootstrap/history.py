@@ -14,20 +14,24 @@ from healer.console.site_report import html
 from healer.importing.importer import Imported, Progress, Reader, Wanted, run
 from healer.importing.sources import Given
 from healer.model import Mode
-from healer.model.site_past import PastReport
+from healer.model.site_past import Assumptions, PastReport
+from healer.model.vocabulary import UserError
 from healer.recordings.recording import BadRecording, Entry
+from healer.rulebook.ruleset import load
 from healer.settings import Settings
 from healer.signals.series import Names
 from healer.sim.past_facts import PastFacts
+from healer.sim.past_proposal import proposed
 from healer.sim.past_report import past_report
 from healer.sim.replaying import cluster_of, replay
+from healer.text import say
 
 #: Programs that print a page to PDF, the first that is installed.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PRINT_S = 120
 
 
-class PdfImpossible(Exception):
+class PdfImpossible(UserError):
     """The text says why."""
 
 
@@ -36,11 +40,16 @@ def imported(
 ) -> Imported:
     """Raises RulesInvalid and OSError."""
     rules = load_site_rules(rules_dir, settings, prove=False)
-    return run(sources, how, Reader(rules.kernel_lines, Names(rules.catalogue)), progress)
+    return run(sources, how, Reader(rules.kernel_lines, Names(rules.catalogue), rules.version), progress)
 
 
 def reported(
-    recordings: Sequence[Path], rules_dir: Path, settings: Settings, *, samples: bool = True
+    recordings: Sequence[Path],
+    rules_dir: Path,
+    settings: Settings,
+    *,
+    samples: bool = True,
+    assumed: Assumptions = Assumptions(),
 ) -> PastReport:
     """Replays the recordings as if every rule without a mode of its own were automatic. Raises RulesInvalid,
     OSError and ValueError."""
@@ -56,8 +65,23 @@ def reported(
     entries = map(noted, facts.over(entries_of(recordings, None, None, samples=samples)))
     document = replay(rules, entries)
     if facts.first is None:
-        raise BadRecording("the recording is empty")
-    return past_report(document, facts, rules, clusters[0] if clusters else "cluster")
+        raise BadRecording(say("past.empty_recording"))
+    return past_report(document, facts, rules, clusters[0] if clusters else "cluster", assumed)
+
+
+def proposed_rules(
+    recordings: Sequence[Path], rules_dir: Path, settings: Settings, output: Path, *, samples: bool
+) -> list[str]:
+    """Copies the rules to `output`, with what this past proposes; the names of the files that it changed.
+    Raises RulesInvalid, OSError and ValueError."""
+    report = reported(recordings, rules_dir, settings, samples=samples)
+    files = {str(path.relative_to(rules_dir)): path.read_text("utf-8") for path in rules_dir.rglob("*.yaml")}
+    changed = proposed(files, report, load(rules_dir).guards)
+    shutil.copytree(rules_dir, output)
+    for name, text in changed.items():
+        (output / name).write_text(text, "utf-8")
+    load(output)
+    return sorted(changed)
 
 
 def write_report(report: PastReport, output: Path, reader: str) -> None:
@@ -68,7 +92,7 @@ def write_report(report: PastReport, output: Path, reader: str) -> None:
         return
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        raise PdfImpossible("no Chromium is installed: write .html and print it from a browser")
+        raise PdfImpossible(say("setup.no_chromium_installed_write"))
     with tempfile.TemporaryDirectory(prefix="healer-report-") as name:
         source = Path(name, "report.html")
         source.write_bytes(page)
@@ -82,5 +106,5 @@ def write_report(report: PastReport, output: Path, reader: str) -> None:
         printed = Path(name, "report.pdf")
         if done.returncode or not printed.exists():
             printed_words = done.stderr.decode("utf-8", "replace").strip()[-300:]
-            raise PdfImpossible(f"{browser} could not print the report: {printed_words}")
+            raise PdfImpossible(say("setup.could_print_report", browser=browser, printed_words=printed_words))
         shutil.copyfile(printed, output)

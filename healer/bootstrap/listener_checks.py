@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from healer.adapters.certificate_files import Certificate, CertificateUnusable, read_certificate
 from healer.api.site_address import matches
 from healer.bootstrap import certificate_files
-from healer.bootstrap.doctor_checks import Look
+from healer.bootstrap.doctor_checks import Look, valid_rules
 from healer.embedded.running import unchecked_tls
-from healer.rulebook import ruleset
-from healer.settings import Settings, SettingsError, own_url, plain_http_problem, rules_folder
+from healer.settings import Settings, SettingsError, own_url, plain_http_problem
+from healer.text import joined, quoted, said_by, say
 
 #: A certificate that ends sooner is a fault: its renewal has failed.
 ENDS_WITHIN = timedelta(days=21)
@@ -31,37 +31,26 @@ def look_at_listener(settings: Settings) -> list[Look]:
 def _tls(settings: Settings, now: datetime) -> list[Look]:
     if settings.tls_cert is None or settings.tls_key is None:
         return []
-    repair = "See docs/tls.md for these files and their renewal."
+    name = say("doctor.tls")
     try:
         certificate_files(settings)  # as the API would load them
         certificate = read_certificate(settings.tls_cert)
         mode = settings.tls_key.stat().st_mode
     except (CertificateUnusable, SettingsError, OSError) as error:
-        return [Look("TLS", False, str(error), repair)]
+        return [Look(name, False, said_by(error), say("doctor.tls_repair"))]
     ends = f"{certificate.ends:%Y-%m-%d %H:%M} UTC"
     if certificate.ends <= now:
-        return [Look("TLS", False, f"the certificate expired at {ends}", f"Renew it. {repair}")]
+        return [Look(name, False, say("doctor.tls_ended", at=ends), say("doctor.tls_renew"))]
     if certificate.ends - now < ENDS_WITHIN:
-        return [
-            Look(
-                "TLS",
-                False,
-                f"the certificate expires at {ends}",
-                f"Find out why it was not renewed. {repair}",
-            )
-        ]
+        return [Look(name, False, say("doctor.tls_ends", at=ends), say("doctor.tls_ends_repair"))]
     if certificate.begins > now:
-        return [
-            Look("TLS", False, f"the certificate is not valid before {certificate.begins:%Y-%m-%d %H:%M} UTC")
-        ]
+        begins = f"{certificate.begins:%Y-%m-%d %H:%M} UTC"
+        return [Look(name, False, say("doctor.tls_not_yet", at=begins))]
     if mode & 0o007:
-        why = f"other users can read {settings.tls_key} (mode {mode & 0o777:04o})"
-        return [Look("TLS", False, why, f"chmod 0640 {settings.tls_key}")]
-    return [_served(settings, certificate) or Look("TLS", True, f"{_named(certificate)}, until {ends}")]
-
-
-def _named(certificate: Certificate) -> str:
-    return ", ".join(certificate.names[:5]) or "a certificate without names"
+        why = say("doctor.others_read", path=str(settings.tls_key), mode=f"{mode & 0o777:04o}")
+        return [Look(name, False, why, quoted(f"chmod 0640 {settings.tls_key}"))]
+    names = joined(certificate.names[:5], "comma") or say("doctor.tls_no_names")
+    return [_served(settings, certificate) or Look(name, True, say("doctor.tls_well", names=names, at=ends))]
 
 
 def _served(settings: Settings, certificate: Certificate) -> Look | None:
@@ -78,8 +67,8 @@ def _served(settings: Settings, certificate: Certificate) -> Look | None:
         return None
     if served == ssl.PEM_cert_to_DER_cert(_first(settings.tls_cert.read_text("ascii", "replace"))):
         return None
-    why = f"the API serves a different certificate than {settings.tls_cert}: it could not load the new files"
-    return Look("TLS", False, why, "Read the API's log; its user must be able to read the files.")
+    why = say("doctor.tls_other", file=str(settings.tls_cert))
+    return Look(say("doctor.tls"), False, why, say("doctor.tls_other_repair"))
 
 
 def _first(pem: str) -> str:
@@ -91,44 +80,41 @@ def _plain_http(settings: Settings) -> list[Look]:
     problem = plain_http_problem(settings)
     if problem is None:
         return []
-    return [Look("plain HTTP", False, problem, "Set HEALER_TLS_CERT and HEALER_TLS_KEY: docs/tls.md.")]
+    return [Look(say("doctor.plain_http"), False, problem, say("doctor.plain_http_repair"))]
 
 
 def _public(settings: Settings) -> list[Look]:
+    name = say("doctor.public_url")
     if settings.public_url is None:
-        return [
-            Look(
-                "public URL", True, f"not set: links begin with {own_url(settings)}", "Set HEALER_PUBLIC_URL."
-            )
-        ]
+        text = say("doctor.public_url_none", url=own_url(settings))
+        return [Look(name, True, text, say("doctor.public_url_set"))]
     host = urlsplit(settings.public_url).hostname or ""
-    found = [Look("public URL", True, settings.public_url)]
+    found = [Look(name, True, quoted(settings.public_url))]
     if settings.tls_cert is not None:
         try:
             names = read_certificate(settings.tls_cert).names
         except CertificateUnusable:
             names = (host,)  # it has a fault of its own
         if not any(matches(host, name.lower()) for name in names):
-            why = f"the certificate does not name {host}, but {', '.join(names[:5]) or 'nothing'}"
-            found = [Look("public URL", False, why, "Fix HEALER_PUBLIC_URL or the certificate.")]
-    try:
-        console = ruleset.load(rules_folder(settings), prove=False).notifications.console_url.rstrip("/")
-    except ruleset.RulesInvalid:
-        console = ""
+            listed = joined(names[:5], "comma") or say("doctor.nothing")
+            why = say("doctor.public_url_unnamed", host=host, names=listed)
+            found = [Look(name, False, why, say("doctor.public_url_fix"))]
+    rules = valid_rules(settings)
+    console = rules.notifications.console_url.rstrip("/") if rules is not None else ""
     if console and console != settings.public_url:
-        why = f"links in messages begin with {console}, not with {settings.public_url}"
-        found.append(Look("public URL", False, why, "Remove console_url from rules/notifications.yaml."))
+        why = say("doctor.public_url_other", console=console, url=settings.public_url)
+        found.append(Look(name, False, why, say("doctor.public_url_remove")))
     return found
 
 
 def _proxies(settings: Settings) -> list[Look]:
+    name = say("doctor.proxies")
     if not settings.proxies:
         if settings.tls_cert is None and (settings.public_url or "").startswith("https://"):
-            why = "not set, although a proxy terminates TLS: every request appears to come from the proxy"
-            return [Look("proxies", False, why, "Set HEALER_PROXIES to its address: docs/tls.md.")]
+            return [Look(name, False, say("doctor.proxies_none"), say("doctor.proxies_set"))]
         return []
     wide = [str(network) for network in settings.proxies if network.num_addresses > _PROXIES_MAX]
     if wide:
-        why = f"{', '.join(wide)} covers more than the proxies: any client there can forge its address"
-        return [Look("proxies", False, why, "Set HEALER_PROXIES to the addresses of the proxies only.")]
-    return [Look("proxies", True, ", ".join(str(network) for network in settings.proxies))]
+        why = say("doctor.proxies_wide", networks=joined(wide, "comma"))
+        return [Look(name, False, why, say("doctor.proxies_narrow"))]
+    return [Look(name, True, joined([str(network) for network in settings.proxies], "comma"))]

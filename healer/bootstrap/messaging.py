@@ -34,6 +34,7 @@ from healer.ports.clock import Clock
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Tickets
 from healer.processes.scheduler import DELIVER_S, Duty
 from healer.settings import GITHUB, JIRA, SECRET_OF, URL_OF, Settings, SettingsError
+from healer.text import said_by, say, unstopped
 
 #: Kinds that work without a secret; e-mail needs one where it logs in.
 _MAY_LACK = (ChannelKind.feishu, ChannelKind.alertmanager, ChannelKind.email)
@@ -62,7 +63,7 @@ class ChannelBook:
         try:
             access = access_to(self._settings, channel)
         except SettingsError as error:
-            raise DeliveryFailed(str(error).rstrip(".")) from None
+            raise DeliveryFailed(unstopped(said_by(error))) from None
         made = self._made.get(channel.name)
         if made is None or made[0] != access:
             made = self._made[channel.name] = (access, _MAKERS[channel.kind](access))
@@ -93,15 +94,15 @@ def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool 
     if not where.startswith("/"):
         value: str | None = getattr(settings, where.removeprefix("HEALER_").lower())
         if value is None and not may_lack:
-            raise SettingsError(f"{where} must be set: {whose} needs it.")
+            raise SettingsError(say("setup.must_set_needs", where=where, whose=whose))
         return value
     try:
         text = Path(where).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise SettingsError(f"{where}, the secret of {whose}, cannot be read: {why}.") from None
+        raise SettingsError(say("setup.secret_cannot_read", where=where, whose=whose, why=why)) from None
     if not text:
-        raise SettingsError(f"{where}, the secret of {whose}, is empty.")
+        raise SettingsError(say("setup.secret_empty", where=where, whose=whose))
     return text
 
 

@@ -20,6 +20,7 @@ from healer.sim.fleet.score import Card, card_text, compared
 from healer.sim.replay_report import since as report_since
 from healer.sim.replay_signals import SAMPLES
 from healer.sim.replaying import cluster_of, replay
+from healer.text import said_by, say
 
 #: Includes names that commands import from here only: they choose no simulated part themselves.
 __all__ = [
@@ -135,7 +136,7 @@ def rules_for(scenario: Scenario, folder: Path, settle_s: float) -> Ruleset:
         given = msgspec.convert(scenario.guards, GuardSettings)
         overrides = {name: getattr(given, name) for name in scenario.guards}
     except (msgspec.ValidationError, AttributeError) as error:
-        raise BadScenario(f"{scenario.name}: guards: {error}") from error
+        raise BadScenario(say("simulation.guards", name=scenario.name, why=said_by(error))) from error
     return ruleset.load(folder, default_mode=Mode.auto, settle_s=settle_s, overrides=overrides)
 
 

@@ -13,6 +13,7 @@ from healer.ports.measurements import ColumnBook, HistoryAway, MetricHistory, No
 from healer.processes.metric_history import PromqlHistory
 from healer.settings import Settings
 from healer.signals.promql import chart_step_s
+from healer.text import say
 
 #: Least interval of calls to the server for /readyz, which never waits for them.
 ASK_EVERY_S = 15.0
@@ -57,7 +58,7 @@ class RememberedCharts:
             return {}
         step_s = chart_step_s((until - since).total_seconds(), POINTS)
         if not self._lock.acquire(timeout=WAIT_S):
-            raise HistoryAway("too many charts are asked for at once")
+            raise HistoryAway(say("processes.history_crowded"))
         try:
             catalogue = self._rules().catalogue
             made = self._made.get(cluster)

@@ -6,8 +6,7 @@ from hashlib import sha256
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.read_queries import cluster_names
+from healer.adapters.postgres.node_rows import PostgresSnapshots, cluster_names
 from healer.adapters.postgres.tables import people, tokens
 
 #: Names of the system, which say nothing of anybody.

@@ -7,6 +7,7 @@ The folder holds the request, both rule sets, the progress, and in the end the r
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from healer.bootstrap import load_site_rules, log_to_stderr
 from healer.bootstrap.offline import Span, compare, replayed_files
 from healer.model import Ruleset
 from healer.model.run import Opened, Rehearsal
-from healer.processes.scheduler import Program, Rehearsing, share_of
+from healer.processes.scheduler import Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
 from healer.settings import Settings, load, rules_folder
 from healer.text import to_text
@@ -44,12 +45,16 @@ class Ask(msgspec.Struct, frozen=True):
     samples: bool
 
 
-class Process(Program):
-    """`healer.processes.scheduler.RehearsalChild`."""
+class Process:
+    """`healer.processes.scheduler.RehearsalChild`: this module as a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        super().__init__("healer.bootstrap.rehearse", str(folder), (folder / _ERRORS).open("w+b"))
+        command = [sys.executable, "-m", "healer.bootstrap.rehearse", str(folder)]
+        with (folder / _ERRORS).open("wb") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            )
 
     def progress(self) -> float:
         try:
@@ -58,15 +63,17 @@ class Process(Program):
             return 0.0
 
     def result(self) -> Mapping[str, Any] | str | None:
-        status = self.status()
+        status = self._process.poll()
         if status is None:
             return None
         if status == 0:
             return msgspec.json.decode((self._folder / _RESULT).read_bytes())
-        return self.last_words() or f"the process that replayed it ended with {status}"
+        lines = (self._folder / _ERRORS).read_text(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else f"the process that replayed it ended with {status}"
 
     def stop(self) -> None:
-        super().stop()
+        self._process.kill()
+        self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ import structlog
 from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
 from healer.adapters.postgres.inbox import PostgresInbox, PostgresSignals
-from healer.adapters.postgres.loops import try_lead
+from healer.adapters.postgres.loops import wait_to_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.pull.fetch import HttpFetch
@@ -27,15 +27,14 @@ log = structlog.get_logger()
 
 
 def run_scraper(settings: Settings) -> None:
-    """Waits to lead, then fetches until stopped. A broken database connection ends the process, to be
+    """Waits to lead, then fetches until stopped. A leader whose database connection breaks ends, to be
     restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
     cluster = bootstrap.cluster_name(settings)
-    connection = db.connect()
-    while not try_lead(connection, cluster, "scraper"):
-        if stopped.wait(1.0):
-            return
+    connection = wait_to_lead(db, cluster, stopped.wait, "scraper")
+    if connection is None:
+        return
     log.info("scraper leads", cluster=cluster)
 
     def leads() -> None:

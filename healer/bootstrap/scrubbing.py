@@ -11,8 +11,9 @@ _SHORTEST = 6
 
 #: Names of secrets, but for names of files that hold one.
 _NAME = (
-    r"(?i:[\w.-]*(?:passw(?:or)?d|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key|routing[_-]?key"
-    r"|integration[_-]?key|private[_-]?key|credential|cookie|session[_-]?id)[\w-]*(?<!_file)(?<!_dir))"
+    r"(?i:[\w.-]*(?:passw(?:or)?d|passwd|pwd|passphrase|passcode|secret|token|api[_-]?key|access[_-]?key"
+    r"|routing[_-]?key|integration[_-]?key|priv(?:ate)?[_-]?key|credential|cookie|session[_-]?id|jwt|bind[_-]?pw"
+    r"|community)[\w-]*(?<!_file)(?<!_dir))"
 )
 _KEY = "PRIVATE KEY-----"
 #: What each looks like, and what stays of it.
@@ -24,9 +25,24 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"\bheal[a-z]*_\w+_[\w-]{16,}", REMOVED),
     (r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*", REMOVED),
     (r"\b(?:xox[a-z]-|xapp-|gh[pousr]_|github_pat_|glpat-|AKIA)[\w-]{10,}", REMOVED),
+    (r"\b(?:hf_|sk-|npm_|pypi-|dckr_pat_|AIza)[\w-]{16,}", REMOVED),
+    (r"\bMUNGE:[\w+/=-]{16,}:?", REMOVED),
+    (r"\$(?:[1567]|2[abxy]|y|argon2\w+)\$[\w./$=,+-]{8,}", REMOVED),
     (r"(https://hooks\.slack\.com/services/)[\w/-]+", rf"\1{REMOVED}"),
+    (r"(?i)(https?://[^\s\"'<>]*?webhooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
+    (r"(https://api\.telegram\.org/bot)[\w:-]+", rf"\1{REMOVED}"),
+    # Of command lines and statements: a value that follows a space.
+    (rf"(--?{_NAME}[ =])[^\s\"']+", rf"\1{REMOVED}"),
+    (r"(\s(?:-u|--user)[ =][^\s:\"']+:)[^\s\"']+", rf"\1{REMOVED}"),
+    (r"\b((?:ipmitool|sshpass|mysql)\b[^\r\n;|]*?\s-[pP]\s?)[^\s\"']+", rf"\1{REMOVED}"),
+    (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is\s+|was\s+)?')[^'\r\n]*'", rf"\1{REMOVED}'"),
+    (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is|was)\s+)[^\s'\"]+", rf"\1{REMOVED}"),
     (r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
     (r"(\bhttps?://[^\s\"'<>?#]+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
+    (
+        rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*[|>][\d+-]*[ \t]*\n)(?:\1[ \t]+\S.*(?:\n|\Z))+",
+        rf"\1\2\1  {REMOVED}\n",
+    ),
     # In quotes, also where the whole text is quoted once more; then a line of YAML; then a word.
     (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
     (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),

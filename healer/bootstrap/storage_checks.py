@@ -1,5 +1,6 @@
 """Checks of `healer doctor`: the database's growth and settings, backup, seal, and tokens that end soon."""
 
+import re
 import shutil
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -7,14 +8,15 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
+from healer.adapters.postgres.node_rows import cluster_names
 from healer.adapters.postgres.own_health import seal_state
-from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.doctor_checks import Look, ask_database, name_few
 from healer.model.run import BACKED_UP, BACKUP
 from healer.observations.seal_state import SealState, seal_problems
 from healer.settings import Settings
+from healer.text import NO_WORDS, Said, joined, say
 
 #: A disk that is full sooner, or has less than this share free, is a fault.
 FULL_WITHIN_DAYS, FREE_SHARE = 30, 0.1
@@ -28,6 +30,11 @@ _WRONG = {
     "synchronous_commit": ("off",),
     "autovacuum": ("off",),
 }
+_SEVERAL = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(?P<count>\d+)\s*\((?P<names>.*)\)\s*", re.I | re.S)
+#: The names are for everybody to see; what else is known of a standby takes privileges.
+_STANDBYS = sa.text(
+    "SELECT application_name FROM pg_stat_activity JOIN pg_stat_get_wal_senders() AS sender USING (pid)"
+)
 #: The parts of one cluster hold up to so many, two clusters twice as many.
 _CONNECTIONS = 100
 
@@ -46,6 +53,7 @@ class _Stored(NamedTuple):
 
     size: Size | None
     values: dict[str, str]
+    standbys: list[str]
     backup: datetime | None
     sealed: list[tuple[str, SealState]]
     ending: list[Look]
@@ -57,25 +65,29 @@ def look_at_storage(settings: Settings) -> list[Look]:
 
     def ask(db: sa.Engine, conn: sa.Connection) -> _Stored:
         sealed = [(name, seal_state(db, name)) for name in cluster_names(conn)]
-        return _Stored(_size(conn, settings), _values(conn), _newest_backup(conn), sealed, _ending(conn, now))
+        return _Stored(
+            size=_size(conn, settings), values=_values(conn), standbys=list(conn.scalars(_STANDBYS)),
+            backup=_newest_backup(conn), sealed=sealed, ending=_ending(conn, now),
+        )  # fmt: skip
 
     stored = ask_database(settings, ask)
     if stored is None:
         return []
-    size, values, backup, sealed, ending = stored
-    looks = [growth(size, now)] if size is not None else []
-    looks += [postgres_settings(values), backup_age(backup, now)]
-    for cluster, state in sealed:
+    looks = [growth(stored.size, now)] if stored.size is not None else []
+    looks += [postgres_settings(stored.values), *standby_looks(stored.values, stored.standbys)]
+    looks.append(backup_age(stored.backup, now))
+    for cluster, state in stored.sealed:
         problems = seal_problems(state, now)
-        text = " ".join(map(str, problems.values()))
-        repair = "Check that the worker runs, and that the witness takes connections: docs/audit.md."
-        good = f"{cluster}: every record sealed" + (
-            f", {len(state.witnesses)} witnesses" * bool(state.witnesses)
-        )
-        looks.append(
-            Look("seal", not problems, f"{cluster}: {text}" if problems else good, repair * bool(problems))
-        )
-    return looks + ending
+        text = joined(list(problems.values()), "space") if problems else _sealed(state)
+        repair = say("doctor.seal_check") if problems else NO_WORDS
+        whole = say("doctor.of_cluster", cluster=cluster, text=text)
+        looks.append(Look(say("doctor.seal"), not problems, whole, repair))
+    return looks + stored.ending
+
+
+def _sealed(state: SealState) -> Said:
+    witnesses = len(state.witnesses)
+    return say("doctor.sealed_witnessed", count=witnesses) if witnesses else say("doctor.sealed")
 
 
 def _size(conn: sa.Connection, settings: Settings) -> Size | None:
@@ -95,25 +107,23 @@ def _size(conn: sa.Connection, settings: Settings) -> Size | None:
 def growth(size: Size, now: datetime) -> Look:
     """At its average pace; the first day says nothing of a pace."""
     days = (now - size.since).total_seconds() / 86_400
-    text = f"the database has {size.used / 1e6:,.0f} MB"
-    repair = "Make room, or move the data directory to a larger disk (docs/operate.md, Retention)."
-    left = None
+    name, texts, left = say("doctor.disk"), [say("doctor.database_size", mb=size.used / 1e6)], None
     if days >= 1:
         pace = size.used / days
-        text += f", {pace / 1e6:,.1f} MB more a day since {size.since:%Y-%m-%d}"
+        texts.append(say("doctor.database_pace", mb=pace / 1e6, since=f"{size.since:%Y-%m-%d}"))
         left = size.free / pace if size.free is not None else None
     if size.free is None or size.disk is None:
-        return Look("disk", True, f"{text}; its disk is another machine's")
+        return Look(name, True, joined([*texts, say("doctor.disk_elsewhere")], "semicolon"))
     share = size.free / size.disk
-    text += f"; {size.free / 1e9:,.1f} GB of {size.disk / 1e9:,.1f} GB free"
+    texts.append(say("doctor.disk_free", free=size.free / 1e9, size=size.disk / 1e9))
     if left is not None:
-        text += f", full in {'over 1,000' if left > 1000 else f'{left:,.0f}'} days"
+        texts.append(say("doctor.full_late") if left > 1000 else say("doctor.full_in", count=round(left)))
     well = share >= FREE_SHARE and (left is None or left >= FULL_WITHIN_DAYS)
-    return Look("disk", well, text, "" if well else repair)
+    return Look(name, well, joined(texts, "semicolon"), NO_WORDS if well else say("doctor.disk_repair"))
 
 
 def _values(conn: sa.Connection) -> dict[str, str]:
-    names = [*_WRONG, "max_connections"]
+    names = [*_WRONG, "max_connections", "synchronous_standby_names"]
     rows = conn.execute(
         sa.text("SELECT name, setting FROM pg_settings WHERE name = ANY(:names)"), {"names": names}
     )
@@ -123,15 +133,45 @@ def _values(conn: sa.Connection) -> dict[str, str]:
 
 def postgres_settings(values: Mapping[str, str]) -> Look:
     """`values`: of pg_settings, and `used` connections."""
-    name, most = "PostgreSQL settings", int(values.get("max_connections", "0"))
+    name, most = say("doctor.postgres_settings"), int(values.get("max_connections", "0"))
     wrong = [f"{setting} = {values[setting]}" for setting in _WRONG if values.get(setting) in _WRONG[setting]]
     if wrong:
-        repair = f"Set {', '.join(word.partition(' ')[0] for word in wrong)} to on, and reload PostgreSQL."
-        return Look(name, False, f"{', '.join(wrong)}: what healer has accepted can be lost", repair)
-    text = f"{values.get('used', '?')} of {most} connections in use, durable"
+        names = joined([word.partition(" ")[0] for word in wrong], "comma")
+        text = say("doctor.not_durable", settings=joined(wrong, "comma"))
+        return Look(name, False, text, say("doctor.not_durable_repair", settings=names))
+    text = say("doctor.connections", used=values.get("used", "?"), most=most)
     if most < _CONNECTIONS:
-        return Look(name, False, text, f"Set max_connections to {_CONNECTIONS} or more for each cluster.")
+        return Look(name, False, text, say("doctor.connections_repair", least=_CONNECTIONS))
     return Look(name, True, text)
+
+
+def standby_looks(values: Mapping[str, str], connected: list[str]) -> list[Look]:
+    """`connected`: the names of the standbys that receive from this database. Nothing where there is neither
+    a standby nor a name of one."""
+    name, given = say("doctor.standbys"), values.get("synchronous_standby_names", "").strip()
+    if not given:
+        lone = say("doctor.standbys_asynchronous", names=joined(sorted(connected), "comma"))
+        return [Look(name, True, lone, say("doctor.standbys_name"))] if connected else []
+    wanted, count = synchronous_names(given)
+    waits_for = sorted(each for each in connected if "*" in wanted or each.lower() in wanted)
+    if len(waits_for) < count:
+        there = joined(sorted(connected), "comma") if connected else say("doctor.none")
+        text = say(
+            "doctor.standbys_missing", given=given, wanted=count, count=len(waits_for), connected=there
+        )
+        return [Look(name, False, text, say("doctor.standbys_repair"))]
+    if values.get("synchronous_commit") == "local":
+        return [Look(name, True, say("doctor.standbys_local"), say("doctor.standbys_local_repair"))]
+    return [Look(name, True, say("doctor.standbys_well", names=joined(waits_for, "comma")))]
+
+
+def synchronous_names(given: str) -> tuple[set[str], int]:
+    """The names in `synchronous_standby_names`, in small letters, and how many of them a commit waits for:
+    `a, b`, `2 (a, b)`, `FIRST 1 (a)`, `ANY 1 (*)`."""
+    several = _SEVERAL.fullmatch(given)
+    listed = several["names"] if several else given
+    names = {name.strip().strip('"').lower() for name in listed.split(",")}
+    return names, int(several["count"]) if several else 1
 
 
 def _newest_backup(conn: sa.Connection) -> datetime | None:
@@ -142,12 +182,12 @@ def _newest_backup(conn: sa.Connection) -> datetime | None:
 
 def backup_age(newest: datetime | None, now: datetime) -> Look:
     """A site may back up by other means, so none at all is no fault."""
-    repair = "Run `healer backup` every night: docs/backup.md."
+    name, repair = say("doctor.backup"), say("doctor.backup_repair")
     if newest is None:
-        return Look("backup", True, "`healer backup` never made one", repair)
-    text = f"the newest was made {newest:%Y-%m-%d %H:%M} UTC"
+        return Look(name, True, say("doctor.backup_none"), repair)
+    text = say("doctor.backup_newest", at=f"{newest:%Y-%m-%d %H:%M} UTC")
     well = now - newest <= BACKUP_WITHIN
-    return Look("backup", well, text, "" if well else repair)
+    return Look(name, well, text, NO_WORDS if well else repair)
 
 
 class Token(NamedTuple):
@@ -181,6 +221,5 @@ def ending_tokens(found: list[Token], now: datetime) -> list[Look]:
     )
     if not soon:
         return []
-    named = name_few([f"{name} on {end:%Y-%m-%d}" for end, name in soon])
-    repair = "`healer token rotate ID` makes the next one; both count for a while."
-    return [Look("tokens that end soon", False, named, repair)]
+    named = name_few([say("doctor.token_on", name=name, day=f"{end:%Y-%m-%d}") for end, name in soon])
+    return [Look(say("doctor.tokens_end"), False, named, say("doctor.tokens_end_repair"))]

@@ -1,6 +1,7 @@
 """Parts of `healer up` and `healer demo` alone: simulated Slurm and nodes, the demo's faults; the preload."""
 
 import json
+import os
 import random
 import socket
 import time
@@ -25,6 +26,8 @@ from healer.sim.nodes import NodesClient
 from healer.sim.nodes import main as run_nodes
 from healer.sim.sim_slurm import SimClient
 from healer.sim.sim_slurm import main as run_slurm
+from healer.text import in_language, say
+from healer.text.language import of_locale
 
 
 def with_slurm(
@@ -70,7 +73,7 @@ def run_injector() -> None:
     setproctitle("healer demo-cluster")
     settings = load()
     if settings.sim_nodes_socket is None:
-        raise SettingsError("HEALER_SIM_NODES_SOCKET must name the socket of the simulated nodes.")
+        raise SettingsError(say("setup.sim_nodes_socket_must"))
     url = own_url(settings)
     _wait_ready(url)
     cluster = bootstrap.cluster_name(settings)
@@ -97,8 +100,14 @@ def run_injector() -> None:
         senders=senders,
         nodes=NodesClient(settings.sim_nodes_socket),
         chance=chance,
-        say=lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {shown(text)}", flush=True),
+        announce=_print_story,
     ).run()
+
+
+def _print_story(text: str) -> None:
+    """In the language of the terminal that the demo was started on."""
+    local = in_language(text, of_locale(os.environ))
+    print(f"{datetime.now(UTC):%H:%M:%S} {shown(local)}", flush=True)
 
 
 def _first_picture(slurm: SlurmReads) -> SlurmSnapshot:

@@ -29,7 +29,7 @@ from healer.adapters.postgres.arrivals import (
     PostgresSenders,
     PostgresUnknownSeries,
 )
-from healer.adapters.postgres.engine import request_errors
+from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
@@ -166,7 +166,7 @@ def queues(app: FastAPI) -> list[Queue]:
 def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until: datetime) -> dict[str, Any]:
     """The document of what healer did, from the database. Pages to people are left out."""
     tables = Tables()
-    with request_errors(), engine.connect() as conn:
+    with reading(engine) as conn:
         touched = sa.and_(incidents.c.cluster == cluster, incidents.c.opened <= until)
         alive = sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since)
         docs = conn.execute(sa.select(incidents.c.doc).where(touched, alive)).scalars()
@@ -259,7 +259,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         token_book=token_book,
         credentials=credentials(settings),
         hooks=HookPermits(PostgresHooks(db, snapshots), rules, clock),
-        controls=Controls(ledger, rules, clock),
+        controls=Controls(ledger, rules, clock, tuple(sites)),
         incidents=incident_commands,
         leavers=Leavers(token_book, queries, incident_commands, clock),
         runs=commands,

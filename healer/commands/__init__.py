@@ -5,36 +5,95 @@ Celery, numpy or scikit-learn. What a command needs it imports when it runs.
 """
 
 import getpass
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from healer.model.vocabulary import UserError
+from healer.text import Said, in_language, joined, say
+from healer.text.language import current
 
 
-class Failed(Exception):
+class Failed(UserError):
     """The command did not succeed. One sentence, printed to standard error; the exit status is 1."""
 
 
-def say(text: str = "", *, err: bool = False, lines: bool = False) -> None:
+@contextmanager
+def reading(named: object = "", *, writes: bool = False) -> Iterator[None]:
+    """Raises Failed for a file that cannot be read, or written. `named`: where the error does not name it."""
+    try:
+        yield
+    except OSError as error:
+        name, why = str(error.filename or named), error.strerror or str(error)
+        text = say("commands.unwritable", name=name, why=why) if writes else _unreadable(name, why)
+        raise Failed(text) from error
+    except UnicodeDecodeError as error:
+        raise Failed(_unreadable(str(named), str(error))) from error
+
+
+def _unreadable(name: str, why: str) -> Said:
+    return say("commands.unreadable", name=name, why=why)
+
+
+def print_line(text: str = "", *, err: bool = False, lines: bool = False) -> None:
     """Prints a line to standard output, or to standard error, in the language of the terminal, with symbols
-    for what cannot be seen: names and lines of others are in it. `lines`: the text has several lines."""
+    for what cannot be seen: names and lines of others are in it. `lines`: the text has several lines. On a
+    terminal a sentence of ours is wrapped, and what a program may paste (a link, a token) never is."""
     import typer
 
     from healer.model.shown import shown
-    from healer.text import Said, in_language
-    from healer.text.language import current
 
-    if isinstance(text, Said):
-        text = in_language(text, current.get())
-    typer.echo(shown(text, keep="\n\t" if lines else ""), err=err)
+    words = shown(local(text), keep="\n\t" if lines else "")
+    if isinstance(text, Said) and text.key and not lines and (sys.stderr if err else sys.stdout).isatty():
+        from healer.commands.help_pages import width, wrapped
+
+        words = "\n".join(wrapped(words, width()))
+    typer.echo(words, err=err)
+
+
+def local(text: str) -> str:
+    """A sentence in the language of the terminal; any other text as it is."""
+    return in_language(text, current.get()) if isinstance(text, Said) else text
+
+
+def not_one_of(given: str, choices: Iterable[str]) -> Said:
+    return say("commands.not_one_of", given=given, known=joined(list(choices), "comma"))
 
 
 def say_json(document: str | bytes) -> None:
     """Prints a JSON document, with escapes for what cannot be seen."""
-    import sys
-
     from healer.model.shown import shown_json
 
     text = document if isinstance(document, str) else document.decode()
     sys.stdout.flush()
     sys.stdout.buffer.write(shown_json(text).encode() + b"\n")
     sys.stdout.flush()
+
+
+def say_document(document: Any) -> None:
+    """Prints a large document as JSON, a field on each line."""
+    import msgspec
+
+    from healer.text import to_text
+
+    say_json(msgspec.json.format(msgspec.json.encode(document, enc_hook=to_text), indent=1))
+
+
+def due_every(on_terminal_s: float, *, in_log_s: float | None = None) -> Callable[[], bool]:
+    """Whether it is time for another line of progress on standard error, for people who watch."""
+    every_s = on_terminal_s if in_log_s is None or sys.stderr.isatty() else in_log_s
+    printed_s = time.monotonic()
+
+    def is_due() -> bool:
+        nonlocal printed_s
+        if time.monotonic() - printed_s < every_s:
+            return False
+        printed_s = time.monotonic()
+        return True
+
+    return is_due
 
 
 def person() -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, person, say, say_json
+from healer.commands import Failed, local, person, print_line, say_json
 from healer.settings import SettingsError, load, load_executor
+from healer.text import Said, joined, quoted, say
 
 if TYPE_CHECKING:
     from healer.backups import Manifest, Restored
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backup(
-    dest: Path = typer.Argument(help="The file to write, or a folder, which gets a file named by the time."),
+    dest: Path = typer.Argument(help="The file to write, or a folder for a file named by the time."),
     *,
     passphrase_file: Path | None = _PASSPHRASE,
     without_keys: bool = typer.Option(False, "--without-keys", help="Leave audit-key and token-key out."),
@@ -42,11 +43,9 @@ def backup(
 ) -> None:
     """Back up database, rules and keys to one file while healer runs."""
     if (passphrase_file is None) is not without_keys:
-        raise typer.BadParameter(
-            "give --passphrase-file for the keys, or --without-keys to leave them out, and not both"
-        )
+        raise typer.BadParameter(say("commands.backup_keys"))
     if keep is not None and not dest.is_dir():
-        raise typer.BadParameter(f"--keep is for a folder of backups, and {dest} is none")
+        raise typer.BadParameter(say("commands.backup_keep", path=str(dest)))
     from healer.backups import make_backup, read_passphrase
     from healer.bootstrap.backups import source_of
 
@@ -54,7 +53,7 @@ def backup(
     target = (dest / f"healer-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar" if dest.is_dir() else dest).absolute()
     with _failing():
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
-        with _progress("written, of at most") as progress:
+        with _progress("backup") as progress:
             manifest = make_backup(source_of(settings), target, passphrase, by=person(), progress=progress)
         deleted = _rotate(dest, keep) if keep is not None else []
     _print_made(target, manifest, deleted, as_json=as_json)
@@ -76,11 +75,12 @@ def _print_made(target: Path, manifest: "Manifest", deleted: list[Path], *, as_j
         document = {"file": str(target), "bytes": size, "deleted": [str(path) for path in deleted]}
         say_json(msgspec.json.encode(document | msgspec.to_builtins(manifest)))
         return
-    say(f"{target}: {size / 1e6:.1f} MB, {', '.join(manifest.clusters) or 'no cluster yet'}")
+    clusters = joined(manifest.clusters, "comma") or say("commands.no_cluster")
+    print_line(say("commands.backup_made", file=str(target), mb=size / 1e6, clusters=clusters))
     for name in manifest.missing:
-        say(f"not in it: {name}")
+        print_line(say("commands.backup_lacks", name=name))
     for path in deleted:
-        say(f"deleted: {path}")
+        print_line(say("commands.deleted", path=str(path)))
 
 
 def restore(
@@ -88,9 +88,9 @@ def restore(
     *,
     data_dir: str | None = typer.Option(None, "--data-dir", help="Data directory of the new installation."),
     passphrase_file: Path | None = _PASSPHRASE,
-    replace: bool = typer.Option(False, "--replace", help="Drop what the database holds now."),
+    replace: bool = typer.Option(False, "--replace", help="Drop the current content of the database."),
     in_place: bool = typer.Option(
-        False, "--in-place", help="Without a backup: after a recovery by other means, hold everything back."
+        False, "--in-place", help="Without a backup: after a recovery by other means, hold all actions."
     ),
     as_json: bool = _AS_JSON,
 ) -> None:
@@ -100,7 +100,7 @@ def restore(
     directory. All parts must be stopped.
     """
     if (file is None) is not in_place:
-        raise typer.BadParameter("name a backup, or --in-place, and not both")
+        raise typer.BadParameter(say("commands.restore_which"))
     settings = load(data_dir=data_dir)
     from healer.backups import check_backup, put_back, read_passphrase, reading
     from healer.bootstrap.backups import database, hold_back_in_place, places_of
@@ -114,7 +114,7 @@ def restore(
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         with reading(file) as archive:
             checked = check_backup(archive, passphrase)
-            with database(settings) as url, _progress("loaded, of") as progress:
+            with database(settings) as url, _progress("restore") as progress:
                 done = put_back(
                     url, checked, places, by=person(), replace=replace, progress=progress
                 )  # fmt: skip
@@ -131,19 +131,29 @@ def _print_restored(done: "Restored", missing: list[str] | None = None, *, as_js
         }  # fmt: skip
         say_json(json.dumps(document))
         return
+    for line in _restored_lines(done, missing):
+        print_line(line)
+
+
+def _restored_lines(done: "Restored", missing: list[str]) -> Iterator[Said]:
     before, after = done.revision
-    say(f"restored{'' if before == after else f' and upgraded from {before} to {after}'}; healer is paused")
-    say(f"runs that ask before they continue: {done.asking} (`healer runs`)")
-    ended = ", ".join(f"{count} {name}" for name, count in done.ended.items() if count)
-    say(f"ended, as they may have been used or sent before: {ended or 'nothing'}")
-    say("tokens and accounts that were ended after the backup are valid again: check `healer token list`")
+    if before == after:
+        yield say("commands.restored")
+    else:
+        yield say("commands.restored_upgraded", before=before, after=after)
+    yield say("commands.restored_asking", count=done.asking)
+    ended = [
+        say("commands.amount_of", n=count, what=quoted(name)) for name, count in done.ended.items() if count
+    ]
+    yield say("commands.restored_ended", what=joined(ended, "comma") or say("commands.nothing"))
+    yield say("commands.restored_tokens")
     if done.left:
-        say(f"put these into their place: {', '.join(str(path) for path in _tops(done.left))}")
+        yield say("commands.restored_left", paths=joined([str(path) for path in _tops(done.left)], "comma"))
     for name in missing:
-        say(f"not in the backup: {name}")
+        yield say("commands.backup_lacked", name=name)
     for statement in done.statements:
-        say(f"an administrator of the database executes: {statement};")
-    say(f"start healer, look at runs and drained nodes, then: healer pause --end {done.pause} --reason R")
+        yield say("commands.restored_statement", statement=statement)
+    yield say("commands.restored_next", pause=done.pause)
 
 
 def _tops(paths: list[Path]) -> list[Path]:
@@ -159,21 +169,17 @@ def _tops(paths: list[Path]) -> list[Path]:
 def _failing() -> Iterator[None]:
     from sqlalchemy.exc import DBAPIError
 
-    from healer.backups import BackupFailed, BackupUnusable, HalfRestored, NotEmpty
-    from healer.bootstrap.database import MigrationError
-
     try:
         yield
-    except (BackupFailed, BackupUnusable, HalfRestored, NotEmpty, MigrationError) as error:
-        raise Failed(str(error)) from None
     except DBAPIError as error:
-        raise Failed(f"the database does not answer: {' '.join(str(error.orig).split())}") from None
+        why = " ".join(str(error.orig).split())
+        raise Failed(say("commands.database_away", why=why)) from None
     except PermissionError as error:
-        raise SettingsError(f"{error.filename} cannot be read: run this command as root.") from None
+        raise SettingsError(say("commands.needs_root", path=str(error.filename))) from None
 
 
 @contextmanager
-def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(verb: str) -> Iterator[Callable[[int, int], None]]:
     """A line on a terminal, which counts megabytes."""
     shown = -1
     is_terminal = sys.stderr.isatty()
@@ -182,7 +188,7 @@ def _progress(words: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal shown
         if is_terminal and done // 1_000_000 > shown:
             shown = done // 1_000_000
-            sys.stderr.write(f"\r{shown} MB {words} {of / 1e6:.0f} MB")
+            sys.stderr.write("\r" + local(say(f"commands.progress_{verb}", mb=shown, whole=of / 1e6)))
             sys.stderr.flush()
 
     yield show

@@ -1,5 +1,6 @@
 """The command line. Light: what a command needs is imported when it runs (a test checks it)."""
 
+import gc
 import importlib
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from healer import __version__
-from healer.commands.examples import add_examples
+from healer.commands.examples import add_help
 
 if TYPE_CHECKING:
     import typer
@@ -33,7 +34,6 @@ COMMANDS = (
     "reconcile",
     "rules",
     "topology",
-    "model",
     "import_history",
     "report_past",
     "replay",
@@ -64,8 +64,11 @@ def build() -> "typer.Typer":
     """The application with all commands."""
     import typer
 
+    from healer.commands.help_pages import HelpfulGroup
+
     app = typer.Typer(
         name="healer",
+        cls=HelpfulGroup,
         help="The self-healing control plane for GPU clusters under Slurm.",
         no_args_is_help=True,
         add_completion=False,
@@ -82,19 +85,22 @@ def build() -> "typer.Typer":
 
     for name in COMMANDS:
         importlib.import_module(f"healer.commands.{name}").register(app)
-    add_examples(app)
+    add_help(app)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exit status: 0 done, 1 failed, 2 wrong use, wrong settings or an installation that is not whole.
     `arguments` None: the process's own."""
+    # What is imported stays: at Python's default, collections that look at it take a fifth of a start.
+    gc.set_threshold(50_000)
     try:
         _run(arguments)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if not package or package in _OURS:
             raise
+        # The catalogues need packages too.
         _end(f"the Python package {package} is missing: `tools/setup` installs all that healer needs.", 2)
     except BrokenPipeError:
         # The reader (`| head`) has gone; nothing more can be said.
@@ -104,21 +110,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str] | None) -> None:
     """What this imports may be missing too."""
-    from healer.commands import Failed
-    from healer.embedded.user import EmbeddedError
+    from typer.exceptions import Abort, TyperException
+
+    from healer.commands import local
+    from healer.commands.help_pages import usage_problem
     from healer.model.shown import shown
+    from healer.model.vocabulary import UserError
     from healer.settings import SettingsError
-    from healer.text import language
+    from healer.text import language, said_by, say
 
     given = sys.argv[1:] if arguments is None else arguments
     if "--json" not in given:  # programs read that, and get the same everywhere
         language.current.set(language.of_locale(os.environ))
     try:
-        build()(arguments)
+        sys.exit(build()(arguments, standalone_mode=False) or 0)
+    except TyperException as error:
+        for line in usage_problem(error):
+            print(line, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Abort:
+        print(local(say("commands.aborted")), file=sys.stderr)
+        sys.exit(1)
     except SettingsError as error:
-        _end(shown(str(error), keep="\n"), 2)
-    except (Failed, EmbeddedError) as error:
-        _end(shown(str(error), keep="\n"), 1)
+        _end(shown(local(said_by(error)), keep="\n"), 2)
+    except UserError as error:
+        _end(shown(local(said_by(error)), keep="\n"), 1)
+    except Exception as error:
+        if not _is_database_away(error):
+            raise
+        why = " ".join(str(error.__cause__ or error).split())
+        _end(shown(local(say("commands.database_away", why=why))), 1)
+
+
+def _is_database_away(error: Exception) -> bool:
+    """Only what is imported already may have raised it."""
+    module = sys.modules.get("sqlalchemy.exc")
+    return module is not None and isinstance(error, module.OperationalError)
 
 
 def _end(message: str, status: int) -> None:

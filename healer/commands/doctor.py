@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import say, say_json
+from healer.commands import print_line, say_json
 from healer.settings import load_executor
+from healer.text import say
 
 if TYPE_CHECKING:
     from healer.bootstrap.doctor_checks import Look
@@ -18,7 +19,9 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="One JSON document."),
-    fix: bool = typer.Option(False, "--fix", help="Mend what is safe to mend: modes, folders, stale notes."),
+    fix: bool = typer.Option(
+        False, "--fix", help="Repair what is safe to repair: file modes, folders, stale notes."
+    ),
 ) -> None:
     """Check files, database, backup, clocks, broker, Slurm, nodes, BMCs, tickets, channels, API, TLS."""
     settings = load_executor()
@@ -33,14 +36,16 @@ def doctor(
         say_json(json.dumps({"ok": all(c.ok for c in checks), "checks": [document(c) for c in checks]}))
     else:
         for check in checks:
-            say(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.text}")
+            words = {"name": check.name, "text": check.text}
+            print_line(say("doctor.check_ok", **words) if check.ok else say("doctor.check_failed", **words))
             if check.repair:
-                say(f"     -> {check.repair}{' (or --fix)' if check.fix is not None else ''}")
+                repair = check.repair if check.fix is None else say("doctor.or_fix", repair=check.repair)
+                print_line(say("doctor.repair", text=repair))
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
 
 def document(check: "Look") -> dict[str, object]:
     """The check as JSON has it. `state`: ok, note or fail; `fixable`: --fix would mend it."""
-    fields = {"name": check.name, "ok": check.ok, "state": check.state, "text": check.text}
-    return fields | {"repair": check.repair, "fixable": check.fix is not None}
+    fields = {"name": str(check.name), "ok": check.ok, "state": check.state, "text": str(check.text)}
+    return fields | {"repair": str(check.repair), "fixable": check.fix is not None}

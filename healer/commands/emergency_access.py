@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, person, say
+from healer.commands import local, person, print_line, reading
 from healer.commands.remote import AS_JSON, Client, ClientError, add_group, print_json
 from healer.settings import load
+from healer.text import quoted, say
 
 _REASON = typer.Option(..., help="Reason, recorded in the audit and shown in the page to people.")
 #: The token counts once its record is sealed.
@@ -23,20 +24,16 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(json: bool = AS_JSON) -> None:
-    """Print a new secret for the safe. It is shown once and replaces the last one. On healer's machine."""
+    """Print a new secret for the safe, on healer's machine. It is shown once and replaces the last one."""
     from healer.bootstrap.database import emergency
-    from healer.ports.request_errors import Unavailable
 
-    try:
-        with emergency(load()) as glass:
-            secret = glass.seal(by=person())
-    except Unavailable as error:
-        raise Failed(str(error)) from None
+    with emergency(load()) as glass:
+        secret = glass.seal(by=person())
     if json:
         print_json({"secret": secret})
     else:
-        say(secret)
-        say("print it, put it into the safe, and clear this screen: healer keeps only its digest", err=True)
+        print_line(secret)
+        print_line(say("commands.glass_made"), err=True)
 
 
 def use(
@@ -44,7 +41,7 @@ def use(
     reason: str = _REASON,
     name: str = typer.Option("", help="Who you are. Default: your login."),
     secret_file: Path | None = typer.Option(
-        None, help="Read the secret from this file; - is standard input. Default: it is asked for."
+        None, help="Read the secret from this file; - is standard input. Default: a prompt."
     ),
     json: bool = AS_JSON,
 ) -> None:
@@ -53,23 +50,21 @@ def use(
     with Client(anonymous=True) as api:
         opened = api.post("/break-glass/open", body)
     if not _counts(opened["token"]):
-        say("the audit has not sealed this token yet: it counts once `healer worker` runs", err=True)
+        print_line(say("commands.glass_not_sealed"), err=True)
     if json:
         print_json(opened)
     else:
-        say(opened["token"])
-        say(f"it ends {opened['expires_at'][:19]} UTC, or by `healer break-glass end`", err=True)
+        print_line(opened["token"])
+        print_line(say("commands.glass_until", at=f"{opened['expires_at'][:19]} UTC"), err=True)
 
 
 def _secret(file: Path | None) -> str:
     if file is None:
-        return typer.prompt("secret", hide_input=True)
+        return typer.prompt(local(say("commands.glass_secret")), hide_input=True)
     if str(file) == "-":
         return sys.stdin.readline().strip()
-    try:
+    with reading(f"--secret-file {file}"):
         return file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failed(f"--secret-file {file} cannot be read: {error}") from None
 
 
 def _counts(token: str) -> bool:
@@ -107,13 +102,15 @@ def _show(state: dict[str, Any], json: bool) -> None:
     if json:
         print_json(state)
     elif state["sealed_at"] is None:
-        say("there is no seal: make one by `healer break-glass seal`")
+        print_line(say("commands.glass_none"))
     elif state["used_at"] is not None:
         until = state["ended_at"] or state["until"]
-        say(f"used {_moment(state['used_at'])} by {state['used_by']}: {state['reason']}")
-        say(f"it ends {_moment(until)}; make a new seal by `healer break-glass seal`")
+        used = {"at": _moment(state["used_at"]), "who": state["used_by"], "reason": quoted(state["reason"])}
+        print_line(say("commands.glass_used", **used))
+        print_line(say("commands.glass_ends", at=_moment(until)))
     else:
-        say(f"sealed {_moment(state['sealed_at'])} by {state['sealed_by']}, and not used")
+        sealed = {"at": _moment(state["sealed_at"]), "who": state["sealed_by"]}
+        print_line(say("commands.glass_sealed", **sealed))
 
 
 def _moment(text: str) -> str:

@@ -47,7 +47,7 @@ EXAMPLES = {
     "healer restore --in-place",
     "support-bundle": "healer support-bundle\nhealer support-bundle --pseudonymise --output help.tgz",
     "doctor": "healer doctor\nhealer doctor --json | jq '.checks[] | select(.ok | not)'\nhealer doctor --fix",
-    "db upgrade": "healer db upgrade",
+    "db upgrade": "healer db upgrade --plan\nhealer db upgrade",
     "token create": "healer token create --role admin --name mara --once\n"
     "healer token create --role signals --name relay1 --vouches kernel --expires 90d",
     "token list": "healer token list\nhealer token list --person mara --json",
@@ -82,12 +82,11 @@ EXAMPLES = {
     "rules check": "healer rules check --rules /etc/healer/rules",
     "rules test": "healer rules test --rules /etc/healer/rules",
     "rules schema": "healer rules schema > playbook.schema.json",
+    "rules propose": "healer rules propose --from past.jsonl.zst --output rules-proposed",
     "rules try": 'healer rules try changed.yaml --as policies.yaml --days 30 --reason "less noise"',
     "rules proof": 'healer rules proof --from-replay 0c1d2e3f --rule gpu-lost --reason "reviewed"',
     "topology import": "ibnetdiscover | healer topology import -\n"
     "healer topology import lldp.json --host gpu0001 --merge --yes",
-    "model train": "healer model train",
-    "model show": "healer model show --json",
     "audit verify": "healer audit verify\nhealer audit verify --against /mnt/witness/healer.jsonl",
     "audit export": "healer audit export --out audit.jsonl",
     "hook install": "healer hook install --slurm-conf /etc/slurm/slurm.conf --url https://healer.example:8443",
@@ -95,13 +94,16 @@ EXAMPLES = {
 }
 
 
-def add_examples(app: "typer.Typer", path: str = "") -> None:
-    """Appends its examples to each command of `app`, and of its groups."""
+def add_help(app: "typer.Typer", path: str = "") -> None:
+    """Gives each command of `app`, and of its groups, its examples and a page of ours."""
+    from healer.commands.help_pages import HelpfulCommand, HelpfulGroup
+
     for command in app.registered_commands:
         name = command.name or (command.callback.__name__.strip("_") if command.callback else "")
         if text := EXAMPLES.get(f"{path}{name}".replace("_", "-")):
-            lines = "\n".join(f"  {line}" for line in text.splitlines())
-            command.epilog = f"\b\nExamples:\n{lines}"
+            command.epilog = text
+        command.cls = HelpfulCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            add_examples(group.typer_instance, f"{path}{group.name or group.typer_instance.info.name} ")
+            group.typer_instance.info.cls = HelpfulGroup
+            add_help(group.typer_instance, f"{path}{group.name or group.typer_instance.info.name} ")

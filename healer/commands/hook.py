@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, local, print_line
 from healer.commands.remote import AS_JSON, add_group, print_json
 from healer.commands.safe_url import check_senders
+from healer.text import quoted, said_by, say
 
 if TYPE_CHECKING:
     from healer.commands.hook_install import Plan
@@ -61,31 +62,39 @@ def _go(slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, js
         plan = make()
         if not json:
             _show(plan)
-        wanted = yes or (not json and bool(plan.changes) and typer.confirm("Change these files?"))
+        wanted = yes or (
+            not json and bool(plan.changes) and typer.confirm(local(say("commands.hook_confirm")))
+        )
         if wanted:
             carry_out(plan, to)
     except ConfProblem as error:
-        raise Failed(f"{slurm_conf}: {error}") from None
+        raise Failed(say("commands.of_file", file=str(slurm_conf), text=said_by(error))) from None
     except (OSError, ValueError) as error:
-        raise Failed(str(error)) from None
+        raise Failed(quoted(str(error))) from None
     if json:
-        print_json({"applied": wanted, "changes": named(plan.changes), "warnings": plan.warnings})
+        print_json(
+            {
+                "applied": wanted,
+                "changes": named(plan.changes),
+                "warnings": [str(warning) for warning in plan.warnings],
+            }
+        )
     elif not plan.changes:
-        say("Nothing to change.")
+        print_line(say("commands.hook_nothing"))
     elif wanted:
-        say("Done. `scontrol reconfigure` makes Slurm read its configuration anew.")
+        print_line(say("commands.hook_done"))
     else:
-        say("Nothing was changed.")
+        print_line(say("commands.hook_unchanged"))
 
 
 def _show(plan: "Plan") -> None:
     for change in plan.changes:
-        say(f"--- {change.what} {change.path}")
+        print_line(say(f"commands.file_{change.what}", path=str(change.path)))
         if change.what == "change" and change.path.suffix == ".conf":
             before, after = (
                 (data or b"").decode("utf-8", "replace") for data in (change.before, change.after)
             )
             rows = list(difflib.unified_diff(before.split("\n"), after.split("\n"), n=1, lineterm=""))
-            say("\n".join(rows[2:]), lines=True)
+            print_line("\n".join(rows[2:]), lines=True)
     for warning in plan.warnings:
-        say(f"warning: {warning}")
+        print_line(say("commands.warning", text=warning))

@@ -28,6 +28,7 @@ from healer.commands.slurm_conf import (
     restored,
     value_of,
 )
+from healer.text import Said, joined, say
 
 HOOK = Path(__file__).parents[1] / "hooks" / "healer-hook"
 HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "health-check"}
@@ -77,7 +78,7 @@ class Plan:
     """Changes in their order: slurm.conf never names a missing file."""
 
     changes: list[Change] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Said] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,12 @@ def installation(slurm_conf: Path, to: Path, conf: Path, *, url: str, token_file
     if not conf.exists():
         _add(plan, conf, _CONF.format(url=url, token_file=token_file).encode(), 0o644)
         if not url:
-            plan.warnings.append(f"HEALER_URL is empty in {conf}: set it, or give --url")
+            plan.warnings.append(say("commands.hook_no_url", file=str(conf)))
     hooked = _hooked(slurm_conf, text, to, conf)
     for path, data in hooked.programs.items():
         _add(plan, path, data, 0o755)
     if not is_installed(text):
-        plan.warnings.append(
-            "nodes first: a Prolog or Epilog that a node does not have drains it, so all nodes need these "
-            "programs before slurm.conf is changed; `healer node-package` puts them there"
-        )
+        plan.warnings.append(say("commands.hook_nodes_first"))
         after = _bytes(changed(text, hooked.replaced, hooked.added))
         _add(plan, slurm_conf, after, stat.S_IMODE(slurm_conf.stat().st_mode))
     _warn(plan, text)
@@ -137,19 +135,13 @@ def removal(slurm_conf: Path, to: Path) -> Plan:
     for where, content in _files(slurm_conf, text):
         for setting in find(content, *HOOKS):
             if setting.value.startswith(f"{to}/"):
-                raise ConfProblem(
-                    f"{setting.name}={setting.value} stands in {where}, and nothing here would take it out: "
-                    f"give --slurm-conf {where} if it was installed there, "
-                    "else put back what stood there first"
-                )
+                raise ConfProblem(say("commands.hook_elsewhere", setting=_words(setting), file=str(where)))
     placed = [_placed(setting.value) for setting in find(text, "Prolog", "Epilog") if is_glob(setting.value)]
     for path in (*(path for path in placed if path is not None), to / "healer-hook"):
         if path.is_file() and (path.parent == to or _MADE in path.read_text(errors="replace")):
             plan.changes.append(Change(path, path.read_bytes(), None))
     if left := [str(to / name) for name in HOOKS.values() if (to / name).is_file()]:
-        plan.warnings.append(
-            f"{', '.join(left)} stay and do nothing: remove them once every slurmd has read slurm.conf anew"
-        )
+        plan.warnings.append(say("commands.hook_left", files=joined(left, "comma")))
     return plan
 
 
@@ -179,13 +171,9 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
         found = [setting for setting in find(text, name) if setting.value]
         for setting in found:
             if not setting.value.startswith("/"):
-                raise ConfProblem(
-                    f"{name}={setting.value} is no full path: Slurm sends that file to the nodes itself"
-                )
+                raise ConfProblem(say("commands.hook_no_path", setting=_words(setting)))
             if setting.value == str(program):
-                raise ConfProblem(
-                    f"{name}={program} stands outside of healer's marks: put back what stood there first"
-                )
+                raise ConfProblem(say("commands.hook_unmarked", setting=_words(setting)))
         # Of several lines an older Slurm uses the last, a newer one all: replacing the last one is right for
         # both.
         last = found[-1] if found else None
@@ -200,10 +188,14 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
             hooked.added[name] = str(program)
     every = value_of(text, "HealthCheckInterval") or "0"
     if not every.isdecimal():
-        raise ConfProblem(f"HealthCheckInterval={every} is no number of seconds")
+        raise ConfProblem(say("commands.hook_interval", value=every))
     if not int(every):
         hooked.added["HealthCheckInterval"] = str(HEALTH_CHECK_EVERY_S)
     return hooked
+
+
+def _words(setting: Found) -> str:
+    return f"{setting.name}={setting.value}"
 
 
 def _program(to: Path, hook: str, conf: Path, theirs: str) -> bytes:
@@ -226,7 +218,7 @@ def _program(to: Path, hook: str, conf: Path, theirs: str) -> bytes:
 def _place(found: Found) -> Path:
     path = _placed(found.value)
     if path is None:
-        raise ConfProblem(f"{found.name}={found.value}: healer does not know a name that this takes")
+        raise ConfProblem(say("commands.hook_glob", setting=_words(found)))
     return path
 
 
@@ -250,9 +242,7 @@ def _add(plan: Plan, path: Path, after: bytes, mode: int) -> None:
 def _check_includes(slurm_conf: Path, text: str) -> None:
     for other, content in _files(slurm_conf, text):
         if other != slurm_conf and (found := find(content, *HOOKS)):
-            raise ConfProblem(
-                f"{found[0].name} is set in {other}, which it includes: give --slurm-conf {other}"
-            )
+            raise ConfProblem(say("commands.hook_included", name=found[0].name, file=str(other)))
 
 
 def _files(path: Path, text: str) -> Iterator[tuple[Path, str]]:
@@ -272,11 +262,9 @@ def _warn(plan: Plan, text: str) -> None:
     for name in ("Prolog", "Epilog"):
         given = value_of(text, f"{name}Timeout") or value_of(text, "PrologEpilogTimeout")
         if given is None:
-            plan.warnings.append(
-                f"Neither {name}Timeout nor PrologEpilogTimeout is set: a hook that hangs, hangs for ever"
-            )
+            plan.warnings.append(say("commands.hook_no_timeout", name=name))
         elif given.isdigit() and 0 < int(given) < LEAST_TIMEOUT_S:
-            plan.warnings.append(f"{name}s are ended after {given} s: give them at least {LEAST_TIMEOUT_S} s")
+            plan.warnings.append(say("commands.hook_timeout", name=name, given=given, least=LEAST_TIMEOUT_S))
 
 
 def _write(change: Change) -> None:

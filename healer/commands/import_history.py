@@ -1,7 +1,6 @@
 """`healer import`: what a site keeps becomes a recording."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -10,17 +9,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, due_every, not_one_of, print_line, reading
 from healer.commands.remote import AS_JSON, print_json
 from healer.settings import load, rules_folder
+from healer.text import joined, quoted, said_by, say
 
 if TYPE_CHECKING:
     from healer.importing.importer import Imported
     from healer.importing.sources import Given
     from healer.importing.tally import Tally
-
-#: Seconds between lines of progress on standard error: on a terminal, and in a log.
-PROGRESS_S, PROGRESS_IN_LOG_S = 2.0, 60.0
 
 
 def register(app: typer.Typer) -> None:
@@ -31,40 +28,36 @@ def import_history(
     sources: list[str] = typer.Argument(help="Files and folders, packed or plain; - reads standard input."),
     output: Path = typer.Option(..., help="The recording to write; packed if it ends with .zst."),
     kinds: list[str] = typer.Option(
-        [], "--as", help="The kind of all sources, or GLOB=KIND, where it is not recognised."
+        [], "--as", help="Kind of the sources, or GLOB=KIND, if it is not recognised."
     ),
     time_zone: list[str] = typer.Option(
-        [], help="The zone of stamps without one, or GLOB=ZONE; this machine's own by default."
+        [], help="Time zone of timestamps without one, or GLOB=ZONE. Default: this machine's."
     ),
     pseudonymise: bool = typer.Option(False, help="Replace the names of users and jobs."),
     json: bool = AS_JSON,
 ) -> None:
     """Turn logs, accounting and metrics of the past into a recording. Nothing is changed or sent."""
-    import msgspec
-
     from healer.bootstrap import history
-    from healer.importing.importer import Wanted
+    from healer.importing.importer import Wanted, described
 
     settings = load()
     read = list(_sources(sources, _by_name(kinds), _by_name(time_zone)))
     if not output.resolve().parent.is_dir():
-        raise Failed(f"{output.resolve().parent} is no folder")
+        raise Failed(say("commands.no_folder", path=str(output.resolve().parent)))
     wanted = Wanted(
         output=output,
         cluster=settings.cluster or "",
         pseudonymise=pseudonymise,
         processes=_processes(len(read)),
     )
-    try:
+    with reading(output, writes=True):
         imported = history.imported(read, wanted, rules_folder(settings), settings, _progress())
-    except OSError as error:
-        raise Failed(f"{error.filename or output} cannot be written: {error.strerror or error}.") from error
     if json:
-        print_json(msgspec.to_builtins(imported))
+        print_json(described(imported))
     else:
         print_report(imported, output)
     if not any(source.signals for source in imported.sources):
-        raise Failed("nothing of what was read says anything to healer")
+        raise Failed(say("commands.import_nothing"))
 
 
 def _processes(sources: int) -> int:
@@ -80,18 +73,18 @@ def _sources(
 
     files = [file for path in paths for file in _files(path)]
     if len(files) > SOURCES_MOST:
-        raise Failed(f"{len(files)} files: at most {SOURCES_MOST} are read at once")
+        raise Failed(say("commands.import_too_many", count=len(files), most=SOURCES_MOST))
     for number, file in enumerate(files):
         kind, zone = kinds(file), zones(file) or LOCAL
         if kind and kind not in set(Kind):
-            raise typer.BadParameter(f"{kind} is none of {', '.join(Kind)}", param_hint="--as")
+            raise typer.BadParameter(not_one_of(kind, Kind), param_hint="--as")
         try:
             zone_named(zone)
-            yield given(file, number, file, kind=Kind(kind) if kind else None, zone=zone)
+            with reading(file):
+                source = given(file, number, file, kind=Kind(kind) if kind else None, zone=zone)
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--time-zone") from error
-        except OSError as error:
-            raise Failed(f"{file} cannot be read: {error.strerror}.") from error
+            raise typer.BadParameter(said_by(error), param_hint="--time-zone") from error
+        yield source
 
 
 def _files(path: str) -> list[str]:
@@ -115,17 +108,19 @@ def _by_name(options: Sequence[str]) -> Callable[[str], str]:
 
 def _progress() -> Callable[[int, int], None]:
     """Prints the share read and what is left, for people who watch."""
-    began_s = printed_s = time.monotonic()
-    every_s = PROGRESS_S if sys.stderr.isatty() else PROGRESS_IN_LOG_S
+    began_s, is_due = time.monotonic(), due_every(2.0, in_log_s=60.0)
+
+    before: int | None = None
 
     def report(read: int, whole: int) -> None:
-        nonlocal printed_s
-        now_s = time.monotonic()
-        if now_s - printed_s < every_s or not read or not whole:
+        nonlocal before
+        if before is None and (before := read):
+            print_line(say("commands.import_goes_on", share=read / whole), err=True)
+        if not read or not whole or not is_due():
             return
-        printed_s, share = now_s, read / whole
-        left_s = (now_s - began_s) * (1 - share) / share
-        say(f"import: {share:.0%} of {whole / 1e9:.2f} GB read, about {left_s / 60:.0f} min left", err=True)
+        share = read / whole
+        left_s = (time.monotonic() - began_s) * (whole - read) / max(1, read - before)
+        print_line(say("commands.import_progress", share=share, gb=whole / 1e9, left=left_s / 60), err=True)
 
     return report
 
@@ -135,25 +130,39 @@ def print_report(imported: "Imported", output: Path) -> None:
     for source in imported.sources:
         _print_source(source)
     for offset in imported.offsets:
-        zone = ": is its time zone right (--time-zone)?" if offset.looks_like_a_zone else ""
-        events = f"{offset.events} events in both"
-        say(f"CLOCKS  {offset.second} is {offset.seconds:+.1f} s from {offset.first} by {events}{zone}")
+        clocks = say(
+            "commands.import_clocks", second=offset.second, seconds=offset.seconds, first=offset.first,
+            count=offset.events,
+        )  # fmt: skip
+        is_zone = offset.looks_like_a_zone
+        print_line(say("commands.import_zone", clocks=clocks) if is_zone else clocks)
     for assumed in imported.assumed:
-        say(f"ASSUMED  {assumed}")
+        print_line(say("commands.import_assumed", what=assumed))
     if imported.left_out:
         lines, hosts = sum(imported.left_out.values()), len(imported.left_out)
-        first = ", ".join(list(imported.left_out)[:5])
-        say(f"LEFT OUT  {lines} lines of {hosts} hosts that are no nodes of the cluster: {first}")
-    say(f"{output}: {imported.entries} entries of {imported.nodes} nodes of cluster {imported.cluster}")
+        first = joined(list(imported.left_out)[:5], "comma")
+        print_line(say("commands.import_left_out", lines=lines, count=hosts, hosts=first))
+    print_line(
+        say(
+            "commands.import_done", file=str(output), entries=imported.entries, count=imported.nodes,
+            cluster=imported.cluster,
+        )
+    )  # fmt: skip
 
 
 def _print_source(source: "Tally") -> None:
-    span = f", {source.first:%Y-%m-%d %H:%M} to {source.last:%Y-%m-%d %H:%M} UTC" if source.first else ""
-    counts = f"{source.lines} lines, {source.signals} signals, {source.plain} of no interest{span}"
-    say(f"{source.source} ({source.kind or 'unknown'}): {counts}")
+    parts = [
+        say("commands.things_line", count=source.lines), say("commands.count_signals", count=source.signals),
+        say("commands.count_plain", count=source.plain),
+    ]  # fmt: skip
+    if source.first:
+        first, last = (f"{at:%Y-%m-%d %H:%M}" for at in (source.first, source.last))
+        parts.append(say("commands.import_span", first=first, last=last))
+    kind, counts = quoted(source.kind or "unknown"), joined(parts, "comma")
+    print_line(say("commands.import_source", source=source.source, kind=kind, counts=counts))
     for note in source.notes:
-        say(f"  note: {note}")
+        print_line(say("commands.import_note", note=note))
     for why, skipped in sorted(source.skipped.items(), key=lambda item: -item[1].count):
-        say(f"  skipped {skipped.count}: {why}")
+        print_line(say("commands.import_skipped", n=skipped.count, why=why))
         for example in skipped.examples:
-            say(f"    {example}")
+            print_line(f"    {example}")

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line, reading
 from healer.commands.phrases import incident_lines, timeline_title, where
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
+from healer.text import say
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +21,7 @@ def incidents(
     all_: bool = typer.Option(False, "--all", help="Include resolved ones."),
     severity: list[str] = typer.Option([], help="P0, P1, P2 or P3; repeat for more."),
     node: str | None = typer.Option(None, help="Only those of this node."),
-    q: str | None = typer.Option(None, "--search", help="Words to look for."),
+    q: str | None = typer.Option(None, "--search", help="Text to search for."),
     cluster: str | None = CLUSTER,
     limit: int = typer.Option(200, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
@@ -57,9 +58,9 @@ _FILES: dict[str, Column] = {
 
 def _show(found: dict) -> None:
     for line in incident_lines(found):
-        say(line)
-    say()
-    say(timeline_title())
+        print_line(line)
+    print_line()
+    print_line(timeline_title())
     rows = [
         (entry["at"][:23].replace("T", " "), entry["kind"], entry["by"], entry["text"])
         for entry in found["timeline"]
@@ -70,14 +71,14 @@ def _show(found: dict) -> None:
 def evidence(
     incident: str | None = typer.Argument(None, help="An incident's id, or its first 8 characters."),
     *,
-    run: str | None = typer.Option(None, help="Of this run instead."),
+    run: str | None = typer.Option(None, help="Evidence of this run instead."),
     out: Path | None = typer.Option(None, help="Write the newest file there (gzip)."),
     file: str | None = typer.Option(None, help="With --out: this file instead of the newest."),
     json: bool = AS_JSON,
 ) -> None:
     """List the evidence of an incident, or download a file."""
     if (incident is None) == (run is None):
-        raise Failed("name an incident, or a run with --run")
+        raise Failed(say("commands.evidence_which"))
     where = f"/incidents/{incident}/evidence" if incident is not None else f"/runs/{run}/evidence"
     with Client() as api:
         found = api.get(where)["items"]
@@ -86,14 +87,8 @@ def evidence(
             return
         chosen = [item for item in found if file in (None, item["id"])]
         if not chosen:
-            raise Failed(
-                "there is no such file"
-                if file
-                else "nothing was collected: see `healer run collect-evidence`"
-            )
+            raise Failed(say("commands.evidence_no_file" if file else "commands.evidence_none"))
         data = api.download(f"/evidence/{chosen[-1]['id']}")
-    try:
+    with reading(out, writes=True):
         out.write_bytes(data)
-    except OSError as error:
-        raise Failed(f"{out} cannot be written: {error}") from None
-    say(f"{out}: {chosen[-1]['name']}, {len(data)} bytes")
+    print_line(say("commands.downloaded", file=str(out), name=chosen[-1]["name"], count=len(data)))

@@ -10,6 +10,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 from healer.commands import Failed
+from healer.text import say
 
 _ITS_OWNER_ALONE = 0o600
 
@@ -36,9 +37,9 @@ def kept_login(environ: Mapping[str, str], url: str) -> KeptLogin | None:
         found = KeptLogin(str(entry["token"]), str(entry["name"]), str(entry["expires_at"]))
         has_ended = datetime.fromisoformat(found.expires_at) <= datetime.now(UTC)
     except (KeyError, TypeError, ValueError):
-        raise Failed(f"{logins_file(environ)} is damaged: run `healer login` again") from None
+        raise Failed(say("commands.logins_damaged", file=str(logins_file(environ)))) from None
     if has_ended:
-        raise Failed(f"your session at {url} has expired: run `healer login` again")
+        raise Failed(say("commands.login_expired", url=url))
     return found
 
 
@@ -55,7 +56,7 @@ def keep_login(environ: Mapping[str, str], url: str, login: KeptLogin | None) ->
             json.dump(entries, file)
         Path(file.name).replace(path)
     except OSError as error:
-        raise Failed(f"{path} cannot be written: {error}") from error
+        raise Failed(say("commands.unwritable", name=str(path), why=str(error))) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -63,10 +64,10 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             if stat.S_IMODE(status.st_mode) & ~_ITS_OWNER_ALONE or status.st_uid != os.geteuid():
-                raise Failed(f"{path} must be yours with mode 0600: remove it, then run `healer login` again")
+                raise Failed(say("commands.logins_open", file=str(path)))
             found = json.load(file)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise Failed(f"{path} cannot be read: {error}; remove it, then run `healer login` again") from error
+        raise Failed(say("commands.logins_unreadable", file=str(path), why=str(error))) from error
     return found if isinstance(found, dict) else {}

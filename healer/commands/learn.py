@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, given, print_json, print_table
+from healer.text import joined, say
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +27,7 @@ def learn(
 ) -> None:
     """Record the driver, firmware, BIOS and settings of a good node as the reference for its kind."""
     if sum((node is not None, show, forget)) != 1:
-        raise Failed("name one: --node GOOD, --show, or --forget --kind KIND")
+        raise Failed(say("commands.learn_which"))
     with Client() as api:
         found = api.get("/references", cluster=cluster)
         if node is not None:
@@ -40,7 +41,8 @@ def learn(
     elif node is not None:
         _print_learnt(answer)
     elif forget:
-        say(f"{'forgotten' if yes else '--yes forgets'}: {answer['kind']}, from {answer['node']}")
+        words = {"kind": answer["kind"], "node": answer["node"]}
+        print_line(say("commands.forgotten", **words) if yes else say("commands.would_forget", **words))
     else:
         _print_references(answer["items"])
 
@@ -53,10 +55,10 @@ def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, y
 def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:
     by_kind = {reference["kind"]: reference for reference in found["items"]}
     if kind is None and len(by_kind) != 1:
-        raise Failed(f"which one: --kind {' or '.join(by_kind) or 'KIND'}")
+        raise Failed(say("commands.forget_which", kinds=joined(list(by_kind), "or") or "KIND"))
     wanted = kind or next(iter(by_kind))
     if wanted not in by_kind:
-        raise Failed(f"there is no reference for {wanted}")
+        raise Failed(say("commands.no_reference", kind=wanted))
     if not yes:
         return by_kind[wanted]
     return api.delete(f"/references/{found['cluster']}/{wanted}", {"reason": reason})
@@ -74,13 +76,14 @@ def _print_learnt(answer: Any) -> None:
     ]
     if differ:
         print_table(("NODE", "DIFFERS"), differ)
-    say(f"{len(differ)} nodes of the kind {reference['kind']} differ, {answer['silent']} told nothing")
-    say("taken" if answer["stored"] else "nothing is taken: --yes takes it")
+    silent = answer["silent"]
+    print_line(say("commands.learn_differ", count=len(differ), kind=reference["kind"], silent=silent))
+    print_line(say("commands.learnt" if answer["stored"] else "commands.would_learn"))
 
 
 def _print_references(items: Any) -> None:
     if not items:
-        say("no reference was taken: nothing is compared (healer learn --node GOOD)")
+        print_line(say("commands.no_references"))
         return
     rows = [
         (reference["kind"], reference["node"], reference["at"][:19], reference["by"], fact, value)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from healer.commands import Failed, person, say
+from healer.commands import Failed, local, person, print_line
 from healer.commands.remote import AS_JSON, Client, add_group, print_json, print_list, url_of
 from healer.commands.safe_url import check_safe
 from healer.model.vocabulary import Role
-from healer.ports.request_errors import Conflict, Invalid, Unavailable
+from healer.ports.request_errors import Invalid
 from healer.settings import load
+from healer.text import said_by, say
 
 if TYPE_CHECKING:
     from healer.engine.local_accounts import LocalAccounts
@@ -24,7 +25,7 @@ _NAME = typer.Argument(help="The person's name, as in the audit.")
 
 def register(app: typer.Typer) -> None:
     commands = {"add": add, "reset": reset, "password": password, "list": list_accounts}
-    add_group(app, "account", "People of a site without an identity provider.", commands)
+    add_group(app, "account", "Local accounts, for a site without an identity provider.", commands)
 
 
 def add(
@@ -39,7 +40,7 @@ def add(
     """Create an account. Prints the password and the secret for one-time codes; they are shown only once."""
     with _accounts() as accounts:
         if accounts.book.find(name) is not None:
-            raise Failed(f"{name} has an account: `healer account reset {name}` makes new secrets")
+            raise Failed(say("commands.account_exists", name=name))
         _print_made(accounts, name, role, tuple(group), json)
 
 
@@ -48,7 +49,7 @@ def reset(name: str = _NAME, json: bool = AS_JSON) -> None:
     with _accounts() as accounts:
         found = accounts.book.find(name)
         if found is None:
-            raise Failed(f"{name} has no account: `healer account add {name}` makes one")
+            raise Failed(say("commands.account_missing", name=name))
         _print_made(accounts, name, found[0].role, found[0].groups, json)
 
 
@@ -58,15 +59,18 @@ def password(
 ) -> None:
     """Change your own password, from anywhere: asks for the old one and a code. Your sessions end."""
     check_safe(url_of(os.environ), "healer account password")
-    body = {"name": name or person(), "password": typer.prompt("current password", hide_input=True, err=True)}
-    body["code"] = typer.prompt("code of your authenticator app", err=True)
-    body["new"] = typer.prompt("new password", hide_input=True, confirmation_prompt=True, err=True)
+    asked = {name: local(say(f"commands.ask_{name}")) for name in ("password", "code", "new", "again")}
+    body = {"name": name or person(), "password": typer.prompt(asked["password"], hide_input=True, err=True)}
+    body["code"] = typer.prompt(asked["code"], err=True)
+    body["new"] = typer.prompt(asked["new"], hide_input=True, err=True)
+    if typer.prompt(asked["again"], hide_input=True, err=True) != body["new"]:
+        raise Failed(say("commands.passwords_differ"))
     with Client(anonymous=True) as api:
         changed = api.post("/account/password", body)
     if json:
         print_json(changed)
     else:
-        say(f"the password of {changed['name']} was changed; {changed['sessions']} sessions ended")
+        print_line(say("commands.password_changed", name=changed["name"], count=changed["sessions"]))
 
 
 def list_accounts(json: bool = AS_JSON) -> None:
@@ -83,17 +87,15 @@ def _print_made(
     try:
         made = accounts.make(name, role=role, groups=groups, by=person())
     except Invalid as error:
-        raise Failed(f"{error.field}: {error}") from None
-    except Conflict as error:
-        raise Failed(str(error)) from None
+        raise Failed(say("commands.of_field", field=error.field, text=said_by(error))) from None
     if json:
         secrets = {"password": made.password, "code_secret": made.code_secret, "uri": made.uri}
         print_json(_document(made.account) | secrets)
         return
-    say(f"password     {made.password}")
-    say(f"code secret  {made.code_secret}")
-    say(f"for an app   {made.uri}")
-    say("hand them over and clear this screen: healer cannot show them again", err=True)
+    print_line(say("commands.account_password", text=made.password))
+    print_line(say("commands.account_code", text=made.code_secret))
+    print_line(say("commands.account_uri", text=made.uri))
+    print_line(say("commands.account_made"), err=True)
 
 
 def _document(account: "Account") -> dict[str, Any]:
@@ -111,10 +113,7 @@ def _document(account: "Account") -> dict[str, Any]:
 def _accounts() -> Iterator["LocalAccounts"]:
     from healer.bootstrap.database import accounts
 
-    try:
-        with accounts(load()) as found:
-            if found is None:
-                raise Failed("this site has an identity provider: add the person there")
-            yield found
-    except Unavailable as error:
-        raise Failed(str(error)) from None
+    with accounts(load()) as found:
+        if found is None:
+            raise Failed(say("commands.has_provider"))
+        yield found

@@ -7,10 +7,11 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.kept_logins import KeptLogin, keep_login, kept_login, logins_file
 from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, given, print_json, url_of
 from healer.commands.safe_url import check_safe
+from healer.text import said_by, say
 
 #: RFC 8628, 3.5: what `slow_down` adds to the interval.
 _SLOWER_S = 5
@@ -42,7 +43,7 @@ def login(
     url = url_of(os.environ)
     check_safe(url, "healer login")
     if by_munge and by_slurm:
-        raise Failed("--munge and --slurm-token are two ways: name one")
+        raise Failed(say("commands.login_which"))
     with Client(anonymous=True) as api:
         if by_munge:
             found = api.post("/login/munge", given({"credential": made_by_munge(), "cluster": cluster}))
@@ -54,9 +55,14 @@ def login(
     if json:
         print_json({name: found[name] for name in ("name", "role", "expires_at")})
     else:
-        say(f"signed in as {found['name']} ({found['role']}) until {found['expires_at'][:16]} UTC")
+        print_line(
+            say(
+                "commands.signed_in", name=found["name"], role=found["role"],
+                until=f"{found['expires_at'][:16]} UTC",
+            )
+        )  # fmt: skip
         if os.environ.get("HEALER_TOKEN") or os.environ.get("HEALER_TOKEN_FILE"):
-            say("HEALER_TOKEN or HEALER_TOKEN_FILE is set, and goes before it", err=True)
+            print_line(say("commands.login_shadowed"), err=True)
 
 
 def logout() -> None:
@@ -67,16 +73,16 @@ def logout() -> None:
     except Failed:
         kept = None  # it has expired
     if kept is None and not logins_file(os.environ).exists():
-        raise Failed(f"you are not signed in at {url}")
+        raise Failed(say("commands.not_signed_in", url=url))
     try:
         if kept is not None:
             with Client({**os.environ, "HEALER_TOKEN": kept.token}) as api:
                 api.delete("/sessions/own", {})
     except ClientError as error:
         if error.problem.get("status") not in {401, 403, 404}:
-            raise Failed(f"{error}; the session stays until it can be ended there") from None
+            raise Failed(say("commands.session_stays", why=said_by(error))) from None
     keep_login(os.environ, url, None)
-    say(f"signed out at {url}")
+    print_line(say("commands.signed_out", url=url))
 
 
 def made_by_munge() -> str:
@@ -96,21 +102,19 @@ def _printed(command: list[str], option: str, given: bytes = b"") -> str:
     try:
         made = subprocess.run(command, input=given, capture_output=True, timeout=_HOST_S, check=False)
     except FileNotFoundError:
-        raise Failed(
-            f"{program} was not found: `healer login {option}` is for hosts of a Slurm cluster"
-        ) from None
+        raise Failed(say("commands.login_no_program", program=program, option=option)) from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{program} does not answer within {_HOST_S} s") from None
+        raise Failed(say("commands.login_timeout", program=program, count=_HOST_S)) from None
     if made.returncode:
         error = " ".join(made.stderr.decode(errors="replace").split())
-        raise Failed(f"{program} gave no proof of who you are: {error}")
+        raise Failed(say("commands.login_refused", program=program, why=error))
     return made.stdout.decode("ascii", "replace").strip()
 
 
 def _by_provider(api: Client) -> dict[str, Any]:
     begun = api.post("/login/device", None)
-    say(f"open {begun['link'] or begun['address']}", err=True)
-    say(f"and confirm the code {begun['code']}", err=True)
+    print_line(say("commands.login_open", url=begun["link"] or begun["address"]), err=True)
+    print_line(say("commands.login_confirm", code=begun["code"]), err=True)
     return _confirmed(api, begun)
 
 
@@ -131,4 +135,4 @@ def _confirmed(api: Client, begun: dict[str, Any]) -> dict[str, Any]:
             return found
         if found["slow_down"]:
             interval_s += _SLOWER_S
-    raise Failed("the code has expired before it was confirmed: run `healer login` again")
+    raise Failed(say("commands.login_code_expired"))

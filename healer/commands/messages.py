@@ -4,8 +4,9 @@ import secrets
 
 import typer
 
-from healer.commands import say
+from healer.commands import print_line
 from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, Column, given, print_json, print_list
+from healer.text import say
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +57,7 @@ def retry(
     reason: str = REASON,
     json: bool = AS_JSON,
 ) -> None:
-    """Deliver a dead letter once more."""
+    """Retry a message that could not be delivered."""
     from urllib.parse import quote
 
     body = given({"reason": reason, "channel": channel})
@@ -66,4 +67,4 @@ def retry(
         print_json(found)
         return
     for delivery in found["items"]:
-        say(f"{delivery['message']} is delivered to {delivery['channel']} once more")
+        print_line(say("commands.redelivered", message=delivery["message"], channel=delivery["channel"]))

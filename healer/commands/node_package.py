@@ -10,11 +10,10 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.hook_install import programs
 from healer.commands.safe_url import check_senders
-from healer.commands.slurm_conf import ConfProblem
-from healer.ports.node_exec import NodeError
+from healer.text import quoted, say
 
 HOOKS = Path(__file__).parents[1] / "hooks"
 LIB = "/usr/local/lib/healer"
@@ -40,11 +39,12 @@ def node_keys(folder: Path = typer.Argument(help="Folder for the keys; created i
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (REQUESTS_KEY, PACKAGE_KEY):
             if (folder / name).exists():
-                say(f"kept {folder / name}")
+                print_line(say("commands.key_kept", file=str(folder / name)))
             else:
-                say(f"new {folder / name}, {make_key(folder / name)}")
+                mark = str(make_key(folder / name))
+                print_line(say("commands.key_made", file=str(folder / name), mark=mark))
     except OSError as error:
-        raise Failed(str(error)) from None
+        raise Failed(quoted(str(error))) from None
 
 
 def node_package(
@@ -65,10 +65,10 @@ def node_package(
 ) -> None:
     """Print one script that installs healer's hook and follower on a node: sh SCRIPT install."""
     if not _URL.fullmatch(url):
-        raise typer.BadParameter(f"{url!r} is no http or https address", param_hint="--url")
+        raise typer.BadParameter(say("commands.no_address", given=url), param_hint="--url")
     check_senders(url)
     if cluster and not _NAME.fullmatch(cluster):
-        raise typer.BadParameter(f"{cluster!r} is no name of a cluster", param_hint="--cluster")
+        raise typer.BadParameter(say("commands.no_cluster_name", given=cluster), param_hint="--cluster")
     try:
         certificate = None if ca_file is None else ca_file.read_text("ascii")
         site_conf, public = _site_conf(slurm_conf), _public_keys(keys)
@@ -83,8 +83,8 @@ def node_package(
             output.chmod(0o755)
             if signature:
                 output.with_name(f"{output.name}.sig").write_bytes(signature)
-    except (ConfProblem, NodeError, OSError, UnicodeDecodeError) as error:
-        raise Failed(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(quoted(str(error))) from None
 
 
 def signed(script: str, key_file: Path) -> tuple[str, bytes]:
@@ -100,7 +100,7 @@ def signed(script: str, key_file: Path) -> tuple[str, bytes]:
 def _public_keys(folder: Path | None) -> dict[str, str]:
     """The keys for the nodes by their names there; prints a note without any."""
     if folder is None:
-        say("note: without --keys nodes refuse all that healer asks of them by SSH", err=True)
+        print_line(say("commands.package_no_keys"), err=True)
         return {}
     files = [(folder / name).with_suffix(".pub") for name in (REQUESTS_KEY, PACKAGE_KEY)]
     return {path.name: path.read_text("ascii") for path in files}
@@ -111,7 +111,7 @@ def _site_conf(given: Path | None) -> Path | None:
     path = given or Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
     if given is not None or path.exists():
         return path
-    say(f"note: there is no {path}: where the site has hooks of its own, give --slurm-conf", err=True)
+    print_line(say("commands.package_no_conf", path=str(path)), err=True)
     return None
 
 

@@ -3,6 +3,7 @@
 import typer
 
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_list
+from healer.text import joined, say
 
 
 def register(app: typer.Typer) -> None:
@@ -10,7 +11,7 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(
-    q: str | None = typer.Option(None, "--search", help="A part of the name."),
+    q: str | None = typer.Option(None, "--search", help="Part of the name."),
     verdict: list[str] = typer.Option([], help="healthy, watch, suspect or isolate; repeat for more."),
     cluster: str | None = CLUSTER,
     lemons: bool = typer.Option(False, "--lemons", help="Only nodes that fail repeatedly, by score."),
@@ -33,13 +34,17 @@ _NODES: dict[str, Column] = {
     "VERDICT": "verdict",
     "SLURM": lambda node: "+".join(node["slurm"].get("state", [])),
     "JOBS": "may_run_jobs",
-    "WHY": lambda node: "; ".join(
-        [node["why"].rstrip(".。"), *(f"now: {activity['text']}" for activity in node.get("context", []))]
+    "WHY": lambda node: joined(
+        [
+            node["why"].rstrip(".。"),
+            *(say("commands.now", text=activity["text"]) for activity in node.get("context", [])),
+        ],
+        "semicolon",
     ),
 }
 _LEMONS: dict[str, Column] = {
     "NODE": "name",
     "SCORE": lambda node: f"{node['lemon_score']:.2f}",
     "VERDICT": "verdict",
-    "WHY": lambda node: "; ".join(f"{part['text']} {part['points']:g}" for part in node["lemon"]),
+    "WHY": lambda node: joined([f"{part['text']} {part['points']:g}" for part in node["lemon"]], "semicolon"),
 }

@@ -1,13 +1,17 @@
 """The parts of a distributed installation, one process each, and its database's tables."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from healer.commands import Failed, say
-from healer.commands.remote import add_group
+from healer.commands import print_line
+from healer.commands.remote import add_group, print_json, print_table
 from healer.settings import Settings, load, load_executor
+from healer.text import joined, say
+
+if TYPE_CHECKING:
+    from healer.bootstrap.database import Planned
 
 _CLUSTER = typer.Option(None, "--cluster", help="The cluster, if HEALER_CONFIG has tables of several.")
 
@@ -80,10 +84,14 @@ def scraper(cluster: str | None = _CLUSTER) -> None:
     run_scraper(settings)
 
 
-def upgrade() -> None:
+def upgrade(
+    plan: bool = typer.Option(
+        False, "--plan", help="Only print the migrations and what they block; changes nothing."
+    ),
+    json: bool = typer.Option(False, "--json", help="With --plan: print JSON."),
+) -> None:
     """Upgrade the database schema to this version."""
     import sqlalchemy as sa
-    from sqlalchemy.exc import OperationalError
 
     from healer import bootstrap
     from healer.bootstrap import database
@@ -91,21 +99,45 @@ def upgrade() -> None:
     settings = load()
     engine = sa.create_engine(bootstrap.database_url(settings, database.OWNER))
     try:
+        if plan:
+            with engine.connect() as connection:
+                _print_plan(database.plan(connection), as_json=json)
+            return
         before, after = database.upgrade(engine, refused=_ask_for_roles)
         database.adopt_key(settings, engine)
-    except database.MigrationError as error:
-        raise Failed(str(error)) from None
-    except OperationalError as error:
-        raise Failed(f"the database does not answer: {error.orig}".strip()) from None
     finally:
         engine.dispose()
-    say(f"already at {after}" if before == after else f"upgraded from {before or 'nothing'} to {after}")
+    if before == after:
+        print_line(say("commands.upgraded_already", revision=after))
+    else:
+        print_line(say("commands.upgraded", before=before or say("commands.nothing"), after=after))
+
+
+def _print_plan(planned: "Sequence[Planned]", *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [{**made._asdict(), "touched": [table._asdict() for table in made.touched]} for made in planned]
+        )
+        return
+    if not planned:
+        print_line(say("commands.plan_nothing"))
+        return
+    for migration in planned:
+        print_line(f"{migration.revision}  {migration.title}")
+    rows = [
+        (migration.revision, table.table, f"{table.rows:,}", f"{table.bytes / 1e6:,.1f}",
+         joined([say(f"commands.table_{effect}") for effect in table.effects], "semicolon"))
+        for migration in planned
+        for table in migration.touched
+    ]  # fmt: skip
+    print_line()
+    print_table(("REVISION", "TABLE", "ROWS", "MB", "MEANWHILE"), rows)
+    if all(migration.keeps_older for migration in planned):
+        print_line(say("commands.plan_keeps"))
+    else:
+        print_line(say("commands.plan_stops"))
 
 
 def _ask_for_roles(statements: Sequence[str]) -> None:
-    say(
-        "healer: this login may not make the roles of healer's parts. An administrator of the server "
-        "executes this, and gives each role its password; then `healer db upgrade` again:",
-        err=True,
-    )
-    say(";\n".join(statements) + ";", lines=True)
+    print_line(say("commands.upgrade_roles"), err=True)
+    print_line(";\n".join(statements) + ";", lines=True)

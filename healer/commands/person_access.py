@@ -5,8 +5,9 @@ from urllib.parse import quote
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.remote import AS_JSON, Client, given, print_json, print_table
+from healer.text import Said, joined, say
 
 
 def register(app: typer.Typer) -> None:
@@ -26,43 +27,53 @@ def person(
     """Show what a person holds: tokens, service accounts, sessions, incidents, runs that wait, pauses."""
     where = f"/people/{quote(name, safe='')}"
     if end and not reason:
-        raise Failed("--end requires --reason, which is recorded in the audit")
+        raise Failed(say("commands.person_reason"))
     if not end and (to or reason):
-        raise Failed("--to and --reason are for --end")
+        raise Failed(say("commands.person_end"))
     with Client() as api:
         found = api.post(f"{where}/end", given({"to": to, "reason": reason})) if end else api.get(where)
     if json:
         print_json(found)
         return
     if end:
-        say(_ended(found))
+        print_line(_ended(found))
     print_table(("WHAT", "ID", "OF"), _rows(found["left"] if end else found))
 
 
-def _ended(found: dict[str, Any]) -> str:
-    counts = f"{len(found['tokens'])} tokens and accounts, {found['sessions']} sessions"
-    incidents = len(found["incidents"])
-    assigned = f"; {incidents} incidents assigned to {found['to']}" if incidents else ""
-    return f"ended of {found['name']}: {counts}{assigned}. What is left for others to end:"
+def _ended(found: dict[str, Any]) -> Said:
+    counts = [
+        say("commands.count_tokens", count=len(found["tokens"])),
+        say("commands.count_sessions", count=found["sessions"]),
+    ]
+    parts = joined(counts, "comma")
+    if incidents := len(found["incidents"]):
+        assigned = say("commands.person_assigned", count=incidents, to=found["to"])
+        parts = joined([parts, assigned], "semicolon")
+    return say("commands.person_ended", name=found["name"], parts=parts)
 
 
-def _rows(held: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [
+def _rows(held: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
         (
-            "service account" if token.get("owner") else "token",
+            say("commands.service_account") if token.get("owner") else say("commands.token"),
             token["id"],
             f"{token['name']} {token['role']}",
         )
         for token in held["tokens"]
     ]
     if held.get("account"):
-        rows.append(("local account", held["account"]["id"], held["account"]["name"]))
-    rows += [("session", session["token"], f"until {session['expires_at']}") for session in held["sessions"]]
-    rows += [("incident", incident["id"], incident["title"]) for incident in held["incidents"]]
+        rows.append((say("commands.local_account"), held["account"]["id"], held["account"]["name"]))
+    rows += [
+        (say("commands.session"), session["token"], say("commands.until", at=session["expires_at"]))
+        for session in held["sessions"]
+    ]
+    rows += [
+        (say("commands.held_incident"), incident["id"], incident["title"]) for incident in held["incidents"]
+    ]
     for run in held["runs"]:
         target = run.get("node") or run.get("job") or run["cluster"]
-        rows.append(("run", run["id"], f"{run['playbook']} {target} {run['state']}"))
+        rows.append((say("commands.held_run"), run["id"], f"{run['playbook']} {target} {run['state']}"))
     return rows + [
-        ("pause", pause["id"], " ".join((pause["scope"], pause["name"], pause["reason"])))
+        (say("commands.held_pause"), pause["id"], " ".join((pause["scope"], pause["name"], pause["reason"])))
         for pause in held["pauses"]
     ]

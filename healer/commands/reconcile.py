@@ -4,8 +4,9 @@ import secrets
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list
+from healer.text import say
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def reconcile(
 ) -> None:
     """Show where healer's records and Slurm differ; with --repair fix what is healer's own."""
     if repair and not reason:
-        raise Failed("a repair needs --reason")
+        raise Failed(say("commands.repair_reason"))
     with Client() as api:
         if not repair:
             found = api.get("/reconcile", cluster=cluster)["items"]
@@ -31,7 +32,7 @@ def reconcile(
     if found or json:
         print_list(found, _REPAIRS if repair else _DIFFERENCES, json)
     else:
-        say("healer's book and Slurm agree")
+        print_line(say("commands.reconciled"))
 
 
 _DIFFERENCES: dict[str, Column] = {

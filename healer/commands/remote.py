@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from healer.commands import Failed, say_json
+from healer.commands import Failed, local, say_json
 from healer.commands.kept_logins import kept_login
 from healer.model.shown import one_line, shown
-from healer.text import in_language
+from healer.text import Said, in_language, say
 from healer.text.language import current
 
 if TYPE_CHECKING:
@@ -99,19 +99,20 @@ class Client:
         try:
             return self._http.request(method, PREFIX + path, **more)
         except httpx.HTTPError as error:
-            raise ClientError(f"{self.url} does not answer: {error}") from error
+            raise ClientError(say("commands.api_away", url=self.url, why=str(error))) from error
 
     def _read(self, answer: "httpx.Response") -> Any:
         """Its JSON; ClientError where it is a problem."""
         try:
             body = answer.json() if answer.content else None
         except json.JSONDecodeError:
-            raise ClientError(f"{self.url} answered {answer.status_code}, but not as healer does") from None
+            raise ClientError(say("commands.api_other", url=self.url, status=answer.status_code)) from None
         if answer.is_success:
             return body
         problem = body if isinstance(body, dict) else {}
         detail = problem.get("detail") or answer.reason_phrase
-        raise ClientError(f"{one_line(str(detail))} ({answer.status_code})", problem)
+        text = say("commands.api_problem", detail=one_line(str(detail)), status=answer.status_code)
+        raise ClientError(text, problem)
 
 
 def given(query: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def _trust(environ: Mapping[str, str]) -> "ssl.SSLContext | bool":
     try:
         return ssl.create_default_context(cafile=path)
     except OSError as error:
-        raise ClientError(f"HEALER_CA_FILE: {path} cannot be read: {error}") from error
+        raise ClientError(_unreadable("HEALER_CA_FILE", path, error)) from error
 
 
 def url_of(environ: Mapping[str, str]) -> str:
@@ -141,17 +142,18 @@ def _token(environ: Mapping[str, str], url: str) -> str:
         try:
             token = Path(path).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ClientError(f"HEALER_TOKEN_FILE: {path} cannot be read: {error}") from error
+            raise ClientError(_unreadable("HEALER_TOKEN_FILE", path, error)) from error
     if not token and (kept := kept_login(environ, url)) is not None:
         token = kept.token
     if not token:
-        raise ClientError(
-            "no token: `healer login` signs you in, or set HEALER_TOKEN or HEALER_TOKEN_FILE "
-            "(`healer token create` makes one)"
-        )
+        raise ClientError(say("commands.no_token"))
     if not token.isascii() or not token.isprintable():
-        raise ClientError("the token holds characters that no token has")
+        raise ClientError(say("commands.bad_token"))
     return token
+
+
+def _unreadable(setting: str, path: str, error: Exception) -> Said:
+    return say("commands.setting_unreadable", setting=setting, path=path, why=str(error))
 
 
 #: Declared once, so that it reads the same everywhere.
@@ -217,7 +219,7 @@ def _words(cell: Any) -> str:
         case None:
             return ""
         case True | False:
-            return "yes" if cell else "no"
+            return local(say("commands.yes" if cell else "commands.no"))
         case list() | tuple():
             return " ".join(str(part) for part in cell)
-    return str(cell)
+    return local(cell) if isinstance(cell, str) else str(cell)

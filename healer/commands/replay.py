@@ -2,101 +2,84 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from healer.commands import Failed, say, say_json
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
+from healer.commands import Failed, due_every, print_line, reading, say_document
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list
 from healer.settings import Settings, load, rules_folder, shipped_rules
-from healer.text import to_text
+from healer.text import Said, joined, quoted, said_by, say
 
 if TYPE_CHECKING:
     from healer.bootstrap.offline import Span
 
 
+def _target(row: dict[str, Any]) -> str:
+    return say("commands.job", job=row["job"]) if row["job"] else row["node"] or ""
+
+
+_ID: dict[str, Column] = {"OPENED": "opened", "RULE": "rule", "ID": lambda incident: incident["id"][:8]}
+_INCIDENT: dict[str, Column] = {"SEV": "severity", **_ID, "WHAT": "title"}
+_ACTION: dict[str, Column] = {"AT": "at", "ACTION": "action", "ON": _target}
+_OF_RULE: dict[str, Column] = {**_ACTION, "RULE": "rule"}
+
+
 def print_document(document: dict[str, Any]) -> None:
     """One replay."""
-    for incident in document["incidents"]:
-        jobs = ", ".join(incident["jobs_hit"]) or "no job"
-        say(f"{_headline(incident)}  ({jobs})")
-    if document["merged"]:
-        say()
-        say(f"{len(document['merged'])} turned out to be parts of others")
-    for incident in document["merged"]:
-        say(f"{incident['opened']}  {incident['rule']} {incident['id'][:8]} into {incident['into'][:8]}")
-    say()
-    say(f"{len(document['actions'])} actions")
-    for row in document["actions"]:
-        what = (row["job"] and f"job {row['job']}") or row["node"] or ""
-        say(f"{row['at']}  {row['action']:8} {what}  {(row['incident'] or '')[:8]}")
-    say()
-    say(f"{len(document['held'])} held back")
-    for row in document["held"]:
-        say(f"{row['at']}  {row['action']:8} {row['job'] or row['node']}  {row['guard']}: {row['why']}")
-    if document["differences"]:
-        say()
-        say("Different from what was done")
-        for row in document["differences"]:
-            done = f"drained at {row['recorded']}" if row["recorded"] else "not drained"
-            now = f"would be drained at {row['replayed']}" if row["replayed"] else "would not be drained"
-            say(f"{row['node']}  then {done}, now {now}")
+    _section(say("commands.replay_incidents"), document["incidents"], _INCIDENT | {"JOBS HIT": "jobs_hit"})
+    into: dict[str, Column] = {"INTO": lambda incident: incident["into"][:8]}
+    _section(say("commands.replay_merged"), document["merged"], _ID | into)
+    of: dict[str, Column] = {"INCIDENT": lambda action: (action["incident"] or "")[:8]}
+    _section(say("commands.replay_actions"), document["actions"], _ACTION | of)
+    _section(say("commands.replay_held"), document["held"], _ACTION | {"GUARD": "guard", "WHY": "why"})
+    drains: dict[str, Column] = {"NODE": "node", "DRAINED THEN": "recorded", "NOW": "replayed"}
+    _section(say("commands.replay_differences"), document["differences"], drains)
 
 
 def print_comparison(found: dict[str, Any]) -> None:
     """What differs: first by rule, then each incident and action."""
-    if not any((*found["incidents"].values(), *found["actions"].values(), found["held"])):
-        say("No difference.")
+    incidents, actions = found["incidents"], found["actions"]
+    if not any((*incidents.values(), *actions.values(), found["held"])):
+        print_line(say("commands.no_difference"))
         return
-    rows = [[row[name] for name, _ in _COLUMNS] for row in found["rules"]]
-    print_table([title for _, title in _COLUMNS], rows)
-    for what, words in (("new", "Only now"), ("lost", "No longer")):
-        _section(f"{words}: incidents", [_incident(incident) for incident in found["incidents"][what]])
-        _section(f"{words}: actions", [_action(action) for action in found["actions"][what]])
-    _section("Different incidents", [_changed(incident) for incident in found["incidents"]["changed"]])
-    _section("Earlier or later actions", [_moved(action) for action in found["actions"]["moved"]])
-    _section("Held by another guard", [_held_line(row) for row in found["held"]])
+    print_list(found["rules"], _COUNTS, as_json=False)
+    part: dict[str, Column] = {"PART OF": lambda incident: (incident["part_of"] or "")[:8]}
+    held: dict[str, Column] = {"": _held_there}
+    for what in ("new", "lost"):
+        _section(say(f"commands.incidents_{what}"), incidents[what], _INCIDENT | part)
+        _section(say(f"commands.actions_{what}"), actions[what], _OF_RULE | held)
+    _section(say("commands.incidents_changed"), incidents["changed"], _ID | {"CHANGES": _changes})
+    _section(say("commands.actions_moved"), actions["moved"], _OF_RULE | {"LATER BY S": "later_s"})
+    guards: dict[str, Column] = {"BEFORE": lambda row: row["before"]["guard"], "NOW": "guard"}
+    _section(say("commands.held_otherwise"), found["held"], _OF_RULE | guards)
 
 
-_COLUMNS = (
-    ("rule", "RULE"), ("before", "BEFORE"), ("after", "NOW"), ("incidents_new", "NEW"),
-    ("incidents_lost", "LOST"), ("incidents_changed", "OTHER"), ("actions_new", "ACTIONS+"),
-    ("actions_lost", "ACTIONS-"), ("actions_moved", "MOVED"), ("held", "HELD"),
-)  # fmt: skip
+_COUNTS: dict[str, Column] = {
+    "RULE": "rule", "BEFORE": "before", "NOW": "after", "NEW": "incidents_new", "LOST": "incidents_lost",
+    "OTHER": "incidents_changed", "ACTIONS+": "actions_new", "ACTIONS-": "actions_lost",
+    "MOVED": "actions_moved", "HELD": "held",
+}  # fmt: skip
 
 
-def _section(title: str, lines: list[str]) -> None:
-    if lines:
-        say()
-        say(f"{title} ({len(lines)})")
-        for line in lines:
-            say(line)
+def _section(title: Said, rows: Sequence[dict[str, Any]], columns: dict[str, Column]) -> None:
+    if rows:
+        print_line()
+        print_line(say("commands.section", title=title, n=len(rows)))
+        print_list(rows, columns, as_json=False)
 
 
-def _headline(incident: dict[str, Any]) -> str:
-    what = f"{incident['severity']} {incident['rule']} {incident['id'][:8]}"
-    return f"{incident['opened']}  {what}  {incident['title']}"
-
-
-def _incident(incident: dict[str, Any]) -> str:
-    part = f"  (part of {incident['part_of'][:8]})" if incident["part_of"] else ""
-    return f"{_headline(incident)}{part}"
-
-
-def _action(action: dict[str, Any]) -> str:
+def _held_there(action: dict[str, Any]) -> str:
     held = action["held"]
-    other = f"  there held by {held['guard']}: {held['why']}" if held else ""
-    return f"{action['at']}  {action['action']:8} {_target(action)}  {action['rule']}{other}"
+    return say("commands.held_there", guard=quoted(held["guard"]), why=quoted(held["why"])) if held else ""
 
 
-def _changed(incident: dict[str, Any]) -> str:
-    changes = (
-        f"{name} {_value_words(a)} -> {_value_words(b)}" for name, (a, b) in incident["changes"].items()
-    )
-    return f"{incident['opened']}  {incident['rule']} {incident['id'][:8]}  {'; '.join(changes)}"
+def _changes(incident: dict[str, Any]) -> str:
+    changes = incident["changes"].items()
+    return "; ".join(f"{name} {_value_words(a)} -> {_value_words(b)}" for name, (a, b) in changes)
 
 
 def _value_words(value: Any) -> str:
@@ -105,25 +88,8 @@ def _value_words(value: Any) -> str:
     return ", ".join(value) or "none" if isinstance(value, list) else str(value)
 
 
-def _moved(action: dict[str, Any]) -> str:
-    seconds = action["later_s"]
-    words = f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}"
-    return f"{action['at']}  {action['action']:8} {_target(action)}  {action['rule']}  {words}"
-
-
-def _held_line(row: dict[str, Any]) -> str:
-    guards = f"{row['before']['guard']} -> {row['guard']}"
-    return f"{row['at']}  {row['action']:8} {_target(row)}  {row['rule']}  {guards}"
-
-
-def _target(row: dict[str, Any]) -> str:
-    return f"job {row['job']}" if row["job"] else row["node"] or ""
-
-
 SHIPPED, DONE = "shipped", "done"
 KINDS = ("new-actions", "lost", "any")
-#: Seconds between lines of progress on standard error: on a terminal, and in a log.
-PROGRESS_S, PROGRESS_IN_LOG_S = 5.0, 60.0
 #: The exit status where --fail-on found what it asks for; 1 is an error.
 DIFFERS = 3
 
@@ -140,13 +106,13 @@ def replay(  # noqa: PLR0917 - options of a command
     rules: Path | None = typer.Option(None, help="The rules to use instead of the active ones."),
     against: str | None = typer.Option(
         None,
-        help="Compare with other rules: a folder, `shipped`, or `done` (what was really done, by the API).",
+        help="Compare with other rules: a folder, `shipped`, or `done` (what was really done, from the API).",
     ),
     since: str | None = typer.Option(None, help="Start time: a time with zone, or an age (36h, 7d)."),
     until: str | None = typer.Option(None, help="End time."),
     samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
     fail_on: str | None = typer.Option(
-        None, "--fail-on", help=f"End with {DIFFERS} where the comparison has these: {', '.join(KINDS)}."
+        None, "--fail-on", help=f"Exit with {DIFFERS} if the comparison contains: {', '.join(KINDS)}."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the whole document as JSON."),
 ) -> None:
@@ -155,7 +121,9 @@ def replay(  # noqa: PLR0917 - options of a command
     from healer.bootstrap import offline as run
 
     if fail_on is not None and (fail_on not in KINDS or against is None):
-        raise typer.BadParameter(f"one of {', '.join(KINDS)}, with --against", param_hint="--fail-on")
+        raise typer.BadParameter(
+            say("commands.fail_on", kinds=joined(KINDS, "comma")), param_hint="--fail-on"
+        )
     settings = load()
     now = datetime.now(UTC)
     begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
@@ -197,9 +165,7 @@ def _play_both(
     from multiprocessing import get_context
 
     if what.is_stdin:
-        raise typer.BadParameter(
-            "standard input can be replayed once only: give a file", param_hint="--against"
-        )
+        raise typer.BadParameter(say("commands.replay_stdin"), param_hint="--against")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
         compared = processes.submit(_play_in_process, other, what)
         judged, span = _play(rules_dir, settings, what)
@@ -218,25 +184,20 @@ def _play(
 ) -> tuple[dict[str, Any], "Span | None"]:
     from healer.bootstrap import load_site_rules
     from healer.bootstrap import offline as run
-    from healer.rulebook.ruleset import RulesInvalid
 
-    try:
-        rules = load_site_rules(folder, settings)
-    except RulesInvalid as error:
-        raise Failed(str(error)) from error
+    rules = load_site_rules(folder, settings)
     recordings, since, until, samples = what
     names = ", ".join(map(str, recordings))
     try:
-        if what.is_stdin:
-            return run.replayed(rules, sys.stdin)
-        progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
-        return run.replayed_files(
-            rules, recordings, since=since, until=until, samples=samples, progress=progress
-        )
-    except OSError as error:
-        raise Failed(f"{error.filename or names} cannot be read: {error.strerror or error}.") from error
+        with reading(names):
+            if what.is_stdin:
+                return run.replayed(rules, sys.stdin)
+            progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
+            return run.replayed_files(
+                rules, recordings, since=since, until=until, samples=samples, progress=progress
+            )
     except ValueError as error:
-        raise Failed(f"{names}, {error}") from error
+        raise Failed(say("commands.replay_failed", names=names, why=said_by(error))) from error
 
 
 def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
@@ -244,25 +205,24 @@ def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], No
     from healer.console.words import span as words
     from healer.processes.scheduler import Pace, share_of
 
-    pace, printed_s = Pace(), time.monotonic()
-    every_s = PROGRESS_S if sys.stderr.isatty() else PROGRESS_IN_LOG_S
+    pace, is_due = Pace(), due_every(5.0, in_log_s=60.0)
 
     def report(at: datetime) -> None:
-        nonlocal printed_s
-        now_s = time.monotonic()
-        if span is None or now_s - printed_s < every_s:
+        if span is None or not is_due():
             return
-        printed_s, share = now_s, share_of(at, span)
-        left_s = pace.left_s(share, now_s)
-        left = "" if left_s is None else f", about {words(round(left_s))} left"
-        say(f"replay: {share:.0%}{left}", err=True)
+        share = share_of(at, span)
+        left_s = pace.left_s(share, time.monotonic())
+        if left_s is None:
+            print_line(say("commands.replay_progress", share=share), err=True)
+        else:
+            print_line(say("commands.replay_left", share=share, left=words(round(left_s))), err=True)
 
     return report
 
 
 def _done(span: "Span | None") -> dict[str, Any]:
     if span is None:
-        raise Failed("The recording is empty: there is nothing to compare with.")
+        raise Failed(say("commands.recording_empty"))
     with Client() as api:
         return api.get(
             "/recordings/done",
@@ -284,15 +244,13 @@ def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
     except (ValueError, OverflowError):
         at = None
     if at is None or at.tzinfo is None:
-        raise typer.BadParameter("a moment with its zone, or a span such as 36h or 7d", param_hint=option)
+        raise typer.BadParameter(say("commands.no_moment"), param_hint=option)
     return at
 
 
 def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]], None]) -> None:
-    import msgspec
-
     if as_json:
-        say_json(msgspec.json.format(msgspec.json.encode(document, enc_hook=to_text), indent=1))
+        say_document(document)
     else:
         show(document)
 
@@ -309,20 +267,20 @@ def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
         print_json({"on": found.on, "folder": found.folder, "problem": found.problem, "files": files})
         return
     if not found.on:
-        say("Nothing is recorded: HEALER_RECORDING is not set.")
+        print_line(say("commands.recording_off"))
         return
-    say(found.problem or f"{found.folder}: {len(found.files)} files, {found.bytes / 1e6:.1f} MB")
-    rows = [
-        (
-            file.file,
-            f"{file.first:%Y-%m-%d %H:%M:%S}",
-            f"{file.last:%Y-%m-%d %H:%M:%S}",
-            file.lines,
-            f"{file.bytes / 1e6:.2f}",
-            file.lost or "",
-            ", ".join(f"{route} {count}" for route, count in sorted(file.routes.items())),
-        )
-        for file in found.files
-    ]
-    if rows:
-        print_table(("FILE", "FROM", "TO", "ENTRIES", "MB", "LOST", "ROUTES"), rows)
+    size = {"folder": str(found.folder), "count": len(found.files), "mb": found.bytes / 1e6}
+    print_line(quoted(found.problem) or say("commands.recordings", **size))
+    if files := msgspec.to_builtins(found.files):
+        print_list(files, _FILES, as_json=False)
+
+
+_FILES: dict[str, Column] = {
+    "FILE": "file",
+    "FROM": lambda file: file["first"][:19],
+    "TO": lambda file: file["last"][:19],
+    "ENTRIES": "lines",
+    "MB": lambda file: f"{file['bytes'] / 1e6:.2f}",
+    "LOST": lambda file: file["lost"] or "",
+    "ROUTES": lambda file: ", ".join(f"{route} {count}" for route, count in sorted(file["routes"].items())),
+}

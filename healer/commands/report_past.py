@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, say, say_json
+from healer.commands import Failed, print_line, reading, say_document
+from healer.model.site_past import Assumptions
 from healer.settings import load, rules_folder
-from healer.text import to_text
+from healer.text import quoted, said_by, say
 from healer.text.language import of_locale
 
 if TYPE_CHECKING:
@@ -21,45 +22,67 @@ def register(app: typer.Typer) -> None:
 
 def report(
     recordings: list[Path] = typer.Argument(help="Recordings by time, or a folder of them."),
+    *,
     output: Path | None = typer.Option(None, help="The file to write: .html, or .pdf by a local Chromium."),
     rules: Path | None = typer.Option(None, help="The rules to use instead of the active ones."),
     samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
+    assume: list[str] = typer.Option(
+        [],
+        metavar="NAME=NUMBER",
+        help="An assumption: start_up_s, checkpoint_h or price, like price=2.5; repeat for more.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the whole report as JSON."),
 ) -> None:
     """Write what healer would have done with recorded signals, and what people did. Nothing is changed."""
-    import msgspec
-
     from healer.bootstrap import history, log_to_stderr
 
     if output is not None and output.suffix not in {".html", ".pdf"}:
-        raise typer.BadParameter("a name that ends with .html or .pdf", param_hint="--output")
+        raise typer.BadParameter(say("commands.report_name"), param_hint="--output")
+    assumed = _assumed(assume)
     settings = load()
     log_to_stderr()
+    names = ", ".join(map(str, recordings))
     try:
-        found = history.reported(recordings, rules or rules_folder(settings), settings, samples=samples)
-        if output is not None:
-            history.write_report(found, output, of_locale(os.environ))
-    except history.PdfImpossible as error:
-        raise Failed(str(error)) from error
-    except OSError as error:
-        names = ", ".join(map(str, recordings))
-        raise Failed(f"{error.filename or names} cannot be read: {error.strerror or error}.") from error
+        with reading(names):
+            found = history.reported(
+                recordings, rules or rules_folder(settings), settings, samples=samples,
+                assumed=assumed,
+            )  # fmt: skip
+            if output is not None:
+                history.write_report(found, output, of_locale(os.environ))
     except ValueError as error:
-        raise Failed(f"{', '.join(map(str, recordings))}, {error}") from error
+        raise Failed(say("commands.replay_failed", names=names, why=said_by(error))) from error
     if as_json:
-        say_json(msgspec.json.format(msgspec.json.encode(found, enc_hook=to_text), indent=1))
+        say_document(found)
     else:
         _print(found, output)
+
+
+def _assumed(options: list[str]) -> Assumptions:
+    import msgspec
+
+    pairs = {name: value for name, _, value in (option.partition("=") for option in options)}
+    try:
+        return msgspec.convert(pairs, Assumptions, strict=False)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(str(error), param_hint="--assume") from error
 
 
 def _print(found: "PastReport", output: Path | None) -> None:
     from healer.console.views.site_report_view import chapters, lede
 
-    say(str(lede(found)))
+    print_line(lede(found))
     for name, figure, rests in chapters(found)[0].facts:
-        say(f"{name}: {figure}. {rests}")
+        print_line(say("commands.report_fact", name=name, figure=figure, rests=rests))
     for row in found.advice:
-        agreed = f"{row.agreed} of {row.drains} drains agreed" if row.drains else "no drain"
-        say(f"{row.rule}: {row.incidents} incidents, {agreed}; start with {row.mode}")
+        agreed = say("commands.report_no_drain")
+        if row.drains:
+            agreed = say("commands.report_agreed", agreed=row.agreed, count=row.drains)
+        print_line(
+            say(
+                "commands.report_advice", rule=row.rule, count=row.incidents, agreed=agreed,
+                mode=quoted(row.mode),
+            )
+        )  # fmt: skip
     if output is not None:
-        say(f"{output} is written")
+        print_line(say("commands.written", file=str(output)))

@@ -5,16 +5,19 @@ from typing import Annotated
 
 import typer
 
-from healer.commands import Failed, say, say_json
+from healer.commands import Failed, print_line, reading, say_json
 from healer.commands.remote import REASON, Client, add_group, print_json, print_list
 from healer.settings import load, rules_folder
+from healer.text import said_by, say
 
 _Folder = Annotated[Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
-    commands = {"check": check, "test": test, "schema": schema, "try": try_change, "proof": proof}
+    commands = {
+        "check": check, "test": test, "schema": schema, "try": try_change, "proof": proof, "propose": propose,
+    }  # fmt: skip
     add_group(app, "rules", "The rules of the site.", commands)
 
 
@@ -30,24 +33,23 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
         found = load_rules(folder)
     except RulesInvalid as error:
         if json:
-            say_json(msgspec.json.encode({"ok": False, "problems": error.problems}))
+            say_json(msgspec.json.encode({"ok": False, "problems": error.problems}, enc_hook=str))
         else:
             for problem in error.problems:
-                say(str(folder / str(problem)))
-        raise Failed(f"{len(error.problems)} problems in {folder}") from None
+                print_line(problem.sentence(folder))
+        raise Failed(say("commands.rules_problems", count=len(error.problems), folder=str(folder))) from None
     counts = {
         "rules": len(found.rules),
-        "detection rules": len(found.detection),
+        "detection_rules": len(found.detection),
         "signals": len(found.catalogue.signals),
         "xids": len(found.xids),
         "sxids": len(found.sxids),
         "playbooks": len(found.playbooks),
     }
     if json:
-        named = {what.replace(" ", "_"): n for what, n in counts.items()}
-        say_json(msgspec.json.encode({"ok": True, "version": found.version, **named}))
+        say_json(msgspec.json.encode({"ok": True, "version": found.version, **counts}))
     else:
-        say(f"{folder}: all right ({', '.join(f'{n} {what}' for what, n in counts.items())})")
+        print_line(say("commands.rules_well", folder=str(folder), **counts))
 
 
 def schema() -> None:
@@ -68,10 +70,8 @@ def try_change(
     json: _Json = False,
 ) -> None:
     """Rehearse a changed file over the recordings, on healer's machine; prints the page with the result."""
-    try:
+    with reading(file):
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failed(f"{file} cannot be read: {error}") from error
     with Client() as api:
         body = {"file": name, "text": text, "days": days, "samples": samples, "reason": reason}
         made = api.post("/rehearsals", body)
@@ -79,7 +79,7 @@ def try_change(
     if json:
         print_json(made)
     else:
-        say(url)
+        print_line(url)
 
 
 def proof(
@@ -88,11 +88,37 @@ def proof(
     reason: str = REASON,
     json: _Json = False,
 ) -> None:
-    """Accept what the edited rules opened in a replay as proof, where the outcome is known."""
+    """Accept incidents that edited rules opened in a replay as proof, where the outcome is known."""
     with Client() as api:
         found = api.post(f"/rehearsals/{replay}/proof", {"rules": rule, "reason": reason})["items"]
     names = ("rule", "right", "wrong", "unknown", "missed_true", "missed_wrong", "counted_by")
     print_list(found, {name.upper(): name for name in names}, json)
+
+
+def propose(
+    recordings: list[Path] = typer.Option(
+        ..., "--from", help="A recording, or a folder of them; repeatable."
+    ),
+    output: Path = typer.Option(Path("rules-proposed"), help="The folder to write; it must not exist."),
+    rules: _Folder = None,
+    samples: bool = typer.Option(True, help="Also replay measurements: much slower."),
+) -> None:
+    """Write proposed rules from a recorded history: shadow mode, each rule's precision, and guards."""
+    from healer.bootstrap import history
+
+    if output.exists():
+        raise Failed(say("commands.propose_exists", folder=str(output)))
+    settings, names = load(), ", ".join(map(str, recordings))
+    folder = rules or rules_folder(settings)
+    try:
+        with reading(names):
+            changed = history.proposed_rules(recordings, folder, settings, output, samples=samples)
+    except ValueError as error:
+        raise Failed(say("commands.replay_failed", names=names, why=said_by(error))) from error
+    for name in changed:
+        print_line(say("commands.changed", file=str(output / name)))
+    print_line(say("commands.propose_diff", old=str(folder), new=str(output)))
+    print_line(say("commands.propose_start", folder=str(output)))
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:
@@ -100,20 +126,20 @@ def test(rules: _Folder = None, json: _Json = False) -> None:
     import msgspec
 
     from healer.rulebook.cases.rule_cases import run_cases
-    from healer.rulebook.ruleset import RulesInvalid
+    from healer.rulebook.source import Problem
 
     folder = rules or rules_folder(load())
-    try:
-        results = run_cases(folder)
-    except RulesInvalid as error:
-        raise Failed(str(error)) from None
+    results = run_cases(folder)
     wrong = [result for result in results if not result.ok]
     if json:
-        shown = [{**msgspec.to_builtins(result), "ok": result.ok} for result in results]
+        shown = [{**msgspec.to_builtins(result, enc_hook=str), "ok": result.ok} for result in results]
         say_json(msgspec.json.encode({"ok": not wrong, "cases": shown}))
     else:
         for case in wrong:
-            say(f"{folder / case.file}:{case.line}: {case.name}: {case.why}")
-        say(f"{len(results) - len(wrong)} of {len(results)} cases hold")
+            problem = Problem(
+                file=case.file, line=case.line, text=say("cases.of_case", name=case.name, text=case.why)
+            )
+            print_line(problem.sentence(folder))
+        print_line(say("commands.cases_hold", hold=len(results) - len(wrong), count=len(results)))
     if wrong:
-        raise Failed(f"{len(wrong)} cases do not hold")
+        raise Failed(say("commands.cases_fail", count=len(wrong)))

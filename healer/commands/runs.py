@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.phrases import run_lines, run_state
 from healer.commands.remote import (
     AS_JSON,
@@ -23,6 +23,7 @@ from healer.commands.remote import (
 )
 from healer.commands.token import parse_lasts
 from healer.model.hostlist import expand
+from healer.text import Said, joined, quoted, said_by, say
 
 RESTART: Any = typer.Option(
     [],
@@ -44,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def runs(
-    run_id: str | None = typer.Argument(None, metavar="[RUN]", help="A run's id."),
+    run_id: str | None = typer.Argument(None, metavar="RUN", help="A run's id."),
     state: list[str] = typer.Option([], help="Only runs in this state; repeat for more."),
     node: str | None = typer.Option(None, help="Only those of this node."),
     cluster: str | None = CLUSTER,
@@ -83,7 +84,7 @@ _PAUSES: dict[str, Column] = {
 
 def _show(found: dict[str, Any]) -> None:
     for line in run_lines(found):
-        say(line)
+        print_line(line)
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 
@@ -91,7 +92,9 @@ def _show(found: dict[str, Any]) -> None:
 def run(
     playbook: str = typer.Argument(help="The playbook: drain, resume, requeue, …"),
     *,
-    node: str | None = typer.Option(None, help="The node it works on; gpu[0001-0004] is a run for each."),
+    node: str | None = typer.Option(
+        None, help="The node it works on; gpu[0001-0004] starts one run per node."
+    ),
     job: str | None = typer.Option(None, help="The job it works on."),
     cluster: str | None = CLUSTER,
     incident: str | None = typer.Option(None, help="The incident it belongs to."),
@@ -108,7 +111,7 @@ def run(
     """Start a playbook on a node or a job. With several nodes, the guards check each one separately; a node
     without a free slot waits for one."""
     if not reason and not dry_run:
-        raise typer.BadParameter("a run needs a reason", param_hint="--reason")
+        raise typer.BadParameter(say("commands.run_reason"), param_hint="--reason")
     asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason, "restart": restart}
     body = given(asked | {"inputs": dict(map(_input, inputs)), "dry_run": dry_run or None})
     nodes = _nodes(node)
@@ -123,14 +126,14 @@ def run(
     elif dry_run:
         _show_plan(answer)
     else:
-        say(_line(answer))
+        print_line(run_state(answer))
 
 
 def _nodes(text: str | None) -> list[str]:
     try:
         return expand(text) if text else []
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--node") from error
+        raise typer.BadParameter(said_by(error), param_hint="--node") from error
 
 
 def _run_on_each(api: Client, playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool) -> None:
@@ -155,33 +158,32 @@ def _run_on_each(api: Client, playbook: str, nodes: Sequence[str], body: dict[st
 
 def _outcome(answer: dict[str, Any]) -> str:
     if "error" in answer:
-        return f"refused: {answer['error']}"
-    return f"{answer['outcome']}. {answer['why']}" if "outcome" in answer else _line(answer)
+        return say("commands.refused", why=answer["error"])
+    return _forecast(answer) if "outcome" in answer else run_state(answer)
 
 
-def _line(answer: dict[str, Any]) -> str:
-    return run_state(answer)
+def _forecast(plan: dict[str, Any]) -> Said:
+    return say("commands.outcome", outcome=quoted(plan["outcome"]), why=plan["why"])
 
 
 def _input(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--input")
+        raise typer.BadParameter(say("commands.no_pair", given=text), param_hint="--input")
     return name, value
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    say(f"{plan['playbook']['title']}: {plan['outcome']}. {plan['why']}")
+    print_line(say("commands.of_title", title=plan["playbook"]["title"], text=_forecast(plan)))
     for step in plan["playbook"]["steps"]:
-        lacks = plan["not_available"].get(step["id"])
-        say(f"  {step['title'] or step['id']}" + (f" ({lacks})" if lacks else ""))
+        lacks, title = plan["not_available"].get(step["id"]), step["title"] or step["id"]
+        step_line = say("commands.step_lacks", title=title, why=lacks) if lacks else quoted(title)
+        print_line(say("commands.indented", text=step_line))
     if plan["jobs_hit"]:
-        say(
-            "would hit: "
-            + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"])
-        )
+        jobs = [f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"]]
+        print_line(say("commands.would_hit", jobs=joined(jobs, "comma")))
     for offer in plan["restarts"]:
-        say(_offer(offer))
+        print_line(_offer(offer))
     rows = [
         (answer["guard"], answer["kind"], answer["used"], answer["limit"], answer["why"])
         for answer in plan["answers"]
@@ -189,12 +191,12 @@ def _show_plan(plan: dict[str, Any]) -> None:
     print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
 
 
-def _offer(offer: dict[str, Any]) -> str:
+def _offer(offer: dict[str, Any]) -> Said:
     """A job that the run would wait for, and the option that restarts it."""
-    job = f"job {offer['job']} {offer['user']}".strip()
+    job = say("commands.job", job=f"{offer['job']} {offer['user']}".strip())
     if not offer["possible"]:
-        return f"waits for {job}, which cannot be restarted: {offer['why']}"
-    return f"waits for {job}; --restart {offer['job']}:{offer['restarts']} restarts it with the run"
+        return say("commands.waits_for", job=job, why=offer["why"])
+    return say("commands.may_restart", job=job, given=f"{offer['job']}:{offer['restarts']}")
 
 
 def approve(
@@ -232,7 +234,7 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with Client() as api:
         answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
-    print_json(answer) if json else say(run_state(answer))
+    print_json(answer) if json else print_line(run_state(answer))
 
 
 def pause(
@@ -254,7 +256,7 @@ def pause(
             print_list(api.get("/pauses")["items"], _PAUSES, json)
             return
         if not reason:
-            raise Failed("a pause needs --reason, and so does its end")
+            raise Failed(say("commands.pause_reason"))
         if end is not None:
             answer = api.delete(f"/pauses/{end}", {"reason": reason})
         else:
@@ -262,7 +264,6 @@ def pause(
             if lasts is not None:
                 asked["until"] = (datetime.now(UTC) + parse_lasts(lasts)).isoformat()
             answer = api.post("/pauses", given(asked), key=secrets.token_hex(16))
-    done = "ended" if end is not None else "in force"
-    print_json(answer) if json else say(
-        f"pause {answer['id']} of {answer['name'] or answer['scope']}: {done}"
-    )
+    words = {"id": answer["id"], "of": quoted(answer["name"] or answer["scope"])}
+    done = say("commands.pause_ended", **words) if end is not None else say("commands.paused", **words)
+    print_json(answer) if json else print_line(done)

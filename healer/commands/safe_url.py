@@ -4,21 +4,19 @@ from urllib.parse import urlsplit
 
 from healer.commands import Failed
 from healer.settings import ON, is_loopback, load
+from healer.text import say
 
 
 def check_safe(url: str, command: str) -> None:
     """Raises Failed where this command's secrets would go over a network as plain text."""
     if _is_plain(url):
-        raise Failed(f"HEALER_URL is {url}: `{command}` needs https, as secrets go over the network")
+        raise Failed(say("commands.plain_url", url=url, command=command))
 
 
 def check_senders(url: str) -> None:
     """Raises Failed where tokens of nodes would go over a network as plain text and no setting allows it."""
     if _is_plain(url) and load().allow_plain_http != ON:
-        raise Failed(
-            f"--url is {url}, which needs https, as tokens go over the network; HEALER_ALLOW_PLAIN_HTTP={ON} "
-            "allows http, and `healer doctor` calls it a fault"
-        )
+        raise Failed(say("commands.plain_senders", url=url, on=ON))
 
 
 def _is_plain(url: str) -> bool:

@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, due_every, print_line, reading
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -22,6 +22,7 @@ from healer.commands.remote import (
     print_json,
     print_list,
 )
+from healer.text import say
 
 T = TypeVar("T")
 
@@ -29,8 +30,6 @@ T = TypeVar("T")
 PATIENCE_S = 30.0
 #: Bytes in one request: far below the 8 MB that the API takes.
 BATCH_BYTES = 2 * 1024 * 1024
-#: Progress of a long transfer is printed this often.
-_PROGRESS_S = 2.0
 _OUTCOMES = ("accepted", "duplicates", "unrecognised")
 
 
@@ -57,7 +56,7 @@ class Total:
         self.noun = noun
         self.sums: dict[str, Any] = dict.fromkeys(_OUTCOMES, 0) | {"rejected": []}
         self.sent = 0
-        self._printed_at = time.monotonic()
+        self._is_due = due_every(2.0)
 
     def add(self, answer: dict[str, Any], count: int) -> None:
         """Adds the answer to a request of `count` items."""
@@ -71,22 +70,21 @@ class Total:
 
     def count_sent(self, count: int) -> None:
         self.sent += count
-        if time.monotonic() - self._printed_at >= _PROGRESS_S:
-            self._printed_at = time.monotonic()
-            plural = self.noun[:-1] + "ies" if self.noun.endswith("y") else self.noun + "s"
-            things = self.noun if self.sent == 1 else plural
-            say(f"{self.sent} {things} sent …", err=True)
+        if self._is_due():
+            things = say(f"commands.things_{self.noun}", count=self.sent)
+            print_line(say("commands.sent_so_far", things=things), err=True)
 
     def report(self, json: bool) -> None:
         """Prints the sums; ends with 1 when something was rejected."""
         if json:
             print_json(self.sums)
         else:
-            counts = ", ".join(f"{self.sums[outcome]} {outcome}" for outcome in _OUTCOMES)
+            counts = {outcome: self.sums[outcome] for outcome in _OUTCOMES}
             rejected = len(self.sums["rejected"]) + self.sums.get("rejected_more", 0)
-            say(f"{counts}, {rejected} rejected")
+            print_line(say("commands.sent_counts", **counts, rejected=rejected))
             for entry in self.sums["rejected"][:20]:
-                say(f"{self.noun} {entry['index'] + 1}: {entry['reason']}", err=True)
+                words = {"n": entry["index"] + 1, "why": entry["reason"]}
+                print_line(say(f"commands.rejected_{self.noun}", **words), err=True)
         if self.sums["rejected"]:
             raise typer.Exit(1)
 
@@ -109,11 +107,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     if str(path) == "-":
         yield sys.stdin.buffer
         return
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        raise Failed(f"{path} cannot be read: {error.strerror}") from None
+    with reading(path), path.open("rb") as file:
+        yield file
 
 
 def lines_of(files: Iterable[Path]) -> Iterator[bytes]:
@@ -182,11 +177,11 @@ def step_times(
         from healer.commands import send_step_log
 
         if files:
-            raise Failed("--from-log and files do not go together")
+            raise Failed(say("commands.log_or_files"))
         send_step_log.send(from_log, form, job, cluster, follow=follow, json=json)
         return
     if follow or form != "auto":
-        raise Failed("--follow and --format go with --from-log")
+        raise Failed(say("commands.needs_from_log"))
 
     def samples(body: dict[str, Any]) -> int:
         rows = body.get("samples")
@@ -256,7 +251,7 @@ def remote_write(
     if json:
         print_json({"sent": total.sent})
     else:
-        say(f"{total.sent} sent")
+        print_line(say("commands.sent", n=total.sent))
 
 
 def _post(api: Client, route: str, content: bytes, kind: str, **more: Any) -> Any:
@@ -295,7 +290,7 @@ def _objects(files: list[Path]) -> Iterator[tuple[dict[str, Any], int]]:
                 items = value if isinstance(value, list) else [value]
                 for item in items:
                     if not isinstance(item, dict):
-                        raise Failed(f"{where}: expected an object, or a list of objects")
+                        raise Failed(say("commands.no_object", where=where))
                     yield item, length // len(items) + 1
 
 
@@ -305,12 +300,12 @@ def _values(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int, str]]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = say("commands.at_line", file=str(path), number=number)
         try:
             yield msgspec.json.decode(line), len(line), where
         except msgspec.DecodeError as error:
             if begun:
-                raise Failed(f"{where} is not JSON: {error}") from None
+                raise Failed(say("commands.no_json", where=where, why=str(error))) from None
             whole = line + file.read()
             yield _whole_document(whole, path), len(whole), str(path)
             return
@@ -321,7 +316,7 @@ def _whole_document(raw: bytes, path: Path) -> Any:
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
-        raise Failed(f"{path} is not JSON: {error}") from None
+        raise Failed(say("commands.no_json", where=str(path), why=str(error))) from None
 
 
 def kernel_log(
@@ -346,7 +341,7 @@ def kernel_log(
 def heartbeat(
     node: str = typer.Option(..., help="The node that sends the heartbeat."),
     cluster: str | None = CLUSTER,
-    boot_id: str | None = typer.Option(None, "--boot-id", help="Its boot."),
+    boot_id: str | None = typer.Option(None, "--boot-id", help="Its boot ID."),
     json: bool = AS_JSON,
 ) -> None:
     """Send one heartbeat."""

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healer.commands import Failed, say
+from healer.commands import Failed, not_one_of, print_line
 from healer.commands.remote import Client
 from healer.commands.send import Total, opened, patiently
 from healer.signals.step_logs import APART_S, FORMATS, LINE_MAX, LogReader, LogStep
+from healer.text import Said, say
 
 #: Samples of one request.
 _SAMPLES = 5_000
@@ -25,9 +26,9 @@ Line = tuple[str, datetime | None]
 def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow: bool, json: bool) -> None:
     """Sends the steps of the log as those of rank 0: a log speaks of all ranks together."""
     if form not in FORMATS:
-        raise Failed(f"--format: {form} is none of {', '.join(FORMATS)}")
+        raise Failed(say("commands.of_field", field="--format", text=not_one_of(form, FORMATS)))
     if follow and str(path) == "-":
-        raise Failed("--follow needs a file")
+        raise Failed(say("commands.follow_needs_file"))
     outer = _outer(job, cluster)
     total, reader = Total("step"), LogReader(form)
     with Client() as api:
@@ -40,28 +41,21 @@ def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow:
             if not follow:
                 raise
     if not total.sent:
-        say(_nothing(path, reader), err=True)
+        print_line(_nothing(path, reader), err=True)
     total.report(json)
 
 
-def _nothing(path: Path, reader: LogReader) -> str:
-    name = "standard input" if str(path) == "-" else str(path)
+def _nothing(path: Path, reader: LogReader) -> Said:
+    name = say("commands.standard_input") if str(path) == "-" else str(path)
     if reader.spoken:
-        return (
-            f"{name} speaks of steps, and tells of none how long it took: that takes two bars "
-            f"{APART_S:.0f} s apart, two of DeepSpeed's lines, or metrics.csv with --follow"
-        )
-    return (
-        f"no line of {name} is known to tell of a step. Read are Megatron-LM's `iteration N/ M | ... | "
-        "elapsed time per iteration (ms): ...`, DeepSpeed's `steps: N loss: ... iter time (s): ...` and "
-        "`global_step=N, RunningAvgSamplesPerSec=...`, Lightning's bars `Epoch N: ...` and its metrics.csv"
-    )
+        return say("commands.log_no_times", name=name, apart=APART_S)
+    return say("commands.log_no_steps", name=name)
 
 
 def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
     job = job or os.environ.get("SLURM_JOB_ID")
     if not job:
-        raise Failed("--job: name the job whose log this is (there is no SLURM_JOB_ID)")
+        raise Failed(say("commands.log_no_job"))
     restart = os.environ.get("SLURM_RESTART_COUNT", "")
     outer: dict[str, Any] = {"job": job, "restart": int(restart) if restart.isdecimal() else 0}
     return outer | ({"cluster": cluster} if cluster else {})
@@ -130,7 +124,7 @@ def _followed(path: Path) -> Iterator[Line | None]:
                 chunk = file.read(_CHUNK)
         except OSError as error:
             if not inode:
-                raise Failed(f"{path} cannot be read: {error.strerror}") from None
+                raise Failed(say("commands.unreadable", name=str(path), why=str(error.strerror))) from None
             chunk = b""  # it is being put in its place
         place += len(chunk)
         *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")

@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from healer.model.vocabulary import UserError
+from healer.text import say
+
 BEGIN = "# >>> healer hook: `healer hook uninstall` gives back what stood here"
 #: Used where the file did not end with a line feed, so that one was added before.
 BEGIN_JOINED = "# >>> healer hook: added behind a last line without an end"
@@ -18,7 +21,7 @@ _SETTING = re.compile(r"""(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<value>"[^"]*"|[^\s"]*
 _GLOB = re.compile(r"[*?\[]")
 
 
-class ConfProblem(Exception):
+class ConfProblem(UserError):
     """The file cannot be changed. One sentence."""
 
 
@@ -95,11 +98,11 @@ def restored(text: str) -> str:
         elif inside and line.startswith(_WAS):
             kept.append(line.removeprefix(_WAS))
         elif mark in (BEGIN, BEGIN_JOINED, END):
-            raise ConfProblem("the marks of `healer hook` in it were changed by hand: restore its backup")
+            raise ConfProblem(say("commands.hook_marks_changed"))
         elif not inside:
             kept.append(line)
     if inside:
-        raise ConfProblem("the last mark of `healer hook` is missing in it: restore its backup")
+        raise ConfProblem(say("commands.hook_mark_missing"))
     if joined and len(lines) > 1 and (lines[-2].removesuffix("\r"), lines[-1]) == (END, ""):
         kept.pop()
     return "\n".join(kept)

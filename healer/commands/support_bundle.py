@@ -6,8 +6,9 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed, say, say_json
+from healer.commands import print_line, reading, say_json
 from healer.settings import load_executor
+from healer.text import say
 
 
 def register(app: typer.Typer) -> None:
@@ -35,12 +36,10 @@ def support_bundle(
 
     log_to_stderr()
     target = (output or Path(f"healer-support-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.tar.gz")).absolute()
-    try:
+    with reading(target, writes=True):
         names = make_bundle(settings, target, Wanted(document, pseudonymise, incidents))
-    except OSError as error:
-        raise Failed(f"{target} cannot be written: {error.strerror}.") from None
     if as_json:
         say_json(json.dumps({"file": str(target), "bytes": target.stat().st_size, "members": names}))
         return
-    say(f"{target}: {target.stat().st_size / 1e6:.1f} MB, {len(names)} files")
-    say("Secrets were removed by value and by form. Look through it before you send it: tar xzf FILE")
+    print_line(say("commands.bundle", file=str(target), mb=target.stat().st_size / 1e6, count=len(names)))
+    print_line(say("commands.bundle_scrubbed"))

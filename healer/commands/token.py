@@ -2,31 +2,27 @@
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 import typer
 
-from healer.commands import Failed, person, say
+from healer.commands import Failed, person, print_line
 from healer.commands.remote import AS_JSON, add_group, print_json, print_list
 from healer.model.grants import ACTING
 from healer.model.vocabulary import Role
 from healer.ports.callers import NewToken
-from healer.ports.request_errors import Conflict, Invalid, NotFound
+from healer.ports.request_errors import Conflict, Invalid
 from healer.ports.service_accounts import OVERLAP, ROUTE_GROUPS, TokenRow, id_in
 from healer.settings import load, site_url
+from healer.text import joined, said_by, say
 
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A sign-in link expires after this.
 _LINK_LASTS = "15m"
-_NOT_YET = (
-    "the audit has not sealed the record of this token yet, and until then it is refused: start `healer "
-    "worker`, which seals, or see what `healer doctor` says"
-)
 
 
 class Vouched(StrEnum):
@@ -57,7 +53,8 @@ def create(
     ),
     expires: str | None = typer.Option(
         None,
-        help="Validity: 30m, 12h, 90d, 52w. Default: unlimited; 90d for a service account.",
+        help="Validity: 30m, 12h, 90d, 52w. Above viewer 90d is the maximum and the default. "
+        "Default otherwise: unlimited; 90d for a service account.",
     ),
     quota: float = typer.Option(1.0, min=0.001, max=1000, help="Multiple of the usual quota of signals."),
     vouches: Vouched | None = typer.Option(
@@ -98,9 +95,9 @@ def _print_made(token: str, new: NewToken, json: bool) -> None:
             document |= {"owner": new.owner, "routes": new.routes}
         print_json(document | {"expires_at": new.expires_at.isoformat() if new.expires_at else None})
     elif new.once:
-        say(f"{_site().rstrip('/')}/sign-in?token={token}")
+        print_line(f"{_site().rstrip('/')}/sign-in?token={token}")
     else:
-        say(token)
+        print_line(token)
 
 
 def _site() -> str:
@@ -122,10 +119,10 @@ def _make(new: NewToken, now: datetime) -> str:
         try:
             token = tokens.create(new, now=now, by=person())
         except Conflict as error:
-            raise Failed(f"--name: {error}") from None
+            raise Failed(say("commands.of_field", field="--name", text=said_by(error))) from None
         is_sealed = tokens.wait_for_seal(token)
     if not is_sealed:
-        say(_NOT_YET, err=True)
+        print_line(say("commands.token_not_sealed"), err=True)
     return token
 
 
@@ -133,7 +130,7 @@ def _check_cluster(cluster: str | None, bound_to: str | None) -> None:
     """Raises Failed for an unknown one, and where a node or job of several clusters is meant."""
     clusters = load().clusters
     if clusters and (cluster not in clusters if cluster else bound_to):
-        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(clusters)}")
+        raise Failed(say("commands.which_cluster", clusters=joined(list(clusters), "comma")))
 
 
 def _checked(new: NewToken, now: datetime) -> NewToken:
@@ -142,12 +139,12 @@ def _checked(new: NewToken, now: datetime) -> NewToken:
     try:
         return checked_token(new, now)
     except Invalid as error:
-        raise Failed(f"--{error.field}: {error}") from None
+        raise Failed(say("commands.of_option", option=error.field, text=said_by(error))) from None
 
 
 def _check_vouching(vouches: Vouched | None, role: Role) -> None:
     if vouches is not None and role is not Role.signals:
-        raise Failed("--vouches is for tokens of role signals: no other sends kernel lines")
+        raise Failed(say("commands.vouches_signals"))
 
 
 def list_tokens(
@@ -178,11 +175,11 @@ def rotate(
     *,
     overlap: str = typer.Option(f"{OVERLAP.days}d", help="How long the old one stays valid."),
     expires: str | None = typer.Option(
-        None, help="How long the new one lasts. Default: as long as the old one."
+        None, help="Validity of the new one. Default: as long as the old one."
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Print a replacement with the same rights. Both tokens are valid for the time of --overlap."""
+    """Print a replacement with the same rights. Both tokens are valid during --overlap."""
     from healer.engine.token_making import successor
 
     now = datetime.now(UTC)
@@ -194,19 +191,17 @@ def rotate(
                 id_in(token), lambda row: successor(row, now, lasts), by=person(), now=now, ends=ends
             )
         except Invalid as error:
-            raise Failed(f"--{error.field}: {error}") from None
-        except (NotFound, Conflict) as error:
-            raise Failed(str(error)) from None
+            raise Failed(say("commands.of_option", option=error.field, text=said_by(error))) from None
         is_sealed = tokens.wait_for_seal(rotated.token)
     if not is_sealed:
-        say(_NOT_YET, err=True)
+        print_line(say("commands.token_not_sealed"), err=True)
     if json:
         until = rotated.expires_at.isoformat() if rotated.expires_at else None
         document = {"token": rotated.token, "id": id_in(rotated.token), "expires_at": until}
         print_json(document | {"old_ends_at": rotated.ends_at.isoformat()})
     else:
-        say(rotated.token)
-        say(f"the old one ends {rotated.ends_at:%Y-%m-%d %H:%M} UTC", err=True)
+        print_line(rotated.token)
+        print_line(say("commands.old_ends", at=f"{rotated.ends_at:%Y-%m-%d %H:%M} UTC"), err=True)
 
 
 def revoke(
@@ -216,38 +211,32 @@ def revoke(
 ) -> None:
     """Revoke a token on all machines within a second. Its sessions end too."""
     if (token is None) is (accounts_of is None):
-        raise Failed("name one token, or a person with --accounts-of")
+        raise Failed(say("commands.revoke_which"))
     now = datetime.now(UTC)
     with _tokens() as tokens:
         if accounts_of is not None:
             rows = tokens.revoke_accounts(accounts_of, by=person(), now=now)
             if not rows:
-                raise Failed(f"{accounts_of} owns no service account in force")
+                raise Failed(say("commands.no_accounts", person=accounts_of))
             ended = [f"{row.id} {row.name}" for row in rows]
         else:
             identity = id_in(token or "")
             if not tokens.revoke(identity, by=person(), now=now):
-                raise Failed(f"there is no token {identity} in force")
+                raise Failed(say("commands.no_such_token", id=identity))
             ended = [identity]
     for line in ended:
-        say(f"revoked {line}")
+        print_line(say("commands.revoked", what=line))
 
 
 def parse_lasts(text: str, option: str = "--expires") -> timedelta:
     """`90d` -> 90 days. Raises a usage error that names the option."""
     fits = _LASTS.fullmatch(text)
     if not fits:
-        raise typer.BadParameter(f"{text!r} is not a time such as 30m, 12h, 90d or 52w", param_hint=option)
+        raise typer.BadParameter(say("commands.no_span", given=text), param_hint=option)
     return timedelta(**{_UNITS[fits[2]]: int(fits[1])})
 
 
-@contextmanager
-def _tokens() -> Iterator[Any]:
+def _tokens() -> AbstractContextManager[Any]:
     from healer.bootstrap.database import tokens
-    from healer.ports.request_errors import Unavailable
 
-    try:
-        with tokens(load()) as found:
-            yield found
-    except Unavailable as error:
-        raise Failed(str(error)) from None
+    return tokens(load())

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line, reading
 from healer.settings import load, rules_folder
+from healer.text import joined, said_by, say
 
 if TYPE_CHECKING:
     from healer.model import Topology
@@ -32,7 +33,9 @@ def import_(
         ),
     ],
     *,
-    host: Annotated[str, typer.Option("--host", help="The node of the LLDP data, if it does not say.")] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="The node of the LLDP data, if the data does not name it.")
+    ] = "",
     slurm: Annotated[
         Path | None, typer.Option("--slurm", help="Output of `scontrol show topology`, to compare with.")
     ] = None,
@@ -56,37 +59,31 @@ def import_(
     lines = changes(by_hand_first(hand, before), by_hand_first(hand, after))
     target = folder / FOUND
     if as_yaml(before) == as_yaml(after) and target.exists():
-        say("nothing changes")
+        print_line(say("commands.nothing_changes"))
         return
     for line in lines:
-        say(line)
+        print_line(line)
     if not yes:
-        say(f"nothing is written: --yes writes {target}")
+        print_line(say("commands.would_write", file=str(target)))
         return
     _write(target, as_yaml(after))
-    say(f"written: {target}")
+    print_line(say("commands.topology_written", file=str(target)))
 
 
 def _read_cables(path: Path, host: str) -> "Found":
     """Reads LLDP where the text is JSON, else ibnetdiscover's format."""
-    from healer.topology.found import Unreadable
     from healer.topology.infiniband import read_ibnetdiscover
     from healer.topology.lldp import read_lldp
 
     text = _read(path)
-    try:
-        return read_lldp(text, host) if text.lstrip()[:1] in ("{", "[") else read_ibnetdiscover(text)
-    except Unreadable as error:
-        raise Failed(f"{path}: {error}") from None
+    return read_lldp(text, host) if text.lstrip()[:1] in ("{", "[") else read_ibnetdiscover(text)
 
 
 def _read(path: Path) -> str:
     """The text of the file. Raises Failed. Only typed descriptions hold non-UTF-8 bytes: these are
     replaced."""
-    try:
+    with reading(path):
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except OSError as error:
-        raise Failed(f"{path} cannot be read: {error.strerror}") from None
     return raw.decode("utf-8", "replace")
 
 
@@ -97,13 +94,13 @@ def _read_folder(folder: Path) -> "tuple[Topology, Topology]":
     from healer.topology.found import FOUND
 
     if not folder.is_dir():
-        raise Failed(f"there is no folder {folder}")
+        raise Failed(say("commands.missing_folder", folder=str(folder)))
     problems: list[Problem] = []
     both = [
         read_topology(Source.if_there(folder / name, name, problems)) for name in ("topology.yaml", FOUND)
     ]
     if problems:
-        raise Failed("\n".join(str(folder / str(problem)) for problem in problems))
+        raise Failed(joined([problem.sentence(folder) for problem in problems], "line"))
     return both[0], both[1]
 
 
@@ -111,12 +108,12 @@ def _print_summary(found: "Found", topology: "Topology") -> None:
     nodes = {cable.peer for cable in found.cables if not cable.is_switch}
     to_nodes = sum(not cable.is_switch for cable in found.cables)
     switches = {cable.switch for cable in found.cables} | set(found.guids)
-    say(f"read: {len(switches)} switches, {to_nodes} cables to {len(nodes)} nodes")
+    print_line(say("commands.cables_read", switches=len(switches), cables=to_nodes, nodes=len(nodes)))
     for what, count in sorted(found.skipped.items()):
-        say(f"left out: {count} {what}")
+        print_line(say("commands.cables_skipped", n=count, what=what))
     ends = [(name, peer.name) for name, ports in topology.links.items() for peer in ports.values()]
     leaves = {name for name, peer in ends if peer not in topology.switches}
-    say(f"in all: {len(topology.places)} nodes below {len(leaves)} leaves")
+    print_line(say("commands.cables_all", nodes=len(topology.places), leaves=len(leaves)))
 
 
 def _compare(text: str, topology: "Topology") -> None:
@@ -126,19 +123,17 @@ def _compare(text: str, topology: "Topology") -> None:
     try:
         tree = slurm_tree(text)
     except ValueError as error:
-        raise Failed(str(error)) from None
+        raise Failed(said_by(error)) from None
     if not tree:
-        say("Slurm has no tree of switches to compare with")
+        print_line(say("commands.no_tree"))
         return
-    for line in differences_to_slurm(topology, tree) or ["Slurm's tree agrees"]:
-        say(line)
+    for line in differences_to_slurm(topology, tree) or [say("commands.tree_agrees")]:
+        print_line(line)
 
 
 def _write(target: Path, text: str) -> None:
     """Replaces the file atomically: a running healer may read it at any moment."""
     half = target.with_name(f".{target.name}.new")
-    try:
+    with reading(target, writes=True):
         half.write_text(text, encoding="utf-8")
         half.replace(target)
-    except OSError as error:
-        raise Failed(f"{target} cannot be written: {error.strerror}") from None

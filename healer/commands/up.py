@@ -5,18 +5,22 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.settings import SIM_FOLDER, Settings, check_listener, load, own_sim_socket, shipped_rules
+from healer.text import Said, joined, quoted, said_by, say
 
 if TYPE_CHECKING:
     from healer.embedded.embedded_slurm import RealSlurm
     from healer.embedded.running import Running
+    from healer.embedded.tree import Part
 
 
 #: Size of the simulated cluster: one small pod.
@@ -45,15 +49,10 @@ def up(
 
 def run_tree(settings: Settings) -> None:
     """Blocks until a signal asks for the end."""
-    from setproctitle import setproctitle
-
     from healer.bootstrap import tree_parts
-    from healer.commands.cli import main
-    from healer.embedded.tree import Calls, Tree, healer_parts
     from healer.embedded.user import FolderUnusable
 
-    setproctitle("healer up")
-    parts, environ = healer_parts(settings, main), dict(os.environ)
+    parts = parts_of(settings)
     several = bool(settings.clusters)
     for cluster in settings.each():
         name = cluster.cluster or "" if several else ""
@@ -61,18 +60,35 @@ def run_tree(settings: Settings) -> None:
         if cluster.slurm_adapters[0] != "sim" or str(cluster.sim_socket) != str(socket):
             continue
         if len(os.fsencode(socket)) > SOCKET_MAX:
-            raise FolderUnusable(cluster.data_dir, "has too long a name to hold the simulated Slurm's socket")
+            raise FolderUnusable(cluster.data_dir, say("commands.socket_too_long"))
         # No simulated Slurm runs elsewhere: it becomes one of the parts.
         parts = tree_parts.with_slurm(parts, socket, SIM_NODES, cluster.cluster, several=several)
-        say_own(
-            f"no Slurm is used {f'for {name}' if name else 'here'}: "
-            f"a simulated cluster of {SIM_NODES} nodes stands in"
-        )
-    Tree(settings, environ, parts, Calls(say=say_own, load=tree_parts.preload)).run()
+        where = say("commands.no_slurm_for", name=name) if name else say("commands.no_slurm")
+        say_own(say("commands.slurm_simulated", where=where, count=SIM_NODES))
+    start("up", settings, parts)
+
+
+def parts_of(settings: Settings) -> "list[Part]":
+    from healer.commands.cli import main
+    from healer.embedded.tree import healer_parts
+
+    return healer_parts(settings, main)
+
+
+def start(name: str, settings: Settings, parts: "Sequence[Part]", **calls: Any) -> None:
+    """Runs the tree of `healer NAME` until a signal asks for its end. `calls`: more of its callbacks."""
+    from setproctitle import setproctitle
+
+    from healer.bootstrap import tree_parts
+    from healer.embedded.tree import Calls, Tree
+
+    setproctitle(f"healer {name}")
+    Tree(settings, dict(os.environ), parts, Calls(say=say_own, load=tree_parts.preload, **calls)).run()
 
 
 def say_own(text: str) -> None:
-    say(f"healer: {text}" if not text.startswith("healer is ready") else text)
+    """A line of a process that is ours; programs wait for `healer is ready`, in each language."""
+    print_line(text if text.startswith("healer is ready") else say("commands.own", text=quoted(text)))
 
 
 _CONFIG = Path("demo/healer.toml")
@@ -91,35 +107,28 @@ def demo(
     ),
 ) -> None:
     """Start everything and a simulated faulty cluster."""
-    from healer.embedded.embedded_slurm import SlurmNotStarted
     from healer.embedded.tree import check_port
-    from healer.embedded.user import FolderUnusable, system_users, usable
+    from healer.embedded.user import system_users
 
     if not _CONFIG.is_file():
-        raise Failed("run it in healer's own folder: it reads demo/healer.toml there.")
-    _forget_settings()
+        raise Failed(say("commands.demo_folder"))
+    # The demo does not use the site's database, sinks and Slurm.
+    forget_settings(("HEALER_LISTEN",), say("commands.demo_own"))
     os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
     wanted = load(listen=listen)
     have_users()
     check_port(wanted.listen, system_users().service)
-    folder = temporary_folder("demo")
-    real = None
-    try:
-        with usable(folder):
-            real = _slurm(slurm, folder, nodes, wanted)
+    with temporary_folder("demo") as folder:
+        real = _slurm(slurm, folder, nodes, wanted)
+        try:
             os.environ.update(_environ(folder, wanted, real))
             if real is not None:
                 real.start()
                 os.environ.update(real.env)
-        _run_demo(load(), nodes, real)
-    except FolderUnusable as error:
-        raise no_place(f"{folder} {error.why}") from None
-    except SlurmNotStarted as error:
-        raise Failed(str(error)) from None
-    finally:
-        if real is not None:
-            real.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+            _run_demo(load(), nodes, real)
+        finally:
+            if real is not None:
+                real.stop()
 
 
 def have_users() -> None:
@@ -128,27 +137,36 @@ def have_users() -> None:
 
     if os.geteuid() != 0 or not (made := user.make_users()):
         return
-    say_own(f"made the system users {', '.join(made)}, as root runs no part itself")
-    say_own(f"to remove them afterwards: {' && '.join(f'userdel {name}' for name in made)}")
+    say_own(say("commands.users_made", names=joined(made, "comma")))
+    remove = " && ".join(f"userdel {name}" for name in made)
+    say_own(say("commands.users_remove", command=remove))
 
 
-def _forget_settings() -> None:
-    """Drops the caller's settings except HEALER_LISTEN: the demo does not use the site's database, sinks and
-    Slurm."""
-    names = [name for name in os.environ if name.startswith("HEALER_") and name != "HEALER_LISTEN"]
+def forget_settings(kept: tuple[str, ...], why: Said) -> None:
+    """Drops the caller's settings but those whose names begin like one of `kept`."""
+    names = [name for name in os.environ if name.startswith("HEALER_") and not name.startswith(kept)]
     ignored = sorted(name for name in names if os.environ.pop(name))
     if ignored:
-        say_own(f"ignored here, as the demo has servers and settings of its own: {', '.join(ignored)}")
+        say_own(say("commands.settings_ignored", why=why, names=joined(ignored, "comma")))
 
 
-def temporary_folder(name: str) -> Path:
+@contextmanager
+def temporary_folder(name: str) -> Iterator[Path]:
     """A folder with a short path that the servers' user can enter; a checkout may be in a private home."""
+    from healer.embedded.user import FolderUnusable, usable
+
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"healer-{name}-"))
     except OSError as error:
-        raise no_place(f"cannot be made: {error.strerror}") from None
-    folder.chmod(0o711)
-    return folder
+        raise Failed(say("commands.folder_unmade", why=str(error.strerror))) from None
+    try:
+        folder.chmod(0o711)
+        with usable(folder):
+            yield folder
+    except FolderUnusable as error:
+        raise Failed(say("commands.folder_unusable", folder=str(folder), why=quoted(error.why))) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_rules(source: Path, folder: Path) -> Path:
@@ -159,32 +177,29 @@ def copy_rules(source: Path, folder: Path) -> Path:
     try:
         shutil.copytree(source, rules)
     except shutil.Error as error:  # it lists every file that could not be copied
-        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+        raise FolderUnusable(folder, say("commands.folder_unfilled", why=str(error.args[0][0][2]))) from None
     return rules
-
-
-def no_place(why: str) -> Failed:
-    return Failed(f"healer's folder {why}; TMPDIR=FOLDER chooses another place for it.")
 
 
 def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSlurm | None":
     from healer.embedded.embedded_slurm import CLUSTER, RealSlurm, SlurmNotStarted, available, install
 
     if wanted not in {"auto", "real", "sim", "install"}:
-        raise typer.BadParameter(f"--slurm and SLURM are auto, real, sim or install, not {wanted}")
+        raise typer.BadParameter(say("commands.demo_slurm", given=wanted))
     if wanted == "install" and available() is not None:
-        say_own("installing Debian's Slurm")
+        say_own(say("commands.slurm_installing"))
         try:
             install()
         except SlurmNotStarted as error:
-            say_own(str(error))
+            say_own(said_by(error))
     why = available()
     if wanted == "sim" or (wanted != "real" and why is not None):
-        say_own(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
+        reason = quoted(why) if why else say("commands.as_asked")
+        say_own(say("commands.demo_sim", count=nodes, why=reason))
         return None
     if why is not None:
-        raise Failed(why)
-    say_own(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
+        raise Failed(quoted(why))
+    say_own(say("commands.demo_real", count=nodes))
     return RealSlurm(folder / "slurm", nodes, conf={"ClusterName": settings.cluster or CLUSTER})
 
 
@@ -192,7 +207,7 @@ def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict
     rules = copy_rules(shipped_rules(), folder)
     shutil.copy(_CONFIG.with_name("topology.yaml"), rules / "topology.yaml")
     shutil.copy(_CONFIG.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
-    say_own(f"modes and guards: {_CONFIG}")
+    say_own(say("commands.demo_config", file=str(_CONFIG)))
     return {
         "HEALER_DATA_DIR": str(folder / "data"),
         "HEALER_LISTEN": str(settings.listen),
@@ -203,24 +218,16 @@ def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict
 
 
 def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
-    from setproctitle import setproctitle
-
     from healer.bootstrap import tree_parts
-    from healer.commands.cli import main
-    from healer.embedded.tree import Calls, Tree, healer_parts
 
-    parts = healer_parts(settings, main)
+    parts = parts_of(settings)
     if real is None:
         socket = settings.sim_socket or own_sim_socket(settings.data_dir)
         parts = tree_parts.with_slurm(parts, socket, nodes, settings.cluster)
     sim_nodes, faults = tree_parts.demo_parts(settings.sim_nodes_socket)
-    parts = [sim_nodes, *parts, faults]
-    setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
-    calls = Calls(
-        say=say_own, load=tree_parts.preload, on_tick=story.print_new, on_ready=partial(_ready, settings)
-    )
-    Tree(settings, os.environ, parts, calls).run()
+    on_ready = partial(_ready, settings)
+    start("demo", settings, [sim_nodes, *parts, faults], on_tick=story.print_new, on_ready=on_ready)
 
 
 class _Story:
@@ -238,7 +245,7 @@ class _Story:
             while (line := file.readline()).endswith("\n"):
                 self._read_up_to = file.tell()
                 if _STORY.match(line):
-                    say(f"  {line.rstrip()}")
+                    print_line(f"  {line.rstrip()}")
 
 
 def _ready(settings: Settings, running: "Running") -> None:
@@ -246,6 +253,6 @@ def _ready(settings: Settings, running: "Running") -> None:
 
     demo_tokens(settings, running.database_url)
     link = sign_in_link(settings, running.database_url, running.url, name="demo admin")
-    say(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", lines=True)
-    say_own("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
-    say_own("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")
+    print_line(say("commands.demo_open", link=link), lines=True)
+    say_own(say("commands.demo_story"))
+    say_own(say("commands.demo_more"))

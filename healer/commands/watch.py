@@ -1,7 +1,6 @@
 """`healer watch`: a site's Prometheus and Slurm in healer's console, read-only, with nothing installed."""
 
 import os
-import shutil
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -9,9 +8,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, say
-from healer.commands.up import copy_rules, have_users, no_place, say_own, temporary_folder
+from healer.commands import Failed, print_line
+from healer.commands.up import (
+    copy_rules,
+    forget_settings,
+    have_users,
+    parts_of,
+    say_own,
+    start,
+    temporary_folder,
+)
 from healer.settings import ON, Settings, load, rules_folder
+from healer.text import said_by, say
 
 if TYPE_CHECKING:
     from healer.embedded.running import Running
@@ -37,35 +45,23 @@ def watch(
     listen: str = typer.Option(None, "--listen", help="Address and port, like 127.0.0.1:8080."),
 ) -> None:
     """Watch a cluster read-only from a laptop or login node: no agent, no root, nothing left behind."""
-    from healer.embedded.user import FolderUnusable, usable
-
     if not slurm:
-        raise Failed("add --slurm: healer learns nodes and jobs from scontrol and squeue of this machine.")
+        raise Failed(say("commands.watch_slurm"))
     _set_environ(prometheus, match, token_file)
     wanted = load(listen=listen)
     snapshot = _first_picture(wanted)
     signals = _known_signals(wanted)
     have_users()
-    folder = temporary_folder("watch")
-    try:
-        with usable(folder):
-            _fill(folder, wanted)
-            settings = load(listen=listen)
-            say_own(f"Slurm: {len(snapshot.nodes)} nodes, {len(snapshot.jobs)} jobs")
-            say_own(f"Prometheus: {signals} names of series that healer knows; read every {FOLLOW_S} s")
-            _run(settings)
-    except FolderUnusable as error:
-        raise no_place(f"{folder} {error.why}") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder("watch") as folder:
+        _fill(folder, wanted)
+        settings = load(listen=listen)
+        say_own(say("commands.watch_picture", nodes=len(snapshot.nodes), jobs=len(snapshot.jobs)))
+        say_own(say("commands.watch_series", count=signals, every=FOLLOW_S))
+        start("watch", settings, parts_of(settings), on_ready=partial(_ready, settings))
 
 
 def _set_environ(prometheus: str, match: str, token_file: Path | None) -> None:
-    ignored = [name for name in os.environ if name.startswith("HEALER_") and not name.startswith(KEPT)]
-    for name in ignored:
-        del os.environ[name]
-    if ignored:
-        say_own(f"ignored here, as only Slurm and Prometheus are read: {', '.join(sorted(ignored))}")
+    forget_settings(KEPT, say("commands.watch_only"))
     os.environ |= {
         "HEALER_PROMETHEUS_URL": prometheus,
         "HEALER_MODE": "shadow",
@@ -82,11 +78,11 @@ def _first_picture(settings: Settings) -> "SlurmSnapshot":
     from healer.ports.scheduling import SchedulerError
 
     if settings.slurm_adapters == ("sim",):
-        raise Failed("this machine has no scontrol: run it on a login node, or set HEALER_SLURM_REST_URL.")
+        raise Failed(say("commands.watch_no_scontrol"))
     try:
         return bootstrap.slurm_reads(settings).snapshot()
     except SchedulerError as error:
-        raise Failed(f"Slurm cannot be read: {error}") from None
+        raise Failed(say("commands.unreadable", name="Slurm", why=said_by(error))) from None
 
 
 def _known_signals(settings: Settings) -> int:
@@ -102,15 +98,12 @@ def _known_signals(settings: Settings) -> int:
     try:
         names = set(decode_names(client.names(now - SEEN, now)))
     except (HistoryAway, BadBody) as error:
-        raise Failed(f"--prometheus: {error}") from None
+        raise Failed(say("commands.of_field", field="--prometheus", text=said_by(error))) from None
     finally:
         client.close()
     found = names & signals_by_series_name(load_rules(rules_folder(settings)).catalogue).keys()
     if not found:
-        raise Failed(
-            f"--prometheus: of its {len(names)} names of series healer knows none. Exporters such as "
-            "dcgm-exporter and node_exporter are known; rules/signals.yaml takes other names as aliases."
-        )
+        raise Failed(say("commands.watch_unknown", count=len(names)))
     return len(found)
 
 
@@ -121,24 +114,10 @@ def _fill(folder: Path, settings: Settings) -> None:
     os.environ |= {"HEALER_RULES_DIR": str(rules), "HEALER_DATA_DIR": str(folder / "data")}
 
 
-def _run(settings: Settings) -> None:
-    from setproctitle import setproctitle
-
-    from healer.bootstrap import tree_parts
-    from healer.commands.cli import main
-    from healer.embedded.tree import Calls, Tree, healer_parts
-
-    setproctitle("healer watch")
-    calls = Calls(say=say_own, load=tree_parts.preload, on_ready=partial(_ready, settings))
-    Tree(settings, os.environ, healer_parts(settings, main), calls).run()
-
-
 def _ready(settings: Settings, running: "Running") -> None:
     from healer.bootstrap import sign_in_link
     from healer.model import Role
 
     link = sign_in_link(settings, running.database_url, running.url, name="watch", role=Role.viewer)
-    say(f"\n  Open   {link}\n  (signs you in to look, once)\n", lines=True)
-    say_own(
-        "first figures come within a minute. healer changes nothing here. Ctrl-C ends it and leaves nothing"
-    )
+    print_line(say("commands.watch_open", link=link), lines=True)
+    say_own(say("commands.watch_ready"))

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from healer.commands import Failed, say
+from healer.commands import Failed, print_line
 from healer.commands.remote import AS_JSON, add_group, print_json, print_list
+from healer.model.grants import Grant
 from healer.settings import load, rules_folder
+from healer.text import joined, say
 
 
 def register(app: typer.Typer) -> None:
@@ -34,28 +36,19 @@ def who(
         access = load_rules(folder, prove=False).access
     except RulesInvalid as error:
         for problem in error.problems:
-            say(str(folder / str(problem)), err=True)
-        raise Failed(f"{len(error.problems)} problems in {folder}") from None
+            print_line(problem.sentence(folder), err=True)
+        raise Failed(say("commands.rules_problems", count=len(error.problems), folder=str(folder))) from None
     named = set(groups or ())
     grants = access.grants_of(subject, named) if named or subject else access.grants
     duties = [duty for duty in access.duties if not named or named & {*duty.never}]
-    rows: list[dict[str, Any]] = [
-        {
-            "entry": grant.name,
-            "role": grant.role.value,
-            "clusters": list(grant.clusters),
-            "playbooks": list(grant.playbooks),
-            "groups": list(grant.groups),
-            "subjects": list(grant.subjects),
-        }
-        for grant in grants
-    ]
+    rows = [_row(grant) for grant in grants]
     barred = sorted({glob for duty in duties if named & {*duty.never} for glob in duty.playbooks})
     if json:
         print_json({"grants": rows, "approves_none_of": barred})
         return
     if not rows:
-        say("nobody has a role by this" if named or subject else f"{folder / 'access.yaml'} grants nothing")
+        nothing = say("commands.grants_nothing", file=str(folder / "access.yaml"))
+        print_line(say("commands.no_role") if named or subject else nothing)
         return
     shown = [
         {name: ", ".join(value) if isinstance(value, list) else value for name, value in row.items()}
@@ -63,4 +56,15 @@ def who(
     ]
     print_list(shown, {name: name for name in rows[0]}, json)
     if barred:
-        say(f"approves no run of: {', '.join(barred)}")
+        print_line(say("commands.barred", playbooks=joined(barred, "comma")))
+
+
+def _row(grant: Grant) -> dict[str, Any]:
+    return {
+        "entry": grant.name,
+        "role": grant.role.value,
+        "clusters": list(grant.clusters),
+        "playbooks": list(grant.playbooks),
+        "groups": list(grant.groups),
+        "subjects": list(grant.subjects),
+    }

@@ -28,19 +28,9 @@ _WORDS = {
     500: (say("console.errors_something_went_wrong"), ""),
 }
 #: First part of an address -> the page above it.
-_ABOVE_WORDS = {
-    "incidents": say("console.errors_incidents"),
-    "runs": say("console.errors_runs"),
-    "rules": say("console.errors_rules"),
-    "approvals": say("console.errors_approvals"),
-    "reports": say("console.errors_reports"),
-    "playbooks": say("console.errors_playbooks"),
-    "pauses": say("console.errors_pauses"),
-    "signals": say("console.errors_signals"),
-    "audit": say("console.errors_audit"),
-    "tokens": say("console.errors_tokens"),
-}
-_ABOVE = {"runbooks": "playbooks", "rehearsals": "rules", "people": "tokens"}
+_ABOVE = {name: name for name in ("incidents", "runs", "rules", "approvals", "reports", "playbooks")}
+_ABOVE |= {name: name for name in ("pauses", "signals", "audit", "tokens")}
+_ABOVE |= {"runbooks": "playbooks", "rehearsals": "rules", "people": "tokens"}
 #: Addresses that scripts and programs read, among the pages.
 _FILES = re.compile(r"\.(json|md)$|^/static/")
 _ACCEPT_MAX = 1000
@@ -104,9 +94,8 @@ def _words(problem: Problem) -> tuple[str, str]:
 
 def _ways(path: str, keep: dict[str, str]) -> list[tuple[str, str]]:
     """(address, words) of pages that surely exist: the one above this address, and the first one."""
-    first = path.split("/")[1]
-    above = _ABOVE.get(first, first)
-    ways = [(link(f"/{above}", keep), _ABOVE_WORDS[above])] if above in _ABOVE_WORDS else []
+    above = _ABOVE.get(path.split("/")[1])
+    ways = [(link(f"/{above}", keep), say(f"console.errors_{above}"))] if above else []
     return [*ways, (link("/", keep), say("console.errors_fleet"))]
 
 

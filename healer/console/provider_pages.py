@@ -22,7 +22,7 @@ from healer.console.session_pages import (
     with_session,
 )
 from healer.ports.sign_in import IdentityProvider, SignInRefused
-from healer.text import say
+from healer.text import said_by, say
 
 routes = APIRouter(route_class=PageRoute)
 #: Kept from the first page to the provider's answer: the state of one sign-in.
@@ -35,7 +35,7 @@ def begin(request: Request, pages: Here, next: str = "/", again: bool = False) -
     try:
         begun = _provider(request).begin(local(next), again=again)
     except SignInRefused as error:
-        return _refused(pages, str(error), next, 503)
+        return _refused(pages, said_by(error), next, 503)
     response = RedirectResponse(begun.url, 303, headers=NOT_KEPT)
     set_cookie(request, response, _BEGUN_COOKIE, begun.kept, lasts_s=_BEGUN_LASTS_S)
     return response
@@ -73,7 +73,7 @@ async def by_proxy(request: Request, pages: Here) -> Response:
 def _open_by_proxy(request: Request, pages: Pages, target: str) -> Response:
     services = _services(request)
     proxy = services.sign_in.proxy if services.sign_in is not None else None
-    arrival = proxy.arrival(peer_of(request.scope), request.headers) if proxy is not None else None
+    arrival = proxy.arrival(peer_of(request.scope), request.headers.items()) if proxy is not None else None
     if arrival is None:
         return _refused(pages, say("api.sign_in_not_by_proxy"), target, 403)
     try:
@@ -81,7 +81,7 @@ def _open_by_proxy(request: Request, pages: Pages, target: str) -> Response:
             services, request.app.state.access, arrival, request.headers.get("user-agent", "")
         )
     except SignInRefused as error:
-        return _refused(pages, str(error), target, 403)
+        return _refused(pages, said_by(error), target, 403)
     return with_session(request, opened.secret, target)
 
 
@@ -92,7 +92,7 @@ async def backchannel(request: Request) -> Response:
     try:
         await run_in_threadpool(end_by_provider, _services(request), form.get("logout_token", ""))
     except SignInRefused as error:
-        raise Problem(400, str(error)) from None
+        raise Problem(400, said_by(error)) from None
     return Response(headers=NOT_KEPT)
 
 

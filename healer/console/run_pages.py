@@ -9,7 +9,7 @@ from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link, one_of
 from healer.console.views.buttons import from_here_buttons, run_buttons
-from healer.console.views.runs_view import guard_rows, last_decision, run_row, steps
+from healer.console.views.runs_view import last_decision, run_row, steps
 from healer.model import RunState
 from healer.ports.answers import RunRecord
 from healer.ports.queries import RunQuery
@@ -72,4 +72,4 @@ def _look(pages: Pages, run_id: str) -> Response:
 
 def _decided(detail: RunRecord) -> dict[str, Any]:
     last = last_decision(detail)
-    return {"decision": last, "guards": guard_rows(last.answers) if last else []}
+    return {"decision": last, "guards": last.answers if last else ()}

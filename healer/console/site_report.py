@@ -1,5 +1,9 @@
 """The report on a site's own past as one HTML file that needs nothing else."""
 
+from base64 import b64encode
+from hashlib import sha256
+
+import msgspec
 from markupsafe import Markup
 
 from healer.console.render import Renderer, web_dir
@@ -15,6 +19,7 @@ def html(report: PastReport, reader: str) -> bytes:
     before = language.current.set(reader)
     try:
         css = "".join((web_dir() / "static" / name).read_text("utf-8") for name in _STYLES)
+        script = (web_dir() / "static" / "site-report.js").read_text("utf-8")
         page = Renderer().page(
             "site_report.html",
             cluster=report.cluster,
@@ -23,8 +28,13 @@ def html(report: PastReport, reader: str) -> bytes:
             chapters=chapters(report),
             evidence=evidence(report),
             more=_more,
+            script=Markup(script),  # noqa: S704 - our own file
+            script_digest=b64encode(sha256(script.encode()).digest()).decode(),
+            # Numbers and words of JSON alone: nothing of a user's is in it.
+            lives=Markup(msgspec.json.encode(report.saved.lives).decode()),  # noqa: S704
             texts={
                 "title": say("past.title"),
+                "adjust": say("past.adjust"),
                 "contents": say("past.contents"),
                 "evidence": say("past.evidence"),
                 "nothing": say("past.nothing"),

@@ -47,6 +47,7 @@ from healer.decisions.guards import (
     after_grant,
     is_paused,
     judge,
+    repairs_of,
     takes_canary,
 )
 from healer.decisions.node_facts import settings_of

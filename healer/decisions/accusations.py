@@ -51,11 +51,16 @@ def suspects(
     for incident in incidents:
         if not incident.is_open or incident.fault_class not in HARDWARE:
             continue
-        for sender in unproven_senders(incident):
-            if why := denial_of(incident, sender) or incident.doubt:
+        senders = unproven_senders(incident)
+        is_shared = len(senders) > 1  # a wave, which may be held for another of them
+        held = NO_WORDS if is_shared else incident.doubt
+        for sender in senders:
+            if why := denial_of(incident, sender) or held:
                 found[sender] = why
             if now - incident.opened < WINDOW:
-                accused[sender] |= _accused(incident, sender, is_accusing=incident.id in accusing)
+                accused[sender] |= _accused(
+                    incident, sender, is_accusing=incident.id in accusing, is_shared=is_shared
+                )
     relays = {sender: names_in([sender]) for sender in accused}
     for sender in sorted(relays, key=lambda name: len(relays[name])):
         # A claim of either relay rests on what each of them says alone: together they have one budget.
@@ -68,12 +73,14 @@ def suspects(
     return found
 
 
-def _accused(incident: Incident, sender: str, *, is_accusing: bool) -> set[str]:
-    """The nodes that the sender accuses in it. An honest relay sends the figures of the whole fleet, and many
-    of them are out of the usual at times: those count where healer would take the node for it."""
+def _accused(incident: Incident, sender: str, *, is_accusing: bool, is_shared: bool) -> set[str]:
+    """The nodes that the sender accuses in it; where others do, too, those that it names itself. An honest
+    relay sends the figures of the whole fleet, and many of them are out of the usual at times: those count
+    where healer would take the node for it."""
     claims = [evidence for evidence in incident.evidence if evidence.relayed_by == sender]
-    if any(evidence.sense not in _FIGURES for evidence in claims):
+    is_text = any(evidence.sense not in _FIGURES for evidence in claims)
+    if is_text and not is_shared:
         return {part.node for part in (incident.root, *incident.affected) if part.node}
-    if not is_accusing or incident.plan or incident.node_was_out:
+    if not is_text and (not is_accusing or incident.plan or incident.node_was_out):
         return set()
     return {evidence.component.node for evidence in claims if evidence.component.node}

@@ -290,7 +290,7 @@ def more_urgent(
     A run whose node was taken out meanwhile waits no more. A proposal by a person or without an incident
     gives way to no other, nor does that of a surely unusable node, which needs none of this capacity.
     """
-    if proposal.urgency is None or proposal.by is not None or proposal.unusable:
+    if proposal.urgency is None or proposal.by is not None or proposal.passes_caps:
         return []
     taken = {*facts.held, proposal.node}
     return [

@@ -1,4 +1,5 @@
-"""Guards over consent: the job's, the rule's mode, the approval of a person; and promotion of rules to auto.
+"""Guards over consent: the job's, the rule's mode, the approval of a person, the reservation of others; and
+promotion of rules to auto.
 
 The first runs of a new rule wait for a person, and mode auto needs proof. A mode from the files or
 HEALER_MODE was set by a person and needs no proof; one that is set while healer runs does. Demotion is always
@@ -7,10 +8,12 @@ possible, and so is the return to the mode of the files.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from healer.decisions.book_mismatch import CLOCKS_DIFFER
 from healer.decisions.comments import KEEP, OPT_IN, restart_consent, wish_of
-from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, settings_of, unknown_node
+from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, rides, settings_of, unknown_node
+from healer.decisions.sweeps import spares
 from healer.model import (
     IRREVERSIBLE_VERBS,
     RESTARTING_VERBS,
@@ -21,14 +24,16 @@ from healer.model import (
     PromotionPolicy,
     Proof,
     Proposal,
+    Reservation,
     Ruleset,
     SlurmJob,
+    SlurmNode,
     Trial,
     Verb,
 )
 from healer.model.grants import OWNED
 from healer.model.person_names import count_people
-from healer.model.slurm import is_ours, our_reservation
+from healer.model.slurm import is_our_reservation, is_ours, our_reservation
 from healer.text import Said, at, joined, say
 
 #: DOWN without a person: the node's jobs have all been completing for so long (law 8).
@@ -108,7 +113,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         return allow(Guard.consent, say("decisions.asks_for_it", who=proposal.by))
     if wish_of(job).keep:
         return refuse(Guard.consent, say("decisions.left_to_owner", job=job.id, word=KEEP))
-    if proposal.one_word and proposal.verb is Verb.requeue and not _is_agreed(proposal):
+    if proposal.one_word and proposal.verb is Verb.requeue and not is_agreed(proposal):
         return refuse(Guard.consent, say("decisions.relay_against_node", job=job.id))
     if why := restart_consent(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
@@ -124,7 +129,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     return refuse(Guard.consent, say("decisions.did_not_agree", job=job.id, word=OPT_IN))
 
 
-def _is_agreed(proposal: Proposal) -> bool:
+def is_agreed(proposal: Proposal) -> bool:
     """A person agreed to this very restart. The approval of a run on a job covers it; that of a run on a node
     covers no job."""
     on_job = proposal.node is None and proposal.approved_by is not None
@@ -224,6 +229,63 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
         return hold(Guard.approval, trial_text(trial), used=0, limit=1)
     return allow(Guard.approval, say("decisions.no_approval_needed"))
+
+
+#: Slurm itself puts another node in the place of one that is taken out.
+_REPLACED = frozenset({"REPLACE", "REPLACE_DOWN"})
+
+
+def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+    """For a job the spares, for a node the reservation that needs it.
+
+    A node with a fatal fault is no use to a reservation, so none keeps it; a slow or ageing node stays. A
+    person who asks by name, or approved it, may take it.
+    """
+    if proposal.verb in RESTARTING_VERBS:
+        return spares(proposal, facts, rules, now)
+    node = node_of(proposal, facts)
+    if facts.snapshot is None or node is None:
+        return unknown_node(Guard.reserved, proposal, facts)
+    kept = _reservation_of(node, facts, rules, now)
+    if kept is None:
+        return allow(Guard.reserved, say("decisions.not_reserved", node=node.name))
+    here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
+    standing = sum(member.in_service for member in here)
+    figures: dict[str, Any] = {
+        "name": kept.name,
+        "all": len(kept.nodes),
+        "standing": standing,
+        "node": node.name,
+    }
+    share: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
+    if rides(proposal, facts) or not node.in_service:
+        return allow(Guard.reserved, say("decisions.reserved_out", **figures), **share)
+    if proposal.unusable or proposal.fatal:
+        return allow(Guard.reserved, say("decisions.reserved_no_use", **figures), **share)
+    if person := proposal.by or proposal.approved_by:
+        return allow(Guard.reserved, say("decisions.reserved_taken", who=person, **figures), **share)
+    return hold(Guard.reserved, say("decisions.reserved_stays", **figures), frees_at=kept.until, **share)
+
+
+def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
+    """The reservation that needs this node now or soon; of several the one that ends last.
+
+    Maintenance (guard `maintenance`), healer's tests and the spares do not count.
+    """
+    spares = settings_of(rules, facts.cluster).spares
+    reservations = facts.snapshot.reservations.values() if facts.snapshot else ()
+    standing = [
+        reservation
+        for reservation in reservations
+        if node.name in reservation.nodes
+        and not reservation.maintenance
+        and not is_our_reservation(reservation)
+        and not (spares is not None and reservation.name == spares.reservation)
+        and _REPLACED.isdisjoint(reservation.flags)
+        and reservation.is_soon(now)
+    ]
+    last = datetime.max.replace(tzinfo=now.tzinfo)
+    return max(standing, key=lambda reservation: (reservation.until or last, reservation.name), default=None)
 
 
 # --- promotion ----------------------------------------------------------------------------------------------

@@ -15,8 +15,14 @@ import msgspec
 from healer.decisions.capacity import out_of_service
 from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, tries_of, within_span
 from healer.decisions.node_facts import settings_of_node
-from healer.incidents.certainty import is_proven_fatal, is_proven_unusable, unproven_senders
-from healer.incidents.growth import senses_of, why_not_looked, why_too_few_senses
+from healer.incidents.certainty import (
+    is_proven_fatal,
+    is_proven_unusable,
+    senses_of,
+    unproven_senders,
+    why_not_looked,
+    why_too_few_senses,
+)
 from healer.incidents.impact import urgency_of
 from healer.incidents.part_history import rung_of
 from healer.incidents.second_look import is_denied
@@ -78,8 +84,7 @@ def decide(
     if active is not None and active.state not in ASKING:
         return None
     if rule.playbook is None:
-        why = say("decisions.no_playbook", rule=rule.name)
-        return _decide_nothing(incident, None, why, now)
+        return _without_playbook(incident, rule, facts, rules, now)
     if (active is None or active.approved_by is None) and (why := _why_not_now(incident, rule, now)):
         return (
             _decide_nothing(incident, rule.playbook, why, now)
@@ -101,6 +106,20 @@ def decide(
     why = _what_begins(incident, rule, proposal) if result.outcome is Outcome.act else result.why
     decision = decision_of(proposal, result, now)
     return msgspec.structs.replace(decision, why=why, facts=_facts(facts, rules, now))
+
+
+def _without_playbook(
+    incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime
+) -> Decision:
+    """Nothing, or the ticket that the incident asks for, once it lasts and the rule may act alone."""
+    wants = Remedy.ticket in incident.remedy and not incident.plan
+    mode = facts.modes.get(rule.name) or rules.mode_of(rule)
+    if not wants or mode is not Mode.auto or now - incident.opened < PLANS_AFTER:
+        return _decide_nothing(incident, None, say("decisions.no_playbook", rule=rule.name), now)
+    if why := _why_not_now(incident, rule, now):
+        return _decide_nothing(incident, None, why, now)
+    files = _decide_nothing(incident, None, say("decisions.files_ticket", rule=rule.name), now)
+    return msgspec.structs.replace(files, outcome=Outcome.act)
 
 
 def _what_begins(incident: Incident, rule: Rule, proposal: Proposal) -> Said:
@@ -460,7 +479,7 @@ def proposal_of(
         remedy=Remedy(run.input.get("remedy") or Remedy.none),
         mode=run.mode,
         unusable=incident is not None and about and is_proven_unusable(incident),
-        fatal=incident is not None and is_proven_fatal(incident),
+        fatal=incident is not None and about and is_proven_fatal(incident),
         doubt=incident.doubt if incident is not None else NO_WORDS,
         one_word=incident is not None and bool(unproven_senders(incident)),
         by=None if run.by == "healer" else run.by,

@@ -24,7 +24,7 @@ from healer.decisions.node_facts import (
     settings_of_node,
     unknown_node,
 )
-from healer.decisions.sweeps import reserved, sweep
+from healer.decisions.sweeps import sweep
 from healer.model import (
     JOB_VERBS,
     NODE_REMOVING,
@@ -282,6 +282,11 @@ def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
 _RESETS = frozenset({Remedy.reset_gpu_when_idle, Remedy.drain_then_reset})
 
 
+def repairs_of(facts: GateFacts, node: str) -> list[RemedyUse]:
+    """Resets and boots of the node, which end what its kernel said before."""
+    return [use for use in facts.remedies if use.node == node and use.remedy in _RESETS | _REBOOTS]
+
+
 def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
     """Uses of this remedy on the node; the two kinds of GPU reset count as one."""
     same = _RESETS if remedy in _RESETS else {remedy}
@@ -376,7 +381,7 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.rack, capacity.rack),
     (Guard.switch, capacity.switch),
     (Guard.partition, capacity.partition),
-    (Guard.reserved, reserved),
+    (Guard.reserved, consent.reserved),
     (Guard.sweep, sweep),
     (Guard.mode, consent.mode),
     (Guard.approval, consent.approval),
@@ -502,7 +507,7 @@ def judge(
 
 def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
     """Law 2: a surely unusable node passes the slot caps, and no other guard; the figures stay."""
-    if not proposal.unusable or answer.guard not in SLOT_GUARDS or answer.kind is AnswerKind.allow:
+    if not proposal.passes_caps or answer.guard not in SLOT_GUARDS or answer.kind is AnswerKind.allow:
         return answer
     # Without a picture there is no figure to compare: it stays held, as in `stale`.
     if answer.limit is None:
@@ -527,10 +532,10 @@ def after_grant(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -
                 incident=proposal.incident,
                 run=run,
                 granted_at=now,
-                unusable=proposal.unusable,
+                unusable=proposal.passes_caps,
             )
             changed["slots"] = (*facts.slots, slot)
-            if not proposal.unusable:
+            if not proposal.passes_caps:
                 changed["granted"] = (*facts.granted, now)
     if proposal.verb in RESTARTING_VERBS and proposal.job:
         use = RequeueUse(

@@ -1,5 +1,4 @@
-"""Guard `reserved` (Slurm's reservations, and the hot spare that replaces a lost node) and guard `sweep`,
-with the order in which nodes are swept.
+"""The hot spare that replaces a lost node, and guard `sweep` with the order in which nodes are swept.
 
 A sweep is healer's own job on an idle node. It takes no capacity as the other caps count it: it gives way to
 every other job, and ends when this guard no longer allows it. So the guard is asked before the job is
@@ -22,12 +21,10 @@ from healer.decisions.node_facts import (
     job_of,
     matches,
     node_of,
-    rides,
     settings_of,
     unknown_node,
 )
 from healer.model import (
-    RESTARTING_VERBS,
     Answer,
     BreakerState,
     FaultClass,
@@ -36,7 +33,6 @@ from healer.model import (
     GuardSettings,
     NodeStatus,
     Proposal,
-    Reservation,
     Ruleset,
     Run,
     RunState,
@@ -47,7 +43,6 @@ from healer.model import (
     Verb,
 )
 from healer.model.run import run_id
-from healer.model.slurm import is_our_reservation
 from healer.text import Said, at, say
 
 #: What healer starts by itself; a person may start any playbook that sweeps.
@@ -136,7 +131,7 @@ def _unfit(
         (
             reservation
             for reservation in reservations
-            if name in reservation.nodes and is_soon(reservation, now)
+            if name in reservation.nodes and reservation.is_soon(now)
         ),
         None,
     )
@@ -175,13 +170,12 @@ def _turn(node: str, sweeps: Sweeps, settings: GuardSettings) -> datetime | None
 # --- in turn ---
 
 
-def is_scheduled(rules: Ruleset, cluster: str) -> bool:
-    """A person enabled it, and the playbook only sweeps: playbooks that take capacity start for an incident
-    or at a person's request."""
+def may_begin_by_itself(rules: Ruleset) -> bool:
+    """The playbook only sweeps: those that take capacity start for an incident or at a person's request."""
     playbook = rules.playbooks.get(PLAYBOOK)
-    if not settings_of(rules, cluster).sweep.scheduled or playbook is None:
+    if playbook is None or playbook.target != "node":
         return False
-    return playbook.target == "node" and {step.do for step in playbook.steps} <= {None, Verb.sweep}
+    return {step.do for step in playbook.steps} <= {None, Verb.sweep}
 
 
 def sweep_runs(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
@@ -310,69 +304,3 @@ def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     else:
         why = say("decisions.spare_chosen", spare=chosen.name, **figures)
     return allow(Guard.reserved, why, limit=len(held.nodes), used=used)
-
-
-#: A reservation that begins later than this leaves time to repair what is faulty, and to bring it back.
-BEGINS_WITHIN = timedelta(hours=1)
-
-#: Slurm itself puts another node in the place of one that is taken out.
-_REPLACED = frozenset({"REPLACE", "REPLACE_DOWN"})
-
-
-def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """For a job the spares, for a node the reservation that needs it.
-
-    A node with a fatal fault is no use to a reservation, so none keeps it; a slow or ageing node stays. A
-    person who asks by name, or approved it, may take it.
-    """
-    if proposal.verb in RESTARTING_VERBS:
-        return spares(proposal, facts, rules, now)
-    node = node_of(proposal, facts)
-    if facts.snapshot is None or node is None:
-        return unknown_node(Guard.reserved, proposal, facts)
-    kept = _reservation_of(node, facts, rules, now)
-    if kept is None:
-        return allow(Guard.reserved, say("decisions.not_reserved", node=node.name))
-    here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
-    standing = sum(member.in_service for member in here)
-    figures: dict[str, Any] = {
-        "name": kept.name,
-        "all": len(kept.nodes),
-        "standing": standing,
-        "node": node.name,
-    }
-    share: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
-    if rides(proposal, facts) or not node.in_service:
-        return allow(Guard.reserved, say("decisions.reserved_out", **figures), **share)
-    if proposal.unusable or proposal.fatal:
-        return allow(Guard.reserved, say("decisions.reserved_no_use", **figures), **share)
-    if person := proposal.by or proposal.approved_by:
-        return allow(Guard.reserved, say("decisions.reserved_taken", who=person, **figures), **share)
-    return hold(Guard.reserved, say("decisions.reserved_stays", **figures), frees_at=kept.until, **share)
-
-
-def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
-    """The reservation that needs this node now or soon; of several the one that ends last.
-
-    Maintenance (guard `maintenance`), healer's tests and the spares do not count.
-    """
-    spares = settings_of(rules, facts.cluster).spares
-    reservations = facts.snapshot.reservations.values() if facts.snapshot else ()
-    standing = [
-        reservation
-        for reservation in reservations
-        if node.name in reservation.nodes
-        and not reservation.maintenance
-        and not is_our_reservation(reservation)
-        and not (spares is not None and reservation.name == spares.reservation)
-        and _REPLACED.isdisjoint(reservation.flags)
-        and is_soon(reservation, now)
-    ]
-    last = datetime.max.replace(tzinfo=now.tzinfo)
-    return max(standing, key=lambda reservation: (reservation.until or last, reservation.name), default=None)
-
-
-def is_soon(reservation: Reservation, now: datetime) -> bool:
-    """The reservation is in effect, or begins too soon for a repair to end before it."""
-    since, until = reservation.since, reservation.until
-    return (since is None or since <= now + BEGINS_WITHIN) and (until is None or until > now)

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from healer.detection.baseline import Baseline
-from healer.detection.boots import reboot_findings
 from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
 from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forecasts import Forecasts
-from healer.detection.forest import Forest, Unusual
+from healer.detection.forest import Forest
 from healer.detection.hangs import Hangs
 from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
@@ -26,7 +25,9 @@ from healer.detection.reported import (
     drain_findings,
     hook_findings,
     line_findings,
+    link_findings,
     note_reports,
+    reboot_findings,
     test_findings,
 )
 from healer.detection.silence import silence_findings
@@ -59,6 +60,7 @@ class OverWindows(NamedTuple):
 
 DETECTORS: tuple[OverPicture | OverWindows, ...] = (
     OverPicture(line_findings),
+    OverPicture(link_findings),
     OverPicture(hook_findings),
     OverPicture(silence_findings),
     OverPicture(drain_findings),
@@ -74,7 +76,7 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
     OverWindows(lambda given: Forecasts(given.rules.forecasts, given.rules.catalogue)),
     OverWindows(lambda _: Creep()),
     OverWindows(lambda _: Leaks()),
-    OverWindows(lambda given: Unusual(given.forest) if given.forest is not None else None),
+    OverWindows(lambda given: given.forest),
     OverWindows(lambda given: given.lemons),
     OverWindows(lambda given: given.figures),
 )

@@ -24,7 +24,10 @@ LEARN = 8
 LAGS = 16
 #: Evidence counts from so many decades of rarity on (one sample in 56 reaches that), or from the recent level
 #: where that is more, and up to so many more: a feature among others has to be unusual in two ways.
-COUNTS_FROM, COUNTS_MOST = 1.75, 4.0
+COUNTS_FROM, COUNTS_MOST = 1.75, 5.0
+#: The more columns, the more often one of them is rare by chance: so many decades for each decade of columns.
+#: More than one, as the ways to look at a column overlap and their sum exaggerates.
+OF_MANY = 2.0
 #: Columns that are looked at together: as many as stay in the processor's cache.
 AT_ONCE = 4
 #: Share of a feature's spread in training below which no difference matters; a decade of rarity is at least
@@ -32,6 +35,11 @@ AT_ONCE = 4
 FINEST = 0.05
 #: A constant feature has this share of its level for its spread.
 CONSTANT = 1e-3
+#: A window speaks where so much of it was measured.
+MEASURED = 0.5
+#: Quantiles of training that bound the usual range. A column is away where a value and so much of the last
+#: window are outside, and has returned once a window and so many samples have passed.
+USUAL_RANGE, AWAY, RETURNS = (0.01, 0.99), 0.5, 4
 #: No measurement.
 BEYOND = 1e150
 #: What is further away counts as this far, in spreads.
@@ -53,17 +61,20 @@ PEERS, SMOOTHED, EXPLAINED = 8, (4, 16), 0.7
 LATELY, LATELY_MOST = 256, 6.0
 #: `unusual` needs a past of so many samples.
 SHORTEST_PAST = 64
+#: A sample is seconded by one of the three before it, or counts for so many decades less.
+SECONDED, ALONE = 4, 1.5
 _MIDDLE = 0.3  # decades of the median
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def score(train: ArrayLike, test: ArrayLike) -> Floats:
     """(samples of test,) at least 0, higher is more unusual; `THRESHOLD` and above is an alarm.
 
     `train` and `test`: (samples, features) at even distances in time, `test` right after `train`, which is
-    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown and
-    replaced by the value before. Raises ValueError for other shapes."""
+    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown: no
+    evidence, neither a still value nor a step. Raises ValueError for other shapes."""
     before, new = _table(train, "train"), _table(test, "test")
     if before.shape[1] != new.shape[1]:
         raise ValueError(f"test has {new.shape[1]} features, train has {before.shape[1]}")
@@ -72,11 +83,18 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
     if not len(new):
         return np.zeros(0)
     n = len(before)
-    columns = _columns(np.concatenate([before, new]).T, n)
-    some = range(0, len(columns), AT_ONCE)
-    most = np.max([_evidence(columns[first : first + AT_ONCE], n).max(axis=0) for first in some], axis=0)
-    # The more columns, the more often one of them is rare by chance.
-    return np.maximum(most - np.log10(len(columns)), 0)
+    columns, measured = _columns(np.concatenate([before, new]).T, n)
+    some = [slice(first, first + AT_ONCE) for first in range(0, len(columns), AT_ONCE)]
+    most = np.max([_evidence(columns[part], measured[part], n).max(axis=0) for part in some], axis=0)
+    return _seconded(np.maximum(most - OF_MANY * np.log10(len(columns)), 0))
+
+
+def _seconded(scores: Floats) -> Floats:
+    """The second highest score of the last few samples, or a sample's own less what it costs to be alone: a
+    third of the false alarms were one sample long, and hardly a true one."""
+    before = np.concatenate([np.zeros(SECONDED - 1), scores])
+    last = np.sort(np.lib.stride_tricks.sliding_window_view(before, SECONDED), axis=1)
+    return np.maximum(last[:, -2], scores - ALONE)
 
 
 class Unusual(NamedTuple):
@@ -108,15 +126,29 @@ def unusual(values: ArrayLike) -> list[Unusual]:
     ]
 
 
-def _evidence(columns: Floats, n: int) -> Floats:
+def _evidence(columns: Floats, measured: Bools, n: int) -> Floats:
     """(columns, samples of test) decades by which all ways to look at a column are rarer than usual."""
     found = np.zeros((len(columns), columns.shape[1] - n))
-    for values, width, both in _parts(columns, n):
-        for side in (values, -values) if both else (values,):
-            decades = _rarity(side, n, width)
-            usual = np.maximum(_lately(decades, width), COUNTS_FROM)
-            found += np.clip(decades - usual, 0, COUNTS_MOST)
+    since_away = _since_away(columns, n)[:, n:]
+    for way in _ways(columns, measured, n):
+        for side in (way.values, -way.values) if way.both else (way.values,):
+            decades = _rarity(side, n, way.width)
+            usual = np.maximum(_lately(decades, way.width), COUNTS_FROM)
+            evidence = np.clip(decades - usual, 0, COUNTS_MOST)
+            if way.steps and side is way.values:
+                # The step back ends an event, and is none.
+                evidence *= (since_away == 0) | (since_away > max(way.width, WINDOWS[0]) + RETURNS)
+            found += evidence
     return found
+
+
+def _since_away(x: Floats, n: int) -> NDArray[np.int64]:
+    """(columns, samples) samples since the column was last away from its usual range."""
+    low, high = np.quantile(x[:, :n], USUAL_RANGE, axis=1)
+    outside = (x < low[:, None]) | (x > high[:, None])
+    is_away = outside & (_mean(outside.astype(np.float64), WINDOWS[0]) >= AWAY)
+    at = np.arange(x.shape[1])
+    return at - np.maximum.accumulate(np.where(is_away, at, -x.shape[1]), axis=1)
 
 
 def _table(values: ArrayLike, name: str) -> Floats:
@@ -133,9 +165,10 @@ def _table(values: ArrayLike, name: str) -> Floats:
 # --- what is looked at
 
 
-def _columns(x: Floats, n: int) -> Floats:
+def _columns(x: Floats, n: int) -> tuple[Floats, Bools]:
     """(columns, samples) in spreads of training around its median, unknown values filled: the features that
-    measure, and how far all of them together are from their usual mixture."""
+    measure, and how far all of them together are from their usual mixture; and which values were measured."""
+    measured = ~np.isnan(x)
     x = _filled(x, n)
     flags = _flags(x[:, :n])
     if flags.all():
@@ -145,8 +178,9 @@ def _columns(x: Floats, n: int) -> Floats:
     strange = np.where(flags, np.abs(x - np.clip(x, 0, 1)).max(axis=1), 0) > 0
     x = np.concatenate([x[~flags], np.abs(x[strange] - np.clip(x[strange], 0, 1))])
     x = _tamed(x, n)
-    together = [_together(x, n)] if len(x) > 1 else []
-    return np.concatenate([x, *together, *_unexplained(x, marks, n)])
+    of_all = [*([_together(x, n)] if len(x) > 1 else []), *_unexplained(x, marks, n)]
+    all_measured = np.repeat(measured.all(axis=0, keepdims=True), len(of_all), axis=0)
+    return np.concatenate([x, *of_all]), np.concatenate([measured[~flags], measured[strange], all_measured])
 
 
 def _tamed(x: Floats, n: int) -> Floats:
@@ -168,7 +202,7 @@ def _deviation(x: Floats) -> Floats:
 
 
 def _filled(x: Floats, n: int) -> Floats:
-    """The last known value in place of an unknown one; before the first, the median of training."""
+    """The last measured value in place of an unknown one; before the first, the median of training."""
     unknown = np.isnan(x)
     if not unknown.any():
         return x
@@ -241,20 +275,40 @@ def _predicted(others: Floats, feature: Floats, n: int) -> Floats:
 # --- how it is looked at
 
 
-def _parts(x: Floats, n: int) -> Iterator[tuple[Floats, int, bool]]:
-    """(values, samples that one value speaks of, whether low is as unusual as high)."""
+class _Way(NamedTuple):
+    """(columns, samples); `width`: samples that one value speaks of; `both`: low is as unusual as high;
+    `steps`: high where the value has moved."""
+
+    values: Floats
+    width: int
+    both: bool = False
+    steps: bool = False
+
+
+def _ways(x: Floats, measured: Bools, n: int) -> Iterator[_Way]:
     windows = [window for window in WINDOWS if n >= LEARN * window]
     for window in windows or [1]:
-        level = _mean(x, window)
-        yield level, window, True
+        share = _mean(measured.astype(np.float64), window)
+        level, square = (_mean(each * measured, window) / np.maximum(share, MEASURED) for each in (x, x * x))
+        speaks = share >= MEASURED
+        yield _Way(_held(level, speaks), window, both=True)
         if window > 1:
-            spread = np.sqrt(np.maximum(_mean(x * x, window) - level * level, 0))
-            yield np.log(spread + FINEST), window, True
-    surprise = _surprise(x, n)
-    yield surprise, 1, False
+            spread = np.sqrt(np.maximum(square - level * level, 0))
+            yield _Way(_held(np.log(spread + FINEST), speaks), window, both=True, steps=True)
+    # The first step after a gap is left out: it took longer than the others.
+    surprise = _surprise(x, measured & np.concatenate([measured[:, :1], measured[:, :-1]], axis=1), n)
+    yield _Way(surprise, 1, steps=True)
     for window in windows[:1]:
-        yield _mean(surprise, window), window, False
-    yield np.log1p(_unmoved(x)), windows[0] if windows else 1, False
+        yield _Way(_mean(surprise, window), window, steps=True)
+    yield _Way(np.log1p(_unmoved(x, measured)), windows[0] if windows else 1)
+
+
+def _held(values: Floats, speaks: Bools) -> Floats:
+    """Where a window does not speak, the value of the last one that did."""
+    if speaks.all():
+        return values
+    last = np.maximum.accumulate(np.where(speaks, np.arange(values.shape[1]), 0), axis=1)
+    return np.take_along_axis(values, last, axis=1)
 
 
 def _mean(x: Floats, window: int) -> Floats:
@@ -266,10 +320,10 @@ def _mean(x: Floats, window: int) -> Floats:
     return total / window
 
 
-def _surprise(x: Floats, n: int) -> Floats:
-    """How far each step is from the one predicted from the steps before (autoregression of differences by
-    ridge regression on training: it follows a level that moves)."""
-    steps = np.diff(x, axis=1, prepend=x[:, :1])
+def _surprise(x: Floats, counts: Bools, n: int) -> Floats:
+    """How far each step that `counts` is from the one predicted from the steps before (autoregression of
+    differences by ridge regression on training: it follows a level that moves)."""
+    steps = np.diff(x, axis=1, prepend=x[:, :1]) * counts
     lags = min(LAGS, n // LEARN)
     if not lags:
         return np.abs(steps)
@@ -282,13 +336,13 @@ def _surprise(x: Floats, n: int) -> Floats:
     predicted = np.zeros_like(x)
     for lag in range(lags):
         predicted += weights[:, lag, None] * before[:, lag : lag + x.shape[1]]
-    return np.abs(steps - predicted)
+    return np.abs(steps - predicted) * counts
 
 
-def _unmoved(x: Floats) -> Floats:
-    """Samples since the value last moved."""
+def _unmoved(x: Floats, measured: Bools) -> Floats:
+    """Samples measured since the value last moved."""
     moved = np.abs(np.diff(x, axis=1, prepend=x[:, :1])) > CONSTANT
-    at = np.arange(x.shape[1], dtype=np.float64)
+    at = np.cumsum(measured, axis=1, dtype=np.float64)
     return at - np.maximum.accumulate(np.where(moved, at, 0), axis=1)
 
 

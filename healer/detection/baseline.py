@@ -14,7 +14,7 @@ import numpy as np
 
 from healer.detection.protocol import Detector, Look, Pair, Reports, percent
 from healer.detection.step_findings import Onset, finding_at
-from healer.detection.streams import WARM_UP
+from healer.detection.streams import WARM_UP, robust
 from healer.model import Component, Detections, Finding, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.observations.telemetry_windows import Telemetry
@@ -164,9 +164,7 @@ def _by_node(job: JobSteps, slurm: SlurmSnapshot) -> dict[str, float]:
 def _slower(seconds_of: dict[str, float], others: np.ndarray) -> dict[str, tuple[float, int]]:
     """Node -> by how much it is slower than `others`, 0 where it is not; empty where no comparison holds:
     none of the nodes works as they did."""
-    logs = np.log(others)
-    middle = float(np.median(logs))
-    spread = 1.4826 * float(np.median(np.abs(logs - middle)))
+    middle, spread = robust(np.log(others))
     limit = max(np.log1p(SLOWER), SPREADS * spread)
     heights = {node: float(np.log(seconds)) - middle for node, seconds in seconds_of.items()}
     if not any(abs(height) < limit / 2 for height in heights.values()):

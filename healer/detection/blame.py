@@ -44,7 +44,7 @@ def blamed_node(stop: Stop, look: Look) -> Finding | None:
     ((node, report),) = stop.reports.items()
     neighbours = {other.name for other in look.slurm.neighbours_of(node)} if look.slurm else set[str]()
     of_place = (
-        *ports_down(look.telemetry, neighbours, look.now).values(),
+        *ports_down(look.telemetry, neighbours, look.now, stop.begun).values(),
         *reported_losses(look, neighbours).values(),
     )
     of_job = (other for name, other in stop.lost.items() if name != node)
@@ -56,7 +56,7 @@ def blamed_node(stop: Stop, look: Look) -> Finding | None:
     line = report.evidence
     signs = [msgspec.structs.replace(line, job=job)] if line is not None else []
     if not fault_is(report.fault, Trait.may_stop_work):
-        port = ports_down(look.telemetry, (node,), look.now).get(node)
+        port = ports_down(look.telemetry, (node,), look.now, stop.begun).get(node)
         if port is None or look.now - port.at < PORT_STAYS:
             return None
         if not are_measured_since(look.telemetry, neighbours, port.at, look.now):

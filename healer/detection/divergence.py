@@ -25,6 +25,7 @@ from healer.detection.step_findings import (
     no_number,
     spike,
 )
+from healer.detection.streams import robust
 from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job
 from healer.observations.telemetry_windows import Telemetry
@@ -92,7 +93,7 @@ class _Shared:
         finite = np.isfinite(values)
         if finite.sum() < AGREE:
             return float("nan"), np.zeros(len(values), bool)
-        middle, spread = _robust(values[finite])
+        middle, spread = robust(values[finite])
         away = ~finite
         away[finite] = np.abs(values[finite] - middle) > FAR_Z * max(spread, LEAST_SPREAD * abs(middle))
         for rank in ranks[~away].tolist():
@@ -135,14 +136,8 @@ class _Trend:
     def _is_high(self) -> bool:
         if len(self.past) < TREND:
             return False
-        middle, spread = _robust(np.array(self.past))
+        middle, spread = robust(np.array(self.past))
         return self.now - middle > max(JUMP_Z * spread, JUMP_SHARE * abs(middle))
-
-
-def _robust(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Median, and robust standard deviation (MAD)."""
-    middle = float(np.median(values))
-    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
 
 
 @dataclass(slots=True, eq=False)

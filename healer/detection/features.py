@@ -13,13 +13,12 @@ is not the node's own change and is taken off too.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model import Scope
-from healer.model.trained import FeatureRow, Floats, Matrix
+from healer.model import Contribution, Scope
+from healer.model.feature_rows import FeatureRow, Floats, Matrix
 from healer.observations.groups import LEAST_OF_RACK, Groups, peer_median, peer_spread
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, quoted, say
@@ -32,6 +31,8 @@ WEIGHT = 0.2
 STALE_S = 120.0
 SAMPLES_LEAST = 5
 CUT = 10.0
+#: Features that are named for each score.
+SHOWN = 5
 #: A node computes from this mean use of its GPUs on; below, it is idle.
 BUSY_PERCENT = 20.0
 
@@ -106,8 +107,6 @@ OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
 #: next.
 OWN_WEIGHT = 1 / 15
 OWN_MARK = "; own past"
-#: How a model scores them: one that was made for another scorer has a threshold of another unit.
-SCORED = "forest_over_residual"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
 
 
@@ -181,11 +180,25 @@ class NodeFeatures:
         index = _PLACES[feature.removesuffix(OWN_MARK)]
         return float(self._values[index, row]), float(self._peers[index, row])
 
+    def contributions(self, names: Sequence[str], share: Floats, row: int) -> tuple[Contribution, ...]:
+        """Of one node: the features with the largest shares, the largest first."""
+        return tuple(
+            Contribution(feature=names[at], share=round(float(share[at]), 4), value=value, peers=peers)
+            for at in largest(share)
+            for value, peers in [self.latest(names[at], row)]
+        )
+
     def _grow(self, n: int) -> None:
         more = n - self._smooth.shape[1]
         fills = {"_smooth": 0, "_heard": -np.inf, "_samples": 0, "_values": np.nan, "_peers": np.nan}
         for name, fill in fills.items() if more > 0 else ():
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more)), constant_values=fill))
+
+
+def largest(share: Floats) -> list[int]:
+    """Places of the largest shares of one node, the largest first; none of 0."""
+    order = np.argsort(-share, kind="stable")[:SHOWN]
+    return [int(at) for at in order if share[at] > 0]
 
 
 class OwnPast:
@@ -307,13 +320,6 @@ def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
     idle = usable & (allocated == 0) & (use < BUSY_PERCENT)
     loads = np.where(busy, "busy", np.where(idle, "idle", "")).tolist()
     return list(zip(telemetry.model_of(Scope.node), loads, strict=True))
-
-
-def definition(features: Sequence[str]) -> str:
-    """A hash of how these features are made and scored: a model does not apply to others."""
-    of = [FEATURES[_PLACES[name.removesuffix(OWN_MARK)]] for name in features]
-    made = repr([*features, *of, SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT, OWN_WEIGHT, SCORED])
-    return sha256(made.encode()).hexdigest()[:16]
 
 
 def columns(features: Sequence[str]) -> list[int]:

@@ -9,9 +9,11 @@ node is the first suspect when a job on it is slow, and it is reported by itself
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from operator import attrgetter
-from statistics import median
+
+import numpy as np
 
 from healer.detection.protocol import Detector, Look, new_evidence, percent
+from healer.detection.streams import robust
 from healer.model import (
     Component,
     Detections,
@@ -43,7 +45,6 @@ EVERY = timedelta(hours=1)
 LOOK_BACK = timedelta(days=90)
 #: Retry interval while the database is away.
 AWAY = timedelta(minutes=1)
-_NORMAL = 1.4826
 
 
 def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeComparison]:
@@ -54,7 +55,7 @@ def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, st
     for node in nodes:
         for name, figure in node.figures.items():
             values.setdefault((kinds[node.node], name), []).append(figure.value)
-    middle = {key: (median(found), _spread(found), len(found)) for key, found in values.items()}
+    middle = {key: _middle(found) for key, found in values.items()}
     return [
         NodeComparison(
             cluster=cluster,
@@ -69,9 +70,10 @@ def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, st
     ]
 
 
-def _spread(values: list[float]) -> float:
-    center = median(values)
-    return max(_NORMAL * median(abs(value - center) for value in values), SPREAD_LEAST * center)
+def _middle(values: list[float]) -> tuple[float, float, int]:
+    """Median, robust standard deviation, and how many there are."""
+    center, spread = robust(np.array(values))
+    return center, max(spread, SPREAD_LEAST * center), len(values)
 
 
 def _standing(name: str, figure: Figure, center: float, spread: float, nodes: int) -> FleetFigure:

@@ -1,7 +1,7 @@
 """Parts that are likely to fail: trends of `rules/forecasts.yaml`, reported as findings."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import TRUE
 from healer.detection.outlook import Outlook, outlook
-from healer.detection.protocol import Detector, Look, cleared_since, new_evidence, unreadable
+from healer.detection.protocol import Detector, Look, Spell, Spells, new_evidence, unreadable
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -41,17 +41,6 @@ _NOW_POINTS = 4
 
 
 @dataclass(slots=True)
-class _Forecast:
-    """One part that is likely to fail."""
-
-    since: datetime
-    #: As of the newest point that showed it.
-    now: Trend
-    missed: int = 0
-    due: bool = True
-
-
-@dataclass(slots=True)
 class _Followed:
     rule: ForecastRule
     value: Expr | None
@@ -60,9 +49,8 @@ class _Followed:
     saved: Saved | None = None
     #: Rows whose component was looked up in `saved`.
     placed: int = 0
-    forecasts: dict[int, _Forecast] = field(default_factory=dict)
-    #: Components whose trend is over: since when.
-    cleared: dict[Component, datetime] = field(default_factory=dict)
+    #: Parts that are likely to fail.
+    spells: Spells[Trend] = field(default_factory=lambda: Spells(OVER_LOOKS))
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         """As `Detector.load`."""
@@ -126,9 +114,9 @@ class Forecasts(Detector):
             if followed.rule.scope is not Scope.gpu:
                 continue
             followed.series.forget(np.array(rows, np.intp))
-            for row in rows:
-                if followed.forecasts.pop(row, None) is not None:
-                    followed.cleared[axis.components()[row]] = datetime.fromtimestamp(self.looked_s, UTC)
+            for where in changed:
+                if followed.spells.on.pop(where, None) is not None:
+                    followed.spells.over[where] = datetime.fromtimestamp(self.looked_s, UTC)
 
     # --- looking ----------------------------------------------------------------------------------------
 
@@ -145,8 +133,9 @@ class Forecasts(Detector):
                     _judge(followed, telemetry, now)
         findings, clear = [], {}
         for followed in self.followed:
-            findings.extend(_due_findings(followed, telemetry, now))
-            clear |= cleared_since(followed.rule.rule, followed.cleared, look.watched)
+            rule, spells = followed.rule, followed.spells
+            findings += [_finding(rule, where, spell, telemetry, now) for where, spell in spells.due()]
+            clear |= spells.cleared(rule.rule, look.watched)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _place(self, followed: _Followed, telemetry: Telemetry) -> None:
@@ -215,53 +204,41 @@ def _judge(followed: _Followed, telemetry: Telemetry, now: datetime) -> None:
         high = level <= rule.least if rule.falls else level >= rule.least
     rows = np.flatnonzero(high)
     trends = likely(rule, followed.series.series(rows))
-    soon = {row: trend for row, trend in zip(rows.tolist(), trends, strict=True) if trend is not None}
-    components = telemetry.axis(rule.scope).components()
-    for row, trend in soon.items():
-        forecast = followed.forecasts.get(row)
-        if forecast is None:
-            followed.forecasts[row] = _Forecast(since=now, now=trend)
-            followed.cleared.pop(components[row], None)
-        else:
-            forecast.now, forecast.missed, forecast.due = trend, 0, True
-    has_level = np.isfinite(level)
-    for row in [row for row in followed.forecasts if row not in soon]:
+    axis = telemetry.axis(rule.scope)
+    components = axis.components()
+    soon = {
+        components[row]: trend for row, trend in zip(rows.tolist(), trends, strict=True) if trend is not None
+    }
+    for where, trend in soon.items():
+        followed.spells.show(where, trend, now)
+    for where in [where for where in followed.spells.on if where not in soon]:
+        row = axis.row(where)
         # Silence does not mean that it is over.
-        followed.forecasts[row].missed += int(row < len(has_level) and has_level[row])
-        if followed.forecasts[row].missed >= OVER_LOOKS:
-            del followed.forecasts[row]
-            followed.cleared[components[row]] = now
+        if row is not None and row < len(level) and np.isfinite(level[row]):
+            followed.spells.miss(where, now)
 
 
 # --- findings ---
 
 
-def _due_findings(followed: _Followed, telemetry: Telemetry, now: datetime) -> Iterator[Finding]:
-    components = telemetry.axis(followed.rule.scope).components()
-    for row, forecast in followed.forecasts.items():
-        if forecast.due:
-            forecast.due = False
-            yield _finding(followed.rule, components[row], forecast, telemetry, now)
-
-
 def _finding(
-    rule: ForecastRule, component: Component, forecast: _Forecast, telemetry: Telemetry, now: datetime
+    rule: ForecastRule, component: Component, spell: Spell[Trend], telemetry: Telemetry, now: datetime
 ) -> Finding:
-    identity = f"{rule.rule}|{component.cluster}|{component!r}|{forecast.since.isoformat()}"
-    text = sentence(rule, forecast.now)
+    identity = f"{rule.rule}|{component.cluster}|{component!r}|{spell.since.isoformat()}"
+    text = sentence(rule, spell.now)
     affected: tuple[Component, ...] = ()
     if rule.scope in OF_DEVICES:
         behind = telemetry.nodes_behind(component)
         affected = tuple(Component(cluster=component.cluster, node=name) for name in behind)
         text = say("detection.told", head=str(component), text=text)
     return Finding.from_evidence(
-        new_evidence(identity, component, forecast.since, text, now, Sense.metrics),
+        new_evidence(identity, component, spell.since, text, now, Sense.metrics),
         fault=rule.rule,
         fault_class=FaultClass.degraded,
-        title=say("detection.forecast", count=_days_left(forecast.now), title=quoted(rule.title)),
+        title=say("detection.forecast", count=_days_left(spell.now), title=quoted(rule.title)),
         confidence=0.6,
         affected=affected,
-        foreseen=forecast.now,
+        foreseen=spell.now,
     )
 
 

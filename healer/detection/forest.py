@@ -1,11 +1,11 @@
 """Nodes that are unusual in many slow features at once, among their peers and against their own past, by the
-model of their class.
+model of their class; and nodes that changed, by the same features.
 
 It raises evidence and never acts alone: its rule has no playbook. Method and limits: `docs/detection.md`.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -23,20 +23,10 @@ from healer.detection.features import (
     feature_words,
 )
 from healer.detection.level_shift import DRIFTED, Shifts
-from healer.detection.protocol import AGAIN_AFTER, Detector, Look, Pair, new_evidence, unreadable
-from healer.detection.scorers import Fitted, largest, scored_of, shares
-from healer.model import (
-    Chart,
-    ChartLine,
-    Component,
-    Contribution,
-    Detections,
-    FaultClass,
-    Finding,
-    Scope,
-    Sense,
-)
-from healer.model.trained import FeatureRow, Floats, Matrix, Model
+from healer.detection.protocol import Detector, Look, Pair, Reports, new_evidence, unreadable
+from healer.detection.scorers import Model
+from healer.model import Chart, ChartLine, Component, Detections, FaultClass, Finding, Scope, Sense
+from healer.model.feature_rows import FeatureRow, Floats, Matrix
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import joined, quoted, say
 
@@ -47,7 +37,6 @@ HOLD = timedelta(minutes=5)
 SHARED, SHARED_LEAST = 0.1, 3
 #: Scores kept for a chart: half an hour.
 CHART_SAMPLES = 60
-CONTRIBUTIONS = 5
 #: Feature history: a row every 5 min; every 30 s while a class has so few; at most so many nodes in one.
 KEEP_S = 300.0
 FEW_ROWS = 20
@@ -56,21 +45,19 @@ NODES_KEPT = 1500
 #: GPU model and load; rows of the node axis.
 Class = tuple[str, str]
 Rows = NDArray[np.intp]
-#: (nodes, OWN_NAMES) the usual level of each feature, by the rows of the node axis (`Shifts.usual`).
-Usual = Callable[[Telemetry], Matrix]
 
 
-class Forest:
+class Forest(Detector):
     """Scores every node of a class that has a model, every 30 s. One thread owns it.
 
-    `models` gives the fitted models of the cluster, and is asked at each scoring; `keep` takes feature rows
-    for later training. Neither may raise.
+    `models` gives the models of the cluster, and is asked at each scoring; `keep` takes feature rows for
+    later training. Neither may raise.
     """
 
-    def __init__(self, models: Callable[[], Sequence[Fitted]], keep: Callable[[FeatureRow], None]) -> None:
+    def __init__(self, models: Callable[[], Sequence[Model]], keep: Callable[[FeatureRow], None]) -> None:
         self._models, self._keep = models, keep
         self._kept: dict[Class, tuple[int, datetime]] = {}
-        self._of: Telemetry | None = None
+        self._shifts = Shifts()
         self._begin(None)
 
     def _begin(self, telemetry: Telemetry | None) -> None:
@@ -82,24 +69,10 @@ class Forest:
         self._history: deque[tuple[datetime, Floats]] = deque(maxlen=CHART_SAMPLES)
         #: (2, nodes), s since 1970: above its threshold, or at most there, since then; NaN: not scored.
         self._since = np.zeros((2, 0))
-        self._reported: dict[Component, datetime] = {}
+        self._reports = Reports()
 
-    @property
-    def features(self) -> NodeFeatures:
-        """As of the last tick."""
-        return self._features
-
-    def tick(
-        self,
-        telemetry: Telemetry,
-        now: datetime,
-        watched: Collection[Pair] = (),
-        usual: Usual | None = None,
-    ) -> Detections:
-        """New findings of `unusual-node`, and since when those reported or `watched` are usual again.
-
-        Without `usual` the past of no node is known.
-        """
+    def tick(self, look: Look) -> Detections:
+        telemetry, now = look.telemetry, look.now
         went_back = self._sampled_at is not None and now < self._sampled_at
         if self._of is not telemetry or went_back:
             self._begin(telemetry)
@@ -112,35 +85,46 @@ class Forest:
                 if name[1]:
                     by_class.setdefault(name, []).append(row)
             of_class = {name: np.array(rows, np.intp) for name, rows in sorted(by_class.items())}
-            matrix = self._matrix(telemetry, of_class, now, usual)
+            matrix = self._matrix(telemetry, of_class, now)
             self._keep_rows(telemetry, matrix, of_class, now)
             findings = self._score(telemetry, matrix, of_class, now)
-        return Detections(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
+        shifted = self._shifts.tick(telemetry, self._features, now, look.watched)
+        return Detections(
+            at=now,
+            findings=(*findings, *shifted.findings),
+            clear_since={**self._clear(look), **shifted.clear_since},
+        )
 
-    def forget(self, telemetry: Telemetry, node: str) -> None:
-        """The node was repaired, returned or booted: its earlier features and scores no longer count."""
-        if self._of is not telemetry:
-            return
-        rows = telemetry.rows_of(node, Scope.node)
-        self._features.forget(rows)
-        self._own.forget(rows)
-        self._since[:, rows[rows < self._since.shape[1]]] = np.nan
-        self._reported = {where: at for where, at in self._reported.items() if where.node != node}
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
+        self._shifts.forget(telemetry, node)
+        if self._of is telemetry:
+            rows = telemetry.rows_of(node, Scope.node)
+            self._features.forget(rows)
+            self._own.forget(rows)
+            self._since[:, rows[rows < self._since.shape[1]]] = np.nan
+            self._reports.forget(node)
 
-    def _matrix(
-        self, telemetry: Telemetry, of_class: Mapping[Class, Rows], now: datetime, usual: Usual | None
-    ) -> Matrix:
+    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        # Before the first look there is nothing, and it must not replace what was kept.
+        return {DRIFTED: self._shifts.pack(telemetry)} if self._shifts.levels.columns else {}
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        return unreadable(packed, DRIFTED, self._shifts.load)
+
+    @property
+    def nbytes(self) -> int:
+        return self._shifts.levels.nbytes
+
+    def _matrix(self, telemetry: Telemetry, of_class: Mapping[Class, Rows], now: datetime) -> Matrix:
         """(nodes, all features): against the peers, then against the node's own past. Only nodes at work are
         compared with their past: it says nothing of idle ones."""
-        peers = self._features.matrix(now)
-        levels = np.full((len(peers), len(OWN_NAMES)), np.nan, np.float32)
-        if usual is not None:
-            usual_now = usual(telemetry)
-            for (_, load), rows in of_class.items():
-                if load == "busy":
-                    levels[rows] = usual_now[rows]
+        peers, usual = self._features.matrix(now), self._shifts.usual(telemetry)
+        idle = np.ones(len(peers), np.bool_)
+        for (_, load), rows in of_class.items():
+            idle[rows] = load != "busy"
+        usual[idle] = np.nan
         groups, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
-        away = against_own_past(peers[:, OWN_COLUMNS], levels, groups, racks)
+        away = against_own_past(peers[:, OWN_COLUMNS], usual, groups, racks)
         return np.concatenate([peers, self._own.sample(away)], axis=1)
 
     # --- scoring ---
@@ -150,15 +134,14 @@ class Forest:
     ) -> list[Finding]:
         n = len(matrix)
         scores, thresholds = np.full(n, np.nan), np.full(n, np.nan)
-        scored: list[tuple[Fitted, Rows]] = []
-        for scorer in self._models():
-            rows = of_class.get((scorer.model.hardware, scorer.model.load), np.zeros(0, np.intp))
-            places, values = scored_of(scorer.model, matrix[rows])
+        scored: list[tuple[Model, Rows]] = []
+        for model in self._models():
+            rows = of_class.get((model.hardware, model.load), np.zeros(0, np.intp))
+            places, values = model.scored(matrix[rows])
             rows = rows[places]
             if len(rows):
-                scores[rows] = scorer.score(values)
-                thresholds[rows] = scorer.model.threshold
-                scored.append((scorer, rows))
+                scores[rows], thresholds[rows] = model.scorer.score(values), model.threshold
+                scored.append((model, rows))
         self._history.append((now, scores))
         # A node that is not scored is neither above nor below: its time starts over when it is scored again.
         before = np.full((2, n), np.nan)
@@ -166,46 +149,35 @@ class Forest:
         states = np.stack([scores > thresholds, scores <= thresholds])
         self._since = np.where(states, np.fmin(before, now.timestamp()), np.nan)
         findings: list[Finding] = []
-        for scorer, rows in scored:
+        for model, rows in scored:
             above = rows[now.timestamp() - self._since[0, rows] >= HOLD.total_seconds()]
             if len(above) >= SHARED_LEAST and len(above) > SHARED * len(rows):
                 continue
             for row in above.tolist():
                 where = telemetry.axis(Scope.node).components()[row]
-                last = self._reported.get(where)
-                if last is None or now - last >= AGAIN_AFTER:
-                    self._reported[where] = now
-                    findings.append(self._finding(where, row, scorer, rows, matrix))
+                if self._reports.is_due((UNUSUAL, where), now):
+                    findings.append(self._finding(where, row, model, rows, matrix))
         return findings
 
-    def _clear(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair]) -> dict[Pair, datetime]:
-        axis = telemetry.axis(Scope.node)
-        wanted = {where for fault, where in watched if fault == UNUSUAL} | self._reported.keys()
+    def _clear(self, look: Look) -> dict[Pair, datetime]:
         found: dict[Pair, datetime] = {}
-        for where in wanted:
-            row = axis.row(where)
-            if row is None or row >= self._since.shape[1] or np.isnan(self._since[1, row]):
-                continue
-            since = found[UNUSUAL, where] = datetime.fromtimestamp(float(self._since[1, row]), now.tzinfo)
-            if (UNUSUAL, where) not in watched and now - since > HOLD:
-                self._reported.pop(where, None)
+        for fault, where in look.watched:
+            row = look.telemetry.axis(Scope.node).row(where) if fault == UNUSUAL else None
+            if row is not None and row < self._since.shape[1] and np.isfinite(at_s := self._since[1, row]):
+                found[fault, where] = datetime.fromtimestamp(float(at_s), look.now.tzinfo)
         return found
 
     # --- findings ---
 
-    def _finding(self, where: Component, row: int, scorer: Fitted, rows: Rows, matrix: Matrix) -> Finding:
-        model = scorer.model
+    def _finding(self, where: Component, row: int, model: Model, rows: Rows, matrix: Matrix) -> Finding:
         now, scores = self._history[-1]
         since = datetime.fromtimestamp(float(self._since[0, row]), now.tzinfo)
-        parts = self._contributions(row, scorer, matrix)
+        _, values = model.scored(matrix[row : row + 1])
+        share = model.scorer.residual.shares(values)[0]
+        parts = self._features.contributions(model.features, share, row)
         named = (
-            say(
-                "detection.unusual_part",
-                feature=feature_words(part.feature),
-                value=part.value,
-                peers=part.peers,
-            )
-            for part in parts[:3]
+            say("detection.unusual_part", feature=feature_words(of.feature), value=of.value, peers=of.peers)
+            for of in parts[:3]
         )
         text = say(
             "detection.unusual_text",
@@ -220,9 +192,8 @@ class Forest:
         )
         identity = f"{UNUSUAL}|{where.cluster}|{where.node}|{since.isoformat()}"
         with_model = say("detection.by_model", text=text, model=model.id[:12])
-        evidence = new_evidence(identity, where, since, with_model, now, Sense.forest)
         return Finding.from_evidence(
-            evidence,
+            new_evidence(identity, where, since, with_model, now, Sense.forest),
             fault=UNUSUAL,
             fault_class=FaultClass.informational,
             text=text,
@@ -232,17 +203,6 @@ class Forest:
             contributions=parts,
         )
 
-    def _contributions(self, row: int, scorer: Fitted, matrix: Matrix) -> tuple[Contribution, ...]:
-        _, values = scored_of(scorer.model, matrix[row : row + 1])
-        parts = scorer.residual.parts(values)
-        share = shares(parts if parts.any() else np.abs(values).astype(np.float64))[0]
-        return tuple(
-            Contribution(feature=name, share=round(float(share[at]), 4), value=value, peers=peers)
-            for at in largest(share, CONTRIBUTIONS)
-            for name in [scorer.model.features[at]]
-            for value, peers in [self._features.latest(name, row)]
-        )
-
     def _chart(self, where: Component, row: int, model: Model, rows: Rows) -> Chart:
         values, middle = [], []
         for _, scores in self._history:
@@ -250,19 +210,16 @@ class Forest:
             of_class = scores[rows[rows < len(scores)]]
             of_class = of_class[np.isfinite(of_class)]
             middle.append(_shown(np.median(of_class)) if len(of_class) else None)
+        lines = (
+            (quoted(str(where)), "own", values),
+            (say("detection.chart_median"), "peers", middle),
+            (say("detection.chart_threshold"), "threshold", [model.threshold] * len(values)),
+        )
         return Chart(
             title=say("detection.chart_unusual"),
             unit="score",
             times=tuple(at.timestamp() for at, _ in self._history),
-            lines=(
-                ChartLine(label=quoted(str(where)), role="own", values=tuple(values)),
-                ChartLine(label=say("detection.chart_median"), role="peers", values=tuple(middle)),
-                ChartLine(
-                    label=say("detection.chart_threshold"),
-                    role="threshold",
-                    values=(model.threshold,) * len(values),
-                ),
-            ),
+            lines=tuple(ChartLine(label=label, role=role, values=tuple(line)) for label, role, line in lines),
             node=where.node,
         )
 
@@ -290,35 +247,3 @@ class Forest:
 
 def _shown(score: float) -> float | None:
     return round(float(score), 4) if np.isfinite(score) else None
-
-
-class Unusual(Detector):
-    """The forest's nodes and nodes that changed: both look at the features that the forest samples."""
-
-    def __init__(self, forest: Forest) -> None:
-        self._forest, self._shifts = forest, Shifts()
-
-    def tick(self, look: Look) -> Detections:
-        telemetry, now, watched = look.telemetry, look.now, look.watched
-        odd = self._forest.tick(telemetry, now, watched, self._shifts.usual)
-        shifted = self._shifts.tick(telemetry, self._forest.features, now, watched)
-        return Detections(
-            at=now,
-            findings=(*odd.findings, *shifted.findings),
-            clear_since={**odd.clear_since, **shifted.clear_since},
-        )
-
-    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
-        self._forest.forget(telemetry, node)
-        self._shifts.forget(telemetry, node)
-
-    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        # Before the first look there is nothing, and it must not replace what was kept.
-        return {DRIFTED: self._shifts.pack(telemetry)} if self._shifts.levels.columns else {}
-
-    def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        return unreadable(packed, DRIFTED, self._shifts.load)
-
-    @property
-    def nbytes(self) -> int:
-        return self._shifts.levels.nbytes

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from healer.model import Component, NodeReport, Scope, SlurmJob
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
+from healer.observations.rings import WINDOW_S
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import Said, say
 
@@ -86,21 +87,32 @@ LOOK_S = 300.0
 _STATES = (("ib_state", (4, 5), (1, 2)), ("net_carrier", (1,), (0,)))
 
 
-def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dict[str, NodeReport]:
-    """Of these nodes, those with a port that went down within the last `LOOK_S` and is still down."""
+def ports_down(
+    telemetry: Telemetry, nodes: Iterable[str], now: datetime, since: datetime | None = None
+) -> dict[str, NodeReport]:
+    """Of these nodes, those with a port that is down and went down after `LOOK_S` before `since` (None: now).
+    What is longer ago than telemetry is kept is not known."""
+    look_s = min(LOOK_S + (now - since).total_seconds() if since is not None else LOOK_S, WINDOW_S)
     found: dict[str, NodeReport] = {}
     parts = telemetry.axis(Scope.link).components()
+    rows = np.concatenate([np.zeros(0, np.int64), *(telemetry.rows_of(name, Scope.link) for name in nodes)])
     for signal, up, down in _STATES:
         if telemetry.scope_of(signal) is not Scope.link:
             continue
-        window, times = telemetry.window(signal, LOOK_S, now), telemetry.times(LOOK_S, now)
-        for node in nodes:
-            for row in telemetry.rows_of(node, Scope.link).tolist():
-                at_s = _went_down(window[:, row], times, up, down)
-                if at_s is not None and node not in found:
-                    at, where = datetime.fromtimestamp(at_s, now.tzinfo), parts[row]
-                    found[node] = NodeReport(at=at, text=_down_text(where))
+        window, times = telemetry.window(signal, look_s, now), telemetry.times(look_s, now)
+        for row in rows[_ends_in(window[:, rows], down)].tolist():
+            at_s, where = _went_down(window[:, row], times, up, down), parts[row]
+            if at_s is not None and where.node is not None and where.node not in found:
+                at = datetime.fromtimestamp(at_s, now.tzinfo)
+                found[where.node] = NodeReport(at=at, text=_down_text(where))
     return found
+
+
+def _ends_in(window: NDArray[np.floating], values: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which columns hold one of these as their last finite figure. (slots, n) -> (n,)."""
+    finite = np.isfinite(window)
+    last = len(window) - 1 - np.argmax(finite[::-1], axis=0)
+    return finite.any(axis=0) & np.isin(window[last, np.arange(window.shape[1])], values)
 
 
 def _down_text(where: Component) -> Said:

@@ -16,7 +16,7 @@ import numpy as np
 from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, loss_text, reported_losses
 from healer.detection.hang_evidence import AtRest, at_rest, ports_down
 from healer.detection.job_starts import STARTS, Starts
-from healer.detection.job_watch import AT_ONCE_S, LINK_GAPS, JobWatch
+from healer.detection.job_watch import AT_ONCE_S, LINK_GAPS, STOPPED, SURE, UNSURE, YOUNG_S, JobWatch
 from healer.detection.protocol import Detector, Look, Pair, new_evidence, unreadable, watch_jobs
 from healer.detection.standstill import Standstill, missing_text, standstill, suspects_of
 from healer.model import (
@@ -102,7 +102,7 @@ class _Hang:
 
     def blamed(self, look: Look) -> Finding | None:
         """The node that has stopped the job, if that is sure."""
-        if (look.now - self.begun).total_seconds() <= self.watch.stopped_s():
+        if (look.now - self.begun).total_seconds() <= self.watch.after_s(STOPPED):
             return None
         life = self.watch.job
         stop = Stop(
@@ -166,7 +166,8 @@ class Hangs(Detector):
         for watch, shown in self._follow(look):
             moved_at = watch.moved_at or look.now
             begun = max(moved_at, look.listening_since or moved_at)
-            if not watch.usual_s > 0 or (look.now - begun).total_seconds() <= AT_ONCE_S:
+            least_s = YOUNG_S if watch.is_young else AT_ONCE_S
+            if not watch.usual_s > 0 or (look.now - begun).total_seconds() <= least_s:
                 continue
             hang = _find_hang(watch, shown, begun, look, reports_of, rests)
             if hang is None or (for_reports and not hang.reports):
@@ -227,7 +228,7 @@ def _find_hang(
         return None
     lost = reports_of(shown.nodes)
     reports = watch.reports_to_blame(lost, begun, stalled_s)
-    if not reports and stalled_s <= watch.sure_s():
+    if not reports and (watch.is_young or stalled_s <= watch.after_s(SURE)):
         return None
     stand = standstill(watch.job, look.now.timestamp())
     if stand.rests:
@@ -239,7 +240,7 @@ def _find_hang(
     limit_s = watch.limit_s(stand)
     if limit_s is None or stalled_s <= limit_s:
         return None
-    sure = limit_s < watch.unsure_s()
+    sure = limit_s < watch.after_s(UNSURE)
     if not sure:
         idle = rests(look.telemetry, shown, look.now)
         if idle is False or (idle is None and not stand.speaks):

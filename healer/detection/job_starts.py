@@ -2,7 +2,7 @@
 
 A life without a step has no pace of its own. What it is compared with is how long this job's earlier starts
 took, or the node's processes: those that wait in the kernel for a minute, where the job's other nodes have
-none, wait for what the node has lost.
+none, wait for what the node has lost. A start in which a node lost something is no measure of the next.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.detection.blame import BLAMED_AGAIN, Stop, blamed_node, reported_losses
-from healer.detection.hang_evidence import AtRest, are_blocked
+from healer.detection.hang_evidence import AtRest, are_blocked, ports_down
 from healer.detection.protocol import Look
 from healer.model import Component, Finding, NodeReport, SlurmJob, SlurmSnapshot
 from healer.model.faults import Trait, fault_is
@@ -21,9 +21,11 @@ from healer.text import Said, joined, say
 
 #: Under this name it is kept for the next start of healer.
 STARTS = "job-starts"
-#: A start lasts too long after so many times the longest of this job so far, and at least this. With
-#: processes that wait in the kernel, after this alone.
-TIMES, LEAST_S = 1.5, 60.0
+#: A start lasts too long after so many times what this job's last ones took (their median, of two the
+#: longer), and at least this. With processes that wait in the kernel, after this alone.
+TIMES, LEAST_S, STARTS_KEPT = 1.5, 60.0, 5
+#: Slurm may not show a job while it waits to start again. What is known of it is kept for so long.
+UNSHOWN = timedelta(days=1)
 #: Where no sender at all was heard for longer, healer may be cut off, and steps are made unheard.
 HEARD = timedelta(seconds=30)
 
@@ -42,10 +44,11 @@ class Starts:
 
     def __init__(self, rests: AtRest) -> None:
         self._rests = rests
-        #: Job -> the longest of its starts so far, s; and the start whose end was seen last.
-        self._took_s: dict[str, float] = {}
+        #: Job -> its last starts, s; and the start whose end was seen last.
+        self._took_s: dict[str, list[float]] = {}
         self._ended: dict[str, datetime] = {}
         self._now: dict[str, _Start] = {}
+        self._unshown_since: dict[str, datetime] = {}
         #: Node -> when it was last repaired or booted: what it lost before is no reason any more.
         self._renewed: dict[str, datetime] = {}
 
@@ -58,15 +61,19 @@ class Starts:
         self._ended[name] = started
         if listening_since is None or listening_since > started:
             return
+        followed = self._now.get(name)
+        if followed is not None and followed.at == started and followed.losses:
+            return
         ended = life.at[(life.number >= 0) & (life.at > started.timestamp())]
         took_s = float(ended.min()) - started.timestamp()
-        self._took_s[name] = max(took_s, self._took_s.get(name, 0.0))
+        self._took_s[name] = [*self._took_s.get(name, ()), took_s][-STARTS_KEPT:]
 
     def stuck(self, look: Look, slurm: SlurmSnapshot) -> Iterator[Finding]:
         """Nodes that keep a job from its first step. `slurm`: as it is now."""
-        self._forget(slurm.jobs)
+        self._forget(slurm.jobs, look.now)
         lives = {life.job: life for life in look.steps.jobs()}
-        starting = [slurm.jobs[name] for name in self._took_s if _starts(slurm.jobs[name], lives.get(name))]
+        judged = (slurm.jobs[name] for name in self._took_s if name in slurm.jobs)
+        starting = [shown for shown in judged if _starts(shown, lives.get(shown.id))]
         self._now = {shown.id: self._followed(shown, look) for shown in starting}
         for shown in starting:
             start = self._now[shown.id]
@@ -86,13 +93,19 @@ class Starts:
     def load(self, packed: bytes) -> None:
         """Raises ValueError."""
         try:
-            self._took_s = msgspec.json.decode(packed, type=dict[str, float])
+            took_s = msgspec.json.decode(packed, type=dict[str, float | list[float]])
+            # An earlier version kept the longest alone.
+            self._took_s = {job: last if isinstance(last, list) else [last] for job, last in took_s.items()}
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
 
-    def _forget(self, jobs: Collection[str]) -> None:
-        self._took_s = {name: took_s for name, took_s in self._took_s.items() if name in jobs}
-        self._ended = {name: started for name, started in self._ended.items() if name in jobs}
+    def _forget(self, jobs: Collection[str], now: datetime) -> None:
+        unshown = [name for name in self._took_s | self._ended if name not in jobs]
+        self._unshown_since = {name: self._unshown_since.get(name, now) for name in unshown}
+        for name, since in self._unshown_since.items():
+            if now - since > UNSHOWN:
+                self._took_s.pop(name, None)
+                self._ended.pop(name, None)
 
     def _followed(self, shown: SlurmJob, look: Look) -> _Start:
         """The start with what its nodes have lost by now."""
@@ -108,20 +121,22 @@ class Starts:
         return start
 
     def _blame(self, shown: SlurmJob, start: _Start, look: Look) -> Finding | None:
-        reports = {
-            node: report
-            for node, report in start.losses.items()
-            if fault_is(report.fault, Trait.may_stop_work)
-        }
         begun = max(start.at, look.listening_since or look.now)
         lasts_s = (look.now - begun).total_seconds()
-        if len(reports) != 1 or lasts_s <= LEAST_S:
+        if lasts_s <= LEAST_S or look.heard_at is None or look.now - look.heard_at > HEARD:
             return None
-        if look.heard_at is None or look.now - look.heard_at > HEARD:
+        ports = ports_down(look.telemetry, shown.nodes, look.now, begun)
+        lost = ports | start.losses
+        reports = {
+            node: report
+            for node, report in lost.items()
+            if node in ports or fault_is(report.fault, Trait.may_stop_work)
+        }
+        if len(reports) != 1:
             return None
         (node,) = reports
         blocked = are_blocked(look.telemetry, node, shown.nodes, look.now)
-        if not blocked and lasts_s <= TIMES * self._took_s[shown.id]:
+        if not blocked and lasts_s <= TIMES * self._usual_s(shown.id):
             return None
         # A start that computes goes on.
         if self._rests(look.telemetry, shown, look.now) is False:
@@ -132,13 +147,17 @@ class Starts:
             begun=begun,
             text=self._text(shown, begun, lasts_s, blocked=blocked),
             reports=reports,
-            lost=start.losses,
+            lost=lost,
             confidence=0.8,
         )
         return blamed_node(stop, look)
 
+    def _usual_s(self, job: str) -> float:
+        took_s = sorted(self._took_s[job])
+        return took_s[len(took_s) // 2]
+
     def _text(self, shown: SlurmJob, begun: datetime, lasts_s: float, *, blocked: bool) -> Said:
-        usual_s = self._took_s[shown.id]
+        usual_s = self._usual_s(shown.id)
         words = say(
             "detection.no_first_step", job=shown.id, time=f"{begun:%H:%M:%S}", lasts=lasts_s, usual=usual_s
         )

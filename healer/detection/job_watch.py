@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,31 @@ from healer.model import NodeReport
 from healer.model.faults import Trait, fault_is
 from healer.observations.steps import JobSteps
 
-#: Times between ends of steps that are needed before a job can be called stuck.
-GAPS_LEAST = 8
-#: Ranks wait in a collective: stuck after so many of the job's median gaps, at least this, and twice its
-#: longest pause. Before NCCL's ten minutes; long enough for a rank that compiles or collects garbage.
-SURE_GAPS, SURE_S, SURE_PAUSES = 5.0, 60.0, 2.0
+#: Times between ends of steps that are needed before a job can be called stuck. Before, its pace is the
+#: longest of those it has, which is enough only with a loss of a node, and after this time.
+GAPS_LEAST, YOUNG_S = 8, 60.0
+
+
+class Patience(NamedTuple):
+    """How long a job may make no step: so many of its median gaps, at least `least_s`, and so many of its
+    longest pauses, which may add `pause_s` at most: one long outage must not blind healer for its life."""
+
+    gaps: float
+    least_s: float
+    pauses: float
+    pause_s: float
+
+
+#: Ranks wait in a collective. Before NCCL's ten minutes; long enough for one that compiles or collects
+#: garbage.
+SURE = Patience(5.0, 60.0, 2.0, 150.0)
 #: No rank reports that it waits; a checkpoint or an evaluation looks the same.
-UNSURE_GAPS, UNSURE_S, UNSURE_PAUSES = 10.0, 180.0, 3.0
-#: What a pause of the job may add to these at most: one long outage must not blind healer for the job's life.
-PAUSE_SURE_S, PAUSE_UNSURE_S = 150.0, 400.0
+UNSURE = Patience(10.0, 180.0, 3.0, 400.0)
+#: One of its nodes has lost something: the node is taken out, and the job requeued.
+STOPPED = Patience(3.0, 20.0, 1.5, 150.0)
 #: One of its nodes has lost a link, and it made at most so many steps since: as soon as a step is overdue by
 #: half, and at least this. A link that flaps lets a job go on.
 AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
-#: The node is taken out, and the job requeued: the job has made no step for so long.
-STOPPED_GAPS, STOPPED_S, STOPPED_PAUSES = 3.0, 20.0, 1.5
 #: It made more steps: only once its ranks could have reported a checkpoint or an evaluation, and only for a
 #: link that was lost shortly before the last step came.
 LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
@@ -62,6 +74,8 @@ class JobWatch:
     moved_at: datetime | None = None
     usual_s: float = float("nan")
     longest_s: float = 0.0
+    #: `usual_s` is of fewer than `GAPS_LEAST` steps, and of no life before.
+    is_young: bool = False
     #: The last steps before hangs that were reported.
     hung_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     reported: _Reported | None = None
@@ -77,8 +91,10 @@ class JobWatch:
         self.newest, self.moved_at, self.reported = job.newest, min(job.news_at or now, now), None
         gaps = self._gaps()
         if len(gaps) >= GAPS_LEAST:
-            self.usual_s = float(np.median(gaps))
+            self.usual_s, self.is_young = float(np.median(gaps)), False
             self.longest_s = max(self.longest_s, float(gaps.max()))
+        elif len(gaps) and (self.is_young or not self.usual_s > 0):
+            self.usual_s, self.is_young = float(gaps.max()), True
 
     def _gaps(self) -> NDArray[np.float64]:
         """(k,) s between the ends of steps, without hangs: they are no pauses of the job's own."""
@@ -89,24 +105,16 @@ class JobWatch:
     def limit_s(self, stand: Standstill) -> float | None:
         """Seconds after which it counts as stuck; None: not by what its ranks report."""
         if not stand.speaks:
-            return self.unsure_s()
+            return self.after_s(UNSURE)
         if stand.all_between:
             return None
         waits = bool(stand.waits.any()) and not stand.only_between
-        return self.sure_s() if waits else self.unsure_s()
+        return self.after_s(SURE if waits else UNSURE)
 
-    def sure_s(self) -> float:
-        pause_s = min(SURE_PAUSES * self.longest_s, SURE_S + PAUSE_SURE_S)
-        return max(SURE_S, SURE_GAPS * self.usual_s, pause_s)
-
-    def stopped_s(self) -> float:
-        """Seconds after which its node is taken out for it, where that has lost something."""
-        pause_s = min(STOPPED_PAUSES * self.longest_s, STOPPED_S + PAUSE_SURE_S)
-        return max(STOPPED_S, STOPPED_GAPS * self.usual_s, pause_s)
-
-    def unsure_s(self) -> float:
-        pause_s = min(UNSURE_PAUSES * self.longest_s, UNSURE_S + PAUSE_UNSURE_S)
-        return max(UNSURE_S, UNSURE_GAPS * self.usual_s, pause_s)
+    def after_s(self, patience: Patience) -> float:
+        """Seconds without a step that this leaves it."""
+        gaps, least_s, pauses, pause_s = patience
+        return max(least_s, gaps * self.usual_s, min(pauses * self.longest_s, least_s + pause_s))
 
     def reports_to_blame(
         self, reports: Mapping[str, NodeReport], begun: datetime, stalled_s: float
@@ -117,7 +125,7 @@ class JobWatch:
         overdue_s = LINK_GAPS * max(self.usual_s, news_s)
         if stalled_s <= overdue_s:
             return {}
-        stopped = stalled_s > self.stopped_s()
+        stopped = stalled_s > self.after_s(STOPPED)
         return {
             node: report
             for node, report in reports.items()
@@ -155,4 +163,4 @@ class JobWatch:
 
     def inherit(self, before: "JobWatch") -> None:
         """A restarted job keeps the pace of its life before until it has shown its own."""
-        self.usual_s, self.longest_s = before.usual_s, before.longest_s
+        self.usual_s, self.longest_s, self.is_young = before.usual_s, before.longest_s, before.is_young

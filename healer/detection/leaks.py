@@ -9,6 +9,7 @@ an allocator takes at the start, or a cache that fills, ends by itself.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
-from healer.detection.protocol import Detector, Look, cleared_since, new_evidence
+from healer.detection.protocol import Detector, Look, Spell, Spells, new_evidence
 from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense, SlurmSnapshot
 from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
@@ -41,13 +42,9 @@ _NODES_NAMED = 4
 HOST, GPU = "host", "gpu"
 
 
-@dataclass(slots=True)
-class _Leak:
-    since: datetime
-    text: Said
+class _Leak(NamedTuple):
     title: Said
-    missed: int = 0
-    due: bool = True
+    text: Said
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,8 +70,7 @@ class Leaks(Detector):
     #: (nodes,) the job's row and its life, as each node's series began with.
     _job: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    _leaks: dict[Component, _Leak] = field(default_factory=dict)
-    _cleared: dict[Component, datetime] = field(default_factory=dict)
+    _leaks: Spells[_Leak] = field(default_factory=lambda: Spells(OVER_POINTS))
 
     def tick(self, look: Look) -> Detections:
         """Cheap but once in `LOOK_S`."""
@@ -85,11 +81,8 @@ class Leaks(Detector):
         if slurm is not None and at_s - self._looked_s >= LOOK_S:
             self._looked_s = at_s
             self._look(telemetry, slurm, now)
-        findings = [self._finding(where, leak, now) for where, leak in self._leaks.items() if leak.due]
-        for leak in self._leaks.values():
-            leak.due = False
-        clear = cleared_since(JOB_LEAK, self._cleared, look.watched)
-        return Detections(at=now, findings=tuple(findings), clear_since=clear)
+        findings = tuple(_finding(where, spell, now) for where, spell in self._leaks.due())
+        return Detections(at=now, findings=findings, clear_since=self._leaks.cleared(JOB_LEAK, look.watched))
 
     def _begin(self, telemetry: Telemetry) -> None:
         """Starts without series: rows of another telemetry are other nodes."""
@@ -135,26 +128,22 @@ class Leaks(Detector):
         for where, found in falls.items():
             row = telemetry.axis(Scope.job).row(where)
             shown = slurm.jobs.get(where.job or "")
-            title, text = _sentence(where, shown.user if shown else "", found, int(nodes[row or 0]))
-            leak = self._leaks.setdefault(where, _Leak(now, text, title))
-            leak.text, leak.title, leak.missed, leak.due = text, title, 0, True
-            self._cleared.pop(where, None)
-        for where in [where for where in self._leaks if where not in falls]:
-            self._leaks[where].missed += 1
-            if self._leaks[where].missed >= OVER_POINTS:
-                del self._leaks[where]
-                self._cleared[where] = now
-        self._cleared = {where: at for where, at in self._cleared.items() if not telemetry.is_gone(where)}
+            leak = _leak(where, shown.user if shown else "", found, int(nodes[row or 0]))
+            self._leaks.show(where, leak, now)
+        for where in [where for where in self._leaks.on if where not in falls]:
+            self._leaks.miss(where, now)
+        self._leaks.drop_gone(telemetry)
 
-    def _finding(self, where: Component, leak: _Leak, now: datetime) -> Finding:
-        identity = f"{JOB_LEAK}|{where.cluster}|{where.job}|{leak.since.isoformat()}"
-        return Finding.from_evidence(
-            new_evidence(identity, where, leak.since, leak.text, now, Sense.metrics),
-            fault=JOB_LEAK,
-            fault_class=FaultClass.application,
-            title=leak.title,
-            confidence=0.7,
-        )
+
+def _finding(where: Component, spell: Spell[_Leak], now: datetime) -> Finding:
+    identity = f"{JOB_LEAK}|{where.cluster}|{where.job}|{spell.since.isoformat()}"
+    return Finding.from_evidence(
+        new_evidence(identity, where, spell.since, spell.now.text, now, Sense.metrics),
+        fault=JOB_LEAK,
+        fault_class=FaultClass.application,
+        title=spell.now.title,
+        confidence=0.7,
+    )
 
 
 def _readings(telemetry: Telemetry, now: datetime) -> Iterator[tuple[str, NDArray[np.float64]]]:
@@ -200,8 +189,8 @@ def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[
             yield row, fall
 
 
-def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tuple[Said, Said]:
-    """The title, and `job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has …`"""
+def _leak(where: Component, user: str, falls: list[_Fall], nodes: int) -> _Leak:
+    """Its text: `job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has …`"""
     first = min(falls, key=lambda fall: (fall.hours, fall.node))
     alike = sorted({fall.node for fall in falls if fall.what == first.what})
     if len(alike) == nodes:
@@ -224,4 +213,4 @@ def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tu
         hours=first.hours,
         span=span,
     )
-    return say("detection.leak", job=where.job, memory=memory, hours=first.hours), text
+    return _Leak(say("detection.leak", job=where.job, memory=memory, hours=first.hours), text)

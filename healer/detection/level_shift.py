@@ -9,16 +9,15 @@ is bad. Method: `docs/detection.md`."""
 import math
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes, feature_words
-from healer.detection.protocol import Pair, cleared_since, new_evidence
-from healer.model import Component, Contribution, Detections, FaultClass, Finding, Scope, Sense
+from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes, feature_words, largest
+from healer.detection.protocol import Pair, Spells, new_evidence
+from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
 from healer.text import joined, say
@@ -196,21 +195,12 @@ JOB_NEAR_S, JOB_OUTLIVED_S = 1800.0, 3600.0
 SHARED_PLACE, SHARED_ALL, SHARED_LEAST = 0.5, 0.1, 3
 #: A change that has lasted for three days is the new normal, and is learnt.
 RELEARN_AFTER_S = 3 * 86400.0
-SHOWN = 5
 #: What a lower power limit explains.
 _BY_POWER = (
     "gpu power", "SM clock", "gpu temperature", "memory temperature", "power brake", "node power", "tensor",
 )  # fmt: skip
 
 _POWERED = np.array([name.startswith(_BY_POWER) for name in OWN_NAMES])
-
-
-@dataclass(slots=True)
-class _Changed:
-    """A node that has changed: since when, and whether that is to be reported in this tick."""
-
-    since: datetime
-    due: bool = True
 
 
 class Shifts:
@@ -230,8 +220,7 @@ class Shifts:
         #: (nodes,) the job's row, how many jobs there were, and since when there is this one.
         self._job = np.zeros(0, np.int64)
         self._job_epoch, self._job_since = np.zeros((2, 0))
-        self._changed: dict[Component, _Changed] = {}
-        self._cleared: dict[Component, datetime] = {}
+        self._changed = Spells[None]()
 
     def load(self, packed: bytes) -> None:
         """Levels of before a restart. ValueError when they cannot be read."""
@@ -260,13 +249,11 @@ class Shifts:
         if at_s - self._looked_s >= LOOK_S:
             self._looked_s = at_s
             self._look(telemetry, features, now)
-        findings = []
-        for where, changed in self._changed.items():
-            if changed.due:
-                changed.due = False
-                findings.append(self._finding(telemetry, features, where, changed.since, now))
-        clear = cleared_since(DRIFTED, self._cleared, watched)
-        return Detections(at=now, findings=tuple(findings), clear_since=clear)
+        findings = tuple(
+            self._finding(telemetry, features, where, spell.since, now)
+            for where, spell in self._changed.due()
+        )
+        return Detections(at=now, findings=findings, clear_since=self._changed.cleared(DRIFTED, watched))
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
         """The node was repaired, returned or booted: it starts without history."""
@@ -276,7 +263,7 @@ class Shifts:
         rows = rows[rows < self._sum.shape[1]]
         self.levels.forget(rows)
         self._sum[:, rows] = self._looks[:, rows] = 0
-        self._changed = {where: changed for where, changed in self._changed.items() if where.node != node}
+        self._changed.on = {where: spell for where, spell in self._changed.on.items() if where.node != node}
 
     def _look(self, telemetry: Telemetry, features: NodeFeatures, now: datetime) -> None:
         matrix = features.matrix(now).T[OWN_COLUMNS]  # (features, nodes)
@@ -339,18 +326,15 @@ class Shifts:
         components = telemetry.axis(Scope.node).components()
         for row in np.flatnonzero(np.asarray(alone.any(axis=0))[:n]).tolist():
             began = float(self.levels.since[alone[:, row], row].min())
-            changed = self._changed.setdefault(components[row], _Changed(datetime.fromtimestamp(began, UTC)))
-            changed.due = True
-            self._cleared.pop(components[row], None)
+            self._changed.show(components[row], None, datetime.fromtimestamp(began, UTC))
         limit = threshold(int(judged.sum()))
-        for where in list(self._changed):
+        for where in list(self._changed.on):
             row = telemetry.axis(Scope.node).row(where)
             if row is None:
-                del self._changed[where]
+                del self._changed.on[where]
             elif judged[:, row].any() and self.levels.sums[:, row].max() < limit / 3:
-                del self._changed[where]
-                self._cleared[where] = now
-        self._cleared = {where: at for where, at in self._cleared.items() if not telemetry.is_gone(where)}
+                self._changed.miss(where, now)
+        self._changed.drop_gone(telemetry)
 
     def _finding(
         self, telemetry: Telemetry, features: NodeFeatures, where: Component, since: datetime, now: datetime
@@ -358,15 +342,8 @@ class Shifts:
         row = telemetry.axis(Scope.node).row(where)
         assert row is not None
         levels = self.levels
-        sums = levels.sums[:, row]
-        order = [int(at) for at in np.argsort(-sums, kind="stable")[:SHOWN] if sums[at] > 0]
-        total = float(sums.sum())
-        parts = [
-            Contribution(feature=name, share=round(float(sums[at]) / total, 4), value=value, peers=peers)
-            for at in order
-            for name in [OWN_NAMES[at]]
-            for value, peers in [features.latest(name, row)]
-        ]
+        sums = levels.sums[:, row].astype(np.float64)
+        parts = features.contributions(OWN_NAMES, sums / float(sums.sum()), row)
         moved = (
             say(
                 "detection.moved",
@@ -374,7 +351,7 @@ class Shifts:
                 now=float(levels.newest[at, row]),
                 before=float(levels.level[at, row]),
             )
-            for at in order[:3]
+            for at in largest(sums)[:3]
         )
         text = say(
             "detection.drifted_text",
@@ -389,7 +366,7 @@ class Shifts:
             fault_class=FaultClass.informational,
             title=say("detection.drifted"),
             confidence=0.5,
-            contributions=tuple(parts),
+            contributions=parts,
         )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from healer.detection.streams import medians
 from healer.model import Trend
 
 Array = NDArray[np.float64]
@@ -99,7 +100,7 @@ def slope_of(values: Array) -> Slope:
             part_rise, _ = _pairs(part)
             _, part_spread = _trend(part, part_rise, np.isfinite(part).sum(axis=0))
             lasts &= _slopes(part_rise / apart, part_spread)[0] / per_point >= LASTING
-    level = _median(values + per_point * (len(values) - 1 - place))
+    level = medians((values + per_point * (len(values) - 1 - place)).T)
     return Slope(z, per_point, low, high, level, lasts)
 
 
@@ -120,7 +121,7 @@ def _window(values: Array, points: int, point_days: float, limit: float) -> Outl
         return found
     slope, slope_low, slope_high = _slopes(rise[:, rising] / (apart * point_days), spread[rising])
     age_days = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis] * point_days
-    level = _median(values[:, rising] + slope * age_days)
+    level = medians((values[:, rising] + slope * age_days).T)
     left = np.maximum(limit - level, 0.0)
     ends = (_over(left, slope), _over(left, slope_high), _over(left, slope_low))
     for column, figures in zip(found, (level, slope, *ends), strict=True):
@@ -167,14 +168,6 @@ def _slopes(slopes: Array, spread: Array) -> tuple[Array, Array, Array]:
 
     middle = (at(np.floor((pairs - 1) / 2)) + at(np.ceil((pairs - 1) / 2))) / 2
     return middle, at((pairs - reach) / 2 - 1), at((pairs + reach) / 2)
-
-
-def _median(values: Array) -> Array:
-    ordered = np.sort(values, axis=0)
-    count = np.isfinite(ordered).sum(axis=0)
-    columns = np.arange(values.shape[1])
-    low, high = np.maximum(count - 1, 0) // 2, count // 2
-    return (ordered[low, columns] + ordered[np.minimum(high, len(ordered) - 1), columns]) / 2
 
 
 def _over(left: Array, slope: Array) -> Array:

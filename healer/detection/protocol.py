@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from healer.detection.readings import Line
 from healer.model import (
@@ -25,6 +25,7 @@ from healer.text import Said, say
 
 #: A fault and its place.
 Pair = tuple[str, Component]
+T = TypeVar("T")
 #: What lasts is reported again after this: by then its incident may have closed.
 AGAIN_AFTER = timedelta(minutes=5)
 
@@ -151,11 +152,51 @@ def percent(share: float) -> Said:
     return say("words.percent", n=f"{100 * share:.0f}")
 
 
-def cleared_since(
-    fault: str, cleared: Mapping[Component, datetime], watched: Iterable[Pair]
-) -> dict[Pair, datetime]:
-    """Of the watched incidents of this fault, those that ended: since when."""
-    return {pair: cleared[pair[1]] for pair in watched if pair[0] == fault and pair[1] in cleared}
+@dataclass(slots=True)
+class Spell(Generic[T]):
+    """What lasts at one place: `now` as of the newest look that showed it; `missed` looks did not since."""
+
+    since: datetime
+    now: T
+    missed: int = 0
+    due: bool = True
+
+
+class Spells(Generic[T]):
+    """What lasts at places. A spell is over when `patience` looks in a row did not show it."""
+
+    def __init__(self, patience: int = 1) -> None:
+        self._patience = patience
+        self.on: dict[Component, Spell[T]] = {}
+        #: Those that ended: since when.
+        self.over: dict[Component, datetime] = {}
+
+    def show(self, where: Component, now: T, since: datetime) -> None:
+        """A look showed it; it is to be reported. `since` counts where it is new."""
+        spell = self.on.setdefault(where, Spell(since, now))
+        spell.now, spell.missed, spell.due = now, 0, True
+        self.over.pop(where, None)
+
+    def miss(self, where: Component, at: datetime) -> None:
+        self.on[where].missed += 1
+        if self.on[where].missed >= self._patience:
+            del self.on[where]
+            self.over[where] = at
+
+    def due(self) -> list[tuple[Component, Spell[T]]]:
+        """Those to report, each once for each look that showed it."""
+        found = [(where, spell) for where, spell in self.on.items() if spell.due]
+        for _, spell in found:
+            spell.due = False
+        return found
+
+    def cleared(self, fault: str, watched: Iterable[Pair]) -> dict[Pair, datetime]:
+        """Of the watched incidents of this fault, those that are over: since when."""
+        return {pair: self.over[pair[1]] for pair in watched if pair[0] == fault and pair[1] in self.over}
+
+    def drop_gone(self, telemetry: Telemetry) -> None:
+        """Of what Slurm no longer shows nothing is over."""
+        self.over = {where: at for where, at in self.over.items() if not telemetry.is_gone(where)}
 
 
 class Reports:

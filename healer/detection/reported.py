@@ -1,11 +1,12 @@
-"""Findings of what was reported of a node: kernel lines, checks of hooks, tests, foreign drains, alerts.
+"""Findings of what was reported of a node: kernel lines, checks of hooks, tests, foreign drains,
+boots, alerts.
 
 An alert is the conclusion of another system, drawn from figures or lines that healer mostly reads itself. So
 it does not count as a second sense (`healer.incidents.growth`). An alert that no entry names opens nothing:
 it is evidence for an incident that is open at its place, and shown on the node's page.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -28,16 +29,27 @@ from healer.model import (
     Observation,
     ObservationKind,
     OwnerKind,
+    Rule,
     Ruleset,
     Sense,
+    SlurmJob,
     SlurmNode,
     SlurmSnapshot,
 )
 from healer.model.detection import ALERT_STAYS_H
-from healer.model.faults import ALERT_FAULT, Trait, fault_is
+from healer.model.faults import (
+    ALERT_FAULT,
+    LINK_BACK,
+    LINK_LOST,
+    PORT_STAYS_DOWN,
+    REBOOTED,
+    Trait,
+    fault_is,
+)
 from healer.model.slurm import is_only_ours, slurm_kind
-from healer.observations import Picture
+from healer.observations import NodePicture, Picture
 from healer.observations.alerts import Alerts, HeardAlert
+from healer.observations.node_picture import uptime_of
 from healer.signals.identity import digest_of
 from healer.text import NO_WORDS, quoted, say
 
@@ -55,10 +67,18 @@ def line_findings(walk: PictureLook) -> list[Finding]:
     for seen, reading in walk.lines:
         if reading is None:
             continue
-        rule = walk.rules.rule_for(reading.fault, reading.fault_class)
+        rule = _rule_of(walk.rules, reading)
         if rule is not None:
             found.append(_line_finding(rule.name, reading, seen))
     return found
+
+
+def _rule_of(rules: Ruleset, reading: Reading) -> Rule | None:
+    """The rule of the fault; of one that may wait, and whose line asks to drain, the rule of that request."""
+    asks = reading.fault_class is FaultClass.degraded and reading.asked is not None
+    ask = rules.ask_for(reading.asked) if asks else None
+    named = ask if ask is not None else reading
+    return rules.rule_for(named.fault, named.fault_class)
 
 
 def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) -> list[Finding]:
@@ -74,7 +94,7 @@ def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) 
         seen = _as_line(picture, finding)
         shown = picture.slurm.nodes.get(seen.component.node or "") if picture.slurm is not None else None
         reading = read(rules, seen, shown)
-        policy = rules.rule_for(reading.fault, reading.fault_class) if reading is not None else None
+        policy = _rule_of(rules, reading) if reading is not None else None
         if reading is not None and policy is not None:
             named = msgspec.structs.replace(_line_finding(policy.name, reading, seen), unusable=False)
             kept = {name: getattr(finding, name) for name in ("evidence", "confidence", "charts", "text")}
@@ -114,6 +134,80 @@ def note_reports(walk: PictureLook) -> None:
     picture.node_reports = {
         node: report for node, report in picture.node_reports.items() if walk.now - report.at <= REPORTS_KEPT
     }
+
+
+#: A port that is down for so long does not come back by itself (gpud's figure).
+STAYS_DOWN = timedelta(minutes=4)
+#: Ports without a cable say so at each boot.
+AFTER_BOOT = timedelta(minutes=10)
+
+
+def link_findings(walk: PictureLook) -> list[Finding]:
+    """One for each port of a network card that lost its link under a running job and of which nothing better
+    is heard, by the kernel alone."""
+    picture = walk.picture
+    for seen, reading in walk.lines:
+        if (
+            reading is not None
+            and seen.component.node is not None
+            and reading.fault in {LINK_LOST, LINK_BACK}
+        ):
+            names = {seen.component.nic, seen.data.get("device")} - {None}
+            for key in [(seen.component.node, name) for name in sorted(names)]:
+                picture.links_down.pop(key, None)
+            if reading.fault == LINK_LOST and not _has_just_booted(picture, seen):
+                picture.links_down[seen.component.node, min(names, default="")] = seen
+    # An outage explains its nodes' links while it goes on, and none that is still down after it.
+    out = {node for outage in picture.silence.outages for node in outage.nodes}
+    due = [
+        key
+        for key, seen in picture.links_down.items()
+        if walk.now - _when(picture, seen) >= STAYS_DOWN and key[0] not in out
+    ]
+    lost = [(key[0], picture.links_down.pop(key)) for key in due]
+    return [_link_finding(seen) for node, seen in lost if _stays_down(picture, node, seen)]
+
+
+def _when(picture: Picture, seen: Observation) -> datetime:
+    return picture.node(seen.component.node or "").moment(seen.event_at, seen.arrived_at)
+
+
+def _has_just_booted(picture: Picture, seen: Observation) -> bool:
+    node, shown = (
+        seen.component.node or "",
+        picture.slurm.nodes.get(seen.component.node or "") if picture.slurm else None,
+    )
+    boots = (picture.node(node).booted_at, shown.boot_at if shown is not None else None)
+    uptime_s = uptime_of(seen.line)
+    young = uptime_s is not None and timedelta(seconds=uptime_s) <= AFTER_BOOT
+    return young or any(at is not None and _when(picture, seen) - at <= AFTER_BOOT for at in boots)
+
+
+def _stays_down(picture: Picture, node: str, seen: Observation) -> bool:
+    """A job of before has run there until now, and the node has been neither booted nor repaired since."""
+    renewed, at = picture.node(node).renewed_at, _when(picture, seen)
+    jobs = picture.slurm.jobs_on(node) if picture.slurm is not None else ()
+    runs = any(job.state == "RUNNING" and picture.allocations.had_begun(job.leader, at) for job in jobs)
+    return runs and not (renewed is not None and renewed >= at)
+
+
+def _link_finding(seen: Observation) -> Finding:
+    text = say(
+        "detection.port_stays_down", minutes=int(STAYS_DOWN.total_seconds() // 60), line=quoted(seen.line)
+    )
+    evidence = Evidence(
+        digest=digest_of("port-stays-down", seen.digest, ""),
+        at=seen.event_at,
+        component=seen.component,
+        text=text,
+        sense=Sense.kernel,
+        line=seen.line,
+        arrived_at=seen.arrived_at,
+        relayed_by=seen.relayed_by,
+    )
+    return Finding.from_evidence(
+        evidence, rule="", fault=PORT_STAYS_DOWN, fault_class=FaultClass.degraded, confidence=CERTAIN
+    )
 
 
 def _may_stop_a_job(fault: str) -> bool:
@@ -297,6 +391,83 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
     )
 
 
+#: A boot is heard of within this time; used where neither Slurm nor the last signal of the old boot dates it.
+HEARD_WITHIN = timedelta(minutes=2)
+_ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
+
+
+def reboot_findings(walk: PictureLook) -> list[Finding]:
+    """One for each node of which another boot is heard while jobs of the boot before, now lost, are on it.
+
+    Requested boots do not count: healer's own, a person's, or one that Slurm was asked for. What is planned
+    for the node is judged with all other faults (`healer.incidents.context`).
+    """
+    found = []
+    for name in sorted(walk.picture.changes.booted):
+        shown = walk.picture.slurm.nodes.get(name) if walk.picture.slurm is not None else None
+        if shown is None or _has_asked_boot(shown):
+            continue
+        node = walk.picture.node(name)
+        if jobs := sorted(set(_jobs_of_boot_before(walk.picture, node, shown))):
+            found.append(_boot_finding(walk.picture.cluster, node, jobs, walk.now))
+    return found
+
+
+def _has_asked_boot(node: SlurmNode) -> bool:
+    owner = node.owner if node.held else None
+    theirs = owner is not None and owner.kind is not OwnerKind.slurm
+    return theirs or not _ASKED_FOR.isdisjoint(node.state)
+
+
+def _jobs_of_boot_before(picture: Picture, node: NodePicture, shown: SlurmNode) -> Iterator[str]:
+    assert picture.slurm is not None and node.booted_at is not None
+    jobs = picture.slurm.jobs
+    running = [job for job in picture.slurm.jobs_on(node.name) if job.state == "RUNNING"]
+    lost = [job for job in picture.slurm.failed_on(node.name) if job.state == "NODE_FAIL"]
+    for job in (*running, *lost):
+        if _began_before(job, node, shown):
+            yield job.leader
+    for leader in picture.allocations.ended_on(node.name, node.booted_at):
+        job = jobs.get(leader)
+        if job is not None and job.state in {"PENDING", "RUNNING"} and not _runs_on(job, node):
+            yield leader  # Slurm has put it back
+
+
+def _runs_on(job: SlurmJob, node: NodePicture) -> bool:
+    return job.state == "RUNNING" and node.name in job.nodes
+
+
+def _began_before(job: SlurmJob, node: NodePicture, shown: SlurmNode) -> bool:
+    last_signal = node.old_boot_heard_at
+    if job.start_at is None or node.booted_at is None:
+        return True
+    if shown.boot_at is not None and (last_signal is None or shown.boot_at > last_signal):
+        return job.start_at < shown.boot_at
+    return job.start_at <= max(last_signal or job.start_at, node.booted_at - HEARD_WITHIN)
+
+
+def _boot_finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) -> Finding:
+    where = Component(cluster=cluster, node=node.name)
+    text = say("detection.booted_under_jobs", node=node.name, jobs=", ".join(jobs[:5]))
+    evidence = Evidence(
+        digest=digest_of(REBOOTED, cluster, node.name, node.boot or ""),
+        at=node.booted_at or now,
+        component=where,
+        text=text,
+        arrived_at=now,
+        sense=Sense.slurm,
+    )
+    return Finding.from_evidence(
+        evidence,
+        rule="",
+        fault=REBOOTED,
+        fault_class=FaultClass.degraded,
+        title=say("detection.booted_under_job"),
+        confidence=1.0,
+        jobs=tuple(jobs),
+    )
+
+
 #: Findings of one walk; the others follow in the next ones.
 MOST_AT_ONCE = 1000
 
@@ -324,6 +495,8 @@ def alert_findings(walk: PictureLook) -> list[Finding]:
     """Alerts that fire and are due to be reported. Ends those that are no longer repeated, and notes in the
     picture which incidents alerts keep open."""
     rules, picture, now, alerts = walk.rules, walk.picture, walk.now, walk.picture.alerts
+    if not alerts.heard:
+        return []
     by_name = {entry.name: entry for entry in rules.alerts}
     named: dict[str, list[AlertRule]] = {}
     silent: list[HeardAlert] = []

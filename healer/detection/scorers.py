@@ -5,14 +5,15 @@ Matrices are (n, features) without gaps; 0 is "like the peers". Scores are (n,),
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import OWN_MARK, columns, whole
-from healer.model.telemetry import FeatureShare, ScorerResult, Unusual
-from healer.model.trained import FOREST, FeatureRow, Floats, Matrix, Model, Params, Trained
+from healer.detection.features import OWN_MARK, columns, largest, whole
+from healer.model.feature_rows import FeatureRow, Floats, Matrix
+from healer.model.telemetry import FOREST, FeatureShare, ScorerResult, Unusual
 
 #: A node is scored if this share of the model's features is known, and a feature is used if it was known in
 #: this share of the samples.
@@ -24,8 +25,7 @@ SPREAD_LEAST = 0.25
 COMPONENT_LEAST = 0.05
 #: Components, and features, of which the largest are given to the forest.
 COMPONENTS, LARGEST = 3, 2
-#: Features named for each score.
-_SHOWN = 5
+TREES, SAMPLES_OF_TREE = 50, 2048
 
 
 class Residual:
@@ -49,12 +49,14 @@ class Residual:
         found = np.concatenate([distance, _top(apart, COMPONENTS), _top(x, LARGEST)], axis=1)
         return np.ascontiguousarray(np.log1p(found), np.float32)
 
-    def parts(self, matrix: Matrix) -> Floats:
-        """(n, features) the terms of the squared distance, by feature; those that lessen it are 0."""
+    def shares(self, matrix: Matrix) -> Floats:
+        """(n, features) the terms of the squared distance, by feature, as shares of their sum in each row;
+        those that lessen it are 0. Of a node in the middle of its class they are all 0."""
         x = self._scaled(matrix)
         found = np.zeros(matrix.shape)
         found[:, self._used] = np.maximum(x * (x @ self._weights @ self._weights.T), 0)
-        return found
+        total = found.sum(axis=1, keepdims=True)
+        return np.divide(found, total, out=np.zeros_like(found), where=total > 0)
 
     def _scaled(self, matrix: Matrix) -> Floats:
         return (matrix[:, self._used] - self._middle) / self._spread
@@ -68,24 +70,13 @@ def _top(values: Floats, most: int) -> Floats:
     return np.pad(found, ((0, 0), (0, most - most_here)))
 
 
-class Fitted:
-    """A model ready to score: scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1, and
-    beyond all that it was grown from, where its score no longer rises, the further distance as a log.
+class Scorer:
+    """scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1, and beyond all that it was
+    grown from, where its score no longer rises, the further distance as a log.
 
     Growing it takes 0.2 s, and the first import 2 s more."""
 
-    def __init__(self, trained: Trained) -> None:
-        self.model = model = trained.model
-        self._make(trained.data[: model.fitted], model.features, model.params)
-
-    @classmethod
-    def to(cls, data: Matrix, features: Sequence[str], params: Params) -> "Fitted":
-        """Without a model: to find the threshold of one."""
-        made = cls.__new__(cls)
-        made._make(data, features, params)
-        return made
-
-    def _make(self, data: Matrix, features: Sequence[str], params: Params) -> None:
+    def __init__(self, data: Matrix, features: Sequence[str]) -> None:
         from sklearn.ensemble import IsolationForest
 
         # Features against a node's own past, where there are any, show more than any difference to peers.
@@ -93,25 +84,31 @@ class Fitted:
         self.residual = Residual(data, np.flatnonzero(is_own if is_own.any() else ~is_own))
         sizes = self.residual.sizes(data)
         self._farthest = float(sizes[:, 0].max())
-        self._forest: Any = IsolationForest(
-            n_estimators=params.n_estimators,
-            max_samples=min(params.max_samples, len(data)),  # pyright: ignore[reportArgumentType] - its stub has only the default
-            contamination="auto",
-            n_jobs=1,
-            random_state=params.seed,
-        ).fit(sizes)
+        most: Any = min(SAMPLES_OF_TREE, len(data))  # its stub has only the default
+        self._forest: Any = IsolationForest(n_estimators=TREES, max_samples=most, random_state=0).fit(sizes)
 
     def score(self, matrix: Matrix) -> Floats:
         sizes = self.residual.sizes(matrix)
         return np.maximum(sizes[:, 0] - self._farthest, 0) - self._forest.score_samples(sizes)
 
 
-def scored_of(model: Model, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Rows of a matrix of all features that this model can score, and what it scores: a single feature that
-    is unknown counts as "like the peers"."""
-    values = matrix[:, columns(model.features)]
-    rows = np.flatnonzero(known_enough(model.features, np.isfinite(values)))
-    return rows, np.nan_to_num(values[rows], nan=0.0)
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """What is usual in one class of nodes. `id`: SHA-256 over class, features and the data fitted to."""
+
+    id: str
+    hardware: str
+    load: str
+    features: tuple[str, ...]
+    threshold: float
+    scorer: Scorer
+
+    def scored(self, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
+        """Rows of a matrix of all features that can be scored, and what is scored of them: a single feature
+        that is unknown counts as "like the peers"."""
+        values = matrix[:, columns(self.features)]
+        rows = np.flatnonzero(known_enough(self.features, np.isfinite(values)))
+        return rows, np.nan_to_num(values[rows], nan=0.0)
 
 
 def known_enough(features: Sequence[str], is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -129,59 +126,28 @@ def _of_own_past(features: Sequence[str]) -> NDArray[np.bool_]:
     return np.array([name.endswith(OWN_MARK) for name in features], bool)
 
 
-# --- for people ---
-
-
-def unusual_of(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
-    """Each node of this moment that the model can score, with what the score comes from."""
-    model = fitted.model
-    rows, values = scored_of(model, whole(row))
+def unusual_of(model: Model, row: FeatureRow) -> list[Unusual]:
+    """For people: each node of this moment that the model can score, with what the score comes from."""
+    rows, values = model.scored(whole(row))
     if not len(rows):
         return []
-    scores, parts = fitted.score(values), shares(fitted.residual.parts(values))
-    middle = _shown(np.median(scores))
+    scores, share = model.scorer.score(values), model.scorer.residual.shares(values)
+    of_class = {"cluster": row.cluster, "hardware": row.hardware, "load": row.load, "model": model.id}
+    limits = {"threshold": _shown(model.threshold), "middle": _shown(np.median(scores))}
 
     def result(place: int) -> ScorerResult:
-        return ScorerResult(
-            way=FOREST,
-            score=_shown(scores[place]),
-            threshold=_shown(model.threshold),
-            middle=middle,
-            parts=tuple(
-                FeatureShare(
-                    feature=model.features[at],
-                    share=_shown(parts[place, at]),
-                    away=_shown(values[place, at]),
-                )
-                for at in largest(parts[place], _SHOWN)
-            ),
+        parts = tuple(
+            FeatureShare(
+                feature=model.features[at], share=_shown(share[place, at]), away=_shown(values[place, at])
+            )
+            for at in largest(share[place])
         )
+        return ScorerResult(way=FOREST, score=_shown(scores[place]), parts=parts, **limits)
 
     return [
-        Unusual(
-            cluster=row.cluster,
-            node=row.nodes[at],
-            at=row.at,
-            hardware=model.hardware,
-            load=model.load,
-            model=model.id,
-            scored=len(rows),
-            ways=(result(place),),
-        )
+        Unusual(node=row.nodes[at], at=row.at, scored=len(rows), ways=(result(place),), **of_class)
         for place, at in enumerate(rows.tolist())
     ]
-
-
-def shares(parts: Floats) -> Floats:
-    """(n, features) that add up to 1 in each row; all 0 where nothing is unusual."""
-    total = parts.sum(axis=1, keepdims=True)
-    return np.divide(parts, total, out=np.zeros_like(parts), where=total > 0)
-
-
-def largest(shares_of_node: Floats, most: int) -> list[int]:
-    """Places of the largest shares, the largest first; none of 0."""
-    order = np.argsort(-shares_of_node, kind="stable")[:most]
-    return [int(at) for at in order if shares_of_node[at] > 0]
 
 
 def _shown(value: float | np.floating) -> float:

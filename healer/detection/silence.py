@@ -1,6 +1,7 @@
 """Silence: a sender that kept its own cadence and stopped. Slurm is asked before a node is blamed.
 
-Nodes of one place that are away at the same time are one outage. It begins with its first node and lasts
+Nodes of one place that are away at the same time are one outage; those that never send are away while Slurm
+does not reach them. It begins with its first node and lasts
 until its last one is back and has kept its cadence; meanwhile none of them is judged alone (law 2). A node
 is judged alone where all others of its switch, rack, PDU and NVLink domain were heard well after it, and none
 came back just now.
@@ -16,9 +17,10 @@ from typing import NamedTuple
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
 from healer.model.faults import Trait, fault_is
+from healer.model.slurm import ByIdentity, shared_places
 from healer.observations.node_picture import SILENCE_AFTER, NodePicture
 from healer.observations.picture import Picture
-from healer.observations.silences import AllHeard, Alone, Outage, is_expected_away
+from healer.observations.silences import AllHeard, Alone, Outage, Settled, Unreached
 from healer.text import Said, say
 
 #: So many silent nodes of one place, and at least half of those expected there, mean the place.
@@ -60,20 +62,25 @@ def together(
 def _best_place(away: set[str], expected: Collection[str], nodes: Mapping[str, SlurmNode]) -> Together | None:
     groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
     for name in sorted(away):
-        for kind in PlaceKind:
-            if place := getattr(nodes[name], kind):
-                groups[kind, place].append(name)
+        for key in _places_of(name, nodes):
+            groups[key].append(name)
     large = {key for key, names in groups.items() if len(names) >= PLACE_NODES}
     sizes: dict[tuple[PlaceKind, str], int] = defaultdict(int)
     for name in expected if large else ():
-        for kind in PlaceKind:
-            sizes[kind, getattr(nodes[name], kind)] += 1
+        for key in _places_of(name, nodes):
+            sizes[key] += 1
     fits = [
         Together(kind, place, groups[kind, place], sizes[kind, place])
         for kind, place in sorted(large)
         if len(groups[kind, place]) * 2 >= sizes[kind, place]
     ]
     return max(fits, key=_likelihood, default=None)
+
+
+def _places_of(name: str, nodes: Mapping[str, SlurmNode]) -> set[tuple[PlaceKind, str]]:
+    """Its places, its row too; and the unknown one."""
+    named = {(kind, place) for kind in PlaceKind if (place := getattr(nodes[name], kind, ""))}
+    return named.union(shared_places(ByIdentity(nodes))[name])
 
 
 def _likelihood(outage: Together) -> tuple[int, float, bool, int]:
@@ -104,6 +111,7 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return []
     shown = picture.slurm.nodes
+    _note_unreached(picture, now)
     if picture.silence.all_heard is not None and picture.silence.all_heard.holds(shown, now):
         return []
     senders, silent = _senders(picture, now)
@@ -112,12 +120,34 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
         name: judged for name, judged in alone.items() if silent.get(name) == judged.since
     }
     if not silent:
-        first = min((node.beats[-1] for node in senders.values()), default=now)
-        picture.silence.all_heard = AllHeard(shown, first + SILENCE_AFTER)
+        picture.silence.all_heard = AllHeard(shown, _first_missed(senders.values(), now))
         return []
     if _is_fleet(picture, senders, silent):
         return [_silent_fleet(picture, silent, len(senders), now)]
     return list(_Silence(walk, senders, silent).findings())
+
+
+def settled_until(picture: Picture, now: datetime, *, at_rest: bool) -> Settled | None:
+    """Until when heartbeats of those that are heard change nothing. None while it is open what a silence
+    means: who is silent is not judged yet, or others have just come back. `at_rest`: no incident is open that
+    a return could end."""
+    if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
+        return None
+    senders, silent = _senders(picture, now)
+    left = {name: since for name, since in silent.items() if name not in picture.silence.alone}
+    if any(now - since <= JUST_BACK for since in left.values()):
+        return None
+    if (silent or not at_rest) and any(is_just_back(node, now) for node in senders.values()):
+        return None
+    heard = [node for name, node in senders.items() if name not in silent]
+    return Settled(frozenset(silent), _first_missed(heard, now))
+
+
+def _first_missed(heard: Collection[NodePicture], now: datetime) -> datetime:
+    """Until when none of these can be silent."""
+    until = min((node.beats[-1] for node in heard), default=now) + SILENCE_AFTER
+    # Most send so often that their cadence need not be known.
+    return until if until > now else min(node.missed_at for node in heard)
 
 
 def loses_with_place(walk: PictureLook, name: str, since: datetime) -> bool:
@@ -140,6 +170,30 @@ def _senders(picture: Picture, now: datetime) -> tuple[dict[str, NodePicture], d
     return senders, {name: since for name, since in since_of if since is not None}
 
 
+def _note_unreached(picture: Picture, now: datetime) -> None:
+    """Looks at another snapshot of Slurm for nodes that nothing but Slurm speaks of."""
+    silence, slurm = picture.silence, picture.slurm
+    if slurm is None or silence.looked_at is slurm.nodes:
+        return
+    silence.looked_at = slurm.nodes
+    senders = {node.name for node in picture.senders()}
+    away = {
+        node.name
+        for node in slurm.odd_nodes
+        if not (node.responding or node.is_expected_away or node.drain or node.name in senders)
+    }
+    before = silence.unreached
+    still = {name: node for name, node in before.items() if node.back_at is None}
+    silence.unreached = {
+        **{
+            name: node._replace(back_at=node.back_at or now)
+            for name, node in before.items()
+            if name not in senders
+        },
+        **{name: still.get(name, Unreached(now)) for name in away},
+    }
+
+
 class _Silence:
     """One look at which nodes are silent. `silent`: the last beat of each."""
 
@@ -148,9 +202,19 @@ class _Silence:
     ) -> None:
         assert walk.picture.slurm is not None
         self._picture, self._now = walk.picture, walk.now
-        self._nodes, self._senders, self._silent = walk.picture.slurm.nodes, senders, silent
+        self._nodes, self._senders = walk.picture.slurm.nodes, senders
+        self._places = shared_places(ByIdentity(self._nodes))
+        unreached = {
+            name: node
+            for name, node in walk.picture.silence.unreached.items()
+            if name in self._nodes and (node.back_at is None or self._now - node.back_at < JUST_BACK)
+        }
+        away = {name: node.since for name, node in unreached.items() if node.back_at is None}
+        self._silent = {**away, **silent}
+        #: Those that a place's outage would show: senders, and nodes that only Slurm speaks of.
+        self._expected = senders.keys() | unreached.keys()
         #: Those that are not explained yet.
-        self._left = {name: at for name, at in silent.items() if name not in walk.picture.silence.alone}
+        self._left = {name: at for name, at in self._silent.items() if name not in walk.picture.silence.alone}
 
     def findings(self) -> Iterator[Finding]:
         for name, alone in sorted(self._picture.silence.alone.items()):
@@ -159,18 +223,24 @@ class _Silence:
             yield self._of_place(wider)
         for outage in self._picture.silence.outages:
             yield from self._going_on(outage)
-        for outage in together(self._left, self._senders, self._nodes):
+        for outage in self._together():
             yield self._of_place(outage)
         while (several := self._several()) is not None:
             yield self._of_place(several)
         for name, since in sorted(self._left.items()):
-            yield from self._single(name, since)
+            if name in self._senders:
+                yield from self._single(name, since)
+
+    def _together(self) -> list[Together]:
+        """The places with a silent sender: what Slurm alone says of nodes is reported as such."""
+        found = together(self._left, self._expected, self._nodes)
+        return [place for place in found if not self._senders.keys().isdisjoint(place.nodes)]
 
     def _wider(self) -> list[Together]:
         """Places of which a known outage is only the part that was missed first."""
         outages = [outage for outage in self._picture.silence.outages if outage.kind is not None]
         held = {(outage.kind, outage.place) for outage in outages}
-        places = together(self._left, self._senders, self._nodes) if outages else []
+        places = self._together() if outages else []
         return [
             place
             for place in places
@@ -187,9 +257,9 @@ class _Silence:
         return bool(away) and away <= set(nodes) and len(set(near) - away) >= PLACE_NODES
 
     def _of_place(self, what: Together) -> Finding:
-        nodes = {name: self._silent[name] for name in what.nodes}
-        for name in nodes:
+        for name in what.nodes:
             self._left.pop(name, None)
+        nodes = {name: self._silent[name] for name in what.nodes if name in self._senders}
         return _silent_place(self._picture, what, nodes, self._now)
 
     def _going_on(self, outage: Outage) -> Iterator[Finding]:
@@ -199,12 +269,13 @@ class _Silence:
         else:
             here = {*outage.nodes, *self._at.get((outage.kind, outage.place), ())}
         away = sorted(here & self._left.keys())
-        if len(away) <= 1 and not any(self._is_troubled(name) for name in away):
+        senders = [name for name in away if name in self._senders]
+        if not senders or (len(away) == 1 and not self._is_troubled(away[0])):
             return
         if outage.kind is not None:
             yield self._of_place(Together(outage.kind, outage.place, away, len(here)))
         else:
-            silent = {name: self._left.pop(name) for name in away}
+            silent = {name: self._left.pop(name) for name in senders}
             yield _silent_fleet(self._picture, silent, len(self._senders), self._now)
 
     def _several(self) -> Together | None:
@@ -213,11 +284,11 @@ class _Silence:
         away = [name for name, since in self._silent.items() if self._now - since >= ALONE_AFTER]
         groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in sorted(away):
-            for place in self._nodes[name].outage_places:
+            for place in self._places[name]:
                 groups[place].append(name)
         found = []
         for (kind, place), names in groups.items():
-            left = [name for name in names if name in self._left]
+            left = [name for name in names if name in self._left and name in self._senders]
             near = [name for name in names if any(self._began_with(name, other) for other in left)]
             if left and len(near) > 1 and any(not self._nodes[name].responding for name in near):
                 found.append(Together(kind, place, near, len(self._at[kind, place])))
@@ -264,6 +335,8 @@ class _Silence:
 
     def _is_unsure(self, other: str, known_at: datetime) -> bool:
         """It is just back, is late, or was not heard since `known_at`."""
+        if other not in self._senders:
+            return True  # Slurm reaches it again
         sender = self._senders[other]
         if is_just_back(sender, self._now) and not self._was_planned(sender):
             return True
@@ -275,37 +348,39 @@ class _Silence:
         return ended is not None and back.back_at is not None and back.back_at < ended + JUST_BACK
 
     def _is_near(self, other: str, name: str) -> bool:
-        """A node that was judged alone explains nothing that begins later."""
-        alone = other in self._picture.silence.alone
+        """A node that was judged alone, or never sent, explains nothing that begins later."""
+        alone = other in self._picture.silence.alone or other not in self._senders
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _began_with(self, other: str, name: str) -> bool:
         """A sender that Slurm still reaches, or that another outage explains, is no part of an outage that
         begins later."""
-        dead = other in self._left and not self._nodes[other].responding
+        dead = other in self._left and other in self._senders and not self._nodes[other].responding
         return dead or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
         """When the last node of its places came back that was away with it."""
-        back = (self._senders[other].back_at for other in self._neighbours(name))
+        unreached = self._picture.silence.unreached
+        back = [self._senders[other].back_at for other in self._neighbours(name) & self._senders.keys()]
+        back += [unreached[other].back_at for other in self._neighbours(name) - self._senders.keys()]
         return max((at for at in back if at is not None and at > since), default=None)
 
     def _neighbours(self, name: str) -> set[str]:
-        """The senders at its places, and of the outages that it is in."""
-        there = {other for place in self._nodes[name].outage_places for other in self._at.get(place, ())}
+        """Those expected at its places, and of the outages that it is in."""
+        there = {other for place in self._places[name] for other in self._at.get(place, ())}
         for outage in self._picture.silence.outages:
-            there |= outage.nodes & self._senders.keys() if name in outage.nodes else set()
+            there |= outage.nodes & self._expected if name in outage.nodes else set()
         return there - {name}
 
     @cached_property
     def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
-        """The senders of each place where a node is silent or an outage goes on."""
-        wanted = {place for name in self._silent for place in self._nodes[name].outage_places}
+        """Those expected at each place where a node is silent or an outage goes on."""
+        wanted = {place for name in self._silent for place in self._places[name]}
         outages = self._picture.silence.outages
         wanted |= {(outage.kind, outage.place) for outage in outages if outage.kind is not None}
         found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
-        for name in self._senders if wanted else ():
-            for place in self._nodes[name].outage_places:
+        for name in self._expected if wanted else ():
+            for place in self._places[name]:
                 if place in wanted:
                     found[place].append(name)
         return dict(found)
@@ -317,7 +392,7 @@ def is_fleet(silent: int, senders: int) -> bool:
 
 def _is_expected(node: SlurmNode | None) -> bool:
     """Whether the node should send: known to Slurm, not out by plan, and not being started."""
-    return node is not None and not is_expected_away(node)
+    return node is not None and not node.is_expected_away
 
 
 def _expected_since(picture: Picture, name: str) -> datetime:
@@ -376,7 +451,7 @@ def _silent_place(picture: Picture, what: Together, nodes: dict[str, datetime], 
         component=what.root(picture.cluster),
         at=min(nodes.values()),
         arrived_at=now,
-        text=say("detection.place_silent", n=len(nodes), place=what.words),
+        text=say("detection.place_silent", n=len(what.nodes), place=what.words),
         confidence=0.8,
         evidence=tuple(
             _silence_evidence(picture.cluster, name, at, say("detection.silent", node=name))

@@ -58,6 +58,12 @@ def medians_of(arrays: Sequence[Floats]) -> NDArray[np.float64]:
     return found
 
 
+def robust(values: Floats) -> tuple[float, float]:
+    """Median and robust standard deviation (MAD)."""
+    middle = float(np.median(values))
+    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
+
+
 #: Steps at the start that are never judged: compilation, caches, the first touch of memory.
 WARM_UP = 5
 #: A difference below this never matters; it also covers a rack's harmless 1 %.

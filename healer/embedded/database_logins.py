@@ -12,6 +12,7 @@ from typing import Any
 
 from healer.adapters.postgres import roles
 from healer.embedded.user import EmbeddedError
+from healer.text import say
 
 #: Owns healer's tables; only migrations and commands of root connect as it.
 OWNER = "healer"
@@ -87,7 +88,7 @@ def _execute(
     wrong = list(_errors(done.stderr))
     if done.returncode or wrong:
         text = " ".join(wrong) or " ".join(done.stderr.split())[-400:]
-        raise EmbeddedError(f"the roles of the embedded PostgreSQL cannot be made: {text}")
+        raise EmbeddedError(say("embedded.roles_embedded_postgresql_cannot", text=text))
     return done.stdout
 
 

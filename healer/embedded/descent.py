@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from healer.embedded.user import EmbeddedError, ServerUser
+from healer.text import say
 
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
@@ -38,10 +39,7 @@ def descend(user: ServerUser, needed: Iterable[Path]) -> None:
         os.chdir("/")
     for path in paths:
         if not os.access(path, os.X_OK if path.is_dir() else os.R_OK):
-            raise EmbeddedError(
-                f"the user {user.name} cannot read {path}: put it where all may read, such as /opt, or start "
-                "healer as an ordinary user."
-            )
+            raise EmbeddedError(say("embedded.user_cannot_read_put", name=user.name, path=str(path)))
 
 
 def code_folders() -> list[Path]:
@@ -115,4 +113,4 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
 
 def _check(result: int, what: str) -> None:
     if result != 0:
-        raise EmbeddedError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise EmbeddedError(say("embedded.of", what=what, why=os.strerror(ctypes.get_errno())))

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from healer.embedded.user import EmbeddedError, system_users
+from healer.model.vocabulary import UserError
+from healer.text import say
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch", "scancel")
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
@@ -68,7 +70,7 @@ PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class SlurmNotStarted(Exception):
+class SlurmNotStarted(UserError):
     """The embedded Slurm did not start; the text says what is missing and where its logs are."""
 
 
@@ -87,9 +89,7 @@ def available() -> str | None:
 def install(timeout_s: float = 600) -> None:
     """Installs Debian's Slurm and munge. Raises SlurmNotStarted."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise SlurmNotStarted(
-            f"Only root can install Slurm, with apt-get; please install {' '.join(PACKAGES)}."
-        )
+        raise SlurmNotStarted(say("embedded.only_root_can_install", packages=" ".join(PACKAGES)))
     # RUNLEVEL=1 keeps the packages from starting their daemons.
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", RUNLEVEL="1")
     flags = ["-q", "-y", "--no-install-recommends"]
@@ -100,9 +100,11 @@ def install(timeout_s: float = 600) -> None:
                 command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise SlurmNotStarted(f"`{line}` took longer than {timeout_s:g} s.") from error
+            raise SlurmNotStarted(
+                say("embedded.took_longer_than_s", line=line, timeout_s=timeout_s)
+            ) from error
         if done.returncode:
-            raise SlurmNotStarted(f"`{line}` failed: {done.stderr.strip()[-500:]}")
+            raise SlurmNotStarted(say("embedded.failed", line=line, why=done.stderr.strip()[-500:]))
 
 
 class RealSlurm:
@@ -110,9 +112,11 @@ class RealSlurm:
 
     `directory` must be short (it contains sockets) and is emptied at the start. A requeued job may start
     again after `cred_expire_s` + 1 s; below 5, Slurm uses its default, 120. `conf`: settings of slurm.conf
-    (default ClusterName: pod1); `files`: more files in the same directory, by name. With `own_addresses` node
-    N (up to 254) is at 127.0.1.N, because enrolment distinguishes nodes by address.
+    (default ClusterName: pod1).
     """
+
+    #: Of the nodes, as slurm.conf has them.
+    addresses = "127.0.0.1"
 
     def __init__(
         self,
@@ -121,8 +125,6 @@ class RealSlurm:
         *,
         cred_expire_s: int = 5,
         conf: Mapping[str, str] | None = None,
-        files: Mapping[str, str] | None = None,
-        own_addresses: bool = False,
     ) -> None:
         if not 1 <= nodes <= 9999:
             raise ValueError(f"nodes: {nodes} is not in 1 to 9999")
@@ -133,8 +135,6 @@ class RealSlurm:
         self.slurmctld_log = self.directory / "log" / "slurmctld.log"
         self._settings = {"ClusterName": CLUSTER, "SlurmdTimeout": "30", **(conf or {})}
         self.cluster = self._settings["ClusterName"]
-        self._files = dict(files or {})
-        self._addresses = f"127.0.1.[1-{nodes}]" if own_addresses else "127.0.0.1"
         self._cred_expire_s = cred_expire_s
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -149,7 +149,7 @@ class RealSlurm:
         if why_not:
             raise SlurmNotStarted(why_not)
         if any(len(str(self.directory / name)) > _LONGEST_SOCKET_PATH for name in _SOCKETS):
-            raise SlurmNotStarted(f"The path {self.directory} is too long to hold the sockets of Slurm.")
+            raise SlurmNotStarted(say("embedded.path_too_long_hold", directory=str(self.directory)))
         self._write_files()
         self._start_guardian()
         deadline = time.monotonic() + timeout_s
@@ -186,25 +186,6 @@ class RealSlurm:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def kill_node(self, name: str) -> None:
-        """Kills the node's slurmd and all processes of its jobs with SIGKILL."""
-        self._order(f"kill {self._checked(name)}")
-
-    def start_node(self, name: str) -> None:
-        """Starts the node's slurmd, which registers again."""
-        self._order(f"start {self._checked(name)}")
-
-    def boot_node(self, name: str) -> None:
-        """Reboots the node: kills all its processes, and slurmd registers with a new boot time."""
-        self._order(f"boot {self._checked(name)}")
-
-    def kill_controller(self) -> None:
-        self._order("kill slurmctld")
-
-    def start_controller(self, timeout_s: float = 30) -> None:
-        self._order("start slurmctld")
-        self._wait(self._controller_answers, time.monotonic() + timeout_s, "slurmctld does not answer")
-
     def run(self, *command: str, timeout_s: float = 20) -> str:
         """Runs one of Slurm's commands, which gets no input, and returns its output. Raises
         CalledProcessError."""
@@ -230,28 +211,25 @@ class RealSlurm:
         # Tests replace it, to start another Slurm.
         return [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)]
 
-    def _checked(self, name: str) -> str:
-        if name not in self.node_names:
-            raise ValueError(f"no node {name} in this Slurm")
-        return name
-
     def _order(self, order: str) -> None:
         guardian = self._guardian
         if guardian is None or guardian.stdin is None or guardian.stdout is None:
-            raise SlurmNotStarted("The embedded Slurm is not running.")
+            raise SlurmNotStarted(say("embedded.embedded_slurm_running"))
         os.write(guardian.stdin.fileno(), order.encode() + b"\n")
         readable, _, _ = select.select([guardian.stdout], [], [], 60)
         answer = os.read(guardian.stdout.fileno(), 4096).decode().strip() if readable else "no answer"
         if answer not in {"ok", "none"}:
             raise SlurmNotStarted(
-                f"The guardian of the embedded Slurm said to `{order}`: {answer or 'nothing'}"
+                say("embedded.guardian_embedded_slurm_said", order=order, answer=answer or "nothing")
             )
 
     def _wait(self, done: Callable[[], bool], deadline: float, failure: str) -> None:
         while not done():
             if time.monotonic() > deadline:
                 logs = self.directory / "log"
-                raise SlurmNotStarted(f"The embedded Slurm did not start: {failure}; its logs are in {logs}.")
+                raise SlurmNotStarted(
+                    say("embedded.embedded_slurm_did_start", failure=failure, logs=str(logs))
+                )
             time.sleep(0.05 if self.nodes < 200 else 0.25)
 
     def _controller_answers(self) -> bool:
@@ -281,7 +259,7 @@ class RealSlurm:
 
     def _write_files(self) -> None:
         if self.directory.exists() and any(self.directory.iterdir()) and not self.slurm_conf.exists():
-            raise SlurmNotStarted(f"{self.directory} holds other files; an embedded Slurm needs its own.")
+            raise SlurmNotStarted(say("embedded.holds_other_files_embedded", directory=str(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
         for part in ("state", "log", "dev", "cgroup", "run"):
             (self.directory / part).mkdir(parents=True)
@@ -303,7 +281,7 @@ class RealSlurm:
                 directory=self.directory,
                 slurm_user=self._own_state(),
                 nodes=names,
-                addresses=self._addresses,
+                addresses=self.addresses,
                 controller_port=base,
                 slurmd_port=base + 1,
                 first_port=base + 2,
@@ -312,8 +290,6 @@ class RealSlurm:
                 extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
             )
         )
-        for name, text in self._files.items():
-            (self.directory / name).write_text(text)
         devices = f"{self.directory}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         (self.directory / "gres.conf").write_text(f"NodeName={names} Name=gpu Type=h100 File={devices}\n")
         # An empty folder, because Slurm 22.05 cannot disable cgroups (24.11 can).
@@ -328,7 +304,7 @@ def free_ports(count: int) -> int:
         first = random.randrange(_PORTS.start, _PORTS.stop - count)  # noqa: S311
         if all(_is_free(port) for port in range(first, first + count)):
             return first
-    raise SlurmNotStarted(f"No {count} free ports in a row between {_PORTS.start} and {_PORTS.stop}.")
+    raise SlurmNotStarted(say("embedded.no_free_ports_row", n=count, start=_PORTS.start, stop=_PORTS.stop))
 
 
 def _is_free(port: int) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from healer.embedded.postgres import stop_postgres
+from healer.embedded.stopping import stop_postgres
 
 PARTS_S = 3.0
 REDIS_S = 1.0

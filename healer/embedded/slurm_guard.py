@@ -7,9 +7,7 @@ standard input closes or its parent has died (also by SIGKILL), and kills them f
 It reads one order per line from standard input and answers each with one line:
 
     start NAME    start `munged`, `slurmctld` or the slurmd of a node; `ok`
-    boot NAME     kill the slurmd of a node and start it as after a boot of the machine; `ok`
     start-all     start the slurmd of every node in `DIRECTORY/nodes`; `ok`
-    kill NAME     SIGKILL to that daemon; for a node also to its jobs; `ok`, or `none` if it was not running
 
 Imports only the standard library, to start in milliseconds and to fork safely.
 """
@@ -73,28 +71,6 @@ class Guardian:
         finally:
             os._exit(127)
 
-    def kill(self, name: str) -> bool:
-        pid = self.pids.get(name)
-        if pid is None:
-            return False
-        _kill(pid)
-        if name not in {"munged", "slurmctld"}:
-            self._kill_jobs(name)
-        deadline = time.monotonic() + 5
-        while self.pids.get(name) == pid and time.monotonic() < deadline:
-            self.reap()
-            time.sleep(0.01)
-        return True
-
-    def _kill_jobs(self, node: str) -> None:
-        """Kills the processes of the node's jobs, slurmstepd first, so that it does not report their end.
-
-        slurmstepd has no readable environment; it is the parent of processes with the node's name there."""
-        below = descendants(os.getpid())
-        jobs = [pid for pid in below if _runs_for(pid, node)]
-        for pid in [parent for parent in map(_parent, jobs) if parent in below] + jobs:
-            _kill(pid)
-
     def reap(self) -> None:
         """Reaps dead processes, including adopted ones."""
         with contextlib.suppress(ChildProcessError):
@@ -112,7 +88,7 @@ class Guardian:
             if not left:
                 return
             for pid in left:
-                _kill(pid)
+                kill_process(pid)
             time.sleep(0.02)
             self.reap()
 
@@ -120,14 +96,9 @@ class Guardian:
         verb, _, name = order.partition(" ")
         if verb == "start":
             self.start(name)
-        elif verb == "boot":
-            self.kill(name)
-            self.start(name, "-b")
         elif verb == "start-all":
             for node in (self.directory / "nodes").read_text().split():
                 self.start(node)
-        elif verb == "kill":
-            return "ok" if self.kill(name) else "none"
         else:
             return f"unknown order: {order}"
         return "ok"
@@ -153,21 +124,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def _runs_for(pid: int, node: str) -> bool:
-    """Whether the process belongs to a job on this node, by its environment."""
-    with contextlib.suppress(OSError):
-        environment = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
-        return f"SLURMD_NODENAME={node}".encode() in environment
-    return False
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[1])
-    return 0
-
-
-def _kill(pid: int) -> None:
+def kill_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from setproctitle import setproctitle
 
@@ -48,7 +49,9 @@ from healer.embedded.user import (
 )
 from healer.model.shown import shown
 from healer.rulebook.signal_rules import wants_scraper
+from healer.rulebook.source import parse_ahead
 from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, own_url, rules_folder, site_url
+from healer.text import joined, said_by, say
 
 #: The parts of each cluster, besides the API. The scraper runs only if there are targets.
 PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
@@ -116,6 +119,16 @@ def _failed_checks(answer: bytes) -> str:
     return "; ".join(failed)
 
 
+def _refuses(url: str) -> str:
+    """Why nothing listens there; empty if something does."""
+    at = urlsplit(url)
+    try:
+        socket.create_connection((at.hostname or "", at.port or 0), timeout=2).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def _ask_ready(url: str) -> str:
     """`ready`, `unready` or `away`, and the failed checks or the error."""
     try:
@@ -159,9 +172,7 @@ def check_port(listen: Listen, user: ServerUser) -> None:
     """Raises EmbeddedError if this user, who will, cannot listen there."""
     why = as_user(user, partial(_trial, listen))
     if why:
-        raise EmbeddedError(
-            f"cannot listen on {listen}: {why}; choose another address with --listen or HEALER_LISTEN."
-        )
+        raise EmbeddedError(say("embedded.cannot_listen_choose_another", listen=str(listen), why=why))
 
 
 def _trial(listen: Listen) -> str:
@@ -389,6 +400,7 @@ class Tree:
                 self._start_servers()
             self._migrate()
             self._calls.load()
+            parse_ahead(rules_folder(self.settings))
             # Excludes current objects from collections, which would copy their memory into each child.
             gc.collect()
             gc.freeze()
@@ -426,7 +438,7 @@ class Tree:
         popen = self._guardian.popen
         if self.settings.database_url is None:
             forget_others(self._environ)
-            self.postgres = Postgres(self.data_dir, say=self.say, popen=popen, logins=self._logins())
+            self.postgres = Postgres(self.data_dir, announce=self.say, popen=popen, logins=self._logins())
             self.postgres.start()
             self._register_servers()
         if self.settings.redis_url is None:
@@ -436,7 +448,7 @@ class Tree:
                 self.redis.start()
                 self._register_servers()
             else:
-                self.say("no Redis found: tasks travel through PostgreSQL")
+                self.say(say("embedded.no_redis_found_tasks"))
         self._environ |= {"HEALER_DATA_DIR": str(self.data_dir), "HEALER_LISTEN": str(self.settings.listen)}
         if self._users.service.drop:
             self._environ["XDG_CACHE_HOME"] = str(self.data_dir / CACHE)
@@ -507,14 +519,13 @@ class Tree:
         finally:
             engine.dispose()
         if before != after:
-            self.say(f"database upgraded from {before or 'nothing'} to {after}")
+            self.say(
+                say("embedded.database_upgraded_from", before=before or say("commands.nothing"), after=after)
+            )
 
     def _say_roles(self, statements: Sequence[str]) -> None:
         names = [words[2] for words in map(str.split, statements) if words[1] == "ROLE"]
-        self.say(
-            f"the database lacks the roles of healer's parts ({', '.join(names)}), and this login may not "
-            "make them: `healer db upgrade` prints the statements"
-        )
+        self.say(say("embedded.database_lacks_roles_s", names=joined(names, "comma")))
 
     def _note(self) -> None:
         running.note(
@@ -542,7 +553,7 @@ class Tree:
                 changed = self._start(child, ours) or changed
         with suppress(OSError):  # no process left: the next tick tries again
             if self._guardian.revive():
-                self.say("the guardian ended; started another")
+                self.say(say("embedded.guardian_ended_started_another"))
         if changed:
             self._note()
         if not self._ready:
@@ -575,21 +586,21 @@ class Tree:
             raise SettingsError(how.removeprefix("exit status 2: ").removeprefix("healer: "))
         if self._ends.get(child.name) != how:
             self._ends[child.name] = how
-            self.say(f"{child.name} ended ({how}); starting it again")
+            self.say(say("embedded.ended_starting_again", name=child.name, how=how))
 
     def _restart_servers(self) -> bool:
         changed = False
         for server in (self.postgres, self.redis):
             if server is None or (server.process is not None and server.process.poll() is None):
                 continue
-            self.say(f"{type(server).__name__} ended; starting it again")
+            self.say(say("embedded.server_restarted", server=type(server).__name__))
             try:
                 server.start()
             except EmbeddedError as error:
-                self.say(f"{error} Trying again.")
+                self.say(say("embedded.trying_again", why=said_by(error)))
                 self._rest()
             except OSError as error:  # a lack of memory, perhaps
-                self.say(f"it cannot be started: {error.strerror}. Trying again.")
+                self.say(say("embedded.cannot_started_trying_again", why=error.strerror))
                 self._rest()
             self._register_servers()
             changed = True
@@ -600,19 +611,23 @@ class Tree:
             os.read(self._wake, 4096)
 
     def _check_ready(self) -> None:
-        answer = as_user(self._users.service, partial(_ask_ready, self.url), code_folders())
+        # What answers is read by a process of its own, which is not made in vain while the API starts.
+        if why := _refuses(self.url):
+            answer = f"away {why}"
+        else:
+            answer = as_user(self._users.service, partial(_ask_ready, self.url), code_folders())
         how, _, text = answer.partition(" ")
         if how != "ready":
             self._report_slow(
-                f"{self.url} answers but is not ready: {text}"
+                say("embedded.not_ready", url=self.url, why=text)
                 if how == "unready"
-                else f"still starting: {text}; see {self._logs}"
+                else say("embedded.still_starting", why=text, logs=str(self._logs))
             )
             return
         self._ready = True
         self.say(f"healer is ready: {site_url(self.settings)}")
         if text:
-            self.say(f"not well yet: {text}")
+            self.say(say("embedded.well_yet", text=text))
         with suppress(OSError):
             self._calls.on_ready(running.find(self.data_dir))
 
@@ -625,7 +640,7 @@ class Tree:
 
     def _stop(self) -> None:
         if self._stops:
-            self.say("stopping")
+            self.say(say("embedded.stopping"))
         deadline = time.monotonic() + PARTS_STOP_S
         for child in self._children:
             child.send(signal.SIGTERM)
@@ -636,4 +651,4 @@ class Tree:
         if self.postgres is not None:
             self.postgres.stop()
         if self._stops:
-            self.say("stopped; nothing is left running")
+            self.say(say("embedded.stopped_nothing_left_running"))

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from healer.model.vocabulary import UserError
+from healer.text import say
+
 #: System users: of the parts, of the worker, of the embedded servers.
 SERVICE, WORKER, SERVERS = "healer", "healer-worker", "healer-db"
 #: useradd's exit status where another process made the user meanwhile.
@@ -29,7 +32,7 @@ ROOT_STATE = Path("/var/lib/healer")
 SOCKET_FOLDER_MAX = 90
 
 
-class EmbeddedError(Exception):
+class EmbeddedError(UserError):
     """An embedded server could not be started. One sentence for people."""
 
 
@@ -52,7 +55,9 @@ def usable(data_dir: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise FolderUnusable(data_dir, f"cannot be used ({error.filename}: {error.strerror})") from None
+        raise FolderUnusable(
+            data_dir, say("embedded.cannot_used", filename=error.filename, why=error.strerror)
+        ) from None
 
 
 #: PostgreSQL's messages for a full disk: the kernel's, or a hint.
@@ -62,7 +67,7 @@ _FULL = (os.strerror(errno.ENOSPC), "Check free disk space")
 def refused(data_dir: Path, text: str) -> EmbeddedError:
     """The error for a failed server's message; FolderUnusable if the disk is full."""
     if any(words in text for words in _FULL):
-        return FolderUnusable(data_dir, "has no space left")
+        return FolderUnusable(data_dir, say("embedded.has_no_space_left"))
     return EmbeddedError(text)
 
 
@@ -152,9 +157,12 @@ def system_users() -> Users:
         return Users(me, me, me)
     if missing := missing_users():
         raise EmbeddedError(
-            "healer does not run as root: its parts run as system users of their own. Make them, or start "
-            f"healer as an ordinary user: {' && '.join(' '.join(command) for command in missing)}"
+            say("embedded.does_run_root_its", command=" && ".join(" ".join(command) for command in missing))
         )
+    uids = {name: pwd.getpwnam(name).pw_uid for name in (SERVICE, WORKER, SERVERS)}
+    if len({0, *uids.values()}) <= len(uids):
+        listed = ", ".join(f"{name} {uid}" for name, uid in uids.items())
+        raise EmbeddedError(say("embedded.s_users_need_user", listed=listed))
     shared = pwd.getpwnam(SERVICE).pw_gid
     return Users(
         service=_entry(SERVICE, shared, is_final=True),
@@ -185,9 +193,13 @@ def make_users() -> list[str]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise EmbeddedError(f"the user {command[-1]} cannot be made: {error.strerror}: useradd") from None
+            raise EmbeddedError(
+                say("embedded.user_cannot_made_useradd", command=command[-1], why=error.strerror)
+            ) from None
         if done.returncode not in {0, _USER_EXISTS}:
-            raise EmbeddedError(f"the user {command[-1]} cannot be made: {done.stderr.strip()}")
+            raise EmbeddedError(
+                say("embedded.user_cannot_made", command=command[-1], why=done.stderr.strip())
+            )
     return [command[-1] for command in commands]
 
 
@@ -211,10 +223,7 @@ def name_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        raise EmbeddedError(
-            f"the user id {uid} has no name in this machine's user list, and PostgreSQL does not start "
-            "without one: add it to /etc/passwd, or set HEALER_DATABASE_URL."
-        ) from None
+        raise EmbeddedError(say("embedded.user_id_has_no", uid=uid)) from None
 
 
 def make_data_dir(data_dir: Path) -> Path:
@@ -224,9 +233,9 @@ def make_data_dir(data_dir: Path) -> Path:
         data_dir.chmod(0o711)
     except FileExistsError:
         if not data_dir.is_dir():
-            raise FolderUnusable(data_dir, "is a file") from None
+            raise FolderUnusable(data_dir, say("embedded.file")) from None
     except OSError as error:
-        raise FolderUnusable(data_dir, f"cannot be made: {error.strerror}") from None
+        raise FolderUnusable(data_dir, say("embedded.cannot_made", why=error.strerror)) from None
     return data_dir.resolve()
 
 
@@ -248,7 +257,7 @@ def server_home(data_dir: Path, user: ServerUser, *, state: Path = ROOT_STATE) -
             shared_folder(folder)
         note.write_text(f"{home}\n")
     if not user.can_enter(home):
-        raise EmbeddedError(f"the user {user.name}, who runs the servers, cannot enter {home}.")
+        raise EmbeddedError(say("embedded.user_who_runs_servers", name=user.name, home=str(home)))
     return home
 
 
@@ -281,7 +290,5 @@ def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), user.uid}:
-        raise EmbeddedError(
-            f"{folder} belongs to somebody else: remove it, or choose a shorter data directory."
-        )
+        raise EmbeddedError(say("embedded.belongs_somebody_else_remove", folder=str(folder)))
     return user.meeting_folder(folder)

@@ -39,10 +39,18 @@ class Controls:
     """Raises NotFound, Conflict, and Unavailable where the database does not answer: then nothing was done.
 
     Of several clusters the ledger is that of the first: it takes the records of what belongs to no cluster.
+    A pause of all is in the audit of each of `clusters`.
     """
 
-    def __init__(self, ledger: CommandLedger, rules: Callable[[], Ruleset], clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: CommandLedger,
+        rules: Callable[[], Ruleset],
+        clock: Clock,
+        clusters: Sequence[str] = (),
+    ) -> None:
         self._ledger, self._rules, self._clock = ledger, rules, clock
+        self._clusters = clusters or (ledger.cluster,)
 
     def pause(self, pause: Pause, *, request: str) -> Pause:
         """The same request again answers with the pause that it made."""
@@ -51,9 +59,13 @@ class Controls:
                 return tx.pause(pause.id) or pause
             data = {name: value for name, value in msgspec.to_builtins(pause).items() if value}
             data["request"] = request
-            cluster = pause.cluster or self._ledger.cluster
-            tx.audit(audit_record(cluster, pause.since, pause.by, "pause.set", f"pause/{pause.id}", **data))
+            for cluster in self._clusters_of(pause):
+                subject = f"pause/{pause.id}"
+                tx.audit(audit_record(cluster, pause.since, pause.by, "pause.set", subject, **data))
             return pause
+
+    def _clusters_of(self, pause: Pause) -> Sequence[str]:
+        return (pause.cluster,) if pause.cluster else self._clusters
 
     def end_pause(self, pause: str, *, by: str, reason: str, request: str) -> Pause:
         now, subject = self._clock.now(), f"pause/{pause}"
@@ -61,8 +73,8 @@ class Controls:
             ended = tx.end_pause(pause, by=by, at=now)
             if ended is not None:
                 data = {"reason": reason, "request": request}
-                cluster = ended.cluster or self._ledger.cluster
-                tx.audit(audit_record(cluster, now, by, "pause.ended", subject, **data))
+                for cluster in self._clusters_of(ended):
+                    tx.audit(audit_record(cluster, now, by, "pause.ended", subject, **data))
                 return ended
             earlier = tx.pause(pause)
             if earlier is None or not tx.audited(subject, request):

@@ -47,7 +47,7 @@ from healer.incidents.correlate import (
     waves_that_act,
 )
 from healer.incidents.impact import hit_so_far
-from healer.incidents.lifecycle import find_auto_resolve
+from healer.incidents.lifecycle import find_withdrawn
 from healer.incidents.placers import NewRoot, are_apart
 from healer.model import (
     BreakerState,
@@ -60,13 +60,14 @@ from healer.model import (
     IncidentState,
     Observation,
     Outcome,
+    Remedy,
     Rule,
     Run,
     RunState,
     Severity,
 )
 from healer.model.run import run_id
-from healer.telling.news import approval_page, p0_page
+from healer.telling.news import approval_page, opened_ticket, p0_page
 from healer.text import Said, say
 
 #: A P0 that lasts this long pages a person, unless the breaker's own page already did.
@@ -91,11 +92,13 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
-    walk.facts = count_begun(walk.gate, walk.runs.values(), walk.work.by_id.get, walk.rules, walk.now)
+    if begun := [run for run in runs.values() if run.state is RunState.running]:
+        walk.facts = count_begun(walk.gate, begun, walk.work.by_id.get, walk.rules, walk.now)
     settle_vetoes_and_breaker(walk)
-    hold_suspects(walk)
+    if _relays_speak(walk):
+        hold_suspects(walk)
     unfold_released(walk)
-    asked = begin_looks(walk)
+    asked = begin_looks(walk) if _relays_speak(walk) else frozenset[str]()
     walk.started += begin_releases(walk)
     walk.started += begin_sweeps(walk)
     drained, at_work = healer_drains(walk.picture), list(runs.values())
@@ -134,6 +137,10 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     fold_held(walk)
 
 
+def _relays_speak(walk: Walk) -> bool:
+    return any(incident.is_relayed for incident in walk.open_incidents())
+
+
 def _is_done(walk: Walk, incident: Incident) -> bool:
     """Its playbook is done, and the incident was not reopened since."""
     run = walk.tx.run(incident.run) if incident.run else None
@@ -143,7 +150,7 @@ def _is_done(walk: Walk, incident: Incident) -> bool:
 def _wants_gate(walk: Walk, incident: Incident) -> bool:
     rule = walk.rules.by_name.get(incident.rule)
     acts = rule is not None and (rule.playbook is not None or incident.drained_at is not None)
-    return acts or bool(incident.folded)
+    return acts or bool(incident.folded) or Remedy.ticket in incident.remedy
 
 
 def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> None:
@@ -158,6 +165,8 @@ def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, a
         walk.tx.add_decision(decision)
         data = {"why": decision.why, "guard": decision.guard, "run": decision.run, "incident": incident.id}
         walk.audit(f"decision.{decision.outcome}", f"incident/{incident.id}", **data)
+        if decision.outcome is Outcome.act and rule.playbook is None:
+            walk.tx.queue_message(opened_ticket(incident, walk.now))
     acting = run is not None and run.state is RunState.running and not run.shadow
     waits = run is not None and _is_plan(walk, run.playbook)
     changed = msgspec.structs.replace(
@@ -345,7 +354,7 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
         return
     if incident.drained_at is None or incident.acknowledged_by is not None:
         return
-    cleared = find_auto_resolve(walk.rules, walk.picture, incident)
+    cleared = find_withdrawn(walk.rules, walk.picture, incident)
     if cleared is None or not cleared.proven:
         return
     if any(entry.run == waiting.id and entry.at >= cleared.at for entry in walk.tx.steps_of(incident)):

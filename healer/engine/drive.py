@@ -24,6 +24,7 @@ from healer.actions import (
     Toolbox,
     action_of,
 )
+from healer.actions.ask_node import check_unusable
 from healer.actions.checks import reported_since
 from healer.actions.drain import write_note
 from healer.actions.under_test import hand_over
@@ -39,6 +40,7 @@ from healer.engine.runlog import (
     has_removed,
     has_reserved,
     is_asked,
+    is_proven,
     is_started,
     last_of,
     restarts_of,
@@ -46,11 +48,14 @@ from healer.engine.runlog import (
     tested_at,
     would_have_removed,
 )
+from healer.incidents.certainty import is_proven_unusable
+from healer.incidents.second_look import LookAnswer, LookResult
 from healer.model import (
     APPROVAL_LASTS,
     REMOVING_VERBS,
     RESTARTING_VERBS,
     RETURNING_VERBS,
+    SLOT_GUARDS,
     Command,
     Incident,
     LogEntry,
@@ -68,6 +73,7 @@ from healer.playbooks.advance import (
     BEGIN,
     GOES_ON,
     UNDO,
+    UNUSABLE,
     Ask,
     Do,
     Finish,
@@ -84,6 +90,9 @@ from healer.ports.transactions import LeaseLost, Ledger, LedgerAway, RunClaim
 from healer.text import NO_WORDS, Said, quoted, said_by, say
 
 log = structlog.get_logger()
+
+#: A node that could not be asked is asked again then.
+CHECK_AGAIN = timedelta(minutes=1)
 
 _EVENT = {
     Done: StepEvent.done,
@@ -165,6 +174,8 @@ class _Drive:
                     self._end(RunState.done, would)
                     return
                 case Sleep():
+                    if has_drained(entries):
+                        self._check_claim(intent)
                     waits = intent.until is None or self._stands_by(intent)
                     if waits or has_drained(entries[before:]):
                         self._note("waiting" if waits else "running")
@@ -262,7 +273,7 @@ class _Drive:
             if isinstance(far, Skipped | Failed):
                 return self._record(intent, far)
             if not keeps:
-                kept = permission.ask(self.rules, incident, wait=far.text if far else None)
+                kept = self._ask_gate(permission, incident, far.text if far else None)
                 if kept is not None:
                     return kept
             if intent.step.do in RETURNING_VERBS:
@@ -288,7 +299,37 @@ class _Drive:
         return self._record(intent, result)
 
     def _permission(self, intent: Do) -> StepPermission:
-        return StepPermission(self.claim, intent, self.entries, self.now)
+        unchecked = self.tools.checks_claims and not is_proven(self.entries)
+        return StepPermission(self.claim, intent, self.entries, self.now, unchecked=unchecked)
+
+    def _ask_gate(
+        self, permission: StepPermission, incident: Incident | None, wait: Said | None
+    ) -> LogEntry | None:
+        """The entry that holds the step back. Where a cap holds a dead node, the gate is asked again after a
+        look."""
+        kept, intent = permission.ask(self.rules, incident, wait=wait), permission.intent
+        if kept is None or kept.data.get("guard") not in SLOT_GUARDS or not self._check_claim(intent):
+            return kept
+        self.entries.append(kept)
+        return self._permission(intent).ask(self.rules, incident, wait=wait)
+
+    def _check_claim(self, intent: Do | Sleep) -> bool:
+        """Looks for itself at a node that other parts call surely unusable, at most once a minute: what they
+        write passes no cap. True: it is so, and is in the log now."""
+        last, incident = last_of(self.entries, UNUSABLE), self.claim.incident()
+        waits = last is not None and (self.now() - last.at < CHECK_AGAIN or is_proven(self.entries))
+        if waits or not self.tools.checks_claims or self.run.shadow or incident is None:
+            return False
+        if self.run.node != incident.root.node or not is_proven_unusable(incident):
+            return False
+        step = Do(step=Step(id=UNUSABLE), key=intent.key, item=None, attempt=1, fresh=True)
+        repaired_at = self._permission(step).last_repair()
+        seen = self._guarded(lambda: check_unusable(self._context(step, incident), self.rules, repaired_at))
+        proven = isinstance(seen, LookAnswer) and seen.result is LookResult.agreed
+        self.entries.append(self._keep(UNUSABLE, StepEvent.done, seen.text, {"proven": proven}))
+        if proven:
+            self._permission(step).free_caps()
+        return proven
 
     def _seen(self, intent: Do, ctx: Context) -> LogEntry | None:
         """The outcome of a step that was begun, by its probe; None if there is none yet."""

@@ -6,6 +6,7 @@ worker that dies before the commit has asked nothing; after it, the step is gran
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import msgspec
 
@@ -23,11 +24,12 @@ from healer.decisions import (
     permit_of,
     permit_of_local_check,
     proposal_of,
+    repairs_of,
     rides_on_slot,
     takes_canary,
     takes_slot_later,
 )
-from healer.decisions.book_mismatch import left_slot
+from healer.decisions.book_mismatch import left_slot, slots_over
 from healer.decisions.node_facts import node_of
 from healer.decisions.sweeps import tests_since
 from healer.engine.runlog import (
@@ -43,9 +45,7 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
-from healer.engine.slot_release import free_slots
-from healer.incidents.certainty import is_proven_fatal, is_proven_unusable
-from healer.incidents.growth import why_not_looked
+from healer.incidents.certainty import is_proven_fatal, is_proven_unusable, why_not_looked
 from healer.incidents.impact import urgency_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.model import (
@@ -77,7 +77,7 @@ from healer.model.slurm import is_ours
 from healer.playbooks.advance import GOES_ON, Do
 from healer.ports.clock import Clock
 from healer.ports.scheduling import SchedulerError, SlurmReads
-from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, RunClaim
+from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, Ledger, RunClaim
 from healer.text import NO_WORDS, Said, say
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
@@ -98,12 +98,15 @@ _Now = Callable[[], datetime]
 
 
 class StepPermission:
-    """One attempt at a step, before the gate. `entries`: the run's log so far."""
+    """One attempt at a step, before the gate. `entries`: the run's log so far; `unchecked`: the worker has
+    not seen for itself that the node is surely unusable."""
 
-    def __init__(self, claim: RunClaim, intent: Do, entries: list[LogEntry], now: _Now) -> None:
+    def __init__(
+        self, claim: RunClaim, intent: Do, entries: list[LogEntry], now: _Now, *, unchecked: bool = False
+    ) -> None:
         self.claim, self.run = claim, claim.run
         self.intent, self.verb = intent, intent.step.do
-        self.entries, self.now = entries, now
+        self.entries, self.now, self.unchecked = entries, now, unchecked
 
     def ask(self, rules: Ruleset, incident: Incident | None, *, wait: Said | None) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; returns the entry that holds it back, or None.
@@ -135,15 +138,14 @@ class StepPermission:
         takes = not proposal.ride and verb in SLOT_VERBS
         waited = takes and takes_slot_later(playbook)
         if takes and (why := _why_nothing_left(run, incident, tx.facts, now, waited=waited)):
-            entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
-            tx.write(entry)
-            return None, entry
+            return None, self._ends_run(tx, why)
         verdict = judge(proposal, tx.facts, rules, now)
-        if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
-            # Its turn comes again; a waiting run would block the others.
-            entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
-            tx.write(entry)
-            return None, entry
+        theirs = takes and verdict.outcome is Outcome.refused and verdict.guard is Guard.ownership
+        turned_away = verb is Verb.sweep and verdict.outcome is not Outcome.act
+        if run.by == "healer" and (turned_away or theirs):
+            # A sweep's turn comes again, and a waiting run would block the others. A node that somebody else
+            # took out while the run waited for room is theirs (law 5): they know, and are asked nothing.
+            return None, self._ends_run(tx, verdict.why)
         if waited and incident is not None and run.by == "healer":
             wait = why_not_looked(incident, now)
         if wait is not None and verdict.outcome is Outcome.act:
@@ -165,6 +167,11 @@ class StepPermission:
         if takes or (verb in SLOT_VERBS and _is_undrained(run, tx.facts)):
             tx.grant_slot(_slot(proposal, run, now))
         return (None, None) if again else self._granted(tx, proposal)
+
+    def _ends_run(self, tx: GateTx, why: Said) -> LogEntry:
+        entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
+        tx.write(entry)
+        return entry
 
     def stays(self, rules: Ruleset) -> Said | None:
         """Why healer's own job, which takes no capacity, may not stay; None: it may. Nothing is written or
@@ -217,6 +224,21 @@ class StepPermission:
             shown = None
         self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
 
+    def free_caps(self) -> None:
+        """The node is surely unusable: its slot, granted before that was seen, uses none of the caps."""
+
+        def free(tx: GateTx) -> None:
+            slot = tx.facts.held.get(self.run.node or "")
+            if slot is not None and slot.run == self.run.id and not slot.unusable:
+                tx.grant_slot(msgspec.structs.replace(slot, unusable=True))
+
+        self.claim.gate(free)
+
+    def last_repair(self) -> datetime | None:
+        """When another incident's reset or boot of the node was granted last, by the worker's own rows."""
+        facts, node, incident = self.claim.gate(lambda tx: tx.facts), self.run.node or "", self.run.incident
+        return max((use.at for use in repairs_of(facts, node) if use.incident != incident), default=None)
+
     def free_left_slot(self) -> None:
         """Frees the node's slot where it is in service for long and nothing works there but this run."""
         run = self.run
@@ -260,6 +282,7 @@ class StepPermission:
             asked,
             remedy=_RUNGS.get(verb, asked.remedy) if verb is not None else asked.remedy,
             ride=ride,
+            unchecked=self.unchecked,
             begun_at=run.created_at,
             approved_by=approver_of(playbook, self.entries) or asked.approved_by,
             mode=asked.mode if ride else _mode(rules, run),
@@ -404,7 +427,7 @@ def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
         incident=run.incident,
         run=run.id,
         granted_at=now,
-        unusable=proposal.unusable,
+        unusable=proposal.passes_caps,
     )
 
 
@@ -457,3 +480,25 @@ class HookPermits:
     def note_own(self, ask: HookRequest, check: str, at: datetime) -> None:
         """The hook failed at `at` without an answer, by this check. A repeat changes nothing."""
         self._book.note(permit_of_local_check(ask, check, at), self._clock.now())
+
+
+# --- slots that hold nothing any more: the worker alone frees them, as it alone grants them (law 1)
+
+
+class _Releases(Protocol):
+    def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...
+
+
+def free_slots(tx: _Releases, facts: GateFacts, now: datetime) -> GateFacts:
+    """Frees them, under the gate's lock; returns the facts without them."""
+    over = slots_over(facts, now)
+    for slot, why in over:
+        tx.release_slot(slot.node, at=now, why=why)
+    return facts.without_slots({slot.node for slot, _ in over})
+
+
+def free_slots_of(ledger: Ledger, now: datetime) -> None:
+    """Frees them where no run asks the gate. It is not locked while no slot is held."""
+    with ledger.transaction() as tx:
+        if tx.has_slots():
+            free_slots(tx, tx.lock_gate(), now)

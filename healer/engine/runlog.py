@@ -26,7 +26,7 @@ from healer.model import (
     Verb,
     audit_record,
 )
-from healer.playbooks.advance import Do, jobs_agreed, jobs_all, read_inputs
+from healer.playbooks.advance import UNUSABLE, Do, jobs_agreed, jobs_all, read_inputs
 from healer.text import Said, quoted
 
 _PAST = {
@@ -131,6 +131,12 @@ def has_reserved(entries: Sequence[LogEntry]) -> bool:
     """The node was reserved for tests, or may have been: the step was granted."""
     granted = (StepEvent.started, StepEvent.done)
     return any(entry.event in granted and entry.data.get("verb") == Verb.reserve for entry in entries)
+
+
+def is_proven(entries: Sequence[LogEntry]) -> bool:
+    """The worker has seen for itself that the node is surely unusable."""
+    last = last_of(entries, UNUSABLE)
+    return last is not None and bool(last.data.get("proven"))
 
 
 def approver_of(playbook: Playbook, entries: Sequence[LogEntry]) -> str | None:

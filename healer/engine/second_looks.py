@@ -58,6 +58,7 @@ def takes_a_node(walk: Walk, incident: Incident) -> bool:
 
 def _look(walk: Walk, incident: Incident, claims: tuple[Evidence, ...]) -> Run:
     """The same run for the same words about the same incident."""
+    repaired_at = walk.picture.node(incident.root.node or "").cleared_at
     return Run(
         id=run_id(f"{incident.id}|{SECOND_LOOK}|{claims[0].digest}"),
         cluster=incident.cluster,
@@ -70,4 +71,5 @@ def _look(walk: Walk, incident: Incident, claims: tuple[Evidence, ...]) -> Run:
         incident=incident.id,
         rule=incident.rule,
         alongside=True,
+        input={"repaired_at": repaired_at.isoformat()} if repaired_at is not None else {},
     )

@@ -50,7 +50,7 @@ from healer.ports.outbound import (
 )
 from healer.telling import news
 from healer.telling.news import with_incident_link
-from healer.text import from_stored
+from healer.text import from_stored, said_by, say
 
 log = structlog.get_logger()
 
@@ -349,7 +349,7 @@ def outcome_of_failure(
     return Outcome(
         state=DeliveryState.failed if ends else DeliveryState.due,
         word="refused" if error.refused else "failed",
-        text=str(error),
+        text=said_by(error),
         next_try_at=None if ends else now + timedelta(seconds=wait_s),
         held_until=held_until,
     )
@@ -363,7 +363,7 @@ def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
 
 def _check_tries(attempt: Attempt) -> None:
     if attempt.tries > MAX_TRIES:
-        raise DeliveryFailed("the process that made the last try ended before its answer was noted")
+        raise DeliveryFailed(say("engine.try_lost"))
 
 
 def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:

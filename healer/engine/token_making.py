@@ -1,7 +1,9 @@
-"""Service accounts: what is refused when one is made, and what takes its place when it is rotated."""
+"""Tokens and service accounts: what is refused when one is made, and what takes its place."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+
+import msgspec
 
 from healer.model.grants import ACTING
 from healer.model.person_names import broke_glass, is_person_name
@@ -20,8 +22,8 @@ from healer.text import say
 
 
 def checked_token(new: NewToken, now: datetime) -> NewToken:
-    """The token to make: a name with a slash makes it a service account, which has an owner and an end.
-    Raises Invalid, which names the field."""
+    """The token to make: a name with a slash makes it a service account, which has an owner. Both that and a
+    token above viewer have an end. Raises Invalid, which names the field."""
     if shown(new.name) != new.name:
         raise Invalid("name", say("engine.name_unseen", name=new.name))
     if broke_glass(new.name):
@@ -31,29 +33,23 @@ def checked_token(new: NewToken, now: datetime) -> NewToken:
             raise Invalid("only", say("engine.only_for_accounts"))
         if new.role in ACTING and not is_person_name(new.name):
             raise Invalid("name", say("engine.token_person_name", name=new.name, role=new.role.value))
-        return new
+        return new if new.role in LASTS_LONGER else msgspec.structs.replace(new, expires_at=_end(new, now))
     owner, _, name = new.name.partition("/")
     if not owner.strip() or not name.strip() or not is_person(name):
         raise Invalid("name", say("engine.account_name", name=new.name))
     if new.once:
         raise Invalid("once", say("engine.account_no_link"))
     _check_routes(new.routes)
+    routes = tuple(sorted(set(new.routes)))
+    return msgspec.structs.replace(new, expires_at=_end(new, now), owner=person_of(new.name), routes=routes)
+
+
+def _end(new: NewToken, now: datetime) -> datetime:
+    """Raises Invalid for one that is too far away."""
     until = new.expires_at if new.expires_at is not None else now + LASTS_AT_MOST
     if new.role not in LASTS_LONGER and until > now + LASTS_AT_MOST:
-        raise Invalid("expires", say("engine.account_too_long", role=new.role.value, days=LASTS_AT_MOST.days))
-    routes = tuple(sorted(set(new.routes)))
-    return NewToken(
-        role=new.role,
-        name=new.name,
-        node=new.node,
-        job=new.job,
-        cluster=new.cluster,
-        expires_at=until,
-        quota=new.quota,
-        vouches=new.vouches,
-        owner=person_of(new.name),
-        routes=routes,
-    )
+        raise Invalid("expires", say("engine.token_too_long", role=new.role.value, days=LASTS_AT_MOST.days))
+    return until
 
 
 def _check_routes(routes: Sequence[str]) -> None:

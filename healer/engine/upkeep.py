@@ -21,8 +21,8 @@ from healer.decisions import (
     storm_roots,
 )
 from healer.decisions.book_mismatch import find_vetoes, is_vetoed
-from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
-from healer.engine.slot_release import without_slots
+from healer.decisions.node_facts import settings_of
+from healer.decisions.sweeps import may_begin_by_itself, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
 from healer.incidents.certainty import is_proven_unusable
 from healer.incidents.growth import jobs_of_all
@@ -35,6 +35,7 @@ from healer.model import (
     Incident,
     IncidentState,
     Inventory,
+    Mode,
     Outcome,
     Remedy,
     Ruleset,
@@ -134,7 +135,7 @@ def _note_vetoes(walk: Walk) -> None:
             continue
         _veto(walk, slot, veto)
         back.add(slot.node)
-    walk.facts = without_slots(facts, back)
+    walk.facts = facts.without_slots(back)
 
 
 def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
@@ -186,7 +187,7 @@ def begin_releases(walk: Walk) -> list[str]:
     back = [
         run for run in runs_to_lift_exclusions(walk.gate.snapshot, bad, walk.now) if run.job not in at_work
     ]
-    held = runs_to_release_jobs(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
+    held = runs_to_release_jobs(walk.gate, walk.picture.allocations.ran_on, walk.rules, walk.now)
     there = {incident.root.node: incident for incident in walk.open_incidents() if incident.root.node}
     mode = walk.rules.default_mode
     start = runs_to_start_jobs(walk.gate, walk.picture.allocations.put_back, there, mode, walk.now)
@@ -213,18 +214,38 @@ def begin_requeues(walk: Walk) -> list[str]:
         jobs = [*_hit_late(walk, incident), *_lost_data(walk, incident)]
         run = walk.tx.run(incident.run) if jobs and incident.run else None
         if run is not None and not run.shadow and run.state not in ENDED_RUN_STATES:
-            begun += _begin_requeues_of(walk, incident, run, jobs)
+            begun += _begin_requeues_of(walk, incident, run.mode, jobs)
+        elif run is None and (jobs := _hit_under_their_drain(walk, incident)):
+            rule = walk.rules.by_name[incident.rule]
+            mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+            begun += _begin_requeues_of(walk, incident, mode, jobs)
     return begun
 
 
+def _hit_under_their_drain(walk: Walk, incident: Incident) -> list[SlurmJob]:
+    """Jobs on a dead GPU of a node that somebody else has drained: the drain is theirs, and the jobs make no
+    step there (law 5 and 8)."""
+    rule, shown = walk.rules.by_name.get(incident.rule), walk.gate.snapshot
+    playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
+    node = shown.nodes.get(incident.root.node or "") if shown is not None else None
+    if playbook is None or node is None or incident.held_by is not Guard.ownership or not node.drain:
+        return []
+    requeues = any(step.do is Verb.requeue for step in playbook.steps) and not playbook.is_plan
+    if not requeues or not is_proven_unusable(incident) or incident.stopped_by is not None:
+        return []
+    return hit_since_listed(incident, shown, newly_unusable=True)
+
+
 def _hit_late(walk: Walk, incident: Incident) -> list[SlurmJob]:
-    """Jobs hit by a fault that joined the incident in this walk, after its run had listed the jobs."""
-    run = walk.runs.get(incident.run or "") if incident.id in walk.work.wider else None
+    """Jobs hit by a fault that joined the incident in this walk, after its run had listed the jobs. Also
+    those on a dead node that the floor of service keeps: they make no step there, and start elsewhere."""
+    stays = incident.known_bad_in_service and incident.held_by is Guard.floor
+    run = walk.runs.get(incident.run or "") if stays or incident.id in walk.work.wider else None
     playbook = walk.rules.playbooks.get(run.playbook) if run is not None else None
     requeues = playbook is not None and any(step.do is Verb.requeue for step in playbook.steps)
-    if not requeues or not incident.jobs_hit_final:
+    if not requeues or not (stays or incident.jobs_hit_final):
         return []
-    newly_unusable = walk.work.wider[incident.id]
+    newly_unusable = stays or walk.work.wider[incident.id]
     return hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
 
 
@@ -238,14 +259,14 @@ def _lost_data(walk: Walk, incident: Incident) -> list[SlurmJob]:
     return jobs if is_news else []
 
 
-def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[SlurmJob]) -> list[str]:
+def _begin_requeues_of(walk: Walk, incident: Incident, mode: Mode, jobs: Sequence[SlurmJob]) -> list[str]:
     hit = jobs_of_all(incident.jobs_hit, (job.leader for job in jobs))
     if hit != incident.jobs_hit:
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
-    return begin_each(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
+    return begin_each(walk, [_requeue(incident, mode, job, walk.now) for job in jobs])
 
 
-def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
+def _requeue(incident: Incident, mode: Mode, job: SlurmJob, now: datetime) -> Run:
     """A run that requeues the job, in parallel to the incident's own; a repeat has the same id."""
     return Run(
         id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{is_proven_unusable(incident)}"),
@@ -258,7 +279,7 @@ def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
         job=job.leader,
         incident=incident.id,
         rule=incident.rule,
-        mode=run.mode,
+        mode=mode,
         alongside=True,
         input={"restarts": job.restarts},
     )
@@ -266,9 +287,10 @@ def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
 
 def sweeps_due(walk: Walk) -> bool:
     """Whether it is time to look for due sweeps."""
+    if not settings_of(walk.rules, walk.picture.cluster).sweep.scheduled or walk.picture.slurm is None:
+        return False
     at = walk.picture.swept_at
-    waited = at is None or abs(walk.now - at) >= SWEEPS_EVERY
-    return waited and walk.picture.slurm is not None and is_scheduled(walk.rules, walk.picture.cluster)
+    return (at is None or abs(walk.now - at) >= SWEEPS_EVERY) and may_begin_by_itself(walk.rules)
 
 
 def begin_sweeps(walk: Walk) -> list[str]:

@@ -24,7 +24,7 @@ from healer.incidents import (
     note_speaking_again,
     take_findings,
 )
-from healer.incidents.certainty import is_newly_proven
+from healer.incidents.certainty import NOTED_EVERY, is_newly_proven
 from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
 from healer.incidents.correlate import unfold_from_wave
 from healer.incidents.forecast_outcomes import settle_forecasts
@@ -34,6 +34,7 @@ from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
     PROOF,
     auto_resolve,
+    confirm_unhealed,
     find_auto_resolve,
     is_unfinished,
     is_untreated,
@@ -42,10 +43,11 @@ from healer.incidents.lifecycle import (
 )
 from healer.incidents.part_history import apply_history, model_on, note_settled
 from healer.incidents.placers import NewRoot, are_apart
-from healer.incidents.recurrence import place_and_climb
+from healer.incidents.recurrence import find_place_repeats, place_and_climb
 from healer.incidents.shared import may_follow_outage, outage_of
 from healer.model import (
     ENDED_RUN_STATES,
+    WAVE_RULE,
     Command,
     CommandKind,
     Detections,
@@ -58,6 +60,7 @@ from healer.model import (
     RuledOut,
     Ruleset,
     RunState,
+    Severity,
     Slot,
     SlurmNode,
     TicketStage,
@@ -96,6 +99,9 @@ def walk(
     context = Context(rules, picture, now, planned)
     findings, passed = split_by_context(context, findings)
     findings = apply_history(rules, picture, batch, lines, findings, now)
+    findings, added_up = split_by_context(context, findings)
+    passed += added_up
+    findings += find_place_repeats(rules, context)
     with ledger.transaction() as tx:
         state = Walk(tx, rules, picture, now)
         lock_gate_if_needed(state, commands, findings)
@@ -184,6 +190,8 @@ def _save(walk: Walk) -> None:
             walk.audit(verb, subject, **about, incident=incident.id)
             if Remedy.notify in incident.remedy:
                 walk.tx.queue_message(notify_message(incident))
+        elif incident.rule == WAVE_RULE and incident.severity <= Severity.P1 < before.severity:
+            walk.tx.queue_message(notify_message(incident, "grown"))
         if not incident.is_open and (before is None or before.is_open):
             walk.audit("incident.resolved", subject, why=incident.closed_why, incident=incident.id)
         _update_ticket(walk, before, incident)
@@ -259,10 +267,6 @@ def moment_of(command: Command, name: str) -> datetime:
 # --- incidents that resolve, end, or leave their node to a worse one
 
 
-#: How often an incident notes the last tick: each tick would be a write.
-LOOK_NOTED_S = 15.0
-
-
 def resolve_cleared(walk: Walk) -> None:
     """Resolves incidents whose fault is cleared, before the walk's findings: the same fault afterwards is a
     new one."""
@@ -285,6 +289,8 @@ def close_all(walk: Walk) -> None:
         incident = _leave_to_worse(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
             walk.end_plan(incident, incident.closed_why or NO_WORDS)
+        if (seen := confirm_unhealed(walk.rules, walk.picture, incident, walk.now)) is not incident:
+            walk.work.put(incident := seen)
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
         if pairs:
             incident = _note_clear(walk, incident, pairs)
@@ -312,7 +318,7 @@ def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
     if rule is None or rule.playbook is None or walk.picture.sensed is None:
         return noted
     at = walk.picture.sensed.at
-    return at if noted is None or (at - noted).total_seconds() >= LOOK_NOTED_S else noted
+    return at if noted is None or at - noted >= NOTED_EVERY else noted
 
 
 def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
@@ -386,7 +392,7 @@ def note_cost(walk: Walk) -> None:
         if finding.confidence > (incident.confidence or 0.0):
             work.put(msgspec.structs.replace(incident, confidence=finding.confidence))
     for incident in [other for other in work.by_id.values() if other.is_open and has_unsettled_hits(other)]:
-        with_cost = with_hits(incident, walk.picture.slurm, walk.tx.newest_durable, walk.now)
+        with_cost = with_hits(incident, walk.picture, walk.tx.newest_durable, walk.now)
         if with_cost is not incident:
             work.put(with_cost)
 

@@ -13,6 +13,7 @@ from healer.importing.happenings import Found, JobChange
 from healer.importing.json_parts import objects
 from healer.importing.local_stamps import LocalStamps, is_time, rfc3339
 from healer.importing.source_text import Bytes, blocks, pieces
+from healer.text import joined, said_by, say
 
 #: What a row has to have.
 NEEDED = ("State", "Start", "End", "NodeList")
@@ -24,9 +25,8 @@ _STATES = frozenset(
 )  # fmt: skip
 _TEXT_STEP = re.compile(r"\d[^.|]*\.")
 _GPU = re.compile(r"gres/gpu=(\d+)")
-_STEP = "a step of a job"
-_NOT_STARTED = "a job that never started"
-_NO_JOB = "no job in a form that is known"
+#: Kept of what a decoder says.
+_WHY_LETTERS = 90
 _NO_REQUEUE = re.compile(r"--no-requeue\b")
 
 
@@ -45,7 +45,7 @@ class Life(msgspec.Struct, kw_only=True):
 def take_life(found: Found, life: Life) -> None:
     """Start and end of a life as two happenings."""
     if not is_time(life.start_us) or not is_time(life.end_us or life.start_us):
-        found.tally.skip("not a time of this era", f"job {life.id}")
+        found.tally.skip(say("importing.no_time_of_era"), f"job {life.id}")
         return
     found.nodes.update(life.nodes)
     if user := life.row.get("user"):
@@ -88,23 +88,23 @@ class Table:
         if "State" in cells and ("JobID" in cells or "JobIDRaw" in cells):
             self._names = cells
             if missing := [name for name in NEEDED if name not in cells]:
-                tally.note(f"sacct printed no {', '.join(missing)}: ask for it with -o")
+                tally.note(say("importing.sacct_lacks", columns=joined(missing, "comma")))
             return
         if not line.strip():
             return
         if not self._names:
-            tally.skip("a row before the header with the names of the columns", line)
+            tally.skip(say("importing.row_before_header"), line)
             return
         if _TEXT_STEP.match(cells[self._place("JobIDRaw", "JobID")] if cells else ""):
-            tally.skip(_STEP)
+            tally.skip(say("importing.step"))
             return
         try:
             life = self.life(self._row(cells))
         except (ValueError, KeyError) as error:
-            tally.skip(f"not understood: {error}", line)
+            tally.skip(say("importing.not_understood", why=said_by(error)), line)
             return
         if life is None:
-            tally.skip(_NOT_STARTED)
+            tally.skip(say("importing.not_started"))
         else:
             take_life(self._found, life)
 
@@ -114,7 +114,7 @@ class Table:
     def _row(self, cells: list[str]) -> dict[str, str]:
         more = len(cells) - len(self._names)
         if more < 0:
-            raise ValueError("fewer columns than the header")
+            raise ValueError(say("importing.fewer_columns"))
         if not more or "JobName" not in self._names:
             return dict(zip(self._names, cells, strict=False))
         at = self._names.index("JobName")
@@ -125,14 +125,14 @@ class Table:
             if row.get("State", "").split(" ")[0] in _STATES and _is_time(row.get("Start", "Unknown")):
                 fitting.append(row)
         if len(fitting) != 1:
-            raise ValueError("more columns than the header: a | in a text")
+            raise ValueError(say("importing.more_columns"))
         return fitting[0]
 
     def life(self, row: Mapping[str, str]) -> Life | None:
         """None: it never started. Raises ValueError and KeyError."""
         state = row["State"].split(" ")[0]
         if state not in _STATES:
-            raise ValueError(f"{state[:40]!r} is no state of a job")
+            raise ValueError(say("importing.no_job_state", state=state[:40]))
         nodes = words.expand_hosts("" if row["NodeList"] == "None assigned" else row["NodeList"])
         if not nodes or not _is_time(row["Start"]) or row["Start"] in _NEVER:
             return None
@@ -141,7 +141,7 @@ class Table:
         runs = end in _NEVER or state in {"RUNNING", "SUSPENDED", "COMPLETING"}
         job = row.get("JobIDRaw") or row.get("JobID") or ""
         if not job.split("_")[0].split("+")[0].isdecimal():
-            raise ValueError(f"{job[:40]!r} is no number of a job")
+            raise ValueError(say("importing.no_job_number", job=job[:40]))
         tres = _GPU.search(row.get("AllocTRES", ""))
         asked = row.get("SubmitLine", "")
         return Life(
@@ -237,10 +237,10 @@ def read_json(file: Bytes, found: Found) -> None:
         try:
             life = _life(_record(raw))
         except (ValueError, RecursionError) as error:
-            found.tally.skip(f"{_NO_JOB}: {error}"[:120], raw)
+            found.tally.skip(say("importing.no_job_why", why=str(error)[:_WHY_LETTERS]), raw)
             continue
         if life is None:
-            found.tally.skip(_NOT_STARTED)
+            found.tally.skip(say("importing.not_started"))
         else:
             take_life(found, life)
 
@@ -300,7 +300,7 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
             line = raw.decode("utf-8", "replace")
             match = _COMPLETION.match(line)
             if match is None:
-                found.tally.skip(_NO_JOB, line)
+                found.tally.skip(say("importing.no_job"), line)
                 continue
             row = match.groupdict()
             if "gres/gpu" not in row["AllocTRES"]:
@@ -309,9 +309,9 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
             try:
                 life = table.life(row)
             except ValueError as error:
-                found.tally.skip(f"not understood: {error}", line)
+                found.tally.skip(say("importing.not_understood", why=said_by(error)), line)
                 continue
             if life is None:
-                found.tally.skip(_NOT_STARTED)
+                found.tally.skip(say("importing.not_started"))
             else:
                 take_life(found, life)

@@ -6,20 +6,15 @@ user: who drained a node is known from `sinfo -R` or `scontrol show node`.
 
 import re
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import NamedTuple
 
 from healer.adapters.slurm import slurm_words as words
 from healer.importing.happenings import Found, JobChange, NodeChange
-from healer.importing.local_stamps import LocalStamps, is_time, micros
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.local_stamps import LocalStamps, is_time
+from healer.importing.slurm_text import message_of, messages, without_level
+from healer.importing.source_text import Bytes
+from healer.text import said_by, say
 
-_STAMP = re.compile(
-    r"\[(?:(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
-    r"|(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d+)?))\] ?"
-)
-#: In front of the message: the level, and with LogTimeFormat=thread_id the thread.
-_LEVEL = re.compile(r"(?:\[[^\]]{1,40}\] *)?(?:(?:error|info|debug\d?|verbose|fatal|sched(?=: error)): +)*")
 _JOB = r"JobId=(?P<job>\d+(?:[_+][^\s(]{1,20}\((?P<raw>\d+)\))?)"
 _NODES = r"(?P<nodes>[A-Za-z0-9_.,\[\]-]+)"
 
@@ -34,6 +29,7 @@ _TELLING = re.compile(
     rb"state set to|reason set to|respond|returned to service|unexpectedly rebooted|reboot request"
     rb"|Allocate JobId|Started JobId|_job_complete|Requeuing JobId|requeue job JobId|REQUEST_KILL_JOB"
     rb"|Time limit exhausted|slurmd error running|started on cluster|missing from batch node"
+    rb"|Prolog or job env setup failure|epilog error on|state to INVAL with reason"
 )
 #: How a job ended, until its `done` comes.
 _ENDINGS_MOST = 100_000
@@ -44,44 +40,26 @@ _CLOCKS_US = 300_000_000
 class ControllerLog:
     """Reads the messages of one log in their order."""
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+    def __init__(self, found: Found, stamps: LocalStamps) -> None:
+        self._found, self._stamps = found, stamps
         #: Job -> (state, exit code), learnt before the line that ends it.
         self._endings: dict[str, tuple[str, str]] = {}
-        #: Node -> why slurmd failed, for the drain that follows.
+        #: Node -> why, for the drain by slurmctld itself that follows.
         self._failed: dict[str, str] = {}
 
-    def read(self, file: Bytes, stamps: LocalStamps) -> None:
-        found = self._found
-        for block in blocks(file, found.tally):
-            taken = 0
-            for line in block.splitlines():
-                if _TELLING.search(line) is None:
-                    continue
-                taken += self._line(line.decode("utf-8", "replace"), stamps)
-            found.tally.plain += block.count(b"\n") - taken
-
-    def _line(self, line: str, stamps: LocalStamps) -> int:
-        match = _STAMP.match(line)
-        if match is None:
-            self._found.tally.skip("no time in brackets at its start", line)
-            return 1
-        try:
-            at_us = _moment(match, stamps)
-        except ValueError as error:
-            self._found.tally.skip(f"not a time: {error}", line)
-            return 1
-        return self.take(at_us, line[match.end() :])
+    def read(self, file: Bytes) -> None:
+        for at_us, message in messages(file, self._stamps, self._found, _TELLING):
+            self._found.tally.plain -= self.take(at_us, message)
 
     def take(self, at_us: int, message: str) -> int:
         """1 if the message says something, else 0."""
-        message = message[_LEVEL.match(message).end() :]  # type: ignore[union-attr] - it fits the empty text
+        message = without_level(message)
         for shape in _SHAPES:
             if match := shape.pattern.match(message):
                 try:
                     shape.take(self, at_us, match)
                 except ValueError as error:  # a hostlist that is none
-                    self._found.tally.skip(f"not understood: {error}", message)
+                    self._found.tally.skip(say("importing.not_understood", why=said_by(error)), message)
                 return 1
         return 0
 
@@ -124,9 +102,7 @@ class ControllerLog:
         boot_us = boot_us if is_time(boot_us) else 0
         if boot_us > at_us + _CLOCKS_US:
             hours = (boot_us - at_us) / 3.6e9
-            self._found.tally.note(
-                f"a node booted {hours:.1f} h after the line that says so: is the zone right?"
-            )
+            self._found.tally.note(say("importing.boot_after_line", hours=hours))
         reason = "Node unexpectedly rebooted"
         self._node(
             at_us, NodeChange(self._nodes(match), "rebooted", reason=reason, user="slurm", at_us=boot_us)
@@ -135,9 +111,18 @@ class ControllerLog:
     def _reboot(self, at_us: int, match: re.Match[str]) -> None:
         self._node(at_us, NodeChange(self._nodes(match), "reboot"))
 
-    def _slurmd_failed(self, at_us: int, match: re.Match[str]) -> None:
+    def _slurmd_failed(self, _at_us: int, match: re.Match[str]) -> None:
+        self._will_drain(match, match["why"].strip())
+
+    def _prolog_failed(self, _at_us: int, match: re.Match[str]) -> None:
+        self._will_drain(match, "Prolog error")
+
+    def _epilog_failed(self, _at_us: int, match: re.Match[str]) -> None:
+        self._will_drain(match, "Epilog error")
+
+    def _will_drain(self, match: re.Match[str], why: str) -> None:
         if len(self._failed) < _ENDINGS_MOST:
-            self._failed |= dict.fromkeys(self._nodes(match), match["why"].strip())
+            self._failed |= dict.fromkeys(self._nodes(match), why)
 
     # --- jobs
 
@@ -215,6 +200,9 @@ _SHAPES = tuple(
         (rf"_slurm_rpc_kill_job\w*: REQUEST_KILL_JOB {_JOB} ", ControllerLog._killed),
         (rf"Time limit exhausted for {_JOB}", ControllerLog._timed_out),
         (rf"slurmd error running {_JOB} on node\(s\)={_NODES}: (?P<why>.*)", ControllerLog._slurmd_failed),
+        (rf"\w+: Prolog or job env setup failure on node {_NODES}, draining", ControllerLog._prolog_failed),
+        (rf"\w+: {_JOB} epilog error on {_NODES}, draining", ControllerLog._epilog_failed),
+        (rf"Setting node {_NODES} state to INVAL with reason:(?P<why>.*)", ControllerLog._slurmd_failed),
         (r"slurmctld version \S+ started on cluster (?P<cluster>[\w.-]+)", ControllerLog._controller),
     )
 )  # fmt: skip
@@ -230,14 +218,9 @@ def _job(match: re.Match[str]) -> str:
     return match["raw"] or match["job"]
 
 
-def _moment(match: re.Match[str], stamps: LocalStamps) -> int:
-    """Raises ValueError."""
-    if match["iso"] is None:
-        return stamps.without_year(match["month"], int(match["day"]), match["clock"])
-    if match["zone"]:
-        return micros(datetime.fromisoformat(match["iso"] + match["zone"]))
-    return stamps.at(datetime.fromisoformat(match["iso"]))
-
-
 def is_controller_log(lines: Iterable[bytes]) -> bool:
-    return any(_TELLING.search(line) or b"slurmctld version" in line for line in lines)
+    return any(
+        b"slurmctld version" in line
+        or (_TELLING.search(line) and any(shape.pattern.match(message_of(line)) for shape in _SHAPES))
+        for line in lines
+    )

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from healer.importing.happenings import JobChange, Lines, NodeChange, Sampled, decoded
+from healer.importing.happenings import Happening, JobChange, Lines, NodeChange, NodeCheck, Sampled, decoded
 from healer.importing.local_stamps import rfc3339
 from healer.importing.measured_text import TEXT_BYTES
 from healer.importing.node_names import NodeNames, Pseudonyms
@@ -52,13 +52,15 @@ class Fold:
         yield from self._flush()
         yield from self._flush_text()
 
-    def _take(self, happening: Lines | NodeChange | JobChange | Sampled, at_us: int) -> Iterator[bytes]:
+    def _take(self, happening: Happening, at_us: int) -> Iterator[bytes]:
         if isinstance(happening, Lines):
             yield from self._lines(happening, at_us)
         elif isinstance(happening, NodeChange):
             self._node(happening, at_us)
         elif isinstance(happening, JobChange):
             yield from self._job(happening, at_us)
+        elif isinstance(happening, NodeCheck):
+            yield from self._check(happening, at_us)
         else:
             yield from self._samples(happening, at_us)
 
@@ -74,6 +76,17 @@ class Fold:
         if lines.boot_id:
             body["boot_id"] = lines.boot_id
         yield self._entry(at_us, "signals/kernel-log", body)
+
+    def _check(self, check: NodeCheck, at_us: int) -> Iterator[bytes]:
+        node = self._names.node(check.host)
+        if node is None:
+            self.left_out[check.host] = self.left_out.get(check.host, 0) + 1
+            return
+        yield from self._flush()
+        text = check.text if self._people is None else self._people.text(check.text)
+        checks = [{"name": check.name, "text": text}]
+        body = {"cluster": self._cluster, "node": node, "time": rfc3339(at_us), "checks": checks}
+        yield self._entry(at_us, f"signals/hooks/{check.hook}", body)
 
     def _node(self, change: NodeChange, at_us: int) -> None:
         if self._people is not None:

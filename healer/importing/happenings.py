@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -10,6 +10,7 @@ from healer.importing.local_stamps import is_time
 from healer.importing.same_events import Marks
 from healer.importing.sorted_runs import SortedRuns
 from healer.importing.tally import Tally
+from healer.text import say
 
 
 class Lines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
@@ -22,7 +23,7 @@ class Lines(msgspec.Struct, frozen=True, array_like=True, tag="lines"):
 
 class NodeChange(msgspec.Struct, frozen=True, array_like=True, tag="node"):
     """`word`: `state` (Slurm's words in `state`), `reason`, `down`, `silent`, `heard`, `back`, `rebooted`,
-    `reboot`, or `shown` (a whole row of what Slurm printed). Times are µs since 1970."""
+    `reboot`, `booted`, or `shown` (a whole row of what Slurm printed). Times are µs since 1970."""
 
     nodes: Sequence[str]
     word: str
@@ -33,8 +34,8 @@ class NodeChange(msgspec.Struct, frozen=True, array_like=True, tag="node"):
 
 
 class JobChange(msgspec.Struct, frozen=True, array_like=True, tag="job"):
-    """`word`: `start`, `end` or `requeue`. `book`: by the accounting, which knows more than a log. `gpus` in
-    all, None: unknown; `row` holds further fields of a recording's job."""
+    """`word`: `start`, `end`, `requeue`, or `why` (how it will have ended). `book`: by the accounting, which
+    knows more than a log. `gpus` in all, None: unknown; `row` holds further fields of a recording's job."""
 
     id: str
     word: str
@@ -45,6 +46,15 @@ class JobChange(msgspec.Struct, frozen=True, array_like=True, tag="job"):
     row: dict[str, Any] = {}
 
 
+class NodeCheck(msgspec.Struct, frozen=True, array_like=True, tag="check"):
+    """A check of a node that failed, as a hook of healer's would report it."""
+
+    host: str
+    hook: str
+    name: str
+    text: str
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
     """Lines of the text exposition, each with its time."""
 
@@ -53,7 +63,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
 
 #: A source may be so far ahead of the clock that dated its file: zones.
 _AHEAD_US = 26 * 3_600_000_000
-Happening = Lines | NodeChange | JobChange | Sampled
+Happening = Lines | NodeChange | JobChange | NodeCheck | Sampled
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Happening).decode
 
@@ -85,7 +95,7 @@ class Found:
 
     def add(self, at_us: int, happening: Happening) -> None:
         if not is_time(at_us) or at_us > self._latest_us:
-            self.tally.skip("not a time of this era, or later than the file was written", str(at_us))
+            self.tally.skip(say("importing.no_time_of_file"), str(at_us))
             return
         self.tally.signals += 1
         self.tally.saw(at_us)
@@ -94,6 +104,11 @@ class Found:
     def in_book(self, at_us: int) -> None:
         first, last = self.book or (at_us, at_us)
         self.book = min(first, at_us), max(last, at_us)
+
+    def flushed(self) -> Self:
+        """With everything on disk, so that it is small."""
+        self._runs.flush()
+        return self
 
     def runs(self) -> list[Path]:
         self._runs.flush()

@@ -1,16 +1,19 @@
 """Sources -> one recording: each is read into sorted runs, then all are merged by time."""
 
+import ctypes
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from datetime import date, timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
 import msgspec
 import zstandard
 
+from healer import __version__
 from healer.importing.folding import Fold
 from healer.importing.happenings import Found
 from healer.importing.kinds import Kind
@@ -21,14 +24,17 @@ from healer.importing.slurm_rows import JobRows, NodeRows
 from healer.importing.sorted_runs import merged
 from healer.importing.sources import Given, read_source
 from healer.importing.tally import Tally
+from healer.importing.workplace import Workplace, workplace
 from healer.model import LineBook
 from healer.signals.series import Names
 from healer.signals.wire import wrong_node
+from healer.text import Said, say
 
 #: Sources that say when something began long ago: they do not make the recording begin there.
 _LOOKING_BACK = frozenset({Kind.sacct, Kind.sacct_json, Kind.jobcomp, Kind.sinfo_reasons, Kind.nodes})
 #: A frame of zstd: what a killed process loses, and what a reader holds.
 _FRAME_BYTES = 4 << 20
+_PR_SET_PDEATHSIG = 1
 #: GPUs of a node of which no source says how many it has.
 GPUS = 8
 
@@ -50,7 +56,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     sources: list[Tally]
     offsets: list[Offset]
-    assumed: list[str]
+    assumed: list[Said]
     left_out: dict[str, int]
     heard: dict[str, list[tuple[str, str]]]
 
@@ -63,58 +69,81 @@ _SMALL_BYTES = 8 << 20
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """What is looked for: shapes of kernel lines, names of signals."""
+    """What is looked for: shapes of kernel lines, names of signals. `version`: of the rules they are of."""
 
     book: LineBook
     names: Names
+    version: str
 
 
 def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Progress) -> Imported:
-    """Writes the recording; what stood there before is replaced at the end. Raises OSError."""
-    with TemporaryDirectory(prefix=".import-", dir=wanted.output.resolve().parent) as name:
-        folder = Path(name)
+    """Writes the recording; what stood there before is replaced at the end. One that was interrupted goes on.
+    Raises OSError."""
+    with workplace(wanted.output, _plan(sources, wanted, reader)) as place:
         whole = sum(size(source.path) for source in sources)
         if whole > _SMALL_BYTES:
-            found = _read_apart(sources, folder, wanted.processes, reader, progress)
+            found = _read_apart(sources, place, wanted.processes, reader, progress)
         else:
-            found = [read_source(source, folder, reader.book, reader.names) for source in sources]
-        document = _write(found, folder, wanted)
-        (folder / "recording").replace(wanted.output)
+            found = [read_source(source, place, reader.book, reader.names) for source in sources]
+        document = _write(found, place.folder, wanted)
+        (place.folder / "recording").replace(wanted.output)
         return document
 
 
+def _plan(sources: Sequence[Given], wanted: Wanted, reader: Reader) -> bytes:
+    """The same for the same import: inputs as they are, and what reads them."""
+    sizes = [size(source.path) for source in sources]
+    options = [__version__, reader.version, wanted.cluster, wanted.pseudonymise]
+    return msgspec.json.encode([options, sizes, list(sources)])
+
+
 def _read_apart(
-    sources: Sequence[Given], folder: Path, processes: int, reader: Reader, progress: Progress
+    sources: Sequence[Given], place: Workplace, processes: int, reader: Reader, progress: Progress
 ) -> list[Found]:
     """Each source in one of these processes."""
     context = get_context("spawn")
     counter = context.Array("Q", len(sources) + 1, lock=False)
     whole = sum(size(source.path) for source in sources)
+    before = [place.finished(source.number) for source in sources]
+    for source, found in zip(sources, before, strict=True):
+        counter[source.number] = size(source.path) if found is not None else 0
+    progress(sum(counter), whole)
     with ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_prepare, initargs=(folder, reader, counter)
+        processes, mp_context=context, initializer=_prepare, initargs=(place, reader, counter, os.getpid())
     ) as pool:
-        results = [pool.submit(_read_here, source) for source in sources]
-        waiting = set(results)
+        results = [
+            found if found is not None else pool.submit(_read_here, source)
+            for source, found in zip(sources, before, strict=True)
+        ]
+        waiting = {result for result in results if isinstance(result, Future)}
         while waiting:
             _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
             progress(sum(counter), whole)
-        return [result.result() for result in results]
+        return [result.result() if isinstance(result, Future) else result for result in results]
 
 
 class _Here:
     """What a process of the pool needs for every source."""
 
-    folder: Path
+    place: Workplace
     reader: Reader
     counter: Any
 
 
-def _prepare(folder: Path, reader: Reader, counter: Any) -> None:
-    _Here.folder, _Here.reader, _Here.counter = folder, reader, counter
+def _prepare(place: Workplace, reader: Reader, counter: Any, parent: int) -> None:
+    _end_with(parent)
+    _Here.place, _Here.reader, _Here.counter = place, reader, counter
+
+
+def _end_with(parent: int) -> None:
+    """An import that goes on would meet it at the same files."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _read_here(source: Given) -> Found:
-    return read_source(source, _Here.folder, _Here.reader.book, _Here.reader.names, _Here.counter)
+    return read_source(source, _Here.place, _Here.reader.book, _Here.reader.names, _Here.counter)
 
 
 def size(path: str) -> int:
@@ -150,7 +179,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
             left_out=dict(sorted(fold.left_out.items())),
             heard=heard,
         )
-        write(fold.last(msgspec.to_builtins(document)))
+        write(fold.last(described(document)))
     return document
 
 
@@ -158,7 +187,7 @@ def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value}
 
 
-def _nodes(found: Sequence[Found]) -> tuple[set[str], list[str]]:
+def _nodes(found: Sequence[Found]) -> tuple[set[str], list[Said]]:
     """The cluster's nodes, and what was assumed of them."""
     listed = {node for each in found if each.complete for node in each.nodes}
     named = {node for each in found for node in each.nodes}
@@ -167,18 +196,17 @@ def _nodes(found: Sequence[Found]) -> tuple[set[str], list[str]]:
     names = NodeNames(named, {})
     with_lines = {short_name(host) for each in found for host in each.hosts if names.node(host) is None}
     if named:
-        words = "nodes are those that Slurm's logs name, and hosts with lines of a GPU's driver"
-        return named | with_lines, [f"{words}: `scontrol show node` would list all"]
-    return set(), ["no source of Slurm's: every host that wrote anything counts as a node"]
+        return named | with_lines, [say("importing.nodes_of_logs")]
+    return set(), [say("importing.nodes_of_hosts")]
 
 
-def _gpus(found: Sequence[Found], unknown: Sequence[str]) -> tuple[int, list[str]]:
+def _gpus(found: Sequence[Found], unknown: Sequence[str]) -> tuple[int, list[Said]]:
     most = max((each.gpus_most for each in found), default=0)
     if not unknown:
         return GPUS, []
     if most:
-        return most, [f"{len(unknown)} nodes: {most} GPUs each, the most that a job held on one"]
-    return GPUS, [f"{len(unknown)} nodes: {GPUS} GPUs each, as no source says how many"]
+        return most, [say("importing.gpus_of_jobs", nodes=len(unknown), gpus=most)]
+    return GPUS, [say("importing.gpus_assumed", nodes=len(unknown), gpus=GPUS)]
 
 
 def _book(found: Sequence[Found]) -> tuple[int, int] | None:
@@ -246,5 +274,5 @@ class _target:
 
 
 def described(document: Imported) -> Mapping[str, Any]:
-    """As JSON."""
-    return msgspec.to_builtins(document)
+    """As JSON and recordings have it: in English."""
+    return msgspec.to_builtins(document, enc_hook=str)

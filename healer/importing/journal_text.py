@@ -23,6 +23,7 @@ from healer.signals.logs import (
 )
 from healer.signals.rejects import BadBody, BadEntry, utc_time
 from healer.signals.wire import is_id, normal_boot_id
+from healer.text import quoted, said_by, say
 
 #: What a record of the kernel has to hold; the others are only counted.
 _KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
@@ -31,6 +32,8 @@ _TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,17})"')
 #: The longest record of the export format that is kept.
 RECORD_BYTES = 4 << 20
 _SIZE_BYTES = 8
+#: Kept of what a decoder says.
+_WHY_LETTERS = 100
 _DAY_US = 86_400_000_000
 
 
@@ -60,10 +63,10 @@ class JournalText:
         try:
             (record,) = json_records(line)
         except (BadBody, ValueError) as error:
-            self._found.tally.skip(f"not JSON: {error}"[:120], line)
+            self._found.tally.skip(say("importing.not_json", why=str(error)[:_WHY_LETTERS]), line)
             return
         if record.wrong:
-            self._found.tally.skip(record.wrong, line)
+            self._found.tally.skip(quoted(record.wrong), line)
             return
         self._record(record.places[0], line)
 
@@ -77,7 +80,7 @@ class JournalText:
                 for fields in export_records(raw + b"\n"):
                     self._record(fields, raw)
             except BadBody as error:
-                self._found.tally.skip(f"a broken record: {error}"[:120], raw)
+                self._found.tally.skip(say("importing.broken_record", why=str(error)[:_WHY_LETTERS]), raw)
         self._end()
 
     def _exported(self, parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -94,7 +97,7 @@ class JournalText:
                 place = after
             held, place = held[start:], place - start
             if len(held) > RECORD_BYTES:
-                self._found.tally.skip(f"a record of more than {RECORD_BYTES >> 20} MiB ends it", held[:100])
+                self._found.tally.skip(say("importing.long_record", mib=RECORD_BYTES >> 20), held[:100])
                 return
         if held.strip():
             yield held
@@ -102,17 +105,17 @@ class JournalText:
     def _record(self, item: Mapping[Any, Any], raw: bytes) -> None:
         fields, marks = fields_and_marks((item,))
         if not is_kernel_record(marks):
-            self._found.tally.skip("not marked as the kernel's", raw)
+            self._found.tally.skip(say("importing.not_of_kernel"), raw)
             return
         try:
             outer, entry = kernel_entry(fields, None, lambda *_: False, cluster="", node=self._host or None)
             at_us = micros(utc_time(entry.get("time") or ""))
         except (BadEntry, ValueError) as error:
-            self._found.tally.skip(str(error), raw)
+            self._found.tally.skip(said_by(error), raw)
             return
         boot_id = normal_boot_id(outer["boot_id"])
         if not outer["node"] or not is_id(boot_id):
-            self._found.tally.skip("a record without its host", raw)
+            self._found.tally.skip(say("importing.no_host"), raw)
             return
         self._found.tally.saw(at_us)
         self._groups.take(KernelRecord(at_us, outer["node"], entry["line"], entry.get("seq"), boot_id))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from healer.importing.tally import Tally
+from healer.text import say
 
 #: The largest object that is kept: a job with thousands of steps is some MiB.
 OBJECT_BYTES = 16 << 20
@@ -28,10 +29,10 @@ def objects(pieces: Iterable[bytes], name: str, tally: Tally) -> Iterator[bytes]
         if scan.ended:
             return
         if len(held) > OBJECT_BYTES:
-            tally.skip(f"an object of more than {OBJECT_BYTES >> 20} MiB", held[:100])
+            tally.skip(say("importing.long_object", mib=OBJECT_BYTES >> 20), held[:100])
             return
     if held.strip():
-        tally.skip("the document ends within an object", held[:100])
+        tally.skip(say("importing.cut_document"), held[:100])
 
 
 class _Scan:

@@ -4,6 +4,7 @@ A block of lines is searched at once for what healer knows: nearly all lines of 
 fault, and each of them must cost next to nothing.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,18 +15,20 @@ import re2
 from healer.importing.controller_log import ControllerLog
 from healer.importing.happenings import Found, Lines
 from healer.importing.local_stamps import LocalStamps, micros, moment_of, rfc3339
+from healer.importing.node_log import WORDS, NodeLog
 from healer.importing.node_names import short_name
 from healer.importing.source_text import Bytes, blocks
 from healer.model import LineBook
 from healer.model.kernel_lines import AUTOMATON_BYTES, pattern_options
 from healer.signals.wire import entries_observations, wrong_node
+from healer.text import quoted, say
 
 #: Lines of one node that follow each other within this are one group: a lost GPU takes three lines.
 TOGETHER_US, GROUP_MOST = 1_000_000, 500
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
-#: Looked for in addition to the shapes: lines of the driver, and of slurmctld where it writes to syslog.
-_DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ")
-_CONTROLLER = re.compile(r"slurmctld(?:\[\d+\])?: ")
+#: Looked for in addition to the shapes: lines of the driver, and of Slurm's daemons that write to syslog.
+_DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ", *WORDS)
+_DAEMON = re.compile(r"slurm(?:ctld|d|stepd)(?:\[\d+\])?: ")
 
 _BSD = r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
@@ -36,10 +39,12 @@ _DMESG = re.compile(
     r"(?:<\d{1,3}>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
     r" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
 )
-#: Day and host of each line of a block, for when a host wrote at all.
+#: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
+_UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")
+#: Day and host of each line of a block, for when a host wrote at all. It begins with a line's end, which is
+#: found much faster than `^`.
 _HEARD = re.compile(
-    rb"^(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]\d|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S* ([\w.:-]+) ",
-    re.MULTILINE,
+    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]\d|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S* ([\w.:-]+) "
 )
 
 
@@ -47,11 +52,15 @@ class Needles:
     """What a kernel line that healer knows may begin with, as one pattern over a block of lines."""
 
     def __init__(self, book: LineBook) -> None:
+        self._book = book
         options = pattern_options()
         options.max_mem, options.never_nl = AUTOMATON_BYTES, True
         options.encoding = re2.Options.Encoding.LATIN1
         shapes = (f"(?:{_NAMED_GROUP.sub('(?:', line.pattern)})" for line in book.lines)
         self._pattern = re2.compile("|".join((*_DRIVER, *shapes)).encode(), options)
+
+    def __reduce__(self) -> tuple[type["Needles"], tuple[LineBook]]:
+        return Needles, (self._book,)
 
     def lines(self, block: bytes) -> Iterator[bytes]:
         """Each line of the block that may say something, without its end."""
@@ -70,6 +79,8 @@ class KernelRecord(NamedTuple):
     text: str
     seq: int | None = None
     boot_id: str | None = None
+    #: Another program's word is skipped, the kernel's is of no interest.
+    by_kernel: bool = True
 
 
 class KernelGroups:
@@ -94,7 +105,7 @@ class KernelGroups:
     def _close(self, group: list[KernelRecord]) -> None:
         found, host, boot_id = self._found, group[0].host, group[0].boot_id
         if wrong := wrong_node("c", short_name(host), lambda *_: True):
-            found.tally.skip(wrong, group[0].text, len(group))
+            found.tally.skip(quoted(wrong), group[0].text, len(group))
             return
         last_us = max(line.at_us for line in group)
         entries = [_entry(line) for line in group]
@@ -102,17 +113,21 @@ class KernelGroups:
         items = [(index, outer, entry) for index, entry in enumerate(entries)]
         taken = entries_observations(items, lambda *_: True, moment_of(last_us), book=self._book)
         for wrong in taken.rejected:
-            found.tally.skip(wrong.reason, group[wrong.index].text)
-        for line in group if not taken.observations else ():
-            found.tally.skip("not the kernel's own line", line.text)
+            found.tally.skip(quoted(wrong.reason), group[wrong.index].text)
+        foreign = [not line.by_kernel and taken.unrecognised > 0 for line in group]
+        for line in itertools.compress(group, foreign):
+            found.tally.skip(say("importing.not_kernels_line"), line.text)
         if not taken.observations:
+            found.tally.plain += len(group) - sum(foreign)
             return
         for seen in taken.observations:
             part = f"{seen.component.pci} {seen.code} {seen.text[:60]}"
             found.marks.saw(f"line {short_name(host)} {part}", micros(seen.event_at))
         found.hosts.add(host)
         wrong_ones = {wrong.index for wrong in taken.rejected}
-        kept = [entry for index, entry in enumerate(entries) if index not in wrong_ones]
+        kept = [
+            entry for index, entry in enumerate(entries) if index not in wrong_ones and not foreign[index]
+        ]
         found.add(last_us, Lines(host, boot_id, kept))
 
 
@@ -128,10 +143,11 @@ class KernelText:
         self._found, self._stamps, self._host = found, stamps, host
         self._groups = KernelGroups(found, book)
         self._needles = Needles(book)
-        self._controller = ControllerLog(found)
+        self._controller, self._slurmd = ControllerLog(found, stamps), NodeLog(found, stamps)
         self._head = _DMESG if host else _SYSLOG
         #: The days of the file as it writes them -> as dates, and the hosts of each.
         self._days: dict[bytes, str] = {}
+        self._heard: set[tuple[bytes, bytes]] = set()
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
@@ -143,9 +159,7 @@ class KernelText:
             self._hear(block)
         self._groups.close()
         if self._stamps.assumed_year is not None:
-            self._found.tally.note(
-                f"its stamps name no year: the first is taken for {self._stamps.assumed_year}"
-            )
+            self._found.tally.note(say("importing.no_year", year=self._stamps.assumed_year))
 
     def _ends(self, block: bytes) -> bool:
         """Notes the time span. True: the clock is set within it, so that each line's time counts."""
@@ -164,12 +178,17 @@ class KernelText:
         if every and not any(self._needles.lines(raw + b"\n")):
             return 0
         if moment is None:
-            self._found.tally.skip("no time and host at its start", text)
+            self._found.tally.skip(say("importing.no_time_and_host"), text)
             return 1
         at_us, host, end = moment
-        if controller := _CONTROLLER.match(text, end):
-            return self._controller.take(at_us, text[controller.end() :])
-        self._groups.take(KernelRecord(at_us, host, text))
+        if daemon := _DAEMON.match(text, end):
+            message = text[daemon.end() :]
+            if daemon[0].startswith("slurmctld"):
+                return self._controller.take(at_us, message)
+            return self._slurmd.take(host, at_us, message)
+        text = _UPTIME.sub("kernel: ", text, count=1)
+        by_kernel = bool(self._host) or text.startswith("kernel", end)
+        self._groups.take(KernelRecord(at_us, host, text, by_kernel=by_kernel))
         return 1
 
     def _moment(self, text: str, stamps: LocalStamps) -> tuple[int, str, int] | None:
@@ -190,7 +209,9 @@ class KernelText:
             if last is not None:
                 self._found.heard.setdefault(self._host, set()).add(f"{last:%Y-%m-%d}")
             return
-        for day, host in set(_HEARD.findall(block)):
+        new = set(_HEARD.findall(b"\n" + block)) - self._heard
+        self._heard |= new
+        for day, host in new:
             self._found.heard.setdefault(host.decode(), set()).add(self._day(day))
 
     def _day(self, day: bytes) -> str:

@@ -51,7 +51,8 @@ _SHAPES = (
 )
 _BRACKETED = re.compile(rb"\[(?:\d{4}-\d\d-\d\dT|[A-Z][a-z]{2} +\d)")
 _SLURMD = re.compile(
-    rb"slurmd version|launch task|_run_prolog|Launching batch job|\[\d+\.(?:batch|extern|\d+)\]"
+    rb"slurmd version|slurmd started|prolog failed|launch task|_run_prolog|Launching batch job"
+    rb"|\[\d+\.(?:batch|extern|\d+)\]"
 )
 _SACCT = re.compile(rb"(?:\w+\|)*(?:JobID|JobIDRaw|State)\|")
 #: By a key near the beginning of one JSON document.

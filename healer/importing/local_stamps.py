@@ -3,6 +3,8 @@
 import copy
 from datetime import UTC, datetime, timedelta, tzinfo
 
+from healer.text import say
+
 #: A line may be this much older than the one before it; more is the clock set back in autumn.
 DISORDER = timedelta(minutes=10)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,7 +58,7 @@ class LocalStamps:
     def at(self, local: datetime) -> int:
         """µs since 1970. Raises ValueError for a year that no log has."""
         if not 2010 <= local.year < 2100:
-            raise ValueError(f"{local.year} is no year of a log")
+            raise ValueError(say("importing.no_year_of_log", year=local.year))
         found = local.replace(tzinfo=self._zone)
         first, second = found.utcoffset(), found.replace(fold=1).utcoffset()
         if first is not None and second is not None and first != second:
@@ -73,7 +75,7 @@ class LocalStamps:
         """`clock` is HH:MM:SS with or without a fraction. Raises ValueError for a date that no year has."""
         number = _MONTHS.get(month)
         if number is None:
-            raise ValueError(f"{month} is no month")
+            raise ValueError(say("importing.no_month", month=month))
         return self.at(self._dated(number, day, clock))
 
     def changes_between(self, first_us: int, last_us: int) -> bool:
@@ -92,7 +94,7 @@ class LocalStamps:
         years = (last.year - 1, last.year, last.year + 1)
         found = [at for year in years if (at := _local(year, month, day, clock)) is not None]
         if not found:
-            raise ValueError(f"no year near {last.year} has such a date")
+            raise ValueError(say("importing.no_date_near", year=last.year))
         return min(found, key=lambda at: abs(at - last))
 
     def _first(self, month: int, day: int, clock: str) -> datetime:
@@ -102,7 +104,7 @@ class LocalStamps:
             if at is not None and at <= latest:
                 self.assumed_year = year
                 return at
-        raise ValueError("no year has such a date")
+        raise ValueError(say("importing.no_date"))
 
 
 def _local(year: int, month: int, day: int, clock: str) -> datetime | None:

@@ -12,14 +12,16 @@ import msgspec
 from healer.importing.happenings import Found, Sampled
 from healer.importing.json_parts import objects
 from healer.importing.source_text import Bytes, blocks, pieces
+from healer.text import say
 
 #: Text of one happening, and of one minute in the recording.
 TEXT_BYTES = 256 << 10
 _MINUTE_US = 60_000_000
+#: Kept of what a decoder says.
+_WHY_LETTERS = 100
 _NAME = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+(-?[0-9.eE+]+))?\s*$")
 #: `promtool tsdb dump` writes the name as a label.
 _DUMPED = re.compile(r'\{__name__="([a-zA-Z_:][a-zA-Z0-9_:]*)"(?:, ?)?(.*)\}\s+(\S+)\s+(\d{1,15})\s*$')
-_UNKNOWN = "a name that the catalogue of signals does not have"
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
@@ -50,13 +52,13 @@ class MeasuredText:
             return
         match = _NAME.match(line)
         if match is None:
-            self._found.tally.skip("not a sample: a name, labels in braces and a number", line)
+            self._found.tally.skip(say("importing.no_sample"), line)
             return
         name, labels, value, stamp = match.groups()
         try:
             at_ms = self._written_us // 1000 if stamp is None else _milliseconds(stamp)
         except (ValueError, OverflowError):
-            self._found.tally.skip("not a time", line)
+            self._found.tally.skip(say("importing.no_time"), line)
             return
         self._take(name, labels or "", value, at_ms)
 
@@ -71,7 +73,7 @@ class MeasuredText:
                     (round(at_s * 1000), value) for at_s, value in series.values or [series.value or (0, "")]
                 ]
             except (ValueError, OverflowError, RecursionError) as error:
-                tally.skip(f"no series: {error}"[:120], raw)
+                tally.skip(say("importing.no_series", why=str(error)[:_WHY_LETTERS]), raw)
                 continue
             labels = dict(series.metric)
             name = labels.pop("__name__", "")
@@ -82,7 +84,7 @@ class MeasuredText:
 
     def _take(self, name: str, labels: str, value: str, at_ms: int) -> None:
         if name not in self._names:
-            self._found.tally.skip(_UNKNOWN, name)
+            self._found.tally.skip(say("importing.unknown_name"), name)
             return
         at_us = at_ms * 1000
         text = f"{name}{labels} {value} {at_ms}\n"

@@ -14,6 +14,7 @@ from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.source_text import Bytes, blocks, pieces
 from healer.model import SlurmNode
 from healer.model.slurm import is_empty_reason
+from healer.text import said_by, say
 
 #: A list of 100,000 nodes is smaller.
 _DOCUMENT_BYTES = 256 << 20
@@ -50,7 +51,7 @@ class Reasons:
             row = self._row(line)
             self.out(words.expand_hosts(row["nodes"]), row)
         except (ValueError, KeyError) as error:
-            self._found.tally.skip(f"no row of sinfo -R: {error}"[:120], line)
+            self._found.tally.skip(say("importing.no_reason_row", why=said_by(error)), line)
 
     def _row(self, line: str) -> dict[str, str]:
         """Raises ValueError and KeyError."""
@@ -62,7 +63,7 @@ class Reasons:
             }  # fmt: skip
         match = _REASON.match(line)
         if match is None:
-            raise ValueError("reason, user, time and nodes are expected")
+            raise ValueError(say("importing.reason_row"))
         return {name: value or "" for name, value in match.groupdict().items()}
 
     def out(self, nodes: tuple[str, ...], row: dict[str, str]) -> None:
@@ -86,14 +87,14 @@ def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     for piece in pieces(file, found.tally):
         raw += piece
         if len(raw) > _DOCUMENT_BYTES:
-            found.tally.skip(f"a list of nodes of more than {_DOCUMENT_BYTES >> 20} MiB")
+            found.tally.skip(say("importing.long_list", mib=_DOCUMENT_BYTES >> 20))
             return
     found.tally.lines += raw.count(b"\n")
     try:
         text = raw.decode("utf-8", "replace")
         nodes = parse_json.nodes(raw) if raw.lstrip().startswith(b"{") else parse_text.nodes(text)
     except (NotUnderstood, ValueError) as error:
-        found.tally.skip(f"no list of nodes: {error}"[:160])
+        found.tally.skip(say("importing.no_list", why=said_by(error)))
         return
     found.complete = True
     found.nodes.update(nodes)
@@ -120,4 +121,4 @@ def _reason_of(node: SlurmNode, reasons: Reasons, found: Found) -> None:
     elif signed := _SIGNED.fullmatch(node.reason):
         reasons.out((node.name,), {**signed.groupdict(), "state": base})
     else:
-        found.tally.skip("a reason without its time", node.reason)
+        found.tally.skip(say("importing.undated_reason"), node.reason)

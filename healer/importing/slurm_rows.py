@@ -97,6 +97,10 @@ class NodeRows:
             self._explain(node, change, at_us)
         self._states[node] = ("DOWN", *(flag for flag in kept if flag not in {"NOT_RESPONDING"}))
 
+    def _booted(self, node: str, change: NodeChange, _at_us: int) -> None:
+        """Shown with the node's next row: a row of its own would undo in the replay what healer did there."""
+        self._fixed[node]["boot_at"] = rfc3339(change.at_us)
+
     def _reboot(self, node: str, _change: NodeChange, _at_us: int) -> None:
         self._flag(node, "REBOOT_REQUESTED")
 
@@ -117,6 +121,7 @@ _CHANGES: Mapping[str, Callable[[NodeRows, str, NodeChange, int], None]] = {
     "state": NodeRows._state, "reason": NodeRows._explain, "shown": NodeRows._shown,
     "down": NodeRows._down, "silent": NodeRows._silent, "heard": NodeRows._heard,
     "back": NodeRows._back, "rebooted": NodeRows._rebooted, "reboot": NodeRows._reboot,
+    "booted": NodeRows._booted,
 }  # fmt: skip
 
 
@@ -128,6 +133,8 @@ class JobRows:
         self._gpus, self._book = gpus, book
         self._rows: dict[str, Row] = {}
         self._lives: dict[str, int] = {}
+        #: Job -> how its node knows that it will have ended.
+        self._why: dict[str, str] = {}
         self._ended: deque[tuple[int, str]] = deque()
 
     def gone(self, now_us: int) -> list[str]:
@@ -149,11 +156,16 @@ class JobRows:
             found = self._started(change, nodes, row)
         elif before is None or before["state"] != "RUNNING":
             return None
+        elif change.word == "why":
+            self._why[change.id] = change.state
+            return None
         elif change.word == "requeue":
             self._lives[change.id] = before["restarts"] + 1
             found = before | {"state": "PENDING", "nodes": [], "gpus": {}, "restarts": before["restarts"] + 1}
         else:
-            found = before | row | {"state": change.state, "end_at": rfc3339(at_us)}
+            why = self._why.pop(change.id, change.state)
+            state = why if change.state == "FAILED" else change.state
+            found = before | row | {"state": state, "end_at": rfc3339(at_us)}
             found["restarts"] = before["restarts"]
             self._ended.append((at_us, change.id))
             if change.state == "NODE_FAIL":

@@ -5,6 +5,7 @@ A line is a key of fixed width and one line of JSON, so bytes compare as times d
 
 import heapq
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,8 @@ class SortedRuns:
         path = self._folder / f"{self._source:04d}-{len(self.paths):06d}"
         with path.open("wb") as file:
             file.writelines(self._held)
+            file.flush()
+            os.fsync(file.fileno())
         self.paths.append(path)
         self._held, self._held_bytes = [], 0
 
@@ -55,10 +58,13 @@ def merged(paths: Iterable[Path], folder: Path) -> Iterator[bytes]:
             break
         together, left = left[:OPEN_RUNS], left[OPEN_RUNS:]
         path = folder / f"merged-{number:06d}"
-        with path.open("wb") as file:
-            file.writelines(_merged(together))
+        if not path.exists():  # of an import that was interrupted
+            unfinished = path.with_name(f"{path.name}~")
+            with unfinished.open("wb") as file:
+                file.writelines(_merged(together))
+            unfinished.replace(path)
         for each in together:
-            each.unlink()
+            each.unlink(missing_ok=True)
         left.append(path)
     yield from _merged(left)
 

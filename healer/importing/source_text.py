@@ -5,13 +5,14 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import zstandard
 
 from healer.importing.tally import Tally
+from healer.text import say
 
 BLOCK_BYTES = 1 << 20
 #: The longest line that is read: a record of the journal may hold a long message, a kernel line is short.
@@ -20,12 +21,18 @@ LINE_BYTES = 256 << 10
 _WINDOW_BYTES = 128 << 20
 #: An archive that is cut off or broken.
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
-TOO_LONG = f"longer than {LINE_BYTES >> 10} KiB"
 STDIN = "-"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Bytes(Protocol):
     def read(self, size: int, /) -> bytes: ...
+
+    def processed(self, count: int, /) -> None:
+        """So many unpacked bytes are done with."""
 
 
 class Counter(Protocol):
@@ -53,9 +60,38 @@ class _Counted(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
-def opened(path: str, counter: Counter | None = None, place: int = 0) -> Bytes:
+class Unpacked:
+    """Unpacked bytes behind the first `after`."""
+
+    def __init__(self, file: _Readable, after: int, processed: Callable[[int], None] | None) -> None:
+        self._file, self._after, self._processed = file, after, processed
+
+    def read(self, size: int, /) -> bytes:
+        while self._after:
+            piece = self._file.read(min(self._after, BLOCK_BYTES))
+            if not piece:
+                return b""
+            self._after -= len(piece)
+        return self._file.read(size)
+
+    def processed(self, count: int, /) -> None:
+        if self._processed is not None:
+            self._processed(count)
+
+
+def opened(
+    path: str,
+    counter: Counter | None = None,
+    place: int = 0,
+    after: int = 0,
+    processed: Callable[[int], None] | None = None,
+) -> Unpacked:
     """The file's bytes, unpacked if it is gzip, xz or zstd; `-` is standard input. `counter[place]` becomes
     the bytes read of the file itself. Raises OSError."""
+    return Unpacked(_unpacked(path, counter, place), after, processed)
+
+
+def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if path == STDIN:
         return sys.stdin.buffer
     file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
@@ -83,7 +119,7 @@ def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
         try:
             piece = file.read(BLOCK_BYTES)
         except _BROKEN as error:
-            tally.skip(f"the archive breaks off: {error}")
+            tally.skip(say("importing.broken_archive", why=str(error)))
             return
         if not piece:
             return
@@ -106,11 +142,12 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
         if end:
             yield _clean(rest + piece[:end], tally)
             rest = piece[end:]
+            file.processed(tally.read_bytes - len(rest))
         else:
             rest += piece
         if len(rest) > LINE_BYTES:
             tally.lines += 1
-            tally.skip(TOO_LONG, rest[:100])
+            tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), rest[:100])
             rest, dropping = b"", True
     if rest:
         yield _clean(rest + b"\n", tally)
@@ -131,9 +168,9 @@ def _has_long_line(block: bytes) -> bool:
 
 def _is_text(line: bytes, tally: Tally) -> bool:
     if len(line) > LINE_BYTES:
-        tally.skip(TOO_LONG, line[:100])
+        tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), line[:100])
         return False
     if b"\0" in line:
-        tally.skip("binary: a NUL in the line", line)
+        tally.skip(say("importing.binary"), line)
         return False
     return True

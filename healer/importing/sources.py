@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -16,17 +18,21 @@ from healer.importing.kinds import HEAD_BYTES, Kind, recognised
 from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.measured_text import MeasuredText
 from healer.importing.node_lists import Reasons, read_nodes
-from healer.importing.source_text import STDIN, Bytes, Counter, blocks, gzip_time, opened
+from healer.importing.node_log import NodeLog
+from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened
 from healer.importing.tally import Tally
+from healer.importing.workplace import Workplace
 from healer.model import LineBook
 from healer.signals.series import Names
+from healer.text import say
 
 #: This machine's own zone.
 LOCAL = "local"
 _LOCAL_FILE = Path("/etc/localtime")
+#: Words of a file's name that name no host.
+_PROGRAMS = frozenset({"dmesg", "kern", "journal", "slurmd"})
 #: The number of a source is four digits of a key.
 SOURCES_MOST = 9999
-_SLURMD = "what slurmd says of nodes and jobs, slurmctld.log says too"
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +59,9 @@ def given(path: str, number: int, name: str, **fields: object) -> Given:
 
 
 def host_of(path: Path) -> str:
-    """`gpu0001/dmesg.txt`, `gpu0001.dmesg.gz` and `dmesg-gpu0001.txt` are of gpu0001."""
+    """`gpu0001/dmesg.txt`, `gpu0001.dmesg.gz` and `slurmd-gpu0001.log` are of gpu0001."""
     stem = path.name.partition(".")[0]
-    words = [word for word in stem.replace("_", "-").split("-") if word not in {"dmesg", "kern", "journal"}]
+    words = [word for word in stem.replace("_", "-").split("-") if word not in _PROGRAMS]
     return "-".join(words) or path.parent.name
 
 
@@ -65,7 +71,7 @@ def zone_named(name: str) -> ZoneInfo:
         try:
             return ZoneInfo(name)
         except (KeyError, OSError, ValueError) as error:
-            raise ValueError(f"{name} is no time zone such as Europe/Berlin") from error
+            raise ValueError(say("importing.no_zone", name=name)) from error
     try:
         with _LOCAL_FILE.open("rb") as file:
             return ZoneInfo.from_file(file, key=LOCAL)
@@ -74,26 +80,52 @@ def zone_named(name: str) -> ZoneInfo:
 
 
 def read_source(
-    source: Given, folder: Path, book: LineBook, names: Names, counter: Counter | None = None
+    source: Given, place: Workplace, book: LineBook, names: Names, counter: Counter | None = None
 ) -> Found:
     """Never raises for what is in the source: that costs its own lines."""
-    tally = Tally(source=source.name)
-    found = Found(source.number, tally, folder, micros(source.written))
+    if (found := place.finished(source.number)) is not None:
+        return found
     try:
+        found = _read(source, place, _Shared(book, names, zone_named(source.zone)), counter)
+    except OSError as error:
+        found = Found(source.number, Tally(source=source.name), place.folder, micros(source.written))
+        found.tally.skip(say("importing.unreadable", why=error.strerror or str(error)))
+    found.runs()
+    place.finish(source.number, found)
+    return found
+
+
+class _Shared(NamedTuple):
+    """What every reader has, and no state of one holds."""
+
+    book: LineBook
+    names: Names
+    zone: ZoneInfo
+
+
+def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | None) -> Found:
+    """Goes on where an earlier import was interrupted. Raises OSError."""
+    by_name = shared._asdict()
+    state = place.state(source.number, by_name)
+    if state is None:
+        found = Found(source.number, Tally(source=source.name), place.folder, micros(source.written))
         kind = source.kind or _kind(source)
         if kind is None:
-            tally.skip("not recognised: say what it is with --as")
+            found.tally.skip(say("importing.not_recognised"))
             return found
-        tally.kind = str(kind)
-        stamps = LocalStamps(zone_named(source.zone), source.written)
-        readers = _readers(source, found, stamps, book, names)
-        readers[kind](opened(source.path, counter, source.number))
-    except OSError as error:
-        tally.skip(f"cannot be read: {error.strerror or error}")
-        return found
+        found.tally.kind = str(kind)
+        stamps = LocalStamps(shared.zone, source.written)
+        state = found, stamps, _reader(kind, source, found, stamps, shared), 0
+    found, stamps, read, after = state
+    found.tally.read_bytes = after
+    keep = place.keeper(source.number, by_name)
+
+    def processed(count: int) -> None:
+        keep(lambda: (found.flushed(), stamps, read, count))
+
+    read(opened(source.path, counter, source.number, after, processed))
     if stamps.skipped_hour:
-        tally.note(f"{stamps.skipped_hour} stamps lie in the hour that the clock skips: is the zone right?")
-    found.runs()
+        found.tally.note(say("importing.skipped_hour", n=stamps.skipped_hour))
     return found
 
 
@@ -103,27 +135,24 @@ def _kind(source: Given) -> Kind | None:
     return recognised(opened(source.path).read(HEAD_BYTES))
 
 
-def _readers(
-    source: Given, found: Found, stamps: LocalStamps, book: LineBook, names: Names
-) -> Mapping[Kind, Callable[[Bytes], None]]:
-    written_us = micros(source.written)
-    return {
-        Kind.syslog: lambda file: KernelText(found, stamps, book).read(file),
-        Kind.dmesg: lambda file: KernelText(found, stamps, book, source.host).read(file),
-        Kind.journal_json: lambda file: JournalText(found, book, source.host).read_json(file),
-        Kind.journal_export: lambda file: JournalText(found, book, source.host).read_export(file),
-        Kind.slurmctld: lambda file: ControllerLog(found).read(file, stamps),
-        Kind.slurmd: lambda file: _read_slurmd(file, found),
-        Kind.sacct: lambda file: accounting.Table(found, stamps).read(file),
-        Kind.sacct_json: lambda file: accounting.read_json(file, found),
-        Kind.jobcomp: lambda file: accounting.read_completions(file, found, stamps),
-        Kind.sinfo_reasons: lambda file: Reasons(found, stamps).read(file),
-        Kind.nodes: lambda file: read_nodes(file, found, stamps),
-        Kind.metrics: lambda file: MeasuredText(found, names, written_us).read(file),
-        Kind.range_query: lambda file: MeasuredText(found, names, written_us).read_ranges(file),
+def _reader(
+    kind: Kind, source: Given, found: Found, stamps: LocalStamps, shared: _Shared
+) -> Callable[[Bytes], None]:
+    """It can be pickled between two blocks."""
+    written_us, book, names = micros(source.written), shared.book, shared.names
+    readers: Mapping[Kind, Callable[[], Callable[[Bytes], None]]] = {
+        Kind.syslog: lambda: KernelText(found, stamps, book).read,
+        Kind.dmesg: lambda: KernelText(found, stamps, book, source.host).read,
+        Kind.journal_json: lambda: JournalText(found, book, source.host).read_json,
+        Kind.journal_export: lambda: JournalText(found, book, source.host).read_export,
+        Kind.slurmctld: lambda: ControllerLog(found, stamps).read,
+        Kind.slurmd: lambda: NodeLog(found, stamps, source.host).read,
+        Kind.sacct: lambda: accounting.Table(found, stamps).read,
+        Kind.sacct_json: lambda: partial(accounting.read_json, found=found),
+        Kind.jobcomp: lambda: partial(accounting.read_completions, found=found, stamps=stamps),
+        Kind.sinfo_reasons: lambda: Reasons(found, stamps).read,
+        Kind.nodes: lambda: partial(read_nodes, found=found, stamps=stamps),
+        Kind.metrics: lambda: MeasuredText(found, names, written_us).read,
+        Kind.range_query: lambda: MeasuredText(found, names, written_us).read_ranges,
     }
-
-
-def _read_slurmd(file: Bytes, found: Found) -> None:
-    found.tally.note(_SLURMD)
-    found.tally.plain += sum(block.count(b"\n") for block in blocks(file, found.tally))
+    return readers[kind]()

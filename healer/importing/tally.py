@@ -6,6 +6,7 @@ import msgspec
 
 from healer.importing.local_stamps import is_time
 from healer.model.shown import one_line
+from healer.text import Said, say
 
 #: Examples kept of each reason, and letters of each.
 EXAMPLES, EXAMPLE_LETTERS = 3, 160
@@ -32,12 +33,12 @@ class Tally(msgspec.Struct, kw_only=True):
     plain: int = 0
     first: datetime | None = None
     last: datetime | None = None
-    skipped: dict[str, Skipped] = {}
-    notes: list[str] = []
+    skipped: dict[Said, Skipped] = {}
+    notes: list[Said] = []
 
-    def skip(self, why: str, example: str | bytes = "", count: int = 1) -> None:
+    def skip(self, why: Said, example: str | bytes = "", count: int = 1) -> None:
         if why not in self.skipped and len(self.skipped) >= REASONS:
-            why = "other reasons"
+            why = say("importing.other_reasons")
         found = self.skipped.setdefault(why, Skipped())
         found.count += count
         if example and len(found.examples) < EXAMPLES:
@@ -52,6 +53,6 @@ class Tally(msgspec.Struct, kw_only=True):
         self.first = at if self.first is None else min(self.first, at)
         self.last = at if self.last is None else max(self.last, at)
 
-    def note(self, text: str) -> None:
+    def note(self, text: Said) -> None:
         if text not in self.notes and len(self.notes) < REASONS:
             self.notes.append(text)

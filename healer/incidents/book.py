@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.growth import add_reports, count_findings, limit_evidence, merge_into, verdicts
+from healer.detection.watches import is_offline
+from healer.incidents.certainty import add_reports, limit_evidence
+from healer.incidents.growth import count_findings, merge_into
 from healer.incidents.impact import Hits
+from healer.incidents.part_history import rung_of
 from healer.incidents.shared import Places
 from healer.model import (
     HARDWARE,
@@ -24,11 +27,14 @@ from healer.model import (
     Rule,
     Ruleset,
     Sharing,
+    Verdict,
 )
-from healer.model.faults import JOB_SLOW
-from healer.model.slurm import is_ours
+from healer.model.faults import JOB_SLOW, NODE_SILENT, Trait, fault_is
+from healer.model.slurm import SlurmNode, is_ours
 from healer.observations import Picture
 
+#: The longest chain of merged incidents that is followed.
+MERGED_MOST = 4
 #: The remedy that the driver asks for.
 _ASKED = {
     "reset": Remedy.drain_then_reset,
@@ -63,6 +69,10 @@ class Policies:
         playbook = self.rules.playbooks.get(rule.playbook or "")
         return rule.playbook is not None and not (playbook is not None and playbook.is_plan)
 
+    def treats(self, rule: Rule, remedy: tuple[Remedy, ...]) -> bool:
+        """It acts on each incident of the rule: at once, or as a plan, which is never given up (law 10)."""
+        return self.acts(rule) or (rule.playbook is not None and rung_of(remedy) is not Remedy.none)
+
     def may_act(self, rule: str) -> bool:
         return self.strength(rule) == 4
 
@@ -81,7 +91,8 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
     row = finding.remedy
     asked = _ASKED.get(finding.asked or "")
     if asked is not None:
-        return (asked, *others)
+        restart = fault_is(finding.fault, Trait.contained) and finding.fault_class is FaultClass.degraded
+        return (asked, *others, *([Remedy.requeue_job] if restart else ()))
     if not rungs and row is not None:
         rungs, added = _split((row,))
         others = (*added, *(remedy for remedy in others if remedy not in added))
@@ -104,6 +115,27 @@ def asks_for_action(rule: Rule, finding: Finding) -> bool:
     return any(wanted is not Remedy.none for wanted in remedy) or (rule.playbook is not None and not remedy)
 
 
+_VERDICTS = {
+    FaultClass.fatal: Verdict.isolate,
+    FaultClass.degraded: Verdict.suspect,
+    FaultClass.unknown: Verdict.watch,
+}
+
+
+def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
+    """Node -> verdict, for each node of the finding. `asks`: its rule has a plan for it, or a person is
+    asked."""
+    verdict = _VERDICTS.get(finding.fault_class)
+    if verdict is Verdict.suspect and not asks:
+        verdict = Verdict.watch  # not bad enough to act
+    where = finding.component
+    # Nodes behind a device or a switch may be affected, but nothing was reported about them.
+    behind = where.device is not None or (where.switch is not None and where.node is None)
+    affected = () if behind else finding.affected
+    named = {where.node} | {part.node for part in affected}
+    return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
+
+
 def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     """The higher remedy of the two, and all that accompanies either; `none` only where nothing else is
     left."""
@@ -113,6 +145,12 @@ def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple
     if top is Remedy.none and others:
         return others
     return ((top,) if top else ()) + others
+
+
+def was_out(node: SlurmNode, finding: Finding) -> bool:
+    """Whether the node was out before this fault. That Slurm does not reach a silent node is the fault."""
+    is_itself = finding.fault == NODE_SILENT and is_offline(node)
+    return node.planned or not (node.in_service or is_itself)
 
 
 def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:
@@ -275,6 +313,15 @@ class Book:
     def told_before(self, name: str) -> Incident | None:
         return self.by_id.get(name) or self.find(name)
 
+    def root_of(self, name: str) -> Incident | None:
+        """The incident, or the one that it was merged into."""
+        for _ in range(MERGED_MOST):
+            incident = self.told_before(name)
+            if incident is None or incident.merged_into is None:
+                return incident
+            name = incident.merged_into
+        return None
+
     # --- opening --------------------------------------------------------------------------------------------
 
     def opened(self, finding: Finding) -> Incident:
@@ -304,7 +351,7 @@ class Book:
             evidence=limit_evidence(finding.evidence),
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
-            node_was_out=shown is not None and (shown.planned or not shown.in_service),
+            node_was_out=shown is not None and was_out(shown, finding),
             owner=(owner.name or "unknown") if owner else None,
             owner_since=foreign.reason_at if foreign else None,
         )

@@ -1,19 +1,212 @@
-"""Law 2: what a claim of a dead node rests on. Pure.
+"""How certain an incident is: which senses report it, what they claim, and what proves it. Pure.
 
-Text that a relay sends may be anybody's. A claim is proven by the node's own word, by what healer or Slurm
-saw of it, or by two independent senses: of two senders, as one token may send text, figures and step times
-alike. What is not proven may take a node within the caps, and restarts no job that may still make steps.
+Two senses that fail independently are worth more than one. Law 2: text that a relay sends may be anybody's. A
+claim is proven by the node's own word, by what healer or Slurm saw of it, or by two independent senses: of
+two senders, as one token may send text, figures and step times alike. What is not proven may take a node
+within the caps, and restarts no job that may still make steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime, timedelta
 
-from healer.model import Evidence, Incident, Sense
+import msgspec
+
+from healer.model import (
+    EVIDENCE_FIRST,
+    EVIDENCE_KEPT,
+    Component,
+    Evidence,
+    FaultClass,
+    Finding,
+    Incident,
+    Sense,
+    SenseReport,
+)
 from healer.observations.figure_senders import names_in
+from healer.text import Said, capital, joined, say
 
 #: Senses that no relay's text can speak for: one alone proves what it says.
 _FIRST_HAND = frozenset({Sense.kernel, Sense.hook, Sense.slurm, Sense.silence, Sense.step_times})
-#: Conclusions from others: never a proof, nor a second sense.
-_CONCLUDED = frozenset({Sense.alert, Sense.history})
+#: Senses that conclude from others: only the first of them counts, where no other sense reports.
+CONCLUDED = (Sense.alert, Sense.history)
+#: Senses that compare measurements, or conclude from them; the others report events.
+MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
+#: How often an incident notes that its condition lasts: each note is a write.
+NOTED_EVERY = timedelta(seconds=15)
+#: Older reports do not count for now. A lasting condition is reported again every 5 min.
+AGREE_WITHIN = timedelta(minutes=15)
+#: How long a report of a node's own check counts for agreement with another sense.
+CHECK_LASTS = timedelta(days=1)
+#: A tick over the fleet that is older says nothing about now.
+LOOK_LASTS = timedelta(seconds=60)
+#: The most reports that an incident keeps: one per sense and GPU, or node as a whole.
+_HEARD_KEPT = 64
+
+
+def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
+    """The senses that count: those that fail independently, in the order of `Sense`."""
+    direct = tuple(sense for sense in Sense if sense in senses and sense not in CONCLUDED)
+    return direct or tuple(sense for sense in CONCLUDED if sense in senses)[:1]
+
+
+def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
+    """The last report of each sense with this finding's; only reports about the root's own node count."""
+    of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
+    more = [
+        SenseReport(sense=evidence.sense, at=finding.arrived_at, part=named_part(evidence.component))
+        for evidence in of_node
+        if evidence.sense is not Sense.hook or finding.arrived_at - evidence.at <= CHECK_LASTS
+    ]
+    return newest_reports((*incident.heard, *more))
+
+
+def is_news(incident: Incident, heard: Iterable[SenseReport]) -> bool:
+    """Whether these reports are worth a note in the incident: of what lasts there is one in each walk."""
+    noted = {(report.sense, report.part): report.at for report in incident.heard}
+    return any(
+        (at := noted.get((report.sense, report.part))) is None or report.at - at >= NOTED_EVERY
+        for report in heard
+    )
+
+
+def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
+    """The last report of each sense about each part."""
+    last: dict[tuple[Sense, str], SenseReport] = {}
+    for report in heard:
+        earlier = last.get((report.sense, report.part))
+        if earlier is None or report.at > earlier.at:
+            last[report.sense, report.part] = report
+    kept = sorted(last.values(), key=lambda report: (report.at, report.sense, report.part))
+    return tuple(kept[-_HEARD_KEPT:])
+
+
+def named_part(where: Component) -> str:
+    return str(where.gpu) if where.gpu is not None else where.pci or ""
+
+
+def last_heard(incident: Incident) -> datetime:
+    return max((report.at for report in incident.heard), default=incident.opened)
+
+
+def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
+    """The senses that recently reported the same part of the root's own node, in the order of `Sense`.
+
+    Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
+    where no other sense reports: healer mostly reads the metric or line itself, and the same figure twice is
+    no second sense. The same holds for healer's own history.
+    """
+    fresh = _counted(_fresh(incident, now))
+    found: set[Sense] = set()
+    for part in sorted({report.part for report in fresh}):
+        agreed = {report.sense for report in fresh if report.part in ("", part)}
+        found = max(found, agreed, key=len)
+    return tuple(sense for sense in Sense if sense in found)
+
+
+def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
+    if incident.root.node is None:
+        return []
+    return [report for report in incident.heard if now - report.at <= AGREE_WITHIN]
+
+
+def _counted(heard: list[SenseReport]) -> list[SenseReport]:
+    counted = independent_senses({report.sense for report in heard})
+    return [report for report in heard if report.sense in counted]
+
+
+def senses_text(senses: tuple[Sense, ...]) -> Said:
+    """`metrics and step times`"""
+    return joined((say(f"incidents.sense_{sense}") for sense in senses), "and")
+
+
+def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> Said:
+    """Why nothing is done yet."""
+    fresh = {report.sense for report in _counted(_fresh(incident, now))}
+    reporting = tuple(sense for sense in Sense if sense in fresh)
+    node, senses = incident.root.node, senses_text(reporting)
+    agree = say("incidents.second_sense") if needed == 2 else say("incidents.more_senses", n=needed)
+    if not reporting:
+        return say("incidents.no_sense", node=node, agree=agree)
+    if len(reporting) < needed:
+        return say("incidents.few_senses", senses=senses, node=node, agree=agree)
+    return say("incidents.other_gpus", senses=capital(senses), node=node, agree=agree)
+
+
+def has_ended_work(incident: Incident) -> bool:
+    """A fatal fault was reported, which has ended the work on its GPU. A measurement is only a level."""
+    return any(evidence.fatal for evidence in incident.evidence)
+
+
+def why_not_looked(incident: Incident, now: datetime) -> Said | None:
+    """Why it is unknown whether the cause is still present; None for faults that are not measured."""
+    if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
+        return None
+    return say("incidents.looked_last", time=f"{incident.ticked_at:%H:%M:%S}")
+
+
+_RANK = {
+    FaultClass.informational: 0,
+    FaultClass.unknown: 1,
+    FaultClass.application: 1,
+    FaultClass.degraded: 2,
+    FaultClass.fatal: 4,
+}
+#: Rank of a measured fatal level: below a reported fatal fault, which has ended work.
+_MEASURED_FATAL = 3
+
+
+def mark_claims(finding: Finding) -> Finding:
+    """The finding with its evidence marked by what it claims: fatal, if a fatal fault was reported, which has
+    ended the work on the GPU; and that its component surely cannot work."""
+    fatal = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense not in MEASURED
+    if not (fatal or finding.unusable):
+        return finding
+    claims = tuple(
+        msgspec.structs.replace(evidence, fatal=fatal, unusable=finding.unusable)
+        for evidence in finding.evidence
+    )
+    return msgspec.structs.replace(finding, evidence=claims)
+
+
+def rank_of_finding(finding: Finding) -> int:
+    measured = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED
+    return _MEASURED_FATAL if measured else _RANK[finding.fault_class]
+
+
+def rank_of(incident: Incident) -> int:
+    opened_by = incident.evidence[0].sense if incident.evidence else None
+    measured = opened_by in MEASURED and not has_ended_work(incident)
+    fatal = incident.fault_class is FaultClass.fatal
+    return _MEASURED_FATAL if fatal and measured else _RANK[incident.fault_class]
+
+
+def is_proof(incident: Incident, finding: Finding) -> bool:
+    """Whether the finding is of the same fault, or of a worse one, at the same part."""
+    same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
+    parts = {named_part(incident.root), named_part(finding.component)} - {""}
+    return same and len(parts) < 2
+
+
+def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The first and the newest evidence, as the return of the node depends on the last.
+
+    The newest of a sense without other evidence stays too, so that its agreement is kept; a relay's text
+    never takes the place of the node's own word.
+    """
+    if len(evidence) <= EVIDENCE_KEPT:
+        return evidence
+    first, last = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
+    heard = {_claim_of(item) for item in (*first, *last)}
+    between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
+    lone = {_claim_of(item): item for item in between if _claim_of(item) not in heard}
+    return (*first, *lone.values(), *last)
+
+
+def _claim_of(item: Evidence) -> tuple[Sense, bool, bool, bool]:
+    return item.sense, item.fatal, item.unusable, bool(item.relayed_by)
+
+
+# --- law 2: what a claim of a dead node rests on
 
 
 def is_proven_unusable(incident: Incident) -> bool:
@@ -44,9 +237,8 @@ def unproven_senders(incident: Incident) -> tuple[str, ...]:
     else says so too, and where no relay speaks of it."""
     worst = [evidence for evidence in incident.evidence if evidence.fatal or evidence.unusable]
     claims = worst or list(incident.evidence)
-    if _is_proven(claims):
-        return ()
-    return tuple(sorted({evidence.relayed_by for evidence in claims if evidence.relayed_by}))
+    relays = {evidence.relayed_by for evidence in claims if evidence.relayed_by}
+    return tuple(sorted(relays)) if relays and not _is_proven(claims) else ()
 
 
 def unproven_claims(incident: Incident) -> list[Evidence]:
@@ -58,7 +250,8 @@ def unproven_claims(incident: Incident) -> list[Evidence]:
         of_root,
     )
     worst = next((claims for claims in by_rank if claims), [])
-    return [] if _is_proven(worst) else [evidence for evidence in worst if evidence.relayed_by]
+    relayed = [evidence for evidence in worst if evidence.relayed_by]
+    return relayed if relayed and not _is_proven(worst) else []
 
 
 def _of_root(incident: Incident) -> Iterator[Evidence]:
@@ -67,9 +260,11 @@ def _of_root(incident: Incident) -> Iterator[Evidence]:
 
 
 def _is_proven(claims: list[Evidence]) -> bool:
-    relays = _senders(*(evidence.relayed_by for evidence in claims))
-    apart = [item for item in claims if not item.relayed_by and not _is_one(_senders(item.sent_by), relays)]
-    senses = {evidence.sense for evidence in apart} - _CONCLUDED
+    apart = [item for item in claims if not item.relayed_by]
+    if len(apart) < len(claims):
+        relays = _senders(*(evidence.relayed_by for evidence in claims))
+        apart = [item for item in apart if not _is_one(_senders(item.sent_by), relays)]
+    senses = {evidence.sense for evidence in apart} - set(CONCLUDED)
     return bool(senses & _FIRST_HAND) or len(senses) > 1
 
 

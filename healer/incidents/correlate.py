@@ -6,24 +6,26 @@ from datetime import datetime
 
 import msgspec
 
-from healer.incidents.book import Book, asks_for_action, merge_remedies, remedy_of
-from healer.incidents.certainty import is_newly_proven
+from healer.incidents.book import Book, asks_for_action, merge_remedies, remedy_of, verdicts
+from healer.incidents.certainty import (
+    add_reports,
+    is_newly_proven,
+    is_news,
+    limit_evidence,
+    mark_claims,
+    rank_of_finding,
+)
 from healer.incidents.growth import (
     NEAR,
     add_evidence_of,
     add_parts,
-    add_reports,
     confirm_after_work,
     cover_parts,
     end_incident,
     follow_finding,
     jobs_of_all,
-    limit_evidence,
-    mark_claims,
     merge_into,
-    rank_of_finding,
     reopen_merged,
-    verdicts,
     widen_root,
 )
 from healer.incidents.placers import (
@@ -42,6 +44,8 @@ from healer.incidents.placers import (
 from healer.incidents.shared import (
     EXPLAINS_FOR,
     GOES_ON,
+    drains_finding,
+    drains_title,
     explains_silence,
     grown_wave,
     is_shared,
@@ -60,6 +64,7 @@ from healer.incidents.shared import (
 from healer.model import (
     EVIDENCE_KEPT,
     HARDWARE,
+    WAVE_FAULT,
     WAVE_RULE,
     Component,
     FaultClass,
@@ -67,6 +72,7 @@ from healer.model import (
     Guard,
     Incident,
     IncidentState,
+    Remedy,
     Rule,
     Severity,
     Sharing,
@@ -75,7 +81,7 @@ from healer.model import (
 from healer.model.faults import (
     OUTAGES,
     PLACES_SILENT,
-    SERVER_AWAY,
+    REPEATS,
     Trait,
     fault_is,
     silences_behind,
@@ -101,6 +107,7 @@ def take_findings(book: Book, findings: Sequence[Finding]) -> None:
     ]
     open_shared_places(book, touched)
     open_waves(book, touched)
+    open_shared_drains(book, touched)
     end_waves(book)
     book.close_book()
 
@@ -154,7 +161,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     heard = add_reports(incident, finding)
     if not fresh:
         # The fault lasts: news for the senses, although no new evidence.
-        if heard != incident.heard or incident is not before:
+        if incident is not before or is_news(incident, heard):
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)
@@ -237,7 +244,12 @@ def open_shared_places(book: Book, touched: Sequence[Incident]) -> None:
         if members and is_shared(sharing, members, book.places.size(sharing.place, place)):
             over = _of_place(book, sharing, place, members)
             if over is not None:
-                cover_members(book, over, members)
+                # Signs that added up at the place before are its first members.
+                slowly = book.at(None, (), book.places.root(sharing.place, place))
+                signs = [
+                    other for other in slowly if other.fault.startswith(REPEATS) and other not in members
+                ]
+                cover_members(book, over, [*signs, *members])
 
 
 def members_of(book: Book, sharing: Sharing, place: str) -> list[Incident]:
@@ -332,7 +344,7 @@ def cover_silences(book: Book, incident: Incident) -> None:
         for other in book.these(book.index.of_fault(fault)):
             if other.run is None and _covers_silence(book, incident, other):
                 _merge_silence(book, other, incident)
-    if incident.fault in PLACES_SILENT:
+    if incident.fault in OUTAGES:
         _merge_losses(book, incident)
     place = incident.root.device or incident.root.switch
     for sharing in book.places.of_itself(incident.fault) if place else ():
@@ -343,7 +355,8 @@ def _merge_losses(book: Book, outage: Incident) -> None:
     """What its members reported just before of links, packets and file servers that only members miss."""
     members = {part.node for part in outage.affected if part.node}
     there = [other for node in sorted(members) for other in book.at(node, (), None)]
-    for other in (*there, *book.these(book.index.of_fault(SERVER_AWAY))):
+    of_places = [other for other in book.by_id.values() if other.is_open and other.root.node is None]
+    for other in (*there, *of_places):
         reporters = reporters_of(other.root, other.affected)
         theirs = bool(reporters) and reporters <= members and may_follow_outage(other.fault)
         just_before = outage.opened - other.opened <= EXPLAINS_FOR
@@ -403,8 +416,8 @@ def open_waves(book: Book, touched: Sequence[Incident]) -> None:
 
 
 def _note_wave(book: Book, rule: Rule, limit: int) -> None:
-    """Opens or grows the wave of a rule. Incidents that healer would act on stay, held by the breaker; others
-    are merged."""
+    """Opens or grows the wave of a rule. Incidents that healer would act on stay, held by the breaker, and
+    those with a plan; others are merged."""
     alike = book.these(book.index.of_rule(rule.name))
     members = [incident for incident in alike if may_be_of_wave(incident, rule, book.places)]
     newest = max(members, key=lambda incident: incident.opened, default=None)
@@ -417,10 +430,42 @@ def _note_wave(book: Book, rule: Rule, limit: int) -> None:
         return
     title = wave_title(wave, rule)
     if open_wave is None:
-        open_wave = book.open_over(wave_finding(wave, rule, title), **wave_fields(wave, rule))
+        held = any(book.policies.treats(rule, member.remedy) for member in wave.members)
+        fields = wave_fields(wave, held=held)
+        open_wave = book.open_over(wave_finding(wave, rule, title), **fields)
     if open_wave is not None:
         book.put(msgspec.structs.replace(open_wave, root=wave.root, title=title))
-        cover_members(book, book.by_id[open_wave.id], wave.members, merge=not book.policies.acts(rule))
+        cover_members(book, book.by_id[open_wave.id], wave.members, merge=False)
+        rest = [member for member in wave.members if not book.policies.treats(rule, member.remedy)]
+        cover_members(book, book.by_id[open_wave.id], rest)
+
+
+#: Nodes that Slurm drains for one cause within minutes: a job of theirs, their file server, a deployment.
+DRAINED_TOGETHER = 3
+
+
+def open_shared_drains(book: Book, touched: Sequence[Incident]) -> None:
+    """One incident for nodes that Slurm itself took out for the same cause: people are asked once. It is as
+    urgent as a wave once it is as large."""
+    rule, limit = book.rules.by_name.get(WAVE_RULE), wave_limit(book.rules, book.picture)
+    drains = {incident.fault for incident in touched if fault_is(incident.fault, Trait.slurm_drain)}
+    for fault in sorted(drains if rule is not None else ()):
+        alike = book.these(book.index.of_fault(fault))
+        members = [incident for incident in alike if is_free(incident) and not incident.plan]
+        recent = book.these(book.index.of_fault(f"{WAVE_FAULT}{fault}"))
+        over = next((wave for wave in recent if book.now - wave.updated <= GOES_ON), None)
+        if over is not None:
+            wave = wave_going_on(over, members, book.places, book.picture)
+        else:
+            wave = wave_among(members, book.places, book.picture, DRAINED_TOGETHER, book.now)
+        if wave is None:
+            continue
+        title = drains_title(wave, fault)
+        over = over or book.open_over(drains_finding(wave, fault, title), remedy=(Remedy.notify,))
+        if over is not None:
+            severity = Severity.P1 if limit is not None and len(wave.nodes) >= limit else Severity.P2
+            book.put(msgspec.structs.replace(over, root=wave.root, title=title, severity=severity))
+            cover_members(book, book.by_id[over.id], wave.members)
 
 
 def end_waves(book: Book) -> None:

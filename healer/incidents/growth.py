@@ -1,18 +1,14 @@
-"""How findings make an incident grow. Pure: each function returns the changed incident.
-
-Two senses that fail independently are worth more than one.
-"""
+"""How findings make an incident grow. Pure: each function returns the changed incident."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
 
+from healer.incidents.certainty import MEASURED, is_proof, limit_evidence, newest_reports
 from healer.model import (
-    EVIDENCE_FIRST,
-    EVIDENCE_KEPT,
     HARDWARE,
     Component,
     Evidence,
@@ -21,83 +17,10 @@ from healer.model import (
     Incident,
     IncidentState,
     RuledOut,
-    Sense,
-    SenseReport,
     Verdict,
 )
 from healer.model.faults import Trait, fault_is
-from healer.text import Said, capital, joined, say
-
-#: Senses that conclude from others: only the first of them counts, where no other sense reports.
-CONCLUDED = (Sense.alert, Sense.history)
-#: Senses that compare measurements, or conclude from them; the others report events.
-MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
-#: Older reports do not count for now. A lasting condition is reported again every 5 min.
-AGREE_WITHIN = timedelta(minutes=15)
-#: How long a report of a node's own check counts for agreement with another sense.
-CHECK_LASTS = timedelta(days=1)
-#: A tick over the fleet that is older says nothing about now.
-LOOK_LASTS = timedelta(seconds=60)
-#: The most reports that an incident keeps: one per sense and GPU, or node as a whole.
-_HEARD_KEPT = 64
-
-
-def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
-    """The senses that count: those that fail independently, in the order of `Sense`."""
-    direct = tuple(sense for sense in Sense if sense in senses and sense not in CONCLUDED)
-    return direct or tuple(sense for sense in CONCLUDED if sense in senses)[:1]
-
-
-def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
-    """The last report of each sense with this finding's; only reports about the root's own node count."""
-    of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
-    more = [
-        SenseReport(sense=evidence.sense, at=finding.arrived_at, part=named_part(evidence.component))
-        for evidence in of_node
-        if evidence.sense is not Sense.hook or finding.arrived_at - evidence.at <= CHECK_LASTS
-    ]
-    return newest_reports((*incident.heard, *more))
-
-
-def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
-    """The last report of each sense about each part."""
-    last: dict[tuple[Sense, str], SenseReport] = {}
-    for report in heard:
-        earlier = last.get((report.sense, report.part))
-        if earlier is None or report.at > earlier.at:
-            last[report.sense, report.part] = report
-    kept = sorted(last.values(), key=lambda report: (report.at, report.sense, report.part))
-    return tuple(kept[-_HEARD_KEPT:])
-
-
-def named_part(where: Component) -> str:
-    return str(where.gpu) if where.gpu is not None else where.pci or ""
-
-
-def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
-    """The senses that recently reported the same part of the root's own node, in the order of `Sense`.
-
-    Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
-    where no other sense reports: healer mostly reads the metric or line itself, and the same figure twice is
-    no second sense. The same holds for healer's own history.
-    """
-    fresh = _counted(_fresh(incident, now))
-    found: set[Sense] = set()
-    for part in sorted({report.part for report in fresh}):
-        agreed = {report.sense for report in fresh if report.part in ("", part)}
-        found = max(found, agreed, key=len)
-    return tuple(sense for sense in Sense if sense in found)
-
-
-def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
-    if incident.root.node is None:
-        return []
-    return [report for report in incident.heard if now - report.at <= AGREE_WITHIN]
-
-
-def _counted(heard: list[SenseReport]) -> list[SenseReport]:
-    counted = independent_senses({report.sense for report in heard})
-    return [report for report in heard if report.sense in counted]
+from healer.text import Said, say
 
 
 def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
@@ -109,83 +32,6 @@ def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, 
     news = finding.evidence[0].sense not in MEASURED
     out = incident.node_was_out and not news
     return msgspec.structs.replace(incident, waits_since=None, seen_again=now, node_was_out=out)
-
-
-def is_proof(incident: Incident, finding: Finding) -> bool:
-    """Whether the finding is of the same fault, or of a worse one, at the same part."""
-    same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
-    parts = {named_part(incident.root), named_part(finding.component)} - {""}
-    return same and len(parts) < 2
-
-
-def last_heard(incident: Incident) -> datetime:
-    return max((report.at for report in incident.heard), default=incident.opened)
-
-
-def senses_text(senses: tuple[Sense, ...]) -> Said:
-    """`metrics and step times`"""
-    return joined((say(f"incidents.sense_{sense}") for sense in senses), "and")
-
-
-def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> Said:
-    """Why nothing is done yet."""
-    fresh = {report.sense for report in _counted(_fresh(incident, now))}
-    reporting = tuple(sense for sense in Sense if sense in fresh)
-    node, senses = incident.root.node, senses_text(reporting)
-    agree = say("incidents.second_sense") if needed == 2 else say("incidents.more_senses", n=needed)
-    if not reporting:
-        return say("incidents.no_sense", node=node, agree=agree)
-    if len(reporting) < needed:
-        return say("incidents.few_senses", senses=senses, node=node, agree=agree)
-    return say("incidents.other_gpus", senses=capital(senses), node=node, agree=agree)
-
-
-def has_ended_work(incident: Incident) -> bool:
-    """A fatal fault was reported, which has ended the work on its GPU. A measurement is only a level."""
-    return any(evidence.fatal for evidence in incident.evidence)
-
-
-def why_not_looked(incident: Incident, now: datetime) -> Said | None:
-    """Why it is unknown whether the cause is still present; None for faults that are not measured."""
-    if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
-        return None
-    return say("incidents.looked_last", time=f"{incident.ticked_at:%H:%M:%S}")
-
-
-_RANK = {
-    FaultClass.informational: 0,
-    FaultClass.unknown: 1,
-    FaultClass.application: 1,
-    FaultClass.degraded: 2,
-    FaultClass.fatal: 4,
-}
-#: Rank of a measured fatal level: below a reported fatal fault, which has ended work.
-_MEASURED_FATAL = 3
-
-
-def mark_claims(finding: Finding) -> Finding:
-    """The finding with its evidence marked by what it claims: fatal, if a fatal fault was reported, which has
-    ended the work on the GPU; and that its component surely cannot work."""
-    fatal = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense not in MEASURED
-    if not (fatal or finding.unusable):
-        return finding
-    claims = tuple(
-        msgspec.structs.replace(evidence, fatal=fatal, unusable=finding.unusable)
-        for evidence in finding.evidence
-    )
-    return msgspec.structs.replace(finding, evidence=claims)
-
-
-def rank_of_finding(finding: Finding) -> int:
-    measured = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED
-    return _MEASURED_FATAL if measured else _RANK[finding.fault_class]
-
-
-def rank_of(incident: Incident) -> int:
-    opened_by = incident.evidence[0].sense if incident.evidence else None
-    measured = opened_by in MEASURED and not has_ended_work(incident)
-    fatal = incident.fault_class is FaultClass.fatal
-    return _MEASURED_FATAL if fatal and measured else _RANK[incident.fault_class]
 
 
 #: The most ruled-out entries of an incident; a person reads the first few.
@@ -220,12 +66,6 @@ PACKETS_LOST_FOR = timedelta(seconds=60)
 DATED_LATE = timedelta(minutes=2)
 #: The most parts that an incident lists; later ones are only counted.
 AFFECTED_KEPT = 1000
-
-_VERDICTS = {
-    FaultClass.fatal: Verdict.isolate,
-    FaultClass.degraded: Verdict.suspect,
-    FaultClass.unknown: Verdict.watch,
-}
 
 
 def is_untouched(incident: Incident) -> bool:
@@ -280,38 +120,6 @@ def is_effect_of(incident: Incident, finding: Finding) -> bool:
     roots = (*incident.evidence[:1], *(evidence for evidence in incident.evidence[1:] if evidence.fatal))
     within = lasts_for(incident.fault, finding.fault)
     return any(apart(moment_of_evidence(root), effect) <= within for root in roots)
-
-
-def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
-    """Node -> verdict, for each node of the finding. `asks`: its rule has a plan for it, or a person is
-    asked."""
-    verdict = _VERDICTS.get(finding.fault_class)
-    if verdict is Verdict.suspect and not asks:
-        verdict = Verdict.watch  # not bad enough to act
-    where = finding.component
-    # Nodes behind a device may be affected, but nothing was reported about them.
-    affected = () if where.device is not None else finding.affected
-    named = {where.node} | {part.node for part in affected}
-    return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
-
-
-def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The first and the newest evidence, as the return of the node depends on the last.
-
-    The newest of a sense without other evidence stays too, so that its agreement is kept; a relay's text
-    never takes the place of the node's own word.
-    """
-    if len(evidence) <= EVIDENCE_KEPT:
-        return evidence
-    first, last = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
-    heard = {_claim_of(item) for item in (*first, *last)}
-    between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
-    lone = {_claim_of(item): item for item in between if _claim_of(item) not in heard}
-    return (*first, *lone.values(), *last)
-
-
-def _claim_of(item: Evidence) -> tuple[Sense, bool, bool, bool]:
-    return item.sense, item.fatal, item.unusable, bool(item.relayed_by)
 
 
 def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:

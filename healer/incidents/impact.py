@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.incidents.growth import MEASURED, has_ended_work, jobs_of_all
+from healer.incidents.certainty import MEASURED, has_ended_work
+from healer.incidents.growth import jobs_of_all
 from healer.model import (
     HARDWARE,
     Component,
@@ -21,8 +22,9 @@ from healer.model import (
     SlurmSnapshot,
     Urgency,
 )
+from healer.model.faults import Trait, fault_is
 from healer.observations import Picture
-from healer.observations.allocations import AFTER_ITS_END, ALLOCATION_KEPT
+from healer.observations.picture import AFTER_ITS_END, ALLOCATION_KEPT, Allocation
 from healer.text import NO_WORDS, Said, say
 
 #: A job that ended within this of a root on its node ended because of it.
@@ -106,7 +108,7 @@ def hit_by_evidence(
     ]
     on_node = _not_younger(incident, on_node, reported)
     # A kernel line is about one GPU, even if its address is lost.
-    places = {(evidence.component, bool(evidence.line)) for evidence in reported}
+    places = {(_hit_place(incident, evidence), bool(evidence.line)) for evidence in reported}
     if here and not reported:
         places = {(incident.root, True)}
         reported = [evidence for evidence in here if evidence.component == incident.root]
@@ -124,18 +126,26 @@ def hit_by_evidence(
     return list(hit.values()), True
 
 
+def _hit_place(incident: Incident, evidence: Evidence) -> Component:
+    """A fault that ends a single program hits the job that its line names, and no other on its GPU."""
+    alone = evidence.job is not None and not evidence.fatal and fault_is(incident.fault, Trait.contained)
+    return msgspec.structs.replace(evidence.component, job=evidence.job) if alone else evidence.component
+
+
 def _not_younger(
     incident: Incident, on_node: Sequence[SlurmJob], reported: Sequence[Evidence]
 ) -> Sequence[SlurmJob]:
-    """Without jobs that began after the fault, and that the detector knew and did not count when it heard of
-    it late: their work has not been ended. A node that is surely unusable hits them too."""
+    """Without jobs, and later lives of them, that began after the fault, and that the detector knew and did
+    not count when it heard of it late: their work has not been ended. A node that is surely unusable hits
+    them too."""
     if incident.unusable or not reported:
         return on_node
     last, heard = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE
+    lives = {hit.job: hit.restart for hit in incident.hit}
+    hit = {job.id for job in on_node if job.leader in incident.jobs_hit}
+    hit -= {job.id for job in on_node if job.restarts > lives.get(job.leader, job.restarts)}
     return [
-        job
-        for job in on_node
-        if job.leader in incident.jobs_hit or job.start_at is None or not last < job.start_at < heard
+        job for job in on_node if job.id in hit or job.start_at is None or not last < job.start_at < heard
     ]
 
 
@@ -209,8 +219,8 @@ class Hits:
 
     def jobs(self, finding: Finding) -> Set[str]:
         """The jobs that the signal names, else those that are surely hit by Slurm's picture."""
-        if finding.jobs:
-            return frozenset(finding.jobs)
+        if named := self._named_there(finding):
+            return frozenset(named)
         key = finding.component, finding.of_one_gpu
         jobs = self._known.get(key)
         if jobs is None:
@@ -229,21 +239,32 @@ class Hits:
         at = shown.moment(finding.at, finding.arrived_at)
         running = self.jobs(finding)
         late = finding.arrived_at - finding.at
-        is_fatal = finding.fault_class is FaultClass.fatal
-        if shown.knows_clock or (is_fatal and late <= ALLOCATION_KEPT):
+        if shown.knows_clock or (_ends_work(finding) and late <= ALLOCATION_KEPT):
             running = {job for job in running if allocations.had_begun(job, at)}
         return running | allocations.ended_on(node, at, finding.component.gpu, grace=grace)
 
     def named(self, finding: Finding) -> set[str]:
         """The jobs that the finding itself names."""
-        return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
+        of_place = {finding.component.job} if finding.component.job else set()
+        return {*self._named_there(finding), *of_place}
+
+    def _named_there(self, finding: Finding) -> tuple[str, ...]:
+        """The jobs that the finding names; of a line without those that had left its node by then. A sender
+        that finds the job by a slow clock names one of before: heartbeats show the clock."""
+        node = finding.component.node
+        if not finding.jobs or node is None or not finding.evidence[0].line:
+            return finding.jobs
+        shown, allocations = self._picture.node(node), self._picture.allocations
+        at = shown.moment(finding.at, finding.arrived_at)
+        gone = {job for job in finding.jobs if shown.knows_clock and allocations.had_left(job, node, at)}
+        return tuple(job for job in finding.jobs if job not in gone)
 
     def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
         """The jobs hit when an incident opens, with those that the fault ended before it was reported."""
         hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
         if finding.follows:
             hit = set(self.jobs_at_the_time(finding) or hit)
-        if finding.fault_class is FaultClass.fatal:
+        if _ends_work(finding):
             hit = {*self._of_its_time(finding), *self.named(finding)}
         slurm = self._picture.slurm
         if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
@@ -252,9 +273,10 @@ class Hits:
         return tuple(sorted(hit))
 
     def _of_its_time(self, finding: Finding) -> Set[str]:
-        """Of a fatal fault the jobs at its time: it has not ended the work of those that have begun since,
-        unless the GPU is dead."""
-        if finding.fault_class is not FaultClass.fatal:
+        """Of a fault that ends work the jobs at its time: not that of those that have begun since, unless the
+        GPU is dead. One that ends the work of a single process has the job that its line names."""
+        named = self._named_there(finding)
+        if not _ends_work(finding) or (named and finding.fault_class is not FaultClass.fatal):
             return self.jobs(finding)
         then = self.jobs_at_the_time(finding, grace=timedelta(0))
         return self.jobs(finding) | then if finding.unusable else then
@@ -267,6 +289,11 @@ class Hits:
         if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
             return incident.jobs_hit  # a measurement does not widen a fault of one GPU
         return jobs_of_all(incident.jobs_hit, self._of_its_time(finding))
+
+
+def _ends_work(finding: Finding) -> bool:
+    """A fatal fault, or one that ends the program that it hit."""
+    return finding.fault_class is FaultClass.fatal or fault_is(finding.fault, Trait.contained)
 
 
 #: The most jobs hit that are kept with their losses; a fault of the whole fleet hits thousands.
@@ -284,21 +311,21 @@ def has_unsettled_hits(incident: Incident) -> bool:
     return noted != set(incident.jobs_hit[:HITS_KEPT]) or any(not hit.settled for hit in incident.hit)
 
 
-def with_hits(
-    incident: Incident, snapshot: SlurmSnapshot | None, newest: NewestDurable, now: datetime
-) -> Incident:
+def with_hits(incident: Incident, picture: Picture, newest: NewestDurable, now: datetime) -> Incident:
     """The incident with the jobs hit as Slurm shows them, and what they lost once their work has ended.
 
     A job that Slurm no longer shows, and that was not noted before, stays unknown. Jobs that turn out not to
     be hit are dropped. A job that ended for another reason lost nothing here.
     """
-    noted_hits = {hit.job: hit for hit in incident.hit}
+    noted_hits, snapshot = {hit.job: hit for hit in incident.hit}, picture.slurm
     hits = []
     for job in incident.jobs_hit[:HITS_KEPT]:
         shown = snapshot.jobs.get(job) if snapshot is not None else None
         noted = noted_hits.get(job)
         if noted is None:
             noted = _first_hit(job, shown, snapshot.nodes if snapshot is not None else {})
+            if (life := _life_then(incident, job, picture)) is not None:
+                noted = msgspec.structs.replace(noted, restart=life.restarts, started_at=life.start_at)
         hits.append(noted if noted.settled else _settle(noted, shown, incident, newest, now))
     return incident if tuple(hits) == incident.hit else msgspec.structs.replace(incident, hit=tuple(hits))
 
@@ -315,6 +342,21 @@ def _first_hit(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode])
         restart=shown.restarts,
         started_at=shown.start_at,
     )
+
+
+def _life_then(incident: Incident, job: str, picture: Picture) -> Allocation | None:
+    """The life of the job that the fault hit, if that has ended: the present one began after it. A dead GPU
+    hits the present one too, if that is on its node."""
+    node, slurm = incident.root.node, picture.slurm
+    if node is None or not incident.evidence:
+        return None
+    if incident.unusable and slurm is not None and any(here.leader == job for here in slurm.jobs_on(node)):
+        return None
+    first, allocations = incident.evidence[0], picture.allocations
+    at = picture.node(node).moment(first.at, first.arrived_at or first.at)
+    shown = slurm.jobs.get(job) if slurm is not None else None
+    runs = shown is not None and shown.state == "RUNNING"
+    return None if runs and allocations.had_begun(job, at) else allocations.ended_life(job, node, at)
 
 
 def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:

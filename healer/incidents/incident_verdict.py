@@ -10,8 +10,13 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.certainty import is_proven_unusable, unproven_senders
-from healer.incidents.growth import has_ended_work, independent_senses, senses_text
+from healer.incidents.certainty import (
+    has_ended_work,
+    independent_senses,
+    is_proven_unusable,
+    senses_text,
+    unproven_senders,
+)
 from healer.incidents.part_history import ladder_for
 from healer.incidents.second_look import is_denied
 from healer.model import (
@@ -442,8 +447,8 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     yield from _rule(incident, rules)
     if senders := unproven_senders(incident):
         yield say("incidents.only_relay", sender=senders[0])
-    if is_denied(incident):
-        denied = next(evidence.denied for evidence in incident.evidence if evidence.denied)
+    denied = next((evidence.denied for evidence in incident.evidence if evidence.denied), None)
+    if denied is not None and is_denied(incident):
         yield say("incidents.node_denies", why=denied)
     if is_proven_unusable(incident) and incident.is_open:
         yield say("incidents.surely_unusable")

@@ -8,10 +8,13 @@ import msgspec
 from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
-from healer.incidents.growth import add_ruled_out, last_heard
+from healer.incidents.certainty import last_heard
+from healer.incidents.growth import add_ruled_out
 from healer.incidents.part_history import (
     Cleared,
     find_cleared,
+    ladder_for,
+    model_on,
     part_of,
     rung_of,
 )
@@ -24,7 +27,10 @@ from healer.model import (
     Cause,
     Command,
     CommandKind,
+    ContextKind,
+    FaultBurst,
     FaultClass,
+    GoneAfter,
     Incident,
     IncidentState,
     Remedy,
@@ -39,14 +45,20 @@ from healer.model import (
 )
 from healer.model.faults import (
     HEALER_DRAIN,
+    LINK_BACK,
+    LINK_LOST,
     NODE_SILENT,
     OUTAGES,
+    PORT_STAYS_DOWN,
+    REPEATS,
     SENDER_SILENT,
     SERVER_AWAY,
+    SHARED_FAULT,
     Trait,
     check_of,
     fault_is,
     fits,
+    wave_rule,
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
@@ -67,6 +79,8 @@ CLEAR_FOR = timedelta(minutes=5)
 FORGOTTEN_AFTER = timedelta(hours=24)
 #: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
+#: So long the ports of a switch have to be up after it lost all of them at once.
+PORTS_UP_FOR = timedelta(minutes=30)
 #: The incident ended, and its ticket did not.
 LEFT_TO_TICKET = "incidents.left_to_ticket"
 _WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
@@ -213,6 +227,33 @@ def _why_not_seen_again(incident: Incident, now: datetime) -> Said | None:
     return say(f"incidents.not_seen_after_{after}", minutes=minutes)
 
 
+#: So long after planned work its nodes come back (`worked_on` in rules/context.yaml).
+COMES_BACK = timedelta(minutes=10)
+
+
+def confirm_unhealed(rules: Ruleset, picture: Picture, incident: Incident, now: datetime) -> Incident:
+    """The incident as seen again where a dead part has outlived planned maintenance: only a boot could have
+    brought it back, and the node is heard afterwards in the boot of the fault. It is reported once."""
+    since, node = incident.waits_since, picture.node(incident.root.node or "")
+    work = next((entry for entry in rules.context if entry.name == incident.plan), None)
+    if since is None or not incident.unusable or work is None or work.when is not ContextKind.maintenance:
+        return incident
+    heard = node.last_heard_at is not None and node.last_heard_at > since and now - since >= COMES_BACK
+    bursts = picture.history.placed_in(incident.id)
+    if not heard or not bursts or any(_may_have_ended(rules, picture, burst) for _, burst in bursts):
+        return incident
+    return msgspec.structs.replace(incident, waits_since=None, seen_again=now)
+
+
+def _may_have_ended(rules: Ruleset, picture: Picture, burst: FaultBurst) -> bool:
+    """Another boot or a repair may have ended it, or less than a boot does."""
+    node, model = picture.node(burst.node), model_on(rules, picture, burst.node)
+    ladder = ladder_for(rules, burst.fault, burst.fault_class, model)
+    needs_boot = ladder is not None and ladder.gone_after in {GoneAfter.boot, GoneAfter.seen}
+    repaired = node.cleared_at is not None and node.cleared_at >= burst.last_at
+    return not needs_boot or repaired or burst.boot_id is None or burst.boot_id != node.boot_id
+
+
 def _why_left_to_ticket(incident: Incident, has_ticket: Callable[[str], bool], now: datetime) -> Said | None:
     """Nothing but a ticket was wanted: it is filed, and its sign is quiet. People go on from the ticket."""
     if not is_planned(incident) or rung_of(incident.remedy) is not Remedy.none:
@@ -260,7 +301,7 @@ def _pairs_of_place(
     rules: Ruleset, picture: Picture, incident: Incident, sharing: Sharing
 ) -> tuple[Pair, ...]:
     """The measured faults at the parts of a place. Empty if a part has another fault, which no tick
-    withdraws, and for ports of devices, whose faults are not kept."""
+    withdraws. Nothing is kept of ports of devices, and of what adds up or lasts by the kernel's lines."""
     since = incident.opened - sharing.within
     found: list[Pair] = []
     for where in incident.affected:
@@ -268,7 +309,7 @@ def _pairs_of_place(
         faults = {
             burst.fault for _, burst in bursts if burst.last_at >= since and fits(burst.fault, sharing.faults)
         }
-        if not faults or not all(_is_detected(rules, fault) for fault in faults):
+        if not all(_is_detected(rules, fault) for fault in faults):
             return ()
         found += [(fault, where) for fault in sorted(faults)]
     return tuple(found)
@@ -296,12 +337,26 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> S
     """
     if incident.fault_class is FaultClass.fatal and not fault_is(incident.fault, Trait.shown_ask):
         return None
-    since = incident.clear_since
     if now - last_heard(incident) > FORGOTTEN_AFTER and not is_planned(incident):
         return say("incidents.not_reported")
+    cleared = _find_well_again(incident, picture)
+    return cleared.why if cleared is not None else None
+
+
+def _find_well_again(incident: Incident, picture: Picture) -> Cleared | None:
+    """That ticks have found the measured fault gone for long enough."""
+    since = incident.clear_since
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
-    return say("incidents.well_again", time=f"{since:%H:%M:%S}")
+    return Cleared(why=say("incidents.well_again", time=f"{since:%H:%M:%S}"), at=since)
+
+
+def find_withdrawn(rules: Ruleset, picture: Picture, incident: Incident) -> Cleared | None:
+    """That the fault of a drained node is over: its repair was completed, or the request withdrawn, by a line
+    or by the gauge that showed it."""
+    if fault_is(incident.fault, Trait.shown_ask):
+        return _find_well_again(incident, picture)
+    return find_auto_resolve(rules, picture, incident)
 
 
 def ended_by_itself(incident: Incident) -> bool:
@@ -357,23 +412,46 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
         kept = any(shown_node.name == node for shown_node in healer_drains(picture))
         return None if kept or shown is None else say("incidents.drain_lifted")
     if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
-        booted_at = picture.node(node).booted_at
-        if booted_at is not None and now - booted_at < JUST_BACK:
-            return None  # Slurm's word on the reboot may follow: it is the same event
-        if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
-            return say("incidents.node_speaks")
-        if incident.fault == NODE_SILENT and shown is not None and shown.responding:
-            return say("incidents.node_reached")  # a silent sender has its own incident
-        return None
+        return _why_not_silent(incident, node, shown, picture, now)
+    if fault_is(wave_rule(incident.fault), Trait.slurm_drain):
+        return _why_all_lifted(incident, picture)
     if incident.fault in OUTAGES:
         over = all(_is_back(picture, part.node, incident, now) for part in incident.affected if part.node)
         return say("incidents.nodes_speak") if over else None
+    if incident.fault == PORT_STAYS_DOWN and node:
+        ups = picture.history.of(node, part_of(picture, incident.root), LINK_BACK)
+        return say("incidents.link_is_back") if ups and ups[-1].last_at > last_heard(incident) else None
+    if _ports_are_back(picture, incident, now):
+        return say("incidents.link_is_back")
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return say("incidents.server_answers")
     quiet = None if is_planned(incident) else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return say("incidents.nothing_new", minutes=int(quiet.total_seconds() // 60))
     return None
+
+
+def _why_not_silent(
+    incident: Incident, node: str, shown: SlurmNode | None, picture: Picture, now: datetime
+) -> Said | None:
+    booted_at = picture.node(node).booted_at
+    if booted_at is not None and now - booted_at < JUST_BACK:
+        return None  # Slurm's word on the reboot may follow: it is the same event
+    if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
+        return say("incidents.node_speaks")
+    if incident.fault == NODE_SILENT and shown is not None and shown.responding:
+        return say("incidents.node_reached")  # a silent sender has its own incident
+    return None
+
+
+def _why_all_lifted(wave: Incident, picture: Picture) -> Said | None:
+    """Slurm keeps none of its nodes out any more for their common cause."""
+    names = {part.node for part in wave.affected}
+    held = picture.slurm.held_nodes if picture.slurm is not None else ()
+    lasts = any(
+        node.name in names and fault_of(node, picture.slurm) == wave_rule(wave.fault) for node in held
+    )
+    return None if lasts or picture.slurm is None else say("incidents.lifted_in_slurm")
 
 
 def healer_drains(picture: Picture) -> list[SlurmNode]:
@@ -396,14 +474,33 @@ def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime
 
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """Whether the outage is over for this node: it is judged alone, or keeps its cadence and Slurm reaches it
-    too. Slurm notices later: what it still says of the node is of the outage, for some minutes."""
+    """Whether the outage is over for this node: it is judged alone, or keeps its cadence and has been back
+    for some minutes. A place that is away again within them is one outage (law 2), and Slurm notices later:
+    what it still says of the node then is of the outage too."""
     if node in picture.silence.alone:
         return True
-    sender, shown = picture.node(node), picture.slurm.nodes.get(node) if picture.slurm else None
-    if not _speaks_again(picture, node, incident, now) or not sender.keeps_cadence(now):
+    sender = picture.node(node)
+    heard = _speaks_again(picture, node, incident, now) and sender.keeps_cadence(now)
+    return heard and not is_just_back(sender, now)
+
+
+def _ports_are_back(picture: Picture, incident: Incident, now: datetime) -> bool:
+    """The ports of a switch lost their links in one event, as when it boots, and all have been up for a
+    while. Drops that add up over hours are no one event."""
+    of_ports = incident.fault.startswith(SHARED_FAULT) or incident.fault == f"{REPEATS}{LINK_LOST}"
+    if not of_ports or not incident.root.switch or now - incident.updated < PORTS_UP_FOR:
         return False
-    return not is_just_back(sender, now) or shown is None or shown.responding
+    last_lost: list[datetime] = []
+    for node in {part.node or "" for part in incident.affected}:
+        lost = {key[0]: burst.last_at for key, burst in picture.history.on(node) if key[1] == LINK_LOST}
+        for part, at in lost.items():
+            ups = picture.history.of(node, part, LINK_BACK)
+            if not ups or not at < ups[-1].last_at <= now - PORTS_UP_FOR:
+                return False
+        if not lost:
+            return False
+        last_lost.append(max(lost.values()))
+    return bool(last_lost) and max(last_lost) - min(last_lost) < PORTS_UP_FOR
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:

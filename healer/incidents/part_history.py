@@ -42,8 +42,8 @@ from healer.model.faults import (
     fits,
 )
 from healer.observations import Picture
-from healer.observations.allocations import Allocations
 from healer.observations.fault_history import ONE_MOMENT, SETTLED, Key, Noted
+from healer.observations.picture import Allocations
 from healer.text import NO_WORDS, Said, joined, quoted, say
 
 
@@ -72,10 +72,15 @@ def ladder_for(rules: Ruleset, fault: str, fault_class: FaultClass, model: str =
 
 
 def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
-    """The first entry of each scope: one GPU, one unit of it, the whole node."""
+    """The first entry of each scope of a node: one GPU, one unit of it, the whole node."""
     found: dict[str, Repeat] = {}
     for rule in rules.escalations.repeats:
-        if rule.same not in found and fits(fault, rule.faults) and _is_for(rule.models, model):
+        if (
+            rule.same not in found
+            and fits(fault, rule.faults)
+            and rule.place is None
+            and _is_for(rule.models, model)
+        ):
             found[rule.same] = rule
     return list(found.values())
 
@@ -225,7 +230,7 @@ def _record_line(
         unit=_unit(seen),
     )
     picture.history.note(new)
-    ask = next((rule for rule in rules.recovery_actions.values() if rule.asked == reading.asked), None)
+    ask = rules.ask_for(reading.asked)
     if (
         ask is not None and ask.fault != reading.fault
     ):  # RST or D-RST in another line is the same request as Xid 154
@@ -525,12 +530,13 @@ def _counted_bursts(
 ) -> list[FaultBurst]:
     """The bursts since then that count together with this one, including it."""
     part = None if entry.same is Same.node else key[0]
-    cleared = picture.node(burst.node).cleared_at
-    found = []
-    for (where, fault), other in picture.history.on(burst.node, part):
+    history, found = picture.history, []
+    had = history.on(burst.node) if part is None else history.of_part(burst.node, part)
+    for (where, fault), other in had:
         alike = fits(fault, entry.faults) if entry.together else fault == burst.fault
         if not alike or other.last_at < since or other.began_at > burst.last_at:
             continue
+        cleared = picture.node(other.node).cleared_at
         if cleared is not None and other.last_at <= cleared:
             continue  # the node was tested or repaired since
         if entry.same is Same.unit and other.units != burst.units:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.detection.silence import loses_with_place
-from healer.incidents.book import Book, Policies
+from healer.incidents.book import Book, Policies, remedy_of
+from healer.incidents.certainty import MEASURED, is_proof, rank_of, rank_of_finding
 from healer.incidents.growth import (
     DATED_LATE,
     NEAR,
@@ -22,13 +23,10 @@ from healer.incidents.growth import (
     is_effect_of,
     is_idle,
     is_near,
-    is_proof,
     is_untouched,
     lasts_for,
     moment_of_evidence,
     move_root,
-    rank_of,
-    rank_of_finding,
 )
 from healer.incidents.shared import may_follow_outage, reporters_of, still_explains, wave_continues
 from healer.model import (
@@ -43,9 +41,12 @@ from healer.model import (
     Verdict,
 )
 from healer.model.faults import (
+    FLEET_SILENT,
     HANG,
     JOB_SLOW,
+    OUTAGES,
     PLACES_SILENT,
+    REBOOTED,
     SERVER_AWAY,
     STOPPED_JOB,
     Trait,
@@ -54,7 +55,9 @@ from healer.model.faults import (
     faults_with,
     is_of_place,
     is_silent_place,
+    once,
 )
+from healer.observations.picture import AFTER_ITS_END
 
 _OF_JOBS = frozenset({JOB_SLOW, HANG})
 _WAITING = frozenset(faults_with(Trait.waits_for_files))
@@ -89,6 +92,17 @@ def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
     there = list(book.at(finding.component.node, (), finding.component))
     incident = next((other for other in there if other.fault_class in HARDWARE), there[0] if there else None)
     return Placement(Way.evidence, incident) if incident is not None else Placement(Way.drop)
+
+
+def join_line_of_gpu(finding: Finding, book: Book) -> Placement | None:
+    """A counter of memory errors, on a GPU whose kernel line says more about them: no worse by it."""
+    if not fault_is(finding.fault, Trait.counts_errors):
+        return None
+    there = book.at(finding.component.node, (), finding.component)
+    alike = (incident for incident in there if fault_is(once(incident.fault), Trait.memory_error))
+    return _first(
+        Way.evidence, (incident for incident in alike if incident.root.may_equal(finding.component))
+    )
 
 
 def explain_job(finding: Finding, book: Book) -> Placement | None:
@@ -133,7 +147,7 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
     effect = finding.teardown or finding.follows or finding.fault_class is FaultClass.application
     if not effect or finding.fault in _OF_JOBS or finding.fault in _WAITING:
         return None
-    jobs = book.hits.jobs_at_the_time(finding)
+    jobs = _jobs_of_effect(finding, book)
     hard = book.these(book.index.hard(finding.component.node, jobs))
     near = (incident for incident in hard if is_near(incident, finding) or is_effect_of(incident, finding))
     open_roots = (incident for incident in _roots_of(finding, jobs, book) if incident.is_open)
@@ -145,8 +159,30 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
     return found
 
 
+def _jobs_of_effect(finding: Finding, book: Book) -> Set[str]:
+    """The jobs at its time. Without a time of its own its job may have ended before it came."""
+    late = timedelta(0) if Moment(finding.at, finding.arrived_at).dated else DATED_LATE
+    return book.hits.jobs_at_the_time(finding, grace=AFTER_ITS_END + late)
+
+
 def await_root(finding: Finding, book: Book) -> Placement | None:
     return Placement(Way.wait) if finding.teardown else None
+
+
+#: What Slurm itself does to a node, or sees of it, when one of its GPUs has died.
+_OF_DEAD_GPU = frozenset(
+    {"below-configured"}
+    | {f"slurm-drain:{kind}" for kind in ("gres-count", "prolog-error", "epilog-error", "kill-task-failed")}
+)
+
+
+def explain_slurms_word(finding: Finding, book: Book) -> Placement | None:
+    """Slurm's own drain of a node on which a GPU fault is open that ends work, or its lower count of GPUs."""
+    if finding.fault not in _OF_DEAD_GPU or finding.component.node is None:
+        return None
+    there = book.at(finding.component.node, (), finding.component)
+    fatal = (incident for incident in there if incident.fault_class is FaultClass.fatal)
+    return _first(Way.evidence, (incident for incident in fatal if fault_is(incident.fault, Trait.gpu_line)))
 
 
 def join_unknown_code(finding: Finding, book: Book) -> Placement | None:
@@ -167,8 +203,9 @@ def join_same_cause(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
-    """The wave into which the incident of the finding's node and rule is folded."""
-    wave = wave_folding(book, finding)
+    """The wave into which the incident of the finding's node and rule is folded, or that is about this very
+    drain of the node."""
+    wave = wave_folding(book, finding) or _wave_of_drain(book, finding)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
@@ -205,7 +242,8 @@ def join_outage(finding: Finding, book: Book) -> Placement | None:
     others = book.at(None, (), where) if where.node is None else ()
     if not nodes or any(incident.fault == finding.fault for incident in others):
         return None  # others miss the server too
-    for fault in sorted(PLACES_SILENT):
+    # That the whole fleet is silent is mostly healer's own trouble: it boots no node.
+    for fault in sorted(OUTAGES - ({FLEET_SILENT} if finding.fault == REBOOTED else set())):
         for incident in book.these(book.index.of_fault(fault)):
             if nodes <= {part.node for part in incident.affected}:
                 return Placement(Way.cover, incident)
@@ -213,25 +251,27 @@ def join_outage(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_broken_place(finding: Finding, book: Book) -> Placement | None:
-    """A broken place explains its nodes; a surely unusable node has its own incident (law 2)."""
+    """A broken place explains its nodes, and what is reported of itself as long as it is open; a surely
+    unusable node has its own incident (law 2)."""
     if finding.unusable:
         return None
     for sharing, place in book.places.keys(finding.fault, finding.component):
         named = Component(cluster=book.picture.cluster, device=place)
         for root in dict.fromkeys((book.places.root(sharing.place, place), named)):
             for incident in book.at(None, (), root):
-                if sharing in book.places.of_itself(incident.fault) and still_explains(incident, finding):
+                explains = finding.component == root or still_explains(incident, finding)
+                if explains and sharing in book.places.of_itself(incident.fault):
                     return Placement(Way.cover, incident)
     return None
 
 
 def join_wave(finding: Finding, book: Book) -> Placement | None:
-    """A wave of faults that healer does not act on, and that no known job causes."""
-    if finding.unusable:
-        return None
+    """A wave of faults for which healer has no remedy, and that no known job causes."""
     rule = book.policies.of(finding)
+    if finding.unusable or book.policies.treats(rule, remedy_of(rule, finding)):
+        return None
     about_jobs = finding.fault_class is FaultClass.application and book.hits.jobs(finding)
-    wave = None if book.policies.acts(rule) or about_jobs else wave_of(book, rule, finding.component.node)
+    wave = None if about_jobs else wave_of(book, rule, finding.component.node)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
@@ -255,14 +295,14 @@ def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
     node, of_program = finding.component.node, finding.fault_class is FaultClass.application
     if node is None or not (of_program or finding.follows):
         return None
-    jobs = book.hits.jobs_at_the_time(finding)
+    jobs = _jobs_of_effect(finding, book)
+    incidents = _roots_of(finding, jobs, book)
     if of_program:
         at = book.picture.node(node).moment(finding.at, finding.arrived_at)
         names = book.picture.history.incidents_of(sorted(jobs), finding.fault, at)
-        incidents = (book.told_before(name) for name in names)
-    else:
-        incidents = _roots_of(finding, jobs, book)
-    over = any(incident is not None and not incident.is_open for incident in incidents)
+        alike = (incident for name in names if (incident := book.told_before(name)) is not None)
+        incidents = chain(alike, incidents)
+    over = any(not incident.is_open for incident in incidents)
     return Placement(Way.drop) if over else None
 
 
@@ -274,7 +314,7 @@ def _roots_of(finding: Finding, jobs: Set[str], book: Book) -> Iterator[Incident
     at = book.picture.node(finding.component.node).moment(finding.at, finding.arrived_at)
     history, ordered = book.picture.history, sorted(jobs)
     near = frozenset(history.roots_of(ordered, at - NEAR, at + NEAR))
-    for name in dict.fromkeys(history.roots_of(ordered, at - PACKETS_LOST_FOR, at + DATED_LATE)):
+    for name in dict.fromkeys(history.roots_of(ordered, at - PACKETS_LOST_FOR - DATED_LATE, at + DATED_LATE)):
         incident = book.told_before(name)
         if incident is not None and (name in near or is_effect_of(incident, finding)):
             yield incident
@@ -291,10 +331,12 @@ def open_own(finding: Finding, book: Book) -> Placement:
 
 PLACERS: tuple[Placer, ...] = (
     join_as_evidence,
+    join_line_of_gpu,
     explain_job,
     explain_wait,
     explain_effect,
     await_root,
+    explain_slurms_word,
     join_unknown_code,
     join_same_cause,
     join_folded_wave,
@@ -329,12 +371,13 @@ def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
 
 
 def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
-    """Its evidence was reported before. A lasting condition (a silence, a drain) opens again once the
-    incident that it was merged into is over."""
+    """Its evidence was reported before. A condition that lasts (a silence, a drain, a measured level) opens
+    again once the incident that it was merged into is over."""
     before = book.told_before(new.id)
-    if before is None or before.merged_into is None or finding.fault_class is not FaultClass.informational:
+    lasts = finding.fault_class is FaultClass.informational or finding.evidence[0].sense in MEASURED
+    if before is None or before.merged_into is None or not lasts:
         return before is not None
-    explained_by = book.told_before(before.merged_into)
+    explained_by = book.root_of(new.id)
     return explained_by is not None and explained_by.is_open
 
 
@@ -364,6 +407,17 @@ def wave_folding(book: Book, finding: Finding) -> Incident | None:
             finding.unusable and incident.nodes.get(node or "") is not Verdict.isolate
         ):
             return incident
+    return None
+
+
+def _wave_of_drain(book: Book, finding: Finding) -> Incident | None:
+    """The incident of nodes that Slurm drained together. A drain since then is another one."""
+    if not fault_is(finding.fault, Trait.slurm_drain):
+        return None
+    dated = finding.at != finding.arrived_at
+    for wave in book.these(book.index.of_fault(f"{WAVE_FAULT}{finding.fault}")):
+        if finding.component in wave.affected and not (dated and finding.at > wave.updated):
+            return wave
     return None
 
 

@@ -1,14 +1,16 @@
 """Faults that come back: a part that fails again climbs the ladder of remedies, is judged more strictly on
-probation, or is a lemon.
+probation, or is a lemon; and harmless signs add up at a place.
 """
 
-from collections.abc import Container, Sequence
-from datetime import datetime
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from datetime import datetime, timedelta
 from hashlib import sha256
 
 import msgspec
 
 from healer.incidents.book import Book
+from healer.incidents.context import Context
 from healer.incidents.correlate import take_finding
 from healer.incidents.part_history import (
     fault_label,
@@ -17,36 +19,45 @@ from healer.incidents.part_history import (
     part_of,
     rung_of,
 )
+from healer.incidents.shared import Places
 from healer.model import (
     HARDWARE,
     REMEDY_LADDER,
     Cause,
+    Component,
+    ContextKind,
     Evidence,
+    FaultBurst,
     FaultClass,
     Finding,
     Incident,
     Ladder,
+    PlaceKind,
     Remedy,
+    Repeat,
     Review,
     Ruleset,
     Sense,
     Severity,
 )
-from healer.model.faults import (
-    LEMON,
-    once,
-)
+from healer.model.faults import LEMON, REPEATS, fits, once
 from healer.observations import Picture
-from healer.text import Said, joined, say
+from healer.text import Said, joined, quoted, say
 
 #: Faults of any kind on one part that make it a lemon too.
 LEMON_OF_ANY = 3
 #: Severity of a fault on a node on probation.
 _ONE_UP = {Severity.P3: Severity.P2, Severity.P2: Severity.P1}
-#: The longest chain of merged incidents that is followed.
-_MERGED_MOST = 4
 #: Causes that a rule only assumes; a test decides.
 _OPEN = frozenset({Cause.unclear, Cause.transient})
+#: The most bursts of one part that count for its place.
+OF_ONE_PART = 2
+#: Activity on a node that lets its links drop.
+_DISTURBS = frozenset(
+    {ContextKind.maintenance, ContextKind.rebooting, ContextKind.power_saving, ContextKind.drained}
+)
+#: Links drop and come back in the first minutes of a boot.
+AFTER_BOOT = timedelta(minutes=10)
 
 
 def place_and_climb(
@@ -120,9 +131,9 @@ def _earlier_incidents(
 ) -> list[Incident]:
     """Ended incidents of the same part within the days of a lemon, the oldest first; without false alarms."""
     part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
-    had = picture.history.on(incident.root.node or "", part)
+    had = picture.history.of_part(incident.root.node or "", part)
     names = dict.fromkeys(burst.incident for _, burst in had if burst.incident and burst.last_at >= since)
-    found = {root.id: root for name in names if (root := _root_of(work, name)) is not None}
+    found = {root.id: root for name in names if (root := work.root_of(name)) is not None}
     ended = [
         earlier
         for earlier in found.values()
@@ -142,16 +153,6 @@ def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladde
     faults.append((once(incident.fault), incident.fault_class))
     found = (ladder_for(rules, fault, fault_class, model) for fault, fault_class in dict.fromkeys(faults))
     return [ladder for ladder in found if ladder is not None]
-
-
-def _root_of(work: Book, name: str) -> Incident | None:
-    """The incident, or the one that it was merged into."""
-    for _ in range(_MERGED_MOST):
-        incident = work.by_id.get(name) or work.find(name)
-        if incident is None or incident.merged_into is None:
-            return incident
-        name = incident.merged_into
-    return None
 
 
 def _failures(before: Sequence[Incident]) -> list[Incident]:
@@ -235,3 +236,104 @@ def _span(seconds: float) -> Said:
     if seconds < 3600:
         return say("words.minutes", n=f"{max(seconds, 0) / 60:.0f}")
     return say("words.hours", n=f"{seconds / 3600:.1f}")
+
+
+# --- harmless signs of a place: each part has one or two, and the nodes under one switch have many. What a
+# boot or planned work did to a node counts for no place, nor does one part that has most of them: that is a
+# fault of the part. Entries of `rules/escalations.yaml` whose `same` is a place.
+
+
+def find_place_repeats(rules: Ruleset, context: Context) -> list[Finding]:
+    """The places at which a burst that this walk noted made a rate full."""
+    found: dict[tuple[str, str], Finding | None] = {}
+    places = Places(rules, context.picture)
+    for key, burst in context.picture.history.touched:
+        for entry in rules.escalations.repeats:
+            if not fits(burst.fault, entry.faults) or (kind := entry.place) is None:
+                continue
+            place = _place_of(places, kind, key[0], burst)
+            if place and (entry.name, place) not in found:
+                found[entry.name, place] = _place_repeat(rules, context, places, entry, place, burst)
+    return [finding for finding in found.values() if finding is not None]
+
+
+def _place_of(places: Places, kind: PlaceKind, part: str, burst: FaultBurst) -> str:
+    """A card may have a leaf switch of its own."""
+    return places.of(Component(cluster=burst.cluster, node=burst.node, nic=part or None), kind)
+
+
+def _place_repeat(
+    rules: Ruleset, context: Context, places: Places, entry: Repeat, place: str, burst: FaultBurst
+) -> Finding | None:
+    assert entry.place is not None
+    longest = burst.last_at - max(rate.within for rate in entry.rates)
+    counted = list(_counted_at(context, places, entry, place, longest))
+    for rate in entry.rates:
+        within = [other for other in counted if burst.last_at - rate.within <= other.last_at]
+        nodes = sorted({other.node for other in within})
+        if len(within) < rate.bursts or len(nodes) < entry.nodes:
+            continue
+        text = say(
+            "incidents.repeat",
+            fault=fault_label(rules, burst.fault),
+            where=say(f"incidents.spot_{entry.place}", place=place),
+            figures=joined(
+                (say("incidents.times", n=len(within)), say("incidents.on_nodes", n=len(nodes))), "nothing"
+            ),
+            hours=rate.within_h,
+        )
+        return _place_finding(entry, places.root(entry.place, place), burst, text, nodes, context.now)
+    return None
+
+
+def _counted_at(
+    context: Context, places: Places, entry: Repeat, place: str, since: datetime
+) -> Iterator[FaultBurst]:
+    assert entry.place is not None
+    history = context.picture.history
+    for node in history.nodes():
+        well_since = _undisturbed_since(context, node, since)
+        of_part: Counter[str] = Counter()
+        if well_since is None:
+            continue
+        for (part, fault), burst in history.on(node):
+            alike = fits(fault, entry.faults) and burst.last_at >= since and burst.began_at > well_since
+            if not alike or of_part[part] >= OF_ONE_PART or history.is_explained(burst):
+                continue
+            if _place_of(places, entry.place, part, burst) == place:
+                of_part[part] += 1
+                yield burst
+
+
+def _undisturbed_since(context: Context, node: str, since: datetime) -> datetime | None:
+    """When a boot, work or a repair of the node was over; None while something goes on there."""
+    if any(activity.kind in _DISTURBS for activity in context.of(node)):
+        return None
+    picture, state = context.picture, context.picture.node(node)
+    booted = state.booted_at + AFTER_BOOT if state.booted_at is not None else None
+    moments = (since, state.cleared_at, picture.changes.work_ended.get(node), booted)
+    return max(at for at in moments if at is not None)
+
+
+def _place_finding(
+    entry: Repeat, root: Component, burst: FaultBurst, text: Said, nodes: list[str], now: datetime
+) -> Finding:
+    named = ("history", entry.name, burst.cluster, str(root), burst.node, burst.fault, str(burst.began_at))
+    whole = say("incidents.history_finding", text=text, title=quoted(entry.title))
+    evidence = Evidence(
+        digest=sha256("|".join(named).encode()).hexdigest(),
+        at=burst.last_at,
+        component=root,
+        text=whole,
+        sense=Sense.history,
+        arrived_at=now,
+    )
+    return Finding.from_evidence(
+        evidence,
+        rule=entry.name,
+        fault=f"{REPEATS}{burst.fault}",
+        fault_class=entry.fault_class,
+        title=text,
+        confidence=1.0,
+        affected=tuple(Component(cluster=burst.cluster, node=node) for node in nodes),
+    )

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.certainty import unproven_claims
-from healer.incidents.growth import limit_evidence, named_part, newest_reports
+from healer.incidents.certainty import limit_evidence, named_part, newest_reports, unproven_claims
 from healer.model import Evidence, GpuSeen, Incident, NodeLook, ObservationKind, Sense, SenseReport
 from healer.model.faults import SHOWN_BY_SMI, Trait, fault_is
 from healer.signals.identity import digest_of
@@ -142,11 +141,16 @@ def says_gone(claim: Evidence) -> bool:
     return lost or parsed.kind is ObservationKind.gpu_lost
 
 
-def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
-    """`now`: when the node answered, by healer's clock."""
+def judge_look(
+    claim: Evidence, seen: NodeLook, now: datetime, repaired_at: datetime | None = None
+) -> LookAnswer:
+    """`now`: when the node answered, by healer's clock. `repaired_at`: the last reset or repair of the node.
+    A record from before that says nothing of the node as it is."""
     booted_at = now - timedelta(seconds=seen.up_s)
     opening, where = opening_of(claim.line), quoted(claim.component.pci or "") or say("incidents.the_gpu")
-    records = [record for record in seen.records if opening_of(record.text) == opening]
+    alike = [record for record in seen.records if opening_of(record.text) == opening]
+    ends_s = (repaired_at - booted_at).total_seconds() if repaired_at is not None else 0.0
+    records = [record for record in alike if record.at_s >= ends_s]
     for record in reversed(records):
         at = booted_at + timedelta(seconds=record.at_s)
         if min(abs(at - claim.at), abs(at - (claim.arrived_at or claim.at))) <= NEAR:
@@ -160,6 +164,8 @@ def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
         return unknown_answer(say("incidents.before_boot", **times))
     if seen.gpu is GpuSeen.answers and says_gone(claim):
         return _denied(say("incidents.gpu_reached", gpu=where))
+    if alike and not records and repaired_at is not None:
+        return _denied(say("incidents.log_before_repair", time=f"{repaired_at:%H:%M:%S}"))
     if records:
         return unknown_answer(say("incidents.log_of_other_time"))
     if seen.log_from_s is None:

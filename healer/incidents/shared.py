@@ -71,6 +71,8 @@ class Places:
     def of(self, where: Component, kind: PlaceKind) -> str:
         """The name of the place; empty if unknown. A switch that reports about itself is its own place, a
         rack is in the row of its nodes."""
+        if kind is PlaceKind.unplaced:
+            return ""
         if where.node is None:
             name = where.switch or where.device or ""
             if kind is PlaceKind.row:
@@ -124,7 +126,7 @@ class Places:
         return self._sizes.get((kind, name), 0)
 
     def keys(self, fault: str, where: Component) -> Iterator[tuple[Sharing, str]]:
-        """The places whose fault this fault at `where` may be."""
+        """The places whose fault this fault at `where` may be, or may come of."""
         for sharing in self._of_fault(fault)[0]:
             if place := self.of(where, sharing.place):
                 yield sharing, place
@@ -143,7 +145,7 @@ class Places:
         if sharings is None:
             all_ = self._rules.sharings
             sharings = self._sharings[fault] = (
-                [sharing for sharing in all_ if fits(fault, sharing.faults)],
+                [sharing for sharing in all_ if fits(fault, (*sharing.faults, *sharing.explains))],
                 [sharing for sharing in all_ if fault == sharing.fault or fits(fault, sharing.itself)],
             )
         return sharings
@@ -171,7 +173,7 @@ def unit(where: Component) -> str:
 
 def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
     """Whether enough units have the fault to make it the place's."""
-    units = len({unit(incident.root) for incident in members})
+    units = len({unit(incident.root) for incident in members if fits(incident.fault, sharing.faults)})
     return units >= sharing.at_least and units >= sharing.share * size
 
 
@@ -357,12 +359,29 @@ def is_urgent(wave: Wave) -> bool:
     )
 
 
+def drains_title(wave: Wave, fault: str) -> Said:
+    """`fault`: Slurm's own drain of all of them."""
+    named = {"n": len(wave.nodes), "kind": fault.partition(":")[2].replace("-", " "), "span": wave.span}
+    title = say("incidents.drained_together", **named)
+    return say("incidents.drained_together_shared", title=title, shared=wave.shared) if wave.shared else title
+
+
+def drains_finding(wave: Wave, fault: str, title: Said) -> Finding:
+    return _finding_of(wave, fault, FaultClass.informational, title)
+
+
 def wave_finding(wave: Wave, rule: Rule, title: Said) -> Finding:
+    fault_class = FaultClass.degraded if is_urgent(wave) else FaultClass.informational
+    return _finding_of(wave, rule.name, fault_class, title)
+
+
+def _finding_of(wave: Wave, name: str, fault_class: FaultClass, title: Said) -> Finding:
+    """`name`: of the rule, or of the fault, that its single incidents have."""
     first = wave.members[0]
     return Finding(
         rule=WAVE_RULE,
-        fault=f"{WAVE_FAULT}{rule.name}",
-        fault_class=FaultClass.degraded if is_urgent(wave) else FaultClass.informational,
+        fault=f"{WAVE_FAULT}{name}",
+        fault_class=fault_class,
         component=wave.root,
         at=first.evidence[0].at if first.evidence else first.opened,
         arrived_at=max(incident.opened for incident in wave.members),
@@ -372,12 +391,12 @@ def wave_finding(wave: Wave, rule: Rule, title: Said) -> Finding:
     )
 
 
-def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
-    """Severity, remedy and cause of the wave's incident. The breaker pages for those that it holds."""
+def wave_fields(wave: Wave, *, held: bool) -> dict[str, Any]:
+    """Severity, remedy and cause of the wave's incident. The breaker pages for those that it `held`."""
     causes = {incident.cause for incident in wave.members}
     return {
         "severity": Severity.P1 if is_urgent(wave) else Severity.P2,
-        "remedy": (Remedy.none,) if rule.playbook is not None else (Remedy.notify,),
+        "remedy": (Remedy.none,) if held else (Remedy.notify,),
         "cause": causes.pop() if causes == {Cause.application} else Cause.unclear,
     }
 

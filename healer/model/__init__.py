@@ -1,23 +1,13 @@
 """All nouns, no logic. Import them from here: `from healer.model import Incident`."""
 
-from healer.model.component import (
-    BLOCK,
-    DEVICE_MARK,
-    WAVE_FAULT,
-    WAVE_RULE,
-    Component,
-    JobCheckpoint,
-    PlaceKind,
-    Sharing,
-    device_in,
-    storm_size,
-)
 from healer.model.detection import (
+    DEVICE_MARK,
     AlertRule,
     Bundle,
     Chart,
     ChartLine,
     ChartMark,
+    Component,
     Contribution,
     DetectionRule,
     Detections,
@@ -33,10 +23,13 @@ from healer.model.detection import (
     Observation,
     ObservationKind,
     Trend,
+    device_in,
 )
 from healer.model.detection import Outcome as ForecastOutcome
 from healer.model.faults import (
     FORECAST_FAULT,
+    WAVE_FAULT,
+    WAVE_RULE,
     Cancel,
     Combination,
     Escalations,
@@ -46,6 +39,7 @@ from healer.model.faults import (
     Repeat,
     Retest,
     Same,
+    Sharing,
 )
 from healer.model.gate import (
     Answer,
@@ -69,6 +63,7 @@ from healer.model.gate import (
     Urgency,
     Veto,
     Waiting,
+    storm_size,
 )
 from healer.model.incident import (
     EVIDENCE_FIRST,
@@ -76,6 +71,7 @@ from healer.model.incident import (
     PROBATION,
     Incident,
     IncidentVerdict,
+    JobCheckpoint,
     JobHit,
     NodeHistory,
     RuledOut,
@@ -221,6 +217,7 @@ from healer.model.telemetry import (
     Validation,
 )
 from healer.model.vocabulary import (
+    BLOCK,
     ENDED_RUN_STATES,
     HARDWARE,
     IRREVERSIBLE_VERBS,
@@ -239,6 +236,7 @@ from healer.model.vocabulary import (
     HitBasis,
     IncidentState,
     Mode,
+    PlaceKind,
     Remedy,
     Review,
     Role,

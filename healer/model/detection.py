@@ -1,4 +1,5 @@
-"""What detectors read and make: rules over measured signals, observations, findings with their evidence."""
+"""What detectors read and make: where something is, rules over measured signals, observations, findings with
+their evidence."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -7,11 +8,66 @@ from typing import Any
 
 import msgspec
 
-from healer.model.component import Component
 from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
 from healer.text import Said, no_words
+
+#: Prefix that marks a device where a node name is expected too: no node name begins with it.
+DEVICE_MARK = "@"
+
+
+class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A part of a cluster, as far as it is known.
+
+    `gpu` is the index that Slurm and nvidia-smi use (0-based), `pci` the bus id in the form `0000:9b:00`,
+    `link` an NVLink number, `switch` a leaf switch or an NVSwitch, `job` Slurm's job id as text.
+    `device` is what is no node (a switch's own telemetry, a PDU, a storage server), `part` a port, outlet or
+    target of it.
+    """
+
+    cluster: str
+    node: str | None = None
+    gpu: int | None = None
+    pci: str | None = None
+    link: int | None = None
+    nic: str | None = None
+    switch: str | None = None
+    job: str | None = None
+    rank: int | None = None
+    device: str | None = None
+    part: str | None = None
+
+    def may_equal(self, other: "Component") -> bool:
+        """Whether both may name the same part: they agree on every field that both give. One sender may give
+        a GPU's index, another one its address."""
+        if self.node != other.node:
+            return False
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return all(ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None)
+
+    def __str__(self) -> str:
+        """For people: `gpu0017 GPU 3 (0000:9b:00)`."""
+        words = [self.node or self.switch or self.device or self.cluster]
+        if self.gpu is not None:
+            words.append(f"GPU {self.gpu}")
+        if self.pci:
+            words.append(f"({self.pci})")
+        if self.link is not None:
+            words.append(f"link {self.link}")
+        if self.switch and self.node:
+            words.append(self.switch)
+        if self.part and self.device and not self.node:
+            words.append(self.part)
+        if self.job and not self.node:
+            words = [f"job {self.job}"]
+        return " ".join(words)
+
+
+def device_in(subject: str) -> str | None:
+    """The device of a report's subject; None for a node."""
+    return subject[len(DEVICE_MARK) :] if subject.startswith(DEVICE_MARK) else None
+
 
 #: Alertmanager and Grafana repeat a firing alert every 4 h by default: twice that, plus the hour in which a
 #: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
@@ -420,7 +476,7 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     data: dict[str, Any] = {}
     #: The kernel's sequence number of the line, where its sender knows it.
     seq: int | None = None
-    #: The token that relayed it, where that is not the node's own word (`healer.api.attribution`).
+    #: The token that relayed it, where that is not the node's own word (`healer.api.event_routes`).
     relayed_by: str = ""
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None

@@ -12,8 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from healer.model.component import SHARED_FAULT, WAVE_FAULT, PlaceKind
-from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity
+from healer.model.vocabulary import Cause, FaultClass, Mode, PlaceKind, Remedy, Severity
 
 #: What names of a kind begin with: the rule of an alert follows, a check of the node's own hooks, the fault
 #: that came too often, the name of a forecast.
@@ -21,6 +20,11 @@ ALERT_FAULT = "alert:"
 HOOK_FAULT = "hook:"
 REPEATS = "repeats:"
 FORECAST_FAULT = "forecast-"
+#: What the fault of an incident of a shared place begins with; its rule's name follows.
+SHARED_FAULT = "shared:"
+#: The same of a wave; the rule of the single incidents follows.
+WAVE_FAULT = "wave:"
+WAVE_RULE = "wave"
 
 LEMON = "lemon"
 #: A job that is slow as a whole, and one that makes no step at all: reported on the job, not on a node.
@@ -33,6 +37,8 @@ REBOOTED = "rebooted-under-job"
 REPLACED = "part-replaced"
 #: Of `rules/kernel_lines.yaml`: a client's word that a file server is away, and that it is back.
 SERVER_AWAY, SERVER_BACK = "fs-server-away", "fs-server-back"
+#: The kernel's word that a port of a network card lost its link, that it is back, and that it stays down.
+LINK_LOST, LINK_BACK, PORT_STAYS_DOWN = "nic-link-down", "nic-link-up", "nic-stays-down"
 #: Xid 154 back to None: the driver asks for nothing any more.
 ASKS_NOTHING = "driver-asks-none"
 #: A drain of ours that no run and no incident accounts for.
@@ -87,6 +93,10 @@ class Trait(StrEnum):
     loses_packets = "loses_packets"  # such a loss
     link_down = "link_down"  # its line says that a link of the node is gone, or may be
     may_stop_work = "may_stop_work"  # a program on the node may stop for it, or go on for hours
+    memory_error = (
+        "memory_error"  # its line says that an error was uncorrectable, and whether it was contained
+    )
+    counts_errors = "counts_errors"  # a counter of such errors, which says less
     contained = "contained"  # ends the program that it hit, which Slurm learns later, or never
     waits_for_files = "waits_for_files"  # a process waits in the kernel, maybe for a file server
     # How it relates to incidents.
@@ -111,6 +121,8 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("xid-79*", {T.breaks_links}),
     ("xid-79", {T.lost_gpu}),
     ("xid-94", {T.contained}),
+    ("xid-48 xid-94 xid-95 memory-*", {T.memory_error}),
+    ("gpu-ecc-un*", {T.counts_errors}),
     ("sxid-*", {T.gpu, T.coded, T.root, T.follows_lost_gpu, T.breaks_links}),
     ("driver-asks-*", {T.gpu, T.driver_ask, T.gpu_line, T.root, T.follows_lost_gpu}),
     ("gpu-*", {T.gpu, T.gpu_line}),
@@ -131,6 +143,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("person-drain foreign-drain:*", {T.by_code, T.drain}),
     ("slurm-drain:*", {T.by_code, T.drain, T.slurm_drain}),
     (f"{HEALER_DRAIN} {REBOOTED} {STOPPED_JOB}", {T.by_code}),
+    (PORT_STAYS_DOWN, {T.by_code, T.link_down}),
     (f"{STOPPED_JOB} straggler {HOOK_FAULT}probe {HOOK_FAULT}fs-*", {T.of_place}),
     # --- samples, steps and results
     ("straggler job-creep job-memory-leak slower-than-elsewhere result-differs", {T.by_code, T.sampled}),
@@ -228,6 +241,7 @@ SHOWN_BY_SMI: dict[str, tuple[str, ...]] = {
     "gpu-page-pending": ("retirement",),
     "gpu-repair-pending": ("channel", "tpc"),
     "gpu-sram-threshold": ("sram",),
+    "gpu-memory-unrepairable": ("unrepairable",),
     "gpu-recovery-asked": ("asks reset",),
     "gpu-recovery-reboot": ("asks reboot",),
     "gpu-recovery-drain": ("asks drain and reset",),
@@ -238,6 +252,8 @@ _EXPLAINED_BY = {
     **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT),
     FLEET_SILENT: _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT,
     NODE_OFFLINE: frozenset({SENDER_SILENT}),
+    # A kernel that has stopped sends nothing. That Slurm does not reach the node either is worse news of it.
+    **dict.fromkeys(("kernel-panic", "host-machine-check"), frozenset({SENDER_SILENT})),
     REBOOTED: _SILENCE | {NODE_OFFLINE},
     UNEXPECTED_REBOOT: _SILENCE | {NODE_OFFLINE, REBOOTED},
     NODE_SILENT: frozenset({NODE_OFFLINE, SENDER_SILENT}),
@@ -278,11 +294,19 @@ class FaultBurst(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Same(StrEnum):
-    """Where bursts count together: on one GPU, on one unit of it (a link, a TPC), on one node."""
+    """Where bursts count together: on one GPU, on one unit of it (a link, a TPC), on one node, or at a place
+    that several nodes share."""
 
     gpu = "gpu"
     unit = "unit"
     node = "node"
+    switch = "switch"
+    domain = "domain"
+    rack = "rack"
+    pdu = "pdu"
+
+
+_OF_SEVERAL = frozenset({Same.switch, Same.domain, Same.rack, Same.pdu})
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,11 +326,11 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `repeats` in `rules/escalations.yaml`: what often enough is a fault. It is a policy too.
 
     `bursts` of one of `faults` (globs; `together`: of any of them), or `lines` in them, within `within_h`
-    hours at the `same` place, in so many different `jobs` of so many `users`. `slowly`: other rates that are
-    a fault too, over longer times. `alone`: a burst whose job had the same on another
-    GPU does not count. `models` limits it to GPU models (globs over `rules/gpu_models.yaml`); the first entry
-    that takes a fault at a place has it. `one_boot`: only within one boot of the node, as each boot does it
-    to a link once or twice.
+    hours at the `same` place, in so many different `jobs` of so many `users`, or of so many `nodes` of a
+    place that they share. `slowly`: other rates that are a fault too, over longer times. `alone`: a burst
+    whose job had the same on another GPU does not count. `models` limits it to GPU models (globs over
+    `rules/gpu_models.yaml`); the first entry that takes a fault at a place has it. `one_boot`: only within
+    one boot of the node, as each boot does it to a link once or twice.
     """
 
     name: str
@@ -321,6 +345,7 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     together: bool = False
     jobs: int = 0
     users: int = 0
+    nodes: int = 0
     alone: bool = False
     one_boot: bool = False
     models: tuple[str, ...] = ()
@@ -331,6 +356,11 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     playbook: str | None = None
     mode: Mode | None = None
     runbook: str = ""
+
+    @property
+    def place(self) -> PlaceKind | None:
+        """What the nodes share; None where bursts of one node count together."""
+        return PlaceKind(self.same) if self.same in _OF_SEVERAL else None
 
     @property
     def rates(self) -> tuple[Rate, ...]:
@@ -421,3 +451,36 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lemon_within(self) -> timedelta:
         return timedelta(days=self.lemon_days)
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/sharing.yaml`: faults of several nodes that mean the place. It is a policy too.
+
+    Incidents of `faults` (globs) that open within `within_s` seconds at `at_least` nodes (or ports) of one
+    `place`, and at least `share` (0..1) of its nodes, are one incident of the place. `itself`: faults
+    reported on the place, which explain `faults` of its nodes whatever their number. `explains`: milder
+    faults of its nodes that belong to a broken place, and alone mean none.
+    """
+
+    name: str
+    title: str
+    place: PlaceKind
+    faults: tuple[str, ...]
+    source: str
+    itself: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    at_least: int = 3
+    share: float = 0.0
+    within_s: float = 300
+    severity: Severity = Severity.P1
+    cause: Cause = Cause.unclear
+    remedy: tuple[Remedy, ...] = (Remedy.notify,)
+    runbook: str = ""
+
+    @property
+    def within(self) -> timedelta:
+        return timedelta(seconds=self.within_s)
+
+    @property
+    def fault(self) -> str:
+        return f"{SHARED_FAULT}{self.name}"

@@ -1,10 +1,12 @@
 """What the one gate knows when it judges a proposal. A value: guards read it and nothing else."""
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -103,6 +105,12 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     reset_reason: str | None = None
     #: The run allowed through while half-open.
     canary: str | None = None
+
+
+@lru_cache(maxsize=64)
+def storm_size(share: float, nodes: int) -> int:
+    """Distinct roots of one fault class in 5 minutes that make a storm (law 3): at least 3, at most 8."""
+    return max(3, min(8, math.ceil(Fraction(str(share)) * nodes)))
 
 
 class RequeueUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +268,11 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Of `granted` those later than that, oldest first."""
         return self._grants[bisect_right(self._grants, moment) :]
 
+    def without_slots(self, nodes: Collection[str]) -> "GateFacts":
+        """The facts without the slots of these nodes."""
+        slots = tuple(slot for slot in self.slots if slot.node not in nodes)
+        return msgspec.structs.replace(self, slots=slots) if nodes else self
+
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """One cap for people. For the floor, `used` is what is in service and `limit` the minimum."""
@@ -293,6 +306,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Remedy = Remedy.none
     mode: Mode = Mode.auto
     unusable: bool = False
+    #: `unusable` is what other parts wrote, which the worker has not seen for itself: it passes no cap.
+    unchecked: bool = False
     fatal: bool = False
     by: str | None = None
     approved_by: str | None = None
@@ -323,6 +338,11 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     one_word: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.
     urgency: Urgency | None = None
+
+    @property
+    def passes_caps(self) -> bool:
+        """Law 2: it passes the slot caps and uses none of them."""
+        return self.unusable and not self.unchecked
 
 
 class AnswerKind(StrEnum):

@@ -6,8 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from healer.model.component import Component
-from healer.model.detection import Evidence
+from healer.model.detection import Component, Evidence
 from healer.model.faults import Retest
 from healer.model.vocabulary import (
     Cause,
@@ -23,6 +22,17 @@ from healer.model.vocabulary import (
     Verdict,
 )
 from healer.text import Said, no_words
+
+
+class JobCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable checkpoint that a job reported. `at` is the job's clock, `arrived_at` ours; both are UTC."""
+
+    job: str
+    restart: int
+    step: int
+    path: str
+    at: datetime
+    arrived_at: datetime
 
 
 class JobHit(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +220,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.resolved
+
+    @property
+    def is_relayed(self) -> bool:
+        """A relay speaks of it, or did and was not believed (law 2)."""
+        return bool(self.doubt) or any(evidence.relayed_by for evidence in self.evidence)
 
 
 def probations(incidents: Iterable[Incident], now: datetime) -> dict[str, datetime]:

@@ -178,14 +178,16 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """What a node reported of itself, and when any of it last changed.
 
-    `changed`: the new value of a fact and when healer saw it change. `booted_at`: when healer heard of a new
-    boot; None: of none since it began to look.
+    `changed`: the new value of a fact and when healer saw it change. `earlier`: changes before those, over a
+    year, which the store keeps. `booted_at`: when healer heard of a new boot; None: of none since it began to
+    look.
     """
 
     node: str
     at: datetime
     facts: dict[str, str]
     changed: dict[str, tuple[str, datetime]] = {}
+    earlier: list[tuple[str, str, datetime]] = []
     booted_at: datetime | None = None
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from healer.model.vocabulary import Role, Severity
-from healer.text import Said
+from healer.text import Said, no_words, say
 
 #: What a person may say with a rejection by one press: its key, and the words.
 REJECTIONS: Mapping[str, str] = {
-    "busy": "The job on it matters more now",
-    "false_alarm": "False alarm",
-    "by_hand": "I look after it by hand",
-    "unsure": "Not sure: somebody look closer",
+    "busy": say("words.reject_busy"),
+    "false_alarm": say("words.reject_false_alarm"),
+    "by_hand": say("words.reject_by_hand"),
+    "unsure": say("words.reject_unsure"),
 }
 
 
@@ -230,7 +230,7 @@ class DeliveryAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
     at: datetime
     outcome: str
-    text: str = ""
+    text: Said = msgspec.field(default_factory=no_words)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +249,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     next_try_at: datetime | None = None
     ended_at: datetime | None = None
-    error: str = ""
+    error: Said = msgspec.field(default_factory=no_words)
     reference: str = ""
     tries_log: tuple[DeliveryAttempt, ...] = ()

@@ -9,9 +9,8 @@ from functools import cached_property
 
 import msgspec
 
-from healer.model.component import Component, Sharing
-from healer.model.detection import AlertRule, DetectionRule, ForecastRule, GpuModel
-from healer.model.faults import Escalations, Ladder, fits
+from healer.model.detection import AlertRule, Component, DetectionRule, ForecastRule, GpuModel
+from healer.model.faults import Escalations, Ladder, Sharing, fits
 from healer.model.gate import Maintenance, digest
 from healer.model.grants import AccessRules
 from healer.model.kernel_lines import NO_LINES, LineBook
@@ -596,6 +595,10 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if fits(fault, rule.faults):
                 return rule
         return None
+
+    def ask_for(self, asked: str | None) -> RecoveryAction | None:
+        """What the driver asks for by Xid 154, or by a flag of another line."""
+        return next((ask for ask in self.recovery_actions.values() if ask.asked == asked), None)
 
     def guards_in(self, cluster: str, partition: str) -> GuardSettings:
         """Of a partition: its own, else its cluster's, else the general ones."""

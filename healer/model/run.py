@@ -184,7 +184,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     progress: float = 0.0
     #: How long it takes yet at the pace of its last minute; None where that is not known.
     left_s: float | None = None
-    problem: str = ""
+    problem: Said = msgspec.field(default_factory=no_words)
     result: dict[str, Any] | None = None
 
 
@@ -263,7 +263,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     seq: int
-    what: str
+    what: Said
 
 
 class ChainLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):

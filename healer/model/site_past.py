@@ -1,7 +1,7 @@
 """A site's own past: what people did, what healer would have done, and what that means in hours."""
 
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,7 +14,8 @@ SILENT_DAYS = 7
 
 
 class Hold(msgspec.Struct, kw_only=True):
-    """A node out of service from `at` until `until`; None: to the end of the recording."""
+    """A node out of service from `at` until `until`; None: to the end of the recording. `check`: what the
+    node's own prolog, epilog or health check printed before Slurm drained it."""
 
     node: str
     at: datetime
@@ -22,6 +23,7 @@ class Hold(msgspec.Struct, kw_only=True):
     owner: str
     by: str
     until: datetime | None = None
+    check: str = ""
     number: int = 0
 
 
@@ -74,11 +76,45 @@ class RuleAdvice(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
 
 
+_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Assumptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the figures rest on. `start_up_s`: healer's own restart, from a job's death to its start, where
+    nodes are free; `checkpoint_h`: half of it is lost with a job, None: its whole life; `price`: of a
+    GPU-hour."""
+
+    start_up_s: _AtLeast0 = RESTART_S
+    checkpoint_h: _AtLeast0 | None = None
+    price: _AtLeast0 | None = None
+
+
+class LostLife(msgspec.Struct, frozen=True, array_like=True):
+    """A life that ended by hardware. `waited_s` until the next start, None: not counted; `on_bad_node`: it
+    started there after healer would have drained the node."""
+
+    gpus: int
+    hours: float
+    waited_s: float | None
+    on_bad_node: bool
+
+    def lost(self, assumed: Assumptions) -> float:
+        """GPU-hours."""
+        hours = self.hours if assumed.checkpoint_h is None else min(self.hours, assumed.checkpoint_h / 2)
+        return self.gpus * hours
+
+    def waiting(self, assumed: Assumptions) -> float:
+        """GPU-hours."""
+        return self.gpus * max(0.0, (self.waited_s or 0.0) - assumed.start_up_s) / 3600
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours. `lost`: of jobs hit, `unknown` of which have no figure; `on_bad_nodes`: jobs that started on
     a node after healer would have drained it; `waiting`: from death to the next start, less healer's own;
-    `cost`: of nodes that healer would have held without need."""
+    `cost`: of nodes that healer would have held without need. All but `cost` follow from `lives`."""
 
+    assumed: Assumptions
+    lives: list[LostLife]
     lost: float
     unknown: int
     on_bad_nodes: float
@@ -99,6 +135,17 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     first: date
     last: date
     nodes: list[str]
+
+
+class JobMix(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that started; nodes of the largest and of the median one; those that died of hardware, and how
+    many of these were started again within a day."""
+
+    started: int = 0
+    largest: int = 0
+    median: int = 0
+    died: int = 0
+    again: int = 0
 
 
 # Wide: one field for each chapter of the report.
@@ -122,4 +169,7 @@ class PastReport(msgspec.Struct, frozen=True, kw_only=True):
     silent: list[Silence]
     blind: list[str]
     advice: list[RuleAdvice]
+    jobs: JobMix
+    #: Incidents of what was slow, by id.
+    slow: list[str]
     imported: dict[str, Any]

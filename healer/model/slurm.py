@@ -1,6 +1,7 @@
 """What Slurm shows: nodes and jobs at one moment, in one shape for every version and adapter."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from healer.model.component import OUTAGE_PLACES, PlaceKind
+from healer.model.vocabulary import OUTAGE_PLACES, UNPLACED, PlaceKind
 from healer.text import Said
 
 #: What every reason of ours starts with: `healer:<rule> inc:<short id> <text>`.
@@ -271,6 +272,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return not STARTING.isdisjoint(self.state)
 
     @property
+    def is_expected_away(self) -> bool:
+        """Not expected to send: it is out by plan, or Slurm is starting it."""
+        return self.planned or self.starting
+
+    @property
     def outage_places(self) -> list[tuple[PlaceKind, str]]:
         """What it shares with the nodes whose silence is one outage with its own."""
         return [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(self, kind))]
@@ -406,6 +412,10 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.het_job}+{self.het_offset}" if self.het_job and self.het_offset else self.id
 
 
+#: A reservation that begins later than this leaves time to repair what is faulty, and to bring it back.
+BEGINS_WITHIN = timedelta(hours=1)
+
+
 class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Nodes kept for somebody. `maintenance`: Slurm's MAINT with IGNORE_JOBS, planned work.
 
@@ -420,6 +430,11 @@ class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     since: datetime | None = None
     until: datetime | None = None
     flags: tuple[str, ...] = ()
+
+    def is_soon(self, now: datetime) -> bool:
+        """It is in effect, or begins too soon for a repair to end before it."""
+        has_begun = self.since is None or self.since <= now + BEGINS_WITHIN
+        return has_begun and (self.until is None or self.until > now)
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -582,6 +597,16 @@ def counted_gpu_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[Slu
 
 
 @lru_cache(maxsize=4)
+def shared_places(same: ByIdentity[Mapping[str, SlurmNode]]) -> dict[str, list[tuple[PlaceKind, str]]]:
+    """The outage places that each node shares with another; else `UNPLACED`: what it shares is unknown."""
+    sizes = Counter(place for node in same.value.values() for place in node.outage_places)
+    return {
+        name: [place for place in node.outage_places if sizes[place] > 1] or [UNPLACED]
+        for name, node in same.value.items()
+    }
+
+
+@lru_cache(maxsize=4)
 def _odd(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
     return tuple(node for node in same.value.values() if node.state not in _PLAIN)
 
@@ -723,6 +748,23 @@ def state_words(words: Sequence[str]) -> tuple[str, ...]:
             found.append(_NAMES.get(plain, plain))
     base, *flags = found or ["UNKNOWN"]
     return tuple(dict.fromkeys((base, *suffixes, *flags)))
+
+
+#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base state of each flag;
+#: COMPLETING may have any, so it counts as a base state.
+_HIDDEN_BASE = {
+    "CONFIGURING": "RUNNING", "STOPPED": "RUNNING", "RESIZING": "RUNNING", "SIGNALING": "RUNNING",
+    "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING",
+    "RESV_DEL_HOLD": "PENDING", "STAGE_OUT": "COMPLETING", "COMPLETING": "COMPLETING",
+}  # fmt: skip
+
+
+def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:
+    """Base state and flags, from a word (before 23.11) or a list."""
+    if isinstance(words, list):
+        return (words[0], tuple(words[1:])) if words else ("UNKNOWN", ())
+    base = _HIDDEN_BASE.get(words)
+    return (base, (words,)) if base else (words or "UNKNOWN", ())
 
 
 def signed_reason(text: str) -> tuple[str, str, datetime | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from healer.model.vocabulary import REMEDY_LADDER, Remedy
+from healer.text import Said, no_words
 
 if TYPE_CHECKING:  # the command line loads these nouns, and no numpy
     import numpy as np
@@ -134,7 +135,7 @@ class UnknownSeries(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     name: str
-    why: str
+    why: Said
     count: int
     first_seen: datetime
     last_seen: datetime
@@ -149,7 +150,7 @@ class Report(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What one node measured at one moment. `columns` are ids of a `ports.ColumnBook`.
 
     columns: (n,) int32; values: (n,) float64, NaN where the sender had none. `at` is the sender's clock.
-    `relayed_by`: the token that sent it, where it is not the node's own word (`healer.api.attribution`) and
+    `relayed_by`: the token that sent it, where it is not the node's own word (`Caller.relay_of`) and
     no scrape of ours.
     """
 
@@ -278,7 +279,7 @@ class TargetState(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     unrecognised: int = 0
     failures: int = 0
-    error: str = ""
+    error: Said = msgspec.field(default_factory=no_words)
 
 
 class ScrapeState(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,6 +295,10 @@ class ScrapeState(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     #: Why the Prometheus-compatible server gives nothing; empty while all is well.
     troubles: tuple[str, ...] = ()
+
+
+#: The scorer's name in `ScorerResult.way`.
+FOREST = "forest"
 
 
 class FeatureShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,7 +369,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     first_seen: datetime
     last_seen: datetime
-    example: str = ""
+    example: Said = msgspec.field(default_factory=no_words)
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,12 @@ import difflib
 from collections.abc import Iterable
 from enum import StrEnum
 
+from healer.text import say
+
+
+class UserError(Exception):
+    """What was asked for cannot be done, by no fault of the program: the text is for people."""
+
 
 class Severity(StrEnum):
     """How urgent an incident is for a person. P0: service is hit and healer cannot or may not act."""
@@ -245,4 +251,26 @@ class Review(StrEnum):
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """`did you mean NAME?` with the closest of `words`; empty if none is close."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+    return say("words.did_you_mean", word=close[0]) if close else ""
+
+
+#: Prefix of a block of topology/block, in fields that name a switch under topology/tree.
+BLOCK = "block:"
+
+
+class PlaceKind(StrEnum):
+    """What nodes may share: fields of `SlurmNode` and, but for `unplaced`, of `Place`."""
+
+    pdu = "pdu"
+    rack = "rack"
+    switch = "switch"
+    domain = "domain"
+    row = "row"
+    #: Of nodes that share no known place with another: each may share one with any of them (law 4).
+    unplaced = "unplaced"
+
+
+#: What two nodes share whose silences are one outage (law 2). A row is too large: two of its nodes may die
+#: apart.
+OUTAGE_PLACES = (PlaceKind.switch, PlaceKind.rack, PlaceKind.pdu, PlaceKind.domain)
+UNPLACED = (PlaceKind.unplaced, "unplaced")

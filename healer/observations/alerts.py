@@ -38,16 +38,14 @@ class Alerts:
     """By place and fingerprint."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[_Key, HeardAlert] = OrderedDict()
+        #: Those that are not forgotten, ended ones included.
+        self.heard: OrderedDict[_Key, HeardAlert] = OrderedDict()
         #: Those of each node, and those that have ended: the oldest first.
         self._of_node: dict[str, dict[_Key, None]] = {}
         self._over: OrderedDict[_Key, None] = OrderedDict()
         #: (fault, place) that firing alerts support, by the last look. An incident of theirs that is not here
         #: has ended.
         self.standing: frozenset[tuple[str, Component]] = frozenset()
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def take(self, seen: Observation) -> None:
         """One report. A repeated one, or one about a time that is over, changes nothing.
@@ -58,7 +56,7 @@ class Alerts:
         key = _key(seen)
         begun = datetime.fromisoformat(str(seen.data["starts_at"]))
         ended = seen.data.get("status") == "resolved"
-        before = self._known.get(key)
+        before = self.heard.get(key)
         if before is not None and begun <= before.begun_at and before.ended:
             return
         if before is not None and begun <= before.begun_at and not ended:
@@ -73,7 +71,7 @@ class Alerts:
         same = before is not None and begun == before.begun_at
         # The newest comes last: it is dropped last.
         self._drop(key)
-        self._known[key] = HeardAlert(
+        self.heard[key] = HeardAlert(
             seen=seen if before is None or not ended else before.seen,
             digest=str(seen.data.get("again") or seen.digest)
             if before is None or not ended
@@ -93,11 +91,11 @@ class Alerts:
         keys = self._of_node.get(node, {}) if node is not None else {}
         if len(keys) > OF_NODE_MAX:
             self._drop(next((key for key in keys if key in self._over), next(iter(keys))))
-        if len(self._known) > ALERTS_MAX:
-            self._drop(next(iter(self._over or self._known)))
+        if len(self.heard) > ALERTS_MAX:
+            self._drop(next(iter(self._over or self.heard)))
 
     def _drop(self, key: _Key) -> None:
-        self._known.pop(key, None)
+        self.heard.pop(key, None)
         self._over.pop(key, None)
         keys = self._of_node.get(key[1], {}) if key[1] is not None else {}
         keys.pop(key, None)
@@ -105,7 +103,7 @@ class Alerts:
             self._of_node.pop(key[1], None)
 
     def firing(self) -> Iterator[HeardAlert]:
-        return (alert for alert in self._known.values() if not alert.ended)
+        return (alert for alert in self.heard.values() if not alert.ended)
 
     def forget(self, alerts: Iterable[HeardAlert]) -> None:
         """They count as ended, although no end was reported."""
@@ -115,7 +113,7 @@ class Alerts:
     def note_reported(self, digests: Iterable[str], now: datetime) -> None:
         """A walk has taken these in."""
         wanted = set(digests)
-        for alert in self._known.values() if wanted else ():
+        for alert in self.heard.values():
             if alert.digest in wanted:
                 alert.reported_at = now
 

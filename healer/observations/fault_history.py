@@ -88,15 +88,19 @@ class GpuMap:
         self._boot: str | None = None
 
     def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
-        """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
-        self._listed = boot_id
-        self._list(
-            {
-                str(gpu["pci"]): gpu["index"]
-                for gpu in gpus
-                if gpu.get("pci") is not None and isinstance(gpu["index"], int)
-            }
-        )
+        """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`.
+
+        A list of the same boot that only lacks some is not taken: a lost GPU is missing from it, and the
+        indexes of the others may have shifted, while Slurm's have not.
+        """
+        listed = {
+            str(gpu["pci"]): gpu["index"]
+            for gpu in gpus
+            if gpu.get("pci") is not None and isinstance(gpu["index"], int)
+        }
+        if boot_id is None or boot_id != self._listed or not listed.keys() < self._inventory.keys():
+            self._listed = boot_id
+            self._list(listed)
 
     def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
         """From the labels of telemetry: it may be some of the node's GPUs, and says nothing of the rest.
@@ -210,6 +214,8 @@ class History:
         #: Job -> hardware faults of its nodes: class, begin and end.
         self._roots: dict[str, dict[tuple[str, Key, datetime], FaultBurst]] = {}
         self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
+        #: UUID of a GPU -> the nodes on which it had a fault.
+        self._homes: dict[str, set[str]] = defaultdict(set)
 
     # --- keeping ----------------------------------------------------------------------------------------
 
@@ -422,7 +428,9 @@ class History:
                     roots[burst.node, key, burst.began_at] = burst
         if burst.incident is not None:
             self._placed[burst.incident].add((burst.node, key))
-        for index in (self._places, self._roots, self._placed):
+        if key[0].startswith(BY_UUID):
+            self._homes[key[0]].add(burst.node)
+        for index in (self._places, self._roots, self._placed, self._homes):
             if len(index) > JOBS_KEPT:
                 del index[next(iter(index))]  # pyright: ignore[reportArgumentType]
 
@@ -458,6 +466,15 @@ class History:
             if part is None or key[0] == part:
                 for burst in self._of(node, key):
                     yield key, burst
+
+    def of_part(self, node: str, part: str) -> Iterator[tuple[Key, FaultBurst]]:
+        """All bursts of a part; of a GPU with a known UUID also those on the nodes where it was before."""
+        for home in (node, *sorted(self._homes.get(part, set()) - {node})):
+            yield from self.on(home, part)
+
+    def nodes(self) -> list[str]:
+        """The nodes of which something was noted."""
+        return sorted({*self._nodes, *self._fresh})
 
     def placed_in(self, incident: str) -> list[tuple[str, FaultBurst]]:
         """The bursts that went into an incident, each with its part."""

@@ -1,4 +1,4 @@
-"""The picture of now of one cluster.
+"""The picture of now of one cluster: its nodes, what Slurm shows, and which nodes jobs hold or left lately.
 
 State owned by its caller; the same input gives the same picture.
 """
@@ -6,7 +6,8 @@ State owned by its caller; the same input gives the same picture.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from healer.model import (
     ObservationKind,
     Reference,
     Sense,
+    SlurmJob,
     SlurmNode,
     SlurmSnapshot,
     Topology,
@@ -30,13 +32,146 @@ from healer.model import (
 )
 from healer.model.slurm import BOOT_MOVES, is_in_maintenance
 from healer.observations.alerts import Alerts
-from healer.observations.allocations import Allocations
-from healer.observations.echoes import Echoes, is_from_before, written_at
 from healer.observations.fault_history import History
-from healer.observations.node_picture import BEATS_FOR_CADENCE, NodePicture
-from healer.observations.silences import Silences, is_expected_away
+from healer.observations.node_picture import (
+    BEATS_FOR_CADENCE,
+    Echoes,
+    NodePicture,
+    is_from_before,
+    written_at,
+)
+from healer.observations.silences import Silences
 
 COUNTED_KEPT = 100_000
+ALLOCATION_KEPT = timedelta(hours=1)
+#: Errors that follow from the end of a job's work come within this, and are the job's.
+AFTER_ITS_END = timedelta(minutes=1)
+ENDED_KEPT = 10_000
+
+
+class Allocation(NamedTuple):
+    """The nodes of one life of a job; `leader` is the job, or that of its heterogeneous job."""
+
+    leader: str
+    restarts: int
+    nodes: tuple[str, ...]
+    start_at: datetime | None
+    #: Node -> its GPUs, where Slurm reports them.
+    gpus: Mapping[str, tuple[int, ...]]
+
+    def holds(self, node: str, gpu: int | None) -> bool:
+        return gpu is None or node not in self.gpus or gpu in self.gpus[node]
+
+    def had_begun(self, at: datetime) -> bool:
+        return self.start_at is None or self.start_at <= at
+
+
+class PutBack(NamedTuple):
+    """A job that waits again after a life that was seen: its restart count now, the nodes of that life, and
+    the begin time that it had when it was first seen to wait."""
+
+    restarts: int
+    nodes: tuple[str, ...]
+    begin_at: datetime
+
+
+def _ended_at(before: Allocation, shown: SlurmJob | None, now: datetime) -> datetime:
+    """The end that Slurm reports of this life of a job; `now` where it no longer shows it."""
+    if shown is None or shown.active or shown.restarts != before.restarts or shown.end_at is None:
+        return now
+    return min(shown.end_at, now)
+
+
+class Allocations:
+    """Those that Slurm shows now, by job, and those that ended within the last hour."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Allocation] = {}
+        #: Where each job that Slurm knows was last seen to run, its restart count then and its nodes: a
+        #: requeued one may still be completing where its life before was.
+        self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
+        #: Jobs that wait again after a life that was seen.
+        self.put_back: dict[str, PutBack] = {}
+        #: The first seen to have ended first, with the time of its end.
+        self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
+        #: The same by node, made when the first finding asks: a storm asks with each line.
+        self._ended_on: dict[str, list[tuple[datetime, Allocation]]] | None = None
+        #: Running allocations by leader; made likewise.
+        self._lives: dict[str, list[Allocation]] | None = None
+
+    def note(self, snapshot: SlurmSnapshot) -> None:
+        jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
+        running = {
+            job.id: Allocation(job.leader, job.restarts, job.nodes, job.start_at, job.gpus) for job in jobs
+        }
+        for job, before in self.running.items():
+            if running.get(job) != before:
+                self._ended.append((_ended_at(before, snapshot.jobs.get(job), snapshot.taken_at), before))
+        while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
+            self._ended.popleft()
+        self.running, self._ended_on, self._lives = running, None, None
+        seen = {job: (allocation.restarts, allocation.nodes) for job, allocation in running.items()}
+        self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
+        self._note_put_back(snapshot)
+
+    def _note_put_back(self, snapshot: SlurmSnapshot) -> None:
+        """The first begin time after a life is Slurm's own; one that its owner sets comes later."""
+        found: dict[str, PutBack] = {}
+        for job, (restarts, nodes) in self.ran_on.items():
+            shown = snapshot.jobs[job]
+            waits = shown.state == "PENDING" and "COMPLETING" not in shown.flags
+            if waits and shown.restarts == restarts + 1 and shown.eligible_at is not None:
+                before = self.put_back.get(job)
+                kept = before is not None and before.restarts == shown.restarts
+                found[job] = (
+                    before
+                    if before is not None and kept
+                    else PutBack(shown.restarts, nodes, shown.eligible_at)
+                )
+        self.put_back = found
+
+    def ended_on(
+        self, node: str, at: datetime, gpu: int | None = None, *, grace: timedelta = AFTER_ITS_END
+    ) -> frozenset[str]:
+        """Leaders of jobs that are gone, and were on the node (on this GPU of it) then or had left it at most
+        `grace` before."""
+        return frozenset(
+            allocation.leader
+            for ended_at, allocation in self._ended_there(node)
+            if at - ended_at <= grace and allocation.had_begun(at) and allocation.holds(node, gpu)
+        )
+
+    def had_left(self, leader: str, node: str, at: datetime) -> bool:
+        """Whether this job was seen on the node, and surely was gone from it well before then."""
+        ends = [ended_at for ended_at, allocation in self._ended_there(node) if allocation.leader == leader]
+        here = any(life.leader == leader and node in life.nodes for life in self.running.values())
+        return bool(ends) and not here and max(ends) + AFTER_ITS_END < at
+
+    def ended_life(self, leader: str, node: str, at: datetime) -> Allocation | None:
+        """The life of this job that held the node then, and is gone."""
+        lives = (
+            allocation
+            for ended_at, allocation in self._ended_there(node)
+            if allocation.leader == leader and allocation.had_begun(at) and at <= ended_at
+        )
+        return next(lives, None)
+
+    def _ended_there(self, node: str) -> Sequence[tuple[datetime, Allocation]]:
+        if self._ended_on is None:
+            self._ended_on = {}
+            for ended_at, allocation in self._ended:
+                for name in allocation.nodes:
+                    self._ended_on.setdefault(name, []).append((ended_at, allocation))
+        return self._ended_on.get(node, ())
+
+    def had_begun(self, leader: str, at: datetime) -> bool:
+        """Whether a job that runs now ran at that time; True for an unknown job."""
+        if self._lives is None:
+            self._lives = {}
+            for allocation in self.running.values():
+                self._lives.setdefault(allocation.leader, []).append(allocation)
+        lives = self._lives.get(leader, ())
+        return not lives or any(allocation.had_begun(at) for allocation in lives)
 
 
 @dataclass
@@ -90,8 +225,6 @@ class Picture:
         #: When the next incident has settled: the walk's caller need not wait longer than that.
         self.settles_at: datetime | None = None
         self.nodes: dict[str, NodePicture] = {}
-        #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
-        self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.allocations = Allocations()
         #: Versions (`healer.model.FACTS`) that a node got while we looked: which, and since when.
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
@@ -103,6 +236,8 @@ class Picture:
         self.faults: dict[str, tuple[str, ...]] = {}
         #: Nodes that lost what a job may need within the last minutes, by their own kernel.
         self.node_reports: dict[str, NodeReport] = {}
+        #: The line of each port that lost its link a moment ago, by node and name.
+        self.links_down: dict[tuple[str, str], Observation] = {}
         #: The faults of each part over the last days.
         self.history = History(cluster)
         #: Nodes whose facts or boot changed since the last walk, and what nodes should be, by kind.
@@ -135,7 +270,7 @@ class Picture:
             return
         snapshot = self._with_gpu_names(snapshot)
         if self.slurm is None or snapshot.jobs is not self.slurm.jobs:
-            self._note_places(snapshot)
+            self.allocations.note(snapshot)
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
             self.slurm = snapshot
             for name in self.changes.doubted_boots.keys() & snapshot.nodes.keys():
@@ -147,7 +282,7 @@ class Picture:
             old = before.get(node.name)
             if old is not None and is_in_maintenance(last, old) and not node.planned:
                 self.changes.work_ended[node.name] = snapshot.taken_at
-            if old is not None and is_expected_away(old) and not is_expected_away(node):
+            if old is not None and old.is_expected_away and not node.is_expected_away:
                 self.changes.back_from_plan[node.name] = snapshot.taken_at
             if old is not None and old.driver and node.driver and node.driver != old.driver:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
@@ -195,14 +330,6 @@ class Picture:
             name: msgspec.structs.replace(snapshot.nodes[name], gpu_name=gpu) for name, gpu in named.items()
         }
         return msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, **nodes})
-
-    def _note_places(self, snapshot: SlurmSnapshot) -> None:
-        """Of jobs that run: a requeued one may still be completing where its life before was."""
-        self.allocations.note(snapshot)
-        running = self.allocations.running
-        seen = {job: (allocation.restarts, allocation.nodes) for job, allocation in running.items()}
-        self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
-        self.allocations.note_put_back(snapshot, self.ran_on)
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False
@@ -273,7 +400,8 @@ class Picture:
                 standing.reported_at = now
             elif finding.evidence and finding.evidence[0].sense is Sense.alert:
                 digests.append(finding.evidence[0].digest)
-        self.alerts.note_reported(digests, now)
+        if digests:
+            self.alerts.note_reported(digests, now)
 
     def clear(self, node: str, at: datetime) -> None:
         """The node was repaired, reset or returned at `at`: earlier signals are history."""

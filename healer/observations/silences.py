@@ -1,16 +1,11 @@
 """What is known of silent nodes and outages from one walk to the next."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
 from healer.model import PlaceKind, SlurmNode
-
-
-def is_expected_away(node: SlurmNode) -> bool:
-    """The node is not expected to send: it is out by plan, or Slurm is starting it."""
-    return node.planned or node.starting
 
 
 class Outage(NamedTuple):
@@ -32,12 +27,27 @@ class AllHeard(NamedTuple):
         return nodes is self.nodes and now <= self.until
 
 
+class Settled(NamedTuple):
+    """Who is silent, and until when that and what follows from it stay so, if all others keep their
+    cadence."""
+
+    silent: Set[str]
+    until: datetime
+
+
 class Alone(NamedTuple):
     """`since`: when the node was last heard. `others_back_at`: when those of its place that had been away
     with it were back; None where none had been."""
 
     since: datetime
     others_back_at: datetime | None
+
+
+class Unreached(NamedTuple):
+    """A node that sends nothing, and that Slurm did not reach either: since when, and until when."""
+
+    since: datetime
+    back_at: datetime | None = None
 
 
 @dataclass
@@ -52,3 +62,7 @@ class Silences:
     broken: frozenset[str] = frozenset()
     #: Nodes that were judged alone.
     alone: dict[str, Alone] = field(default_factory=dict)
+    #: Nodes without a sender that Slurm does not reach, or did not reach before; and Slurm's nodes that were
+    #: last looked at for them.
+    unreached: dict[str, Unreached] = field(default_factory=dict)
+    looked_at: Mapping[str, SlurmNode] | None = None

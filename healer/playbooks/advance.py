@@ -15,14 +15,15 @@ from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent
 from healer.playbooks.conditions import StepOutcome, parse, reads, text_of, truth
 from healer.text import Said, joined, quoted, say
 
-#: Keys of a run's log that are no steps: the facts of the run, and that it is being undone.
-BEGIN, UNDO = "begin", "undo"
+#: Keys of a run's log that are no steps: the facts of the run, that it is being undone, and what the worker
+#: saw for itself of a node that is surely unusable.
+BEGIN, UNDO, UNUSABLE = "begin", "undo", "unusable"
 #: In a log entry: the step failed, and the run goes on because later steps ask for that (`may_fail`).
 GOES_ON = "goes_on"
 #: The list of jobs whose restart a person agreed to with the run.
 AGREED = "jobs_agreed"
 #: Reserved ids: no step may have one.
-RESERVED = frozenset({BEGIN, UNDO})
+RESERVED = frozenset({BEGIN, UNDO, UNUSABLE})
 
 _OVER = frozenset({StepEvent.done, StepEvent.skipped})
 _UNDONE = frozenset({StepEvent.undone, StepEvent.skipped})

@@ -50,7 +50,7 @@ from healer.model.incident import bad_nodes
 from healer.model.node_states import NodeState
 from healer.model.telemetry import ScrapeState, Unusual
 from healer.ports.break_glass import GlassState
-from healer.text import Said, no_words
+from healer.text import NO_WORDS, Said, no_words
 
 
 class Queue(NamedTuple):
@@ -79,19 +79,17 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     due: int = 0
     failed: int = 0
     last_sent: datetime | None = None
-    error: str = ""
+    error: Said = NO_WORDS
 
 
 class ModelSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The model in force of one class; `last_outcome` is that of the last training run of the class."""
+    """The model of one class of nodes. `nodes`: how many it scored lately; `at`: when it last did."""
 
     hardware: str
     load: str
-    id: str
-    trained_at: datetime
-    in_force_at: datetime | None = None
-    by: str = ""
-    last_outcome: Said = msgspec.field(default_factory=no_words)
+    model: str
+    nodes: int
+    at: datetime
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +228,7 @@ class ChannelDelivery(msgspec.Struct, frozen=True, kw_only=True):
 
     channel: str
     state: str
-    error: str | None = None
+    error: Said | None = None
     reference: str | None = None
 
 
@@ -242,7 +240,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     state: str
     message: Message
-    error: str | None = None
+    error: Said | None = None
     reference: str | None = None
     page: bool = False
     channels: tuple[ChannelDelivery, ...] = ()
@@ -467,7 +465,7 @@ class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     broken: list[Broken] = []
     records: int = 0
-    gaps: list[str] = []
+    gaps: list[Said] = []
 
 
 class Arriving(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from healer.model import AuditRecord, Checkpoint
 from healer.model.run import ChainLink
+from healer.model.vocabulary import UserError
 
 
 class ChainHead(NamedTuple):
@@ -91,7 +92,7 @@ class CheckpointFile(Protocol):
 # --- witnesses
 
 
-class WitnessAway(Exception):
+class WitnessAway(UserError):
     """The witness did not take it, or cannot be read; the text says why, without secrets."""
 
 

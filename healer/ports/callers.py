@@ -8,6 +8,10 @@ import msgspec
 
 from healer.model import Role
 from healer.model.grants import Grant
+from healer.text import say
+
+#: What `healer token create --vouches` takes.
+KERNEL = "kernel"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +48,17 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "owner", owner)
 
     @property
+    def signature(self) -> str:
+        """What names it as the sender of a relayed signal."""
+        return f"{self.name} ({self.id})"
+
+    def relay_of(self, node: str | None) -> str:
+        """Under which name what it says of this node is a relay's word; empty where it is the node's own: of
+        a token that is bound to the node, or that vouches for the kernel (law 2)."""
+        is_own = self.vouches == KERNEL or (self.node is not None and self.node == node)
+        return "" if is_own else self.signature
+
+    @property
     def clusters(self) -> tuple[str, ...] | None:
         """Where it is bound to several clusters, but not to all."""
         return self.granted.clusters if self.granted is not None else None
@@ -67,10 +82,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     has_account: bool = False
 
 
-NOT_SEALED = (
-    "this token counts once the audit has sealed the record of its making, usually within a second: try "
-    "again, and if it lasts, see whether `healer worker` runs, which seals"
-)
+NOT_SEALED = say("api.token_not_sealed")
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,10 +61,6 @@ class CommandTx(WalkTx, Protocol):
         """What `lock_gate` reads, without its lock: for a look."""
         ...
 
-    def lock_run(self, run: str) -> Run | None:
-        """The run with the epoch of its newest claim. It does not change before the transaction ends."""
-        ...
-
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]: ...
 
     def waiting_on(self, nodes: Sequence[str]) -> list[Run]:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from healer.model import Column, LastContact, LossReason, Observation, ScrapeJob, ScrapeState
+from healer.text import Said
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report, StepBatch
@@ -149,7 +150,7 @@ class Fetched(NamedTuple):
 class FetchFailed(Exception):
     """A fetch failed. The text is one sentence; `reason`: why something sent was not stored, if it was."""
 
-    def __init__(self, text: str, reason: LossReason | None = None) -> None:
+    def __init__(self, text: Said, reason: LossReason | None = None) -> None:
         super().__init__(text)
         self.reason = reason
 
@@ -172,6 +173,9 @@ class ScrapeBook(Protocol):
 
 class HistoryAway(Exception):
     """The Prometheus-compatible server gives no usable answer. The text is one sentence."""
+
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
 
 
 class AnswerTooLong(HistoryAway):

@@ -15,9 +15,10 @@ from healer.model import (
     Power,
     ResetKind,
 )
+from healer.model.vocabulary import UserError
 
 
-class NodeError(Exception):
+class NodeError(UserError):
     """The node refused or could not be reached. The text is one sentence for people."""
 
 

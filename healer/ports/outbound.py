@@ -34,7 +34,7 @@ class DeliveryFailed(Exception):
     """A sink did not take it; `retry_after_s` if it said so. `refused`: it was asked, and says that it never
     will (4xx)."""
 
-    def __init__(self, text: str, retry_after_s: float | None = None, *, refused: bool = False) -> None:
+    def __init__(self, text: Said, retry_after_s: float | None = None, *, refused: bool = False) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
         self.refused = refused

@@ -1,6 +1,8 @@
 """What a command, a query or a store may raise instead of answering. The API turns each into a status."""
 
 from healer.model import Answer
+from healer.model.vocabulary import UserError
+from healer.text import Said
 
 
 class GuardRefused(Exception):
@@ -11,11 +13,11 @@ class GuardRefused(Exception):
         self.answer = answer
 
 
-class NotFound(Exception):
+class NotFound(UserError):
     """No such run, incident, node, job, rule, pause or playbook: 404. The text is one sentence."""
 
 
-class Conflict(Exception):
+class Conflict(UserError):
     """The thing is not in a state that allows it (a run that has ended, …): 409. One sentence."""
 
 
@@ -34,12 +36,12 @@ class Invalid(Exception):
 class TooMany(Exception):
     """Asked too often: 429 with Retry-After."""
 
-    def __init__(self, text: str, retry_after_s: int) -> None:
+    def __init__(self, text: Said, retry_after_s: int) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
 
 
-class Unavailable(Exception):
+class Unavailable(UserError):
     """The database did not answer in time: 503 with Retry-After. Nothing was done."""
 
 
@@ -54,7 +56,7 @@ class Unstorable(Exception):
 class NoRoom(Exception):
     """The database is away and the spool takes no more: 503 with Retry-After. `disk`: its disk is full."""
 
-    def __init__(self, text: str, *, disk: bool = False) -> None:
+    def __init__(self, text: Said, *, disk: bool = False) -> None:
         super().__init__(text)
         self.disk = disk
         #: How many things were refused by it.

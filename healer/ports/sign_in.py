@@ -1,6 +1,6 @@
 """The site's identity provider, which proves who a person is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -82,8 +82,8 @@ class DeviceSignIn(Protocol):
 class SignInProxy(Protocol):
     """A proxy in front of healer that has signed people in, and says so in headers."""
 
-    def arrival(self, address: str, headers: Mapping[str, str]) -> Arrival | None:
-        """Whom it vouches for; None where the request is not from it."""
+    def arrival(self, address: str, headers: Iterable[tuple[str, str]]) -> Arrival | None:
+        """Whom it vouches for; None where the request is not from it, or says something twice."""
         ...
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from healer.model import Loss, Observation, Sender, UnknownSeries
+from healer.text import Said
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -124,7 +125,7 @@ class Spool(Protocol):
         """Moves records that this version cannot read off the queue, for one that can. NoRoom."""
         ...
 
-    def take_lost(self) -> list[tuple[int, str]]:
+    def take_lost(self) -> list[tuple[int, Said]]:
         """Losses since the last call that could not be read: (entries, at least; a sentence)."""
         ...
 

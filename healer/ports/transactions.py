@@ -77,6 +77,10 @@ class WalkTx(Protocol):
     def has_active_runs(self) -> bool: ...
     def run(self, name: str) -> Run | None: ...
 
+    def lock_run(self, run: str) -> Run | None:
+        """The run with the epoch of its newest claim. It does not change before the transaction ends."""
+        ...
+
     def is_returning(self, run: str) -> bool:
         """Whether the run was granted the return of its node, so that the node is in service because of
         it."""
@@ -263,7 +267,7 @@ class GateTx(Protocol):
     def write(self, entry: LogEntry) -> None: ...
     def grant_slot(self, slot: Slot) -> None:
         """A run takes over the slot of a run that has ended or has not drained the node yet; in the latter
-        case its time begins again."""
+        case its time begins again. Of its own slot it may say later that the node is surely unusable."""
         ...
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...

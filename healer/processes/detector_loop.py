@@ -10,8 +10,8 @@ from healer.engine.walk import walk
 from healer.model import AuditRecord, Detections, Observation, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
-from healer.observations.echoes import DELAY_MAX
 from healer.observations.fault_history import KEPT
+from healer.observations.node_picture import DELAY_MAX
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Snapshots
 from healer.ports.signal_stores import Inbox

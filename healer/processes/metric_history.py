@@ -23,6 +23,7 @@ from healer.processes.senses_loop import Chunk
 from healer.signals.promql import decode_names, node_selector, selector, series_names, signals_by_series_name
 from healer.signals.rejects import BadBody
 from healer.signals.translate import Translator
+from healer.text import said_by, say
 
 #: Names in one question: of 10,000 GPUs a name has some 40,000 samples in a minute, 1 MB of answer.
 NAMES_TOGETHER = 10
@@ -82,7 +83,7 @@ class PromqlHistory:
         try:
             measured = self._translator.queried(raw, has_node, until)
         except BadBody as error:
-            raise HistoryAway(str(error)) from None
+            raise HistoryAway(said_by(error)) from None
         # When they came to the server is not known; they were measured then.
         return [msgspec.structs.replace(report, arrived_at=report.at) for report in measured.reports]
 
@@ -92,7 +93,7 @@ class PromqlHistory:
             try:
                 answered = decode_names(self._server.names(since, since + timedelta(minutes=15)))
             except BadBody as error:
-                raise HistoryAway(str(error)) from None
+                raise HistoryAway(said_by(error)) from None
             wanted = signals_by_series_name(self._catalogue)
             self._names = (time.monotonic(), sorted(name for name in set(answered) if name in wanted))
         return self._names[1]
@@ -108,7 +109,7 @@ class PromqlHistory:
         try:
             lines = self._translator.charted(raw, has_node)
         except BadBody as error:
-            raise HistoryAway(str(error)) from None
+            raise HistoryAway(said_by(error)) from None
         lines_of_node = {number: line for ((_, where), number), line in lines.items() if where == node}
         return {
             column: list(zip(*(points.tolist() for points in lines_of_node[number]), strict=True))
@@ -119,7 +120,7 @@ class PromqlHistory:
 
 def _check(go_on: Callable[[], bool]) -> None:
     if not go_on():
-        raise HistoryAway("the time is over in which the Prometheus-compatible server is asked")
+        raise HistoryAway(say("processes.history_late"))
 
 
 log = structlog.get_logger()

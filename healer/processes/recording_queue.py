@@ -14,6 +14,7 @@ from healer.model.telemetry import Report, StepBatch
 from healer.ports.clock import Clock
 from healer.ports.signal_stores import LossBook
 from healer.recordings.recorder import Recorder
+from healer.text import say
 
 log = structlog.get_logger()
 
@@ -124,7 +125,7 @@ class Recording:
             count=self._unreported,
             first_seen=now,
             last_seen=now,
-            example="entries that came faster than they could be written, or that the disk refused",
+            example=say("processes.not_recorded"),
         )
         try:
             self._book.add([loss])

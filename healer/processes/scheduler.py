@@ -1,16 +1,14 @@
-"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, deliver, tidy. Two
-start a process: models are refitted, changes of rules are tried.
+"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, deliver, tidy. One starts a
+process: changes of rules are tried.
 """
 
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -26,7 +24,7 @@ from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Sn
 from healer.ports.service_accounts import TokenRow, ending
 from healer.ports.transactions import Ledger, Poke
 from healer.telling.news import account_ending_message, enrolled_again_page, seal_page
-from healer.text import Said, said_by, say
+from healer.text import NO_WORDS, Said, quoted, said_by, say
 
 log = structlog.get_logger()
 
@@ -287,35 +285,6 @@ def _repeat(duty: Duty, stopped: threading.Event) -> None:
 # --- duties that work in a process of their own ---
 
 
-class Program:
-    """A module of ours at work as a process of its own. `errors`, open for reading and writing, takes what it
-    says of a failure."""
-
-    def __init__(
-        self, module: str, argument: str, errors: IO[bytes], env: Mapping[str, str] | None = None
-    ) -> None:
-        self._errors = errors
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, argument],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=env,
-        )  # fmt: skip
-
-    def status(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else ""
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
-
-
 class Pace:
     """What is left at the pace of the last minute: the hours of a recording are not alike."""
 
@@ -343,55 +312,6 @@ def share_of(at: datetime, span: tuple[datetime, datetime]) -> float:
     return min(1.0, max(0.0, (at - since).total_seconds() / whole_s))
 
 
-REFIT_S = 5.0
-#: How often it is looked whether a model is due. What is due, the process finds out.
-REFIT_EVERY = timedelta(hours=1)
-#: After a start other things come first.
-FIRST_REFIT_AFTER = timedelta(minutes=5)
-#: A process that takes longer is ended; it is bounded in CPU too.
-LONGEST_REFIT = timedelta(minutes=30)
-
-
-class RefitChild(Protocol):
-    """A process under way. `problem` is None while it is, empty when it ended well."""
-
-    def problem(self) -> str | None: ...
-    def stop(self) -> None: ...
-
-
-class Refitting:
-    """A duty of the scheduler: one process at a time."""
-
-    def __init__(self, begin: Callable[[], RefitChild], clock: Clock) -> None:
-        self._begin, self._clock = begin, clock
-        self._due_at = clock.now() + FIRST_REFIT_AFTER
-        self._child: tuple[RefitChild, datetime] | None = None
-
-    def __call__(self) -> None:
-        now = self._clock.now()
-        if self._child is None:
-            # A clock that was set back by more than the interval must not stop refits.
-            if now >= self._due_at or self._due_at - now > REFIT_EVERY:
-                self._due_at = now + REFIT_EVERY
-                self._child = self._begin(), now
-            return
-        child, begun = self._child
-        problem = child.problem()
-        if problem is None and now - begun <= LONGEST_REFIT:
-            return
-        if problem is None:
-            problem = f"it took longer than {LONGEST_REFIT}"
-        if problem:
-            log.warning("models of classes of nodes are not looked after", why=problem)
-        self.close()
-
-    def close(self) -> None:
-        """Ends what is under way."""
-        if self._child is not None:
-            self._child[0].stop()
-            self._child = None
-
-
 REHEARSE_S = 2.0
 #: A replay that takes longer is given up.
 LONGEST_REHEARSAL = timedelta(hours=6)
@@ -403,7 +323,7 @@ class RehearsalBook(Protocol):
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None: ...
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None) -> bool: ...
     def end(
-        self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
+        self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: Said = NO_WORDS
     ) -> None: ...
 
 
@@ -445,7 +365,7 @@ class Rehearsing:
         try:
             child = self._begin(asked)
         except (OSError, ValueError) as error:
-            self._book.end(asked.id, now, problem=str(error))
+            self._book.end(asked.id, now, problem=said_by(error))
             return
         log.info("a change of rules is tried", rehearsal=asked.id, file=asked.file)
         self._now, self._pace = (asked, child, now), Pace()
@@ -478,4 +398,4 @@ class Rehearsing:
         child.stop()
         self._now = None
         if result is not None or problem:
-            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)
+            self._book.end(asked.id, self._clock.now(), result=result, problem=quoted(problem))

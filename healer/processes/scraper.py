@@ -47,6 +47,7 @@ from healer.processes.prometheus_follow import PrometheusFollow
 from healer.signals.hardware_names import device_name
 from healer.signals.series import Measured
 from healer.signals.wire import BadBody, HasNode
+from healer.text import NO_WORDS, Said, quoted, said_by, say
 
 #: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
 STALLED_MOST = 4
@@ -103,19 +104,19 @@ def node_of(target: Target, cluster: str, has_node: HasNode) -> str | None:
         return _device_of(target)
     name = target.host if rule == HOST else target.labels.get(rule, "")
     if not name:
-        raise NoNode(f"the target has no label {rule} that names its node")
+        raise NoNode(say("processes.target_label", label=rule))
     plain = name if rule == HOST else name.partition(":")[0]
     for candidate in (name, plain, plain.partition(".")[0]):
         if candidate and has_node(cluster, candidate):
             return candidate
-    raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
+    raise NoNode(say("processes.target_node", cluster=cluster, node=name[:100]))
 
 
 def _device_of(target: Target) -> str:
     """The target is or represents a device: its label `device` names it, otherwise its own host."""
     name = device_name("instance", target.labels.get("device") or target.host)
     if name is None:
-        raise NoNode(f"{target.host[:100]} is no name of a device: give the target a label `device`")
+        raise NoNode(say("processes.target_device", name=target.host[:100]))
     return DEVICE_MARK + name
 
 
@@ -324,7 +325,9 @@ class Scraper:
                 state = self._failed(state, error)
             except Exception as error:
                 log.exception("a scrape failed", job=key[0], target=key[1])
-                state = self._failed(state, FetchFailed(f"{type(error).__name__}: {str(error)[:200]}"))
+                state = self._failed(
+                    state, FetchFailed(quoted(f"{type(error).__name__}: {str(error)[:200]}"))
+                )
             else:
                 stalled = 0
                 state = msgspec.structs.replace(done, failures=0)
@@ -352,7 +355,7 @@ class Scraper:
         try:
             node = node_of(target, self._cluster, has_node)
         except NoNode as error:
-            raise FetchFailed(str(error)) from None
+            raise FetchFailed(said_by(error)) from None
         fetched = await self._parts.fetch(target)
         now = self._parts.clock.now()
 
@@ -369,11 +372,11 @@ class Scraper:
     async def _query(self, query: ScrapeQuery) -> TargetState:
         ask, now = self._parts.ask, self._parts.clock.now()
         if ask is None:
-            raise FetchFailed("no Prometheus-compatible server is set")
+            raise FetchFailed(say("processes.no_prometheus"))
         try:
             raw = await asyncio.get_running_loop().run_in_executor(self._asking, ask, query.query, now)
         except HistoryAway as error:
-            raise FetchFailed(str(error)) from None
+            raise FetchFailed(said_by(error)) from None
         has_node = self._has_node
 
         def read() -> Measured:
@@ -386,13 +389,13 @@ class Scraper:
     async def _follow(self) -> TargetState:
         follow, now = self._parts.follow, self._parts.clock.now()
         if follow is None:
-            raise FetchFailed("no Prometheus-compatible server is set")
+            raise FetchFailed(say("processes.no_prometheus"))
         catalogue, has_node = self._ruleset.catalogue, self._has_node
         ask = partial(follow.fetch, catalogue, has_node, now)
         try:
             measured = await asyncio.get_running_loop().run_in_executor(self._asking, ask)
         except HistoryAway as error:
-            raise FetchFailed(str(error)) from None
+            raise FetchFailed(said_by(error)) from None
         size = measured.samples * SAMPLE_BYTES
         stored = await self._stored(_FOLLOW[0], Body(size, lambda: measured))
         return self._state(*_FOLLOW, "", size, stored)
@@ -402,14 +405,14 @@ class Scraper:
         try:
             outcome = (await self._commit.add((body,)))[0]
         except Busy:
-            raise FetchFailed("too much waits to be written", LossReason.shed) from None
+            raise FetchFailed(say("api.signals_full"), LossReason.shed) from None
         except Unavailable:
-            raise FetchFailed(f"not stored within {WAIT_S:g} s", LossReason.database_away) from None
+            raise FetchFailed(say("processes.not_stored", seconds=WAIT_S), LossReason.database_away) from None
         if isinstance(outcome, BadBody | Refused):
-            raise FetchFailed(str(outcome), LossReason.bad_body)
+            raise FetchFailed(said_by(outcome), LossReason.bad_body)
         lost = len(outcome.rejected) + outcome.rejected_more
         if lost:
-            why = outcome.rejected[0].reason if outcome.rejected else ""
+            why = outcome.rejected[0].reason if outcome.rejected else NO_WORDS
             self._lost(LossReason.rejected, lost, who, why)
         return outcome
 
@@ -418,7 +421,7 @@ class Scraper:
         return snapshot is not None and (node in snapshot.nodes or device_in(node) is not None)
 
     def _state(self, job: str, target: str, node: str, size: int, measured: Measured) -> TargetState:
-        why = "nothing in the answer is known to the catalogue, or of a node" if not measured.samples else ""
+        why = NO_WORDS if measured.samples else say("processes.nothing_known")
         return TargetState(
             cluster=self._cluster,
             job=job,
@@ -434,13 +437,21 @@ class Scraper:
     def _failed(self, state: TargetState, error: FetchFailed) -> TargetState:
         self._counts.failed += 1
         if error.reason is not None:
-            self._lost(error.reason, 1, state.job, f"{state.target}: {error}")
+            self._lost(
+                error.reason, 1, state.job, say("signals.field", field=state.target, text=said_by(error))
+            )
         return msgspec.structs.replace(
-            state, up=False, samples=0, unrecognised=0, bytes=0, failures=state.failures + 1, error=str(error)
+            state,
+            up=False,
+            samples=0,
+            unrecognised=0,
+            bytes=0,
+            failures=state.failures + 1,
+            error=said_by(error),
         )
 
-    def _lost(self, reason: LossReason, count: int, who: str, example: str) -> None:
-        self._parts.losses.add(SOURCE, reason, count, cluster=self._cluster, who=who, example=example[:300])
+    def _lost(self, reason: LossReason, count: int, who: str, example: Said) -> None:
+        self._parts.losses.add(SOURCE, reason, count, cluster=self._cluster, who=who, example=example)
 
     # --- in the writer's thread ---
 

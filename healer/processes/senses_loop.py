@@ -24,9 +24,9 @@ log = structlog.get_logger()
 
 WINDOWS = "windows"
 _DROP_WORDS = {
-    LossReason.late: "samples older than the windows of 15 min, or of before a repair",
-    LossReason.out_of_order: "samples not newer than the last of their series, or told twice",
-    LossReason.series_limit: "samples for which the windows have no room, or too many moments at once",
+    LossReason.late: say("processes.drops_late"),
+    LossReason.out_of_order: say("processes.drops_order"),
+    LossReason.series_limit: say("processes.drops_room"),
 }
 
 

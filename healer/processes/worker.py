@@ -67,7 +67,8 @@ def leftover_jobs(
             return
         our_users = set(users())
         with ledger.transaction() as tx:
-            runs = [(job, tx.run(run_of(job))) for job in jobs if job.user in our_users]
+            # Locked, so that the commit also confirms how they ended: what a standby lacks permits no effect.
+            runs = [(job, tx.lock_run(run_of(job))) for job in jobs if job.user in our_users]
         for job, run in runs:
             if run is not None and run.state in ENDED_RUN_STATES and _still(scheduler, job, our_users):
                 try:

@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from healer.text import Said, quoted, say
+
 
 class BadRecording(ValueError):
     """The text names the line and what is wrong with it."""
@@ -80,23 +82,28 @@ def _chained(sources: Sequence[Source]) -> Iterator[Entry]:
             yield entry
 
 
+def _of_line(file: str, number: int, text: str) -> Said:
+    if file:
+        return say("simulation.of_line_in_file", file=file, number=number, text=text)
+    return say("simulation.of_line", number=number, text=text)
+
+
 def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> Iterator[Entry]:
     """Yields entries; skips empty lines. Raises BadRecording for a line that is no entry or goes back in
     time, or to before `last`."""
     decoder = msgspec.json.Decoder(_Line)
-    where = f"{file} line".lstrip()
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
             line = decoder.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRecording(f"{where} {number}: {error}") from error
+            raise BadRecording(_of_line(file, number, quoted(str(error)))) from error
         if line.at.tzinfo is None:
-            raise BadRecording(f"{where} {number}: `at` has no zone")
+            raise BadRecording(_of_line(file, number, say("simulation.no_zone")))
         at = line.at.astimezone(UTC)
         if last is not None and at < last:
-            raise BadRecording(f"{where} {number}: {at:%H:%M:%S} is before the line above; sort it by time")
+            raise BadRecording(_of_line(file, number, say("simulation.not_sorted", time=f"{at:%H:%M:%S}")))
         last = at
         route, query = _routed(line.route)
         yield Entry(
@@ -108,3 +115,8 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
             file=file,
             known_as=line.known_as,
         )
+
+
+def of_entry(entry: Entry, text: str) -> Said:
+    """What is wrong with an entry, with its place."""
+    return _of_line(entry.file, entry.line, say("simulation.of_route", route=entry.route, text=text))

@@ -18,6 +18,7 @@ import cramjam
 import msgspec
 
 from healer.model.recordings import KINDS, Recorded, Recordings
+from healer.text import say
 
 #: A new file begins each hour, or after this size.
 FILE_BYTES = 512 * 1024 * 1024
@@ -320,7 +321,7 @@ def _frame(file: BinaryIO, path: Path) -> bytes | None:
     if len(head) < 5:
         return None
     if head[:4] != _MAGIC:
-        raise BadFrame(f"{path.name} is no zstd file, or is broken at byte {start}")
+        raise BadFrame(say("simulation.bad_zstd", file=path.name, byte=start))
     flags = head[4]
     single, checked, size_flag = flags >> 5 & 1, flags >> 2 & 1, flags >> 6
     size_bytes = single if size_flag == 0 else 1 << size_flag

@@ -8,6 +8,7 @@ from healer.model.grants import AccessRules, fits_any
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.rule_checks import check_name
 from healer.rulebook.source import Source, Where
+from healer.text import say
 
 
 def read_access(source: Source, playbooks: Collection[str]) -> AccessRules:
@@ -24,23 +25,32 @@ def read_access(source: Source, playbooks: Collection[str]) -> AccessRules:
         names.add(grant.name)
         check = at.check
         who = bool(grant.groups or grant.subjects)
-        check("groups", who, "nobody has this role by this entry", "name `groups` or `subjects`")
-        check("groups", all(grant.groups), "an empty name is no group")
-        check("subjects", all(grant.subjects), "an empty name is no subject")
-        check("role", grant.role is not Role.signals, "people send no signals", "a token does")
-        check("clusters", bool(grant.clusters), "the list is empty", '"*" is all')
+        check("groups", who, say("rulebook.nobody_this_role_by"), say("rulebook.name_groups_or_subjects"))
+        check("groups", all(grant.groups), say("rulebook.an_empty_name_no"))
+        check("subjects", all(grant.subjects), say("rulebook.an_empty_name_no_subject"))
+        check(
+            "role",
+            grant.role is not Role.signals,
+            say("rulebook.people_send_no_signals"),
+            say("rulebook.token_does"),
+        )
+        check("clusters", bool(grant.clusters), say("rulebook.list_empty"), say("rulebook.all"))
         _check_playbooks(at, grant.playbooks, playbooks)
     for index, duty in enumerate(found.duties):
         at = source.at("duties", index)
         _check_playbooks(at, duty.playbooks, playbooks)
         is_needed = duty.second_person or bool(duty.never)
-        at.check("second_person", is_needed, "this entry says nothing", "leave it out")
+        at.check(
+            "second_person", is_needed, say("rulebook.this_entry_says_nothing"), say("rulebook.leave_out")
+        )
     return found
 
 
 def _check_playbooks(at: Where, globs: Collection[str], playbooks: Collection[str]) -> None:
     if not globs:
-        at.wrong("playbooks", "the list is empty", '"*" is all')
+        at.wrong("playbooks", say("rulebook.list_empty"), say("rulebook.all"))
     for glob in globs:
         if not any(fits_any(name, [glob]) for name in playbooks):
-            at.wrong("playbooks", f"no playbook is called {glob}", did_you_mean(glob, playbooks))
+            at.wrong(
+                "playbooks", say("rulebook.no_playbook_called", glob=glob), did_you_mean(glob, playbooks)
+            )

@@ -27,8 +27,9 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import check_name, policy_of
+from healer.rulebook.rule_checks import at_column, check_name, policy_of
 from healer.rulebook.source import Source, Where
+from healer.text import said_by, say
 
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 #: What acts must not rest on one sample.
@@ -74,11 +75,11 @@ class PlacedRule:
 def read_models(source: Source) -> tuple[GpuModel, ...]:
     """GPU models in the order of the file: the first that fits a name is taken."""
     found: dict[str, GpuModel] = {}
-    for at, model in source.entries("GPU models", GpuModel, "GPU model"):
-        at.check("match", bool(model.match), "the list is empty")
+    for at, model in source.entries(GpuModel, unique=True):
+        at.check("match", bool(model.match), say("rulebook.list_empty"))
         for name in model.values:
             if not _SPEC_NAME.fullmatch(name):
-                text = f"values: {name!r} has to be small letters, digits and _, its unit last"
+                text = say("rulebook.values_small_letters_digits", name=name)
                 at.at("values", name).problem(text)
         found[model.name] = model
     return tuple(found.values())
@@ -95,7 +96,7 @@ def read_rules(
     found: dict[str, PlacedRule] = {}
     specs = {name for model in models for name in model.values}
     for source in sources:
-        for at, entry in source.entries("rules", Entry):
+        for at, entry in source.entries(Entry):
             before = len(source.problems)
             _check_name(at, entry, found, policies)
             for_s = _for_s(at, entry.for_)
@@ -104,7 +105,7 @@ def read_rules(
             if entry.playbook is not None:
                 check_playbook(at, entry.playbook)
                 if entry.scope in OF_DEVICES:
-                    at.wrong("playbook", "a device is no node: people are told, nothing is drained for it")
+                    at.wrong("playbook", say("rulebook.device_no_node_people"))
                 _check_patience(at, for_s, when)
             if len(source.problems) == before:
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
@@ -127,13 +128,13 @@ def _check_name(
 ) -> None:
     check_name(at, entry.name)
     if entry.name in found:
-        at.at("name").problem(f"the rule {entry.name} stands in rules/detection twice")
+        at.at("name").problem(say("rulebook.rule_stands_in_rules", name=entry.name))
     for policy in policies:
         if policy.name == entry.name:
-            at.at("name").problem(f"the rule {entry.name} stands in policies.yaml already")
+            at.at("name").problem(say("rulebook.rule_stands_in_policies", name=entry.name))
         elif any(fnmatchcase(entry.name, fault) for fault in policy.faults):
-            text = f"{entry.name} would be taken by the rule {policy.name} of policies.yaml"
-            at.at("name").problem(text, "give it another name")
+            text = say("rulebook.would_taken_by_rule", name=entry.name, name2=policy.name)
+            at.at("name").problem(text, say("rulebook.give_another_name"))
 
 
 def _for_s(at: Where, text: str) -> float:
@@ -142,18 +143,18 @@ def _for_s(at: Where, text: str) -> float:
     try:
         seconds = parse.duration_s(text)
     except ValueError as error:
-        at.wrong("for", f"{error}")
+        at.wrong("for", said_by(error))
         return 0.0
     if seconds > LONGEST_FOR_S:
-        at.wrong("for", f"{text} is longer than 1h")
+        at.wrong("for", say("rulebook.longer_than_h", text=text))
     return seconds
 
 
 def _check_patience(at: Where, for_s: float, when: Expr | None) -> None:
     if when is None or for_s >= LEAST_FOR_S or any(node.seconds for node in when.walk()):
         return
-    text = f"a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
-    at.wrong("for", text, "one sample alone must not lead to a drain")
+    text = say("rulebook.rule_with_playbook_hold", least_for_s=LEAST_FOR_S)
+    at.wrong("for", text, say("rulebook.one_sample_alone_must"))
 
 
 def _models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> tuple[str, ...]:
@@ -163,8 +164,8 @@ def _models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> tupl
         fits = [model for model in models if fnmatchcase(model.name.lower(), glob.lower())]
         if not fits:
             names = [model.name for model in models]
-            hint = did_you_mean(glob, names) or f"one of {', '.join(names)}"
-            at.at("models", number).problem(f"models: no GPU model is called {glob}", hint)
+            hint = did_you_mean(glob, names) or say("rulebook.one_of", words=", ".join(names))
+            at.at("models", number).problem(say("rulebook.models_no_gpu_model", glob=glob), hint)
         expanded |= dict.fromkeys(pattern for model in fits for pattern in model.match)
     return tuple(expanded)
 
@@ -178,8 +179,7 @@ def _check_expressions(
         try:
             return reader(text, signals, entry.scope, specs)
         except ExpressionError as error:
-            where = f"{field}, column {error.column}: {error.text}"
-            at.at(field).problem(where, error.hint)
+            at.at(field).problem(at_column(field, error), error.hint)
             return None
 
     when = read("when", entry.when, parse.condition)
@@ -189,14 +189,18 @@ def _check_expressions(
     for number, name in enumerate((entry.signal, *entry.evidence)):
         if name and name not in signals:
             field, *which = ("evidence", number - 1) if number else ("signal",)
-            at.at(field, *which).problem(f"{field}: there is no signal {name}", did_you_mean(name, signals))
+            at.at(field, *which).problem(
+                say("rulebook.there_no_signal", field=field, name=name), did_you_mean(name, signals)
+            )
     shown = signals.get(entry.signal)
     if threshold is None or when is None:
         return when
     if not entry.signal:
-        at.wrong("threshold", "it is drawn beside a signal", "name the signal")
+        at.wrong("threshold", say("rulebook.drawn_beside_signal"), say("rulebook.name_signal"))
     elif shown is not None and not _drawable(threshold, shown):
-        at.wrong("threshold", f"it is in {threshold.unit}, and {shown.name} in {shown.unit}")
+        at.wrong(
+            "threshold", say("rulebook.in_in", unit=str(threshold.unit), name=shown.name, unit2=shown.unit)
+        )
     return when
 
 

@@ -29,6 +29,7 @@ from healer.rulebook.rule_checks import (
     policy_of,
 )
 from healer.rulebook.source import Source, Where
+from healer.text import say
 
 #: Most nodes, and the longest time, that an entry may ask for.
 _NODES_MAX = 1000
@@ -40,17 +41,18 @@ def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ..
     wrong goes to the source's problems."""
     found: dict[str, Sharing] = {}
     taken = {rule.name for rule in policies}
-    for at, entry in source.entries("entries", Sharing):
+    for at, entry in source.entries(Sharing):
         check_name(at, entry.name, {*found, *taken})
         check = at.check
-        check("at_least", 1 <= entry.at_least <= _NODES_MAX, f"has to be from 1 to {_NODES_MAX}")
-        check("share", 0 <= entry.share <= 1, "has to be from 0 to 1")
+        check("at_least", 1 <= entry.at_least <= _NODES_MAX, say("rulebook.from", nodes_max=_NODES_MAX))
+        check("share", 0 <= entry.share <= 1, say("rulebook.from_2"))
         in_time = 0 < entry.within_s <= _WITHIN_MAX_S
-        check("within_s", in_time, f"has to be above 0, and at most {_WITHIN_MAX_S}")
+        check("within_s", in_time, say("rulebook.above_at_most", within_max_s=_WITHIN_MAX_S))
         check_globs(at, "faults", entry.faults)
         check_globs(at, "itself", entry.itself)
+        check_globs(at, "explains", entry.explains)
         if not entry.faults:
-            at.wrong("faults", "the list is empty")
+            at.wrong("faults", say("rulebook.list_empty"))
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -87,17 +89,17 @@ def read_escalations(
             if entry.playbook is not None:
                 check_playbook(at, entry.playbook)
             if entry.fault_class not in _BROKEN:
-                at.problem("fault_class: has to be fatal or degraded")
+                at.problem(say("rulebook.fault_class_fatal_or"))
     for index, entry in enumerate(found.repeats):
         _check_repeat(source.at("repeats", index), entry, known_faults, models)
     for index, entry in enumerate(found.combinations):
         at = source.at("combinations", index)
         if len(entry.faults) < 2 or not all(entry.faults):
-            at.wrong("faults", "at least two lists, none of them empty")
+            at.wrong("faults", say("rulebook.at_least_two_lists"))
         for group in entry.faults:
             _check_faults(at.at("faults"), group, known_faults)
         if not 0 < entry.within_s <= _MOST_H * 3600:
-            at.wrong("within_s", "has to be above 0, and at most 7 days")
+            at.wrong("within_s", say("rulebook.above_at_most_days"))
     for index, entry in enumerate(found.cancels):
         _check_faults(source.at("cancels", index, "faults"), (entry.by, *entry.faults), known_faults)
     return found
@@ -107,18 +109,18 @@ def read_ladders(
     source: Source, known_faults: Sequence[str], models: Sequence[GpuModel]
 ) -> tuple[Ladder, ...]:
     found: dict[str, Ladder] = {}
-    for at, entry in source.entries("ladders", Ladder):
+    for at, entry in source.entries(Ladder):
         check_name(at, entry.name, found)
         _check_faults(at.at("faults"), entry.faults, known_faults)
         check_models(at, entry.models, models)
         rungs = [REMEDY_LADDER.index(remedy) for remedy in entry.rungs if remedy in REMEDY_LADDER]
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
-            words = " ".join(REMEDY_LADDER[1:])
-            at.wrong("rungs", "remedies of the ladder, the mildest first", words)
+            words = ", ".join(REMEDY_LADDER[1:])
+            at.wrong("rungs", say("rulebook.remedies_ladder_mildest_first"), words)
         check = at.check
-        check("repeat_h", 0 < entry.repeat_h <= _MOST_H, f"has to be above 0, and at most {_MOST_H}")
-        check("lemon", entry.lemon == 0 or entry.lemon >= 2, "0 (never), or at least 2")
-        check("lemon_days", 0 < entry.lemon_days <= _MOST_H / 24, "has to be above 0, and at most 7")
+        check("repeat_h", 0 < entry.repeat_h <= _MOST_H, say("rulebook.above_at_most_2", most_h=_MOST_H))
+        check("lemon", entry.lemon == 0 or entry.lemon >= 2, say("rulebook.never_or_at_least"))
+        check("lemon_days", 0 < entry.lemon_days <= _MOST_H / 24, say("rulebook.above_at_most_3"))
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -136,20 +138,28 @@ def _check_repeat(at: Where, entry: Repeat, known_faults: Sequence[str], models:
     check_models(at, entry.models, models)
     for rate in entry.rates:
         if max(rate.bursts, rate.lines) < 2:
-            at.wrong("bursts", "at least 2 of them or of `lines`; a fault that is bad at once is a rule's")
+            at.wrong("bursts", say("rulebook.at_least_them_or"))
         if not 0 < rate.within_h <= _MOST_H:
-            at.wrong("within_h", f"has to be above 0, and at most {_MOST_H} (7 days)")
-    for name, number in (("jobs", entry.jobs), ("users", entry.users)):
+            at.wrong("within_h", say("rulebook.above_at_most_days_2", most_h=_MOST_H))
+    for name, number in (("jobs", entry.jobs), ("users", entry.users), ("nodes", entry.nodes)):
         if not 0 <= number <= entry.bursts:
-            at.wrong(name, "from 0 to the number of bursts")
+            at.wrong(name, say("rulebook.from_number_bursts"))
+    if entry.place is None:
+        at.check("nodes", entry.nodes == 0, say("rulebook.only_with_place_that"))
+        return
+    at.check("nodes", entry.nodes >= 2, say("rulebook.at_least_what_one"))
+    at.check("playbook", entry.playbook is None, say("rulebook.place_none_people_are"))
+    for name in ("jobs", "users", "alone", "one_boot"):
+        at.check(name, not getattr(entry, name), say("rulebook.not_with_place_that"))
+    at.check("bursts", all(rate.bursts for rate in entry.rates), say("rulebook.each_rate_place_counts"))
 
 
 def _check_faults(at: Where, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
-        at.problem("faults: the list is empty")
+        at.problem(say("rulebook.faults_list_empty"))
     for fault in faults:
         if not is_glob(fault):
-            at.problem(f"faults: {fault!r} is not a name or a glob")
+            at.problem(say("rulebook.faults_not_name_or", fault=fault))
         # Asks of the driver are named in xid154.yaml, which may be left out.
         elif not fault_is(fault, Trait.driver_ask):
             check_known_fault(at, fault, known_faults)
@@ -167,9 +177,9 @@ _LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)
 def read_context(source: Source) -> tuple[ContextRule, ...]:
     """The entries in the order of the file; what is wrong goes to the source's problems."""
     found: dict[str, ContextRule] = {}
-    for at, entry in source.entries("entries", ContextRule):
+    for at, entry in source.entries(ContextRule):
         if entry.name in found:
-            at.wrong("name", f"{entry.name} stands twice")
+            at.wrong("name", say("rulebook.stands_twice", name=entry.name))
         _check(at, entry)
         found[entry.name] = entry
     return tuple(found.values())
@@ -177,19 +187,19 @@ def read_context(source: Source) -> tuple[ContextRule, ...]:
 
 def _check(at: Where, entry: ContextRule) -> None:
     if not entry.faults:
-        at.wrong("faults", "the list is empty")
+        at.wrong("faults", say("rulebook.list_empty"))
     bounded = entry.when in _BOUNDED
     if bounded and not 0 < entry.for_min <= _LONGEST_MIN:
-        at.wrong("for_min", f"`{entry.when}` needs one, above 0 and at most {_LONGEST_MIN:g}")
+        at.wrong("for_min", say("rulebook.needs_one_above_at", when=entry.when, longest_min=_LONGEST_MIN))
     if not bounded and entry.for_min:
-        at.wrong("for_min", f"`{entry.when}` lasts as long as Slurm shows it")
+        at.wrong("for_min", say("rulebook.lasts_as_long_as", when=entry.when))
     if entry.cause is not None and not entry.is_reported:
-        at.wrong("cause", "what is not told has none", "give a `severity` too")
+        at.wrong("cause", say("rulebook.what_not_told_none"), say("rulebook.give_severity_too"))
     if entry.is_reported:
         return
     if passed := _passed_over(entry.faults, entry.but):
-        text = f"{', '.join(passed)} are certain whatever goes on"
-        at.wrong("faults", text, "name them in `but`, or give a `severity`")
+        text = say("rulebook.are_certain_whatever_goes", passed=", ".join(passed))
+        at.wrong("faults", text, say("rulebook.name_them_in_but"))
 
 
 def _passed_over(faults: Sequence[str], but: Sequence[str]) -> list[str]:

@@ -21,8 +21,9 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import RULE_NAME, check_known_fault, policy_of
+from healer.rulebook.rule_checks import RULE_NAME, at_column, check_known_fault, policy_of
 from healer.rulebook.source import Source, Where
+from healer.text import say
 
 #: What has a series: parts that stay.
 SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
@@ -45,9 +46,9 @@ def read_forecasts(
     """The entries in the order of the file; `known` are faults. What is wrong goes to the source."""
     found: dict[str, ForecastRule] = {}
     specs = {name for model in models for name in model.values}
-    for at, entry in source.entries("forecasts", ForecastRule, "forecast"):
+    for at, entry in source.entries(ForecastRule, unique=True):
         if not RULE_NAME.fullmatch(entry.rule):
-            at.wrong("name", f"{entry.name!r} has to be small letters, digits and dashes, 31 at most")
+            at.wrong("name", say("rulebook.small_letters_digits_dashes", name=entry.name))
         _check_what(at, entry, signals, specs)
         _check_figures(at, entry)
         _check_faults(at, entry.fails, known_faults)
@@ -55,7 +56,7 @@ def read_forecasts(
         names = [model.name for model in models]
         for glob in entry.models:
             if not any(fnmatchcase(name, glob) for name in names):
-                at.wrong("models", f"there is no GPU model {glob}")
+                at.wrong("models", say("rulebook.there_no_gpu_model", glob=glob))
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -68,17 +69,21 @@ def policy_of_forecast(entry: ForecastRule) -> Rule:
 
 def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], specs: set[str]) -> None:
     if entry.scope not in SCOPES:
-        words = " ".join(SCOPES)
-        at.wrong("scope", f"nothing is followed of a {entry.scope}", f"one of {words}")
+        words = ", ".join(SCOPES)
+        at.wrong(
+            "scope", say("rulebook.nothing_followed", scope=entry.scope), say("rulebook.one_of", words=words)
+        )
         return
     if bool(entry.counts) is bool(entry.value):
-        at.problem("counts (counters) or value (an expression): one of the two")
+        at.problem(say("rulebook.counts_counters_or_value"))
     for name in entry.counts:
         signal = signals.get(name)
         if signal is None:
-            at.wrong("counts", f"there is no signal {name}", did_you_mean(name, list(signals)))
+            at.wrong(
+                "counts", say("rulebook.there_no_signal_2", name=name), did_you_mean(name, list(signals))
+            )
         elif signal.kind is not SignalKind.counter or signal.scope is not entry.scope:
-            at.wrong("counts", f"{name} is no counter of a {entry.scope}")
+            at.wrong("counts", say("rulebook.no_counter", name=name, scope=entry.scope))
     for field, text, read in (
         ("value", entry.value, parse.number),
         ("only", entry.only, parse.condition),
@@ -88,31 +93,35 @@ def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], s
         try:
             expr = read(text, signals, entry.scope)
         except ExpressionError as error:
-            at.at(field).problem(f"{field}: {error}")
+            at.at(field).problem(at_column(field, error), error.hint)
             continue
         for node in expr.walk():
             if node.op == "spec" and node.name not in specs:
-                at.at(field).problem(f"{field}: no GPU model tells {node.name}")
+                at.at(field).problem(say("rulebook.no_gpu_model_tells", field=field, name=node.name))
 
 
 def _check_figures(at: Where, entry: ForecastRule) -> None:
     check = at.check
     if entry.falls:
-        check("least", entry.least > entry.limit, "with falls it lies above limit")
+        check("least", entry.least > entry.limit, say("rulebook.with_falls_lies_above"))
     else:
-        check("least", entry.least < entry.limit, "has to lie below limit")
+        check("least", entry.least < entry.limit, say("rulebook.lie_below_limit"))
     rises = entry.limit > 0 and entry.least > 0 and not entry.falls
-    check("decades", rises or not entry.decades, "limit and least have to be above 0, and it has to rise")
-    check("within_days", 0 < entry.within_days <= _MOST_DAYS, f"above 0, and at most {_MOST_DAYS}")
-    check("severity", entry.severity >= Severity.P2, "P2 or P3: nothing has failed yet")
+    check("decades", rises or not entry.decades, say("rulebook.limit_least_have_above"))
+    check(
+        "within_days",
+        0 < entry.within_days <= _MOST_DAYS,
+        say("rulebook.above_at_most_4", most_days=_MOST_DAYS),
+    )
+    check("severity", entry.severity >= Severity.P2, say("rulebook.p_or_p_nothing"))
 
 
 def _check_faults(at: Where, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
-        at.wrong("fails", "the list is empty: nothing could prove it right")
+        at.wrong("fails", say("rulebook.list_empty_nothing_could"))
     for fault in faults:
         if fault.startswith(FORECAST_FAULT):
-            at.wrong("fails", f"{fault} is a forecast itself")
+            at.wrong("fails", say("rulebook.forecast_itself", fault=fault))
         else:
             check_known_fault(at.at("fails"), fault, known_faults)
 
@@ -124,14 +133,14 @@ def _check_act(
     check_playbook: Callable[[Where, str], None],
 ) -> None:
     if entry.mode is Mode.auto:
-        at.wrong("mode", "nothing has failed yet, so a person approves what is done: at most approve")
+        at.wrong("mode", say("rulebook.nothing_failed_yet_so"))
     if wrong := [remedy for remedy in entry.remedy if remedy not in _REMEDIES]:
-        at.wrong("remedy", f"{wrong[0]} is for what has failed")
+        at.wrong("remedy", say("rulebook.for_what_failed", wrong=wrong[0]))
     if entry.playbook is None:
         return
     check_playbook(at, entry.playbook)
     if entry.scope in OF_DEVICES:
-        at.wrong("playbook", "a device is no node: people are told")
+        at.wrong("playbook", say("rulebook.device_no_node_people_are"))
     playbook = playbooks.get(entry.playbook)
     if playbook is not None and not any(step.wait == _MOMENT for step in playbook.steps[:1]):
-        at.wrong("playbook", f"{entry.playbook} has to begin by waiting for the end of the jobs ({_MOMENT})")
+        at.wrong("playbook", say("rulebook.begin_by_waiting_for", playbook=entry.playbook, moment=_MOMENT))

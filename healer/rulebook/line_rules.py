@@ -13,6 +13,7 @@ from healer.model.faults import ALERT_FAULT
 from healer.model.kernel_lines import GROUPS, begins_with_text, compile_pattern
 from healer.rulebook.rule_checks import RULE_NAME, check_name, is_glob, policy_of
 from healer.rulebook.source import Source, Where
+from healer.text import say
 
 #: What accuses no hardware: who names a process so that its line reads like one of these gains nothing.
 _HARMLESS = frozenset({FaultClass.application, FaultClass.informational})
@@ -26,13 +27,13 @@ _NO_LINE = "~" * 40
 def read_lines(source: Source) -> LineBook:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, KernelLine] = {}
-    for at, entry in source.entries("lines", KernelLine, "line"):
+    for at, entry in source.entries(KernelLine, unique=True):
         check_name(at, entry.name)
         if not RULE_NAME.fullmatch(entry.fault) or _TAKEN.match(entry.fault):
-            text = f"{entry.fault!r} has to be a name of its own: small letters, digits and dashes"
+            text = say("rulebook.name_its_own_small", fault=entry.fault)
             at.wrong("fault", text)
         if entry.fault_class is FaultClass.unknown:
-            at.wrong("fault_class", "a line that is named here is known")
+            at.wrong("fault_class", say("rulebook.line_that_named_here"))
         if _check_pattern(at, entry):
             found[entry.name] = entry
     return LineBook(tuple(found.values()))
@@ -43,24 +44,25 @@ def _check_pattern(at: Where, entry: KernelLine) -> bool:
     pattern = entry.pattern
 
     def wrong(text: str, hint: str = "") -> bool:
-        at.wrong("pattern", f"{text}", hint)
+        at.wrong("pattern", text, hint)
         return False
 
     if re.search(r"\(\?(?!:|P<)", pattern):
-        return wrong("only (?:…) and (?P<name>…) are taken: no flags such as (?i), no look ahead or back")
+        return wrong(say("rulebook.only_p_name_are"))
     try:
         compiled = compile_pattern(pattern)
     except re2.error as error:
-        return wrong(f"no regular expression: {_words_of(error)}")
+        return wrong(say("rulebook.no_regular_expression", words_of=_words_of(error)))
     if unknown := sorted(set(compiled.groupindex) - GROUPS):
         return wrong(
-            f"the group {unknown[0]} is none that healer knows", f"one of {' '.join(sorted(GROUPS))}"
+            say("rulebook.strange_group", group=unknown[0]),
+            say("rulebook.one_of", words=", ".join(sorted(GROUPS))),
         )
     if entry.fault_class not in _HARMLESS and not begins_with_text(pattern):
         # A process may have any name, and the kernel begins a line of its crash with it.
-        return wrong("has to begin with fixed text: it has to fit the whole line from its first letter")
+        return wrong(say("rulebook.begin_with_fixed_text"))
     if compiled.fullmatch(_NO_LINE):
-        return wrong("has to hold fixed text: it fits any line")
+        return wrong(say("rulebook.hold_fixed_text_fits"))
     return True
 
 
@@ -75,17 +77,17 @@ def read_alerts(
 ) -> tuple[AlertRule, ...]:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, AlertRule] = {}
-    for at, entry in source.entries("entries", AlertRule):
+    for at, entry in source.entries(AlertRule):
         check_name(at, entry.name, {*found, *(rule.name for rule in policies)})
         _check_globs(at, entry)
         if not 0 < entry.stays_h <= ALERT_STAYS_MAX_H:
-            at.wrong("stays_h", f"has to be above 0, and at most {ALERT_STAYS_MAX_H:g}")
+            at.wrong("stays_h", say("rulebook.above_at_most_5", alert_stays_max_h=ALERT_STAYS_MAX_H))
         if entry.playbook is not None:
             check_playbook(at, entry.playbook)
             if not entry.opens:
-                at.wrong("playbook", "with `opens: false` it would never start")
+                at.wrong("playbook", say("rulebook.with_opens_false_would"))
             elif entry.fault_class not in (FaultClass.fatal, FaultClass.degraded):
-                at.wrong("playbook", "only a fault_class of fatal or degraded may lead to one")
+                at.wrong("playbook", say("rulebook.only_fault_class_fatal"))
         found[entry.name] = entry
     return tuple(found.values())
 
@@ -97,11 +99,11 @@ def policy_of_alert(entry: AlertRule) -> Rule:
 
 def _check_globs(at: Where, entry: AlertRule) -> None:
     if not entry.alert:
-        at.wrong("alert", "the list is empty")
+        at.wrong("alert", say("rulebook.list_empty"))
     globs = [(("alert", number), glob) for number, glob in enumerate(entry.alert)]
     for path, glob in [*globs, *((("labels", name), glob) for name, glob in entry.labels.items())]:
         if not is_glob(glob):
-            at.at(*path).problem(f"{path[0]}: {glob!r} is not a name or a glob")
+            at.at(*path).problem(say("rulebook.not_name_or_glob", path=path[0], glob=glob))
     if any(fnmatchcase(ALERT_FAULT, glob) and not entry.labels for glob in entry.alert):
-        text = "this takes every alert there is; an alert that no entry names is kept as evidence"
-        at.wrong("alert", text, "name the alerts")
+        text = say("rulebook.this_takes_every_alert")
+        at.wrong("alert", text, say("rulebook.name_alerts"))

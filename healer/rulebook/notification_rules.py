@@ -9,6 +9,7 @@ from healer.model.vocabulary import did_you_mean
 from healer.rulebook.rule_checks import check_globs, check_name
 from healer.rulebook.source import Source, Where
 from healer.settings import SECRET_OF, URL_OF
+from healer.text import joined, say
 
 #: Longest time that a digest gathers, and that the dead man's switch may stay silent.
 _DIGEST_MAX_H = 24 * 7
@@ -45,29 +46,32 @@ def read_notifications(source: Source) -> Notifications:
     _check_alive(source, found)
     _check_reached(source, found)
     if not 0 < found.digest_h <= _DIGEST_MAX_H:
-        source.at().wrong("digest_h", f"has to be above 0, and at most {_DIGEST_MAX_H} (7 days)")
+        source.at().wrong("digest_h", say("rulebook.above_at_most_days_3", digest_max_h=_DIGEST_MAX_H))
     if found.console_url and not _is_web(found.console_url):
-        source.at().wrong("console_url", "has to be an http or https address")
+        source.at().wrong("console_url", say("rulebook.an_http_or_https"))
     return found
 
 
 def _check_channel(at: Where, channel: Channel, names: set[str]) -> None:
-    check_name(at, channel.name, names, "channel")
+    check_name(at, channel.name, names)
     needed, allowed = _FIELDS[channel.kind]
     written = at.source.data["channels"][at.path[1]]
     for field in needed:
         if not getattr(channel, field):
-            at.problem(f"the channel {channel.name} ({channel.kind}) needs {field}")
+            at.problem(say("rulebook.channel_needs", name=channel.name, kind=channel.kind, field=field))
     for field in written:
         if field not in ("name", "kind", *needed, *allowed):
             fields = ", ".join((*needed, *allowed))
-            at.at(field).problem(f"{channel.kind} has no {field}", f"it has {fields}")
+            at.at(field).problem(
+                say("rulebook.kind_has_no", kind=channel.kind, field=field),
+                say("rulebook.it_has_fields", fields=fields),
+            )
     if channel.secret:
         _check_secret(at.at("secret"), channel.secret, SECRET_OF.get(channel.kind, ()))
     if channel.kind in URL_OF and channel.url:
         _check_secret(at.at("url"), channel.url, URL_OF[channel.kind])
     elif channel.url and not _is_web(channel.url):
-        at.wrong("url", "has to be an http or https address")
+        at.wrong("url", say("rulebook.an_http_or_https"))
     if channel.kind is ChannelKind.email:
         _check_mail(at, channel)
 
@@ -76,38 +80,37 @@ def _check_secret(at: Where, text: str, settings: Sequence[str]) -> None:
     """A name or a path: a secret itself is never part of the rules, nor of messages about them."""
     if text in settings or text.startswith("/"):
         return
-    hint = (
-        did_you_mean(text, settings)
-        if text.startswith("HEALER_")
-        else "put it into a setting or a file, and out of this one"
-    )
-    words = " or ".join((*settings, "the path of a file"))
-    at.problem(f"{at.path[-1]}: has to be {words}, never the secret itself", hint)
+    hint = did_you_mean(text, settings) if text.startswith("HEALER_") else say("rulebook.put_into_setting_or")
+    words = joined((*settings, say("rulebook.path_of_file")), "or")
+    at.problem(say("rulebook.never_secret_itself", at=at.path[-1], words=words), hint)
 
 
 def _check_mail(at: Where, channel: Channel) -> None:
     host, _, port = channel.server.rpartition(":")
     if channel.server and not (host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        at.wrong("server", "has to be a host and a port, like mail.example:587")
+        at.wrong("server", say("rulebook.host_port_like_mail"))
     if channel.tls not in _TLS:
-        at.wrong("tls", f"{channel.tls!r} is not one of its words", ", ".join(_TLS))
+        at.wrong("tls", say("rulebook.not_one_its_words", tls=channel.tls), ", ".join(_TLS))
     for field, addresses in (("sender", (channel.sender,)), ("to", channel.to)):
         for address in addresses:
             if address and ("@" not in address or any(letter in address for letter in "\r\n,")):
-                at.at(field).problem(f"{field}: {address!r} is no address of e-mail")
+                at.at(field).problem(say("rulebook.no_address_e_mail", field=field, address=address))
 
 
 def _check_route(at: Where, route: Route, found: Notifications) -> None:
     names = [channel.name for channel in found.channels]
     if not route.to:
-        at.wrong("to", "the list is empty")
+        at.wrong("to", say("rulebook.list_empty"))
     for number, name in enumerate(route.to):
         channel = found.channel(name)
         if channel is None:
-            hint = did_you_mean(name, names) or "channels stand under `channels`"
-            at.at("to", number).problem(f"there is no channel {name}", hint)
+            hint = did_you_mean(name, names) or say("rulebook.channels_stand_under_channels")
+            at.at("to", number).problem(say("rulebook.there_no_channel", name=name), hint)
         elif route.how is Manner.digest and channel.kind in _NO_DIGEST:
-            at.at("how").problem(f"{name} is {channel.kind}, which takes no digest", "how: page or channel")
+            at.at("how").problem(
+                say("rulebook.which_takes_no_digest", name=name, kind=channel.kind),
+                say("rulebook.how_page_or_channel"),
+            )
     for field in ("clusters", "rules", "faults"):
         check_globs(at, field, getattr(route, field))
 
@@ -117,12 +120,12 @@ def _check_people(source: Source, found: Notifications) -> None:
     for index, person in enumerate(found.people):
         at = source.at("people", index)
         if not re.fullmatch(r"[UW][A-Z0-9]{2,30}", person.slack):
-            hint = "Profile, More, Copy member ID"
-            at.wrong("slack", f"{person.slack!r} is no member id like U012ABCDEF", hint)
+            hint = say("rulebook.profile_more_copy_member")
+            at.wrong("slack", say("rulebook.no_member_id_like", slack=person.slack), hint)
         if person.slack in seen:
-            at.wrong("slack", f"{person.slack} stands here twice")
+            at.wrong("slack", say("rulebook.stands_here_twice", slack=person.slack))
         if not person.name.strip() or not person.name.isprintable():
-            at.wrong("name", "has to be the name that healer knows the person by")
+            at.wrong("name", say("rulebook.name_that_healer_knows"))
         seen.add(person.slack)
 
 
@@ -131,10 +134,12 @@ def _check_alive(source: Source, found: Notifications) -> None:
         return
     channel = found.channel(found.alive.channel)
     if channel is None or channel.kind is not ChannelKind.alertmanager:
-        text = f"alive: {found.alive.channel} is no channel of kind alertmanager"
-        source.at("alive", "channel").problem(text, "only an Alertmanager misses what does not come")
+        text = say("rulebook.alive_no_channel_kind", channel=found.alive.channel)
+        source.at("alive", "channel").problem(text, say("rulebook.only_an_alertmanager_misses"))
     if not _ALIVE_MIN_S <= found.alive.every_s <= _ALIVE_MAX_S:
-        source.at("alive").wrong("every_s", f"has to be from {_ALIVE_MIN_S} to {_ALIVE_MAX_S}")
+        source.at("alive").wrong(
+            "every_s", say("rulebook.from_3", alive_min_s=_ALIVE_MIN_S, alive_max_s=_ALIVE_MAX_S)
+        )
 
 
 def _check_reached(source: Source, found: Notifications) -> None:
@@ -144,8 +149,8 @@ def _check_reached(source: Source, found: Notifications) -> None:
         reached.add(found.alive.channel)
     for index, channel in enumerate(found.channels):
         if channel.name not in reached:
-            text = f"no route leads to the channel {channel.name}"
-            source.at("channels", index, "name").problem(text, "add it to a route's `to`")
+            text = say("rulebook.no_route_leads_channel", name=channel.name)
+            source.at("channels", index, "name").problem(text, say("rulebook.add_route_s"))
 
 
 def _is_web(text: str) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from healer.actions import CHECKS, VERBS, WAITS
 from healer.actions.site_command import PLACES, word_placeholders
-from healer.incidents.growth import CONCLUDED
+from healer.incidents.certainty import CONCLUDED
 from healer.model import (
     FIT,
     REMEDY_LADDER,
@@ -37,6 +37,7 @@ from healer.playbooks.advance import (
 from healer.playbooks.conditions import ConditionError, Literal, StepOutcome, leaf_error, leaves, parse
 from healer.playbooks.within import InlineError, inline_playbook
 from healer.rulebook.source import Source, Where
+from healer.text import joined, said_by, say
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 #: What a step reads of `input`: name, type, whether it has to be there.
@@ -58,26 +59,35 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     Verb.restart_service: {"service": (str, True)},
     Verb.site_command: {"command": (str, True), "argument": (str, False), "by_hand": (str, False)},
 }
-_WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
 _TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, InputType.duration: int}
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
 #: What goes to a node or a command, or names a file: out of a closed list alone.
 _CLOSED = ("service", "script", "depth", "which", "command", "argument")
 
 
+def _wanted(kind: type) -> str:
+    if kind is str:
+        return say("rulebook.kind_text")
+    return say("rulebook.kind_whole_number") if kind is int else say("rulebook.kind_true_or_false")
+
+
 def check_spec(at: Where, name: str, spec: Input) -> None:
     if not _NAME.fullmatch(name):
-        at.problem(f"inputs: {name!r} has to be small letters, digits and _")
+        at.problem(say("rulebook.inputs_small_letters_digits", name=name))
     if (spec.type is InputType.choice) != bool(spec.choices):
-        text = "needs choices" if spec.type is InputType.choice else "has choices, and is no choice"
-        at.problem(f"inputs: {name} {text}")
+        text = (
+            say("rulebook.needs_choices")
+            if spec.type is InputType.choice
+            else say("rulebook.choices_no_choice")
+        )
+        at.problem(say("rulebook.inputs_text", name=name, text=text))
     if spec.required and spec.default is not None:
-        at.at("required").problem(f"inputs: {name} has a default, so it is never missing")
+        at.at("required").problem(say("rulebook.inputs_default_so_never", name=name))
     if spec.default is not None and not (spec.type is InputType.choice and not spec.choices):
         try:
             read_value(name, spec, spec.default)
         except InputInvalid as error:
-            at.at("default").problem(f"inputs: {error}")
+            at.at("default").problem(say("rulebook.field", field="inputs", text=said_by(error)))
 
 
 def check_input(at: Where, step: Step, playbook: Playbook) -> None:
@@ -88,29 +98,31 @@ def check_input(at: Where, step: Step, playbook: Playbook) -> None:
     for name, value in step.input.items():
         given = at.at("input", name)
         if name not in inputs:
-            hint = did_you_mean(name, list(inputs)) or (f"it reads {', '.join(inputs)}" if inputs else "")
-            given.problem(f"input: {word} does not read {name}", hint)
+            hint = did_you_mean(name, list(inputs)) or (
+                say("rulebook.reads", inputs=", ".join(inputs)) if inputs else ""
+            )
+            given.problem(say("rulebook.input_does_not_read", word=word, name=name), hint)
         elif placeholders(value):
             _check_places(given, name, value, inputs[name], playbook)
         elif type(value) is not inputs[name][0]:
-            given.problem(f"input: {name} has to be {_WANTED[inputs[name][0]]}")
+            given.problem(say("rulebook.input_2", name=name, wanted=_wanted(inputs[name][0])))
         else:
             _check_value(given, name, value)
     for name, (_, needed) in inputs.items():
         if needed and name not in step.input:
-            at.problem(f"the step {step.id}: {word} needs input.{name}")
+            at.problem(say("rulebook.step_needs_input", id=step.id, word=word, name=name))
 
 
 def _check_value(at: Where, name: str, value: Any) -> None:
     most = len(Sense) - len(CONCLUDED)  # a conclusion counts as no second sense
     if name == "service" and not _SERVICE.fullmatch(value):
-        at.problem(f"input: {value!r} is no name of a service")
+        at.problem(say("rulebook.input_no_name_service", value=value))
     elif name == "which":
         check_word(at, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
-        at.problem(f"input: senses lies between 1 and {most}")
+        at.problem(say("rulebook.input_senses_lies_between", most=most))
     elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
-        at.problem(f"input: {name} has to be more than 0")
+        at.problem(say("rulebook.input_more_than", name=name))
 
 
 def _check_places(
@@ -125,24 +137,31 @@ def _check_places(
     for place in placeholders(value):
         spec = playbook.inputs.get(place)
         if spec is None:
-            at.problem(f"input: the playbook has no input {place}", did_you_mean(place, playbook.inputs))
+            at.problem(
+                say("rulebook.input_playbook_no_input", place=place), did_you_mean(place, playbook.inputs)
+            )
             return
         given = _TYPES.get(spec.type, str)
         if wanted is not str and (sole_placeholder(value) is None or given is not wanted):
-            at.problem(f"input: {name} has to be {_WANTED[wanted]}, {place} is {spec.type}")
+            at.problem(say("rulebook.input", name=name, wanted=_wanted(wanted), place=place, type=spec.type))
         elif needed and not spec.required and spec.default is None:
-            at.problem(f"input: {name} is needed, and {place} may be missing", "give it a default")
+            at.problem(
+                say("rulebook.input_needed_may_missing", name=name, place=place), say("rulebook.give_default")
+            )
         elif name in _CLOSED:
             if spec.type is not InputType.choice or sole_placeholder(value) is None:
-                text = f"input: {name} takes an input that is a choice, and nothing beside it"
-                at.problem(text, "list what it may be")
+                text = say("rulebook.input_takes_an_input", name=name)
+                at.problem(text, say("rulebook.list_what_may"))
             for choice in spec.choices:
                 _check_value(at, name, choice)
 
 
 def check_word(at: Where, name: str, word: str, words: Sequence[str]) -> None:
     if word not in words:
-        at.problem(f"{name}: there is no {word}", did_you_mean(word, words) or f"one of {', '.join(words)}")
+        at.problem(
+            say("rulebook.there_no", name=name, word=word),
+            did_you_mean(word, words) or say("rulebook.one_of", words=", ".join(words)),
+        )
 
 
 #: Playbooks that people and the API may start by these names at any time.
@@ -180,13 +199,8 @@ _OF_JOB = frozenset(
     {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
 )
 _OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
-_ENDLESS = {
-    "repair": "a repair ends only by a person",
-    "approval": "an approval comes only from a person",
-    "time": "it is over by itself",
-    "told_out": "it is over by itself",
-    "lifted": "a drain is lifted only by whose it is",
-}
+#: Ends by a person or by itself, never at a limit.
+_ENDLESS = frozenset({"repair", "approval", "time", "told_out", "lifted"})
 
 
 def read_playbooks(
@@ -200,7 +214,7 @@ def read_playbooks(
             continue
         stem = source.name.rpartition("/")[2].removesuffix(".yaml")
         if playbook.name != stem:
-            source.at("name").problem(f"the playbook {playbook.name} stands in a file of another name")
+            source.at("name").problem(say("rulebook.playbook_stands_in_file", name=playbook.name))
         found[playbook.name] = (source, playbook)
     books = {name: playbook for name, (_, playbook) in found.items()}
     whole: dict[str, Playbook] = {}
@@ -236,15 +250,15 @@ def required_inputs(playbook: Playbook) -> list[str]:
 def _check_head(source: Source, playbook: Playbook) -> None:
     check_word(source.at("target"), "target", playbook.target, _TARGETS)
     if playbook.level not in _LEVELS:
-        source.at().wrong("level", "1 (responders may start it) or 2 (operators)")
+        source.at().wrong("level", say("rulebook.responders_may_start_or"))
     if not playbook.steps:
-        source.at().wrong("steps", "the list is empty")
+        source.at().wrong("steps", say("rulebook.list_empty"))
     for name, spec in playbook.inputs.items():
         check_spec(source.at("inputs", name), name, spec)
     seen: set[str] = set()
     for index, step in enumerate(playbook.steps):
         if step.id in seen:
-            source.at("steps", index, "id").problem(f"the step {step.id} stands here twice")
+            source.at("steps", index, "id").problem(say("rulebook.step_stands_here_twice", id=step.id))
         seen.add(step.id)
 
 
@@ -253,27 +267,31 @@ def _check_head(source: Source, playbook: Playbook) -> None:
 
 def _check_step(at: Where, step: Step, playbook: Playbook, scripts: Mapping[str, str]) -> None:
     if not _STEP_ID.fullmatch(step.id):
-        at.wrong("id", f"{step.id!r} has to be small letters, digits, _ and -")
+        at.wrong("id", say("rulebook.small_letters_digits", id=step.id))
     if step.id in RESERVED:
-        at.wrong("id", f"{step.id} is a word of the run's log", "take another")
+        at.wrong("id", say("rulebook.word_run_s_log", id=step.id), say("rulebook.take_another"))
     kinds = [name for name in KINDS if getattr(step, name) is not None]
     if len(kinds) != 1:
-        text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check, wait and use"
-        at.problem(f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
+        text = (
+            say("rulebook.has_parts", kinds=joined(kinds, "and"))
+            if kinds
+            else say("rulebook.none_do_check_wait")
+        )
+        at.problem(say("rulebook.step", id=step.id, text=text), say("rulebook.step_exactly_one_do"))
     for kind, words in _WORDS.items():
         if (word := getattr(step, kind)) is not None:
             check_word(at.at(kind), kind, word, list(map(str, words)))
     for name in ("probe", "verify", "undo"):
         if getattr(step, name) is not None and step.do is None:
-            at.at(name).problem(f"{name}: the step {step.id} does nothing that has one")
+            at.at(name).problem(say("rulebook.step_does_nothing_that", name=name, id=step.id))
     _check_bounds(at, step)
     _check_target(at, step, playbook)
     if step.use is None:
         check_input(at, step, playbook)
     script = step.input.get("script")
     if isinstance(script, str) and not placeholders(script) and script not in scripts:
-        hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
-        at.at("input", "script").problem(f"there is no script {script}", hint)
+        hint = did_you_mean(script, list(scripts)) or say("rulebook.file_rules_validation_name")
+        at.at("input", "script").problem(say("rulebook.there_no_script", script=script), hint)
 
 
 def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validation) -> None:
@@ -286,15 +304,23 @@ def _check_depth(at: Where, step: Step, playbook: Playbook, validation: Validati
     named = spec.choices if spec is not None else () if place is not None else (given,)
     for name in named:
         if name != FIT and name not in validation.depths:
-            hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
-            at.at("input", "depth").problem(f"there is no depth {name}", hint)
+            hint = did_you_mean(name, [*validation.depths, FIT]) or say(
+                "rulebook.depth_rules_validation_depths"
+            )
+            at.at("input", "depth").problem(say("rulebook.there_no_depth_2", name=name), hint)
     meant = {*named, *(validation.fits.values() if FIT in named else ())}
     limits = [validation.depths[name].limit_s for name in meant & validation.depths.keys()]
     longest_s = max(limits, default=0)
     if step.timeout_s < longest_s and "limit_s" not in step.input:
-        at.wrong("timeout_s", f"its tests may take {longest_s} s", "at least that")
+        at.wrong(
+            "timeout_s",
+            say("rulebook.its_tests_may_take", longest_s=longest_s),
+            say("rulebook.at_least_that"),
+        )
     if "script" in step.input:
-        at.at("input", "depth").problem(f"the step {step.id} has a depth and a script", "take one")
+        at.at("input", "depth").problem(
+            say("rulebook.step_depth_script", id=step.id), say("rulebook.take_one")
+        )
 
 
 def _check_target(at: Where, step: Step, playbook: Playbook) -> None:
@@ -302,22 +328,22 @@ def _check_target(at: Where, step: Step, playbook: Playbook) -> None:
     if word is None or word in _OF_EITHER:
         return
     if playbook.target == "job" and word not in _OF_JOB:
-        at.problem(f"the step {step.id}: {word} is for a node, and this playbook for a job")
+        at.problem(say("rulebook.step_for_node_this", id=step.id, word=word))
     elif playbook.target == "node" and word in _OF_JOB and step.for_each is None:
-        text = f"the step {step.id}: {word} is for a job, and this playbook for a node"
-        at.problem(text, "for_each: jobs_hit does it for each job of the list")
+        text = say("rulebook.step_for_job_this", id=step.id, word=word)
+        at.problem(text, say("rulebook.for_each_jobs_hit"))
 
 
 def _check_bounds(at: Where, step: Step) -> None:
     check = at.check
-    check("timeout_s", step.timeout_s > 0, "has to be more than 0")
-    check("retries", step.retries >= 0, "must not be negative")
-    check("back_off_s", step.back_off_s > 0, "has to be more than 0")
-    check("back_off_max_s", step.back_off_max_s >= step.back_off_s, "has to be at least back_off_s")
+    check("timeout_s", step.timeout_s > 0, say("rulebook.more_than"))
+    check("retries", step.retries >= 0, say("rulebook.must_not_negative"))
+    check("back_off_s", step.back_off_s > 0, say("rulebook.more_than"))
+    check("back_off_max_s", step.back_off_max_s >= step.back_off_s, say("rulebook.at_least_back_off"))
     if step.wait_s is not None:
-        check("wait_s", step.wait_s > 0, "has to be more than 0")
-        endless = _ENDLESS.get(step.wait, "") if step.wait else "this step does not wait"
-        check("wait_s", not endless, endless, "only a wait for a moment is bounded")
+        check("wait_s", step.wait_s > 0, say("rulebook.more_than"))
+        bounded = bool(step.wait) and step.wait not in _ENDLESS
+        check("wait_s", bounded, say("rulebook.only_wait_for_moment"))
 
 
 # --- playbooks within playbooks ---
@@ -326,21 +352,24 @@ def _check_bounds(at: Where, step: Step) -> None:
 def _check_use(at: Where, step: Step, playbook: Playbook, books: Mapping[str, Playbook]) -> None:
     used = books.get(step.use or "")
     if used is None:
-        hint = did_you_mean(step.use or "", books) or f"one of {', '.join(sorted(books))}"
-        at.wrong("use", f"there is no playbook {step.use}", hint)
+        hint = did_you_mean(step.use or "", books) or say("rulebook.one_of", words=", ".join(sorted(books)))
+        at.wrong("use", say("rulebook.there_no_playbook", use=step.use), hint)
         return
     if used.target != playbook.target:
-        at.wrong("use", f"{used.name} is for a {used.target}, this one for a {playbook.target}")
+        at.wrong(
+            "use",
+            say("rulebook.for_this_one_for", name=used.name, target=used.target, target2=playbook.target),
+        )
     if used.level > playbook.level:
-        text = f"only an operator may start {used.name}, this one a responder too"
+        text = say("rulebook.only_an_operator_may", name=used.name)
         at.wrong("use", text, f"level: {used.level}")
     if step.for_each is not None:
-        at.wrong("for_each", "a playbook within another one runs once")
+        at.wrong("for_each", say("rulebook.playbook_within_another_one"))
     for name, value in step.input.items():
         _check_given(at.at("input", name), name, value, used, playbook)
     for name in required_inputs(used):
         if name not in step.input:
-            at.problem(f"the step {step.id}: {used.name} needs input.{name}")
+            at.problem(say("rulebook.step_needs_input_2", id=step.id, name=used.name, name2=name))
 
 
 def _check_given(
@@ -352,21 +381,27 @@ def _check_given(
 ) -> None:
     spec = used.inputs.get(name)
     if spec is None:
-        at.problem(f"input: {used.name} has no input {name}", did_you_mean(name, used.inputs))
+        at.problem(
+            say("rulebook.input_no_input", name=used.name, name2=name), did_you_mean(name, used.inputs)
+        )
     elif (place := sole_placeholder(value)) is not None:
         outer = playbook.inputs.get(place)
         same = outer is not None and (outer.type, outer.choices) == (spec.type, spec.choices)
         if outer is None:
-            at.problem(f"input: the playbook has no input {place}")
+            at.problem(say("rulebook.input_playbook_no_input", place=place))
         elif not same:
-            at.problem(f"input: {place} is not what {used.name} takes as {name}", str(spec.type))
+            at.problem(
+                say("rulebook.input_not_what_takes", place=place, name=used.name, name2=name), str(spec.type)
+            )
         elif name in required_inputs(used) and not outer.required and outer.default is None:
-            at.problem(f"input: {name} is needed, and {place} may be missing", "give it a default")
+            at.problem(
+                say("rulebook.input_needed_may_missing", name=name, place=place), say("rulebook.give_default")
+            )
     else:
         try:
             read_value(name, spec, value)
         except InputInvalid as error:
-            at.problem(f"input: {error}")
+            at.problem(say("rulebook.field", field="input", text=said_by(error)))
 
 
 # --- the whole in its order ---
@@ -382,7 +417,7 @@ def _check_order(source: Source, playbook: Playbook, origin: Sequence[int]) -> N
         removed = any(earlier.do in REMOVING_VERBS for earlier in seen.values())
         word = step.check or step.wait
         if removed and word in _BEFORE_REMOVING:
-            text = f"{word} may end the run: it has to stand before the first step that takes anything away"
+            text = say("rulebook.may_end_run_stand", word=word)
             at.problem(text)
         seen[step.id] = step
 
@@ -391,26 +426,35 @@ def _check_when(at: Where, when: str, before: dict[str, Step], playbook: Playboo
     try:
         condition = parse(when)
     except ConditionError as error:
-        at.problem(f"when: {error}", "such as test.failed, or severity <= P1 and not input.fast")
+        at.problem(
+            say("rulebook.field", field="when", text=said_by(error)), say("rulebook.such_as_test_failed")
+        )
         return
     for leaf in leaves(condition):
         if isinstance(leaf, StepOutcome):
             _check_ended(at, leaf, before, playbook)
         elif not isinstance(leaf, Literal) and (text := leaf_error(leaf, playbook.inputs)):
-            at.problem(f"when: {text}")
+            at.problem(say("rulebook.field", field="when", text=text))
 
 
 def _check_ended(at: Where, leaf: StepOutcome, before: dict[str, Step], playbook: Playbook) -> None:
     step = before.get(leaf.step)
     if step is None:
         later = any(other.id == leaf.step for other in playbook.steps)
-        text = f"the step {leaf.step} comes later" if later else f"there is no step {leaf.step}"
-        at.problem(f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
+        text = (
+            say("rulebook.step_comes_later", step=leaf.step)
+            if later
+            else say("rulebook.there_no_step", step=leaf.step)
+        )
+        at.problem(
+            say("rulebook.field", field="when", text=text),
+            did_you_mean(leaf.step, list(before)) or say("rulebook.name_an_earlier_step"),
+        )
     elif step.for_each is not None:
-        at.problem(f"when: the step {leaf.step} is made of parts, each with an end of its own")
+        at.problem(say("rulebook.when_step_made_parts", step=leaf.step))
     elif leaf.word == "failed" and not step.may_fail and (step.check or step.do) not in _VERDICTS:
-        hint = f"only a step with may_fail, and {' and '.join(sorted(map(str, _VERDICTS)))}, may fail"
-        at.problem(f"when: the step {leaf.step} never fails, it asks a person", hint)
+        hint = say("rulebook.only_step_with_may", kinds=joined(sorted(map(str, _VERDICTS)), "and"))
+        at.problem(say("rulebook.when_step_never_fails", step=leaf.step), hint)
 
 
 def playbook_schema() -> dict[str, Any]:
@@ -442,12 +486,12 @@ _TIMEOUT_MOST_S = 24 * 3600
 def read_commands(source: Source) -> dict[str, SiteCommand]:
     """By name. What is wrong goes to the source's problems."""
     found: dict[str, SiteCommand] = {}
-    for at, command in source.entries("commands", SiteCommand, "command"):
+    for at, command in source.entries(SiteCommand, unique=True):
         check, name = at.check, command.name
         named = _COMMAND_NAME.fullmatch(name) is not None
-        check("name", named, f"{name!r} has to be small letters, digits and dashes")
+        check("name", named, say("rulebook.small_letters_digits_dashes_2", name=name))
         in_time = 0 < command.timeout_s <= _TIMEOUT_MOST_S
-        check("timeout_s", in_time, f"has to be above 0, and at most {_TIMEOUT_MOST_S}")
+        check("timeout_s", in_time, say("rulebook.above_at_most_6", timeout_most_s=_TIMEOUT_MOST_S))
         _check_argv(at, command)
         found[command.name] = command
     return found
@@ -455,21 +499,21 @@ def read_commands(source: Source) -> dict[str, SiteCommand]:
 
 def _check_argv(at: Where, command: SiteCommand) -> None:
     if not command.argv:
-        at.wrong("argv", "the list is empty")
+        at.wrong("argv", say("rulebook.list_empty"))
         return
     program = command.argv[0]
     if not program.startswith("/") or word_placeholders(program):
-        at.at("argv", 0).problem(f"argv: {program!r} has to be a program's whole path")
+        at.at("argv", 0).problem(say("rulebook.argv_program_s_whole", program=program))
     if PurePosixPath(program).name in _SHELLS:
-        text = f"argv: {PurePosixPath(program).name} starts whatever it is given"
-        at.at("argv", 0).problem(text, "put it into a script of the site's, and name that")
+        text = say("rulebook.argv_starts_whatever_given", name=PurePosixPath(program).name)
+        at.at("argv", 0).problem(text, say("rulebook.put_into_script_site"))
     for number, word in enumerate(command.argv):
         if "\0" in word or "\n" in word:
-            at.at("argv", number).problem("argv: a word is one line")
+            at.at("argv", number).problem(say("rulebook.argv_word_one_line"))
         for place in word_placeholders(word):
             if place not in PLACES:
-                hint = did_you_mean(place, PLACES) or f"one of {', '.join(PLACES)}"
-                at.at("argv", number).problem(f"argv: nothing is known by {{{place}}}", hint)
+                hint = did_you_mean(place, PLACES) or say("rulebook.one_of", words=", ".join(PLACES))
+                at.at("argv", number).problem(say("rulebook.argv_nothing_known_by", place=place), hint)
 
 
 def check_uses(
@@ -497,10 +541,10 @@ def check_uses(
 
 def _check_command_use(at: Where, step: Step, command: SiteCommand, *, drained: bool) -> None:
     if command.takes_capacity and not drained:
-        text = f"the step {step.id}: {command.name} takes capacity, and no drain stands before it"
-        at.problem(text, "let the gate judge it: do: drain, wait: empty")
+        text = say("rulebook.step_takes_capacity_no", id=step.id, name=command.name)
+        at.problem(text, say("rulebook.let_gate_judge_do"))
     if step.timeout_s < command.timeout_s:
-        text = f"{command.name} may take {command.timeout_s:g} s"
+        text = say("rulebook.may_take_s", name=command.name, timeout_s=command.timeout_s)
         at.wrong("timeout_s", text, f"timeout_s: {command.timeout_s + 60:g}")
 
 
@@ -525,21 +569,25 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
         at = source.at("depths", name)
         check = at.check
         if name == FIT:
-            at.problem(f"depths: {FIT} is what follows from the remedy", "take another name")
+            at.problem(say("rulebook.depths_what_follows_from", fit=FIT), say("rulebook.take_another_name"))
         different = len(set(depth.tests)) == len(depth.tests) > 0
-        check("tests", different, "a list of different tests, not empty")
-        check("pair", len(set(depth.pair)) == len(depth.pair), "a list of different tests")
+        check("tests", different, say("rulebook.list_different_tests_not"))
+        check("pair", len(set(depth.pair)) == len(depth.pair), say("rulebook.list_different_tests"))
         for key, tests in (("tests", depth.tests), ("pair", depth.pair)):
             for index, test in enumerate(tests):
                 if test not in scripts:
-                    hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
-                    at.at(key, index).problem(f"{key}: there is no script {test}", hint)
-        check("limit_s", 0 < depth.limit_s <= _LIMIT_MAX_S, f"above 0, and at most {_LIMIT_MAX_S}")
+                    hint = did_you_mean(test, list(scripts)) or say("rulebook.file_rules_validation_name")
+                    at.at(key, index).problem(say("rulebook.there_no_script_2", name=key, test=test), hint)
+        check(
+            "limit_s",
+            0 < depth.limit_s <= _LIMIT_MAX_S,
+            say("rulebook.above_at_most_7", limit_max_s=_LIMIT_MAX_S),
+        )
     for remedy, name in read.fits.items():
         if remedy not in REMEDY_LADDER:
-            source.at("fits", str(remedy)).problem(f"fits: {remedy} is no rung of the ladder")
+            source.at("fits", str(remedy)).problem(say("rulebook.fits_no_rung_ladder", remedy=remedy))
         if name not in read.depths:
-            source.at("fits", str(remedy)).problem(f"fits: there is no depth {name}")
+            source.at("fits", str(remedy)).problem(say("rulebook.fits_there_no_depth", name=name))
     is_depth = read.otherwise in read.depths
-    source.at().check("otherwise", is_depth, f"there is no depth {read.otherwise!r}")
+    source.at().check("otherwise", is_depth, say("rulebook.there_no_depth", otherwise=read.otherwise))
     return read

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from healer.detection.language.expr import ExpressionError
 from healer.model import (
     GpuModel,
     GuardSettings,
@@ -23,6 +24,7 @@ from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.source import Source, Where
 from healer.signals.kernel_log import normal_pci
+from healer.text import Said, say
 
 Path = tuple[str | int, ...]
 
@@ -45,12 +47,16 @@ _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
 # --- what several files share
 
 
-def check_name(at: Where, name: str, taken: Collection[str] = (), what: str = "rule") -> None:
+def check_name(at: Where, name: str, taken: Collection[str] = ()) -> None:
     """`at` is the entry's, as below."""
     if not RULE_NAME.fullmatch(name):
-        at.wrong("name", f"{name!r} has to be small letters, digits and dashes")
+        at.wrong("name", say("rulebook.small_letters_digits_dashes_2", name=name))
     if name in taken:
-        at.at("name").problem(f"there is a {what} {name} already", "give it another name")
+        at.at("name").problem(say("rulebook.there_already", name=name), say("rulebook.give_another_name"))
+
+
+def at_column(field: str, error: ExpressionError) -> Said:
+    return say("rulebook.field_column", field=field, column=error.column, text=error.text)
 
 
 def is_glob(text: str) -> bool:
@@ -60,21 +66,23 @@ def is_glob(text: str) -> bool:
 def check_globs(at: Where, field: str, globs: Iterable[str]) -> None:
     for number, glob in enumerate(globs):
         if not is_glob(glob):
-            at.at(field, number).problem(f"{field}: {glob!r} is not a name or a glob")
+            at.at(field, number).problem(say("rulebook.not_name_or_glob_2", field=field, glob=glob))
 
 
 def check_models(at: Where, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
     names = [model.name for model in models]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
-            at.wrong("models", f"there is no GPU model {glob}", did_you_mean(glob, names))
+            at.wrong("models", say("rulebook.there_no_gpu_model", glob=glob), did_you_mean(glob, names))
 
 
 def check_known_fault(at: Where, fault: str, known_faults: Sequence[str]) -> None:
     """A fault or a glob of faults, under the name of its field, which is the last text of its path."""
     if fault not in known_faults and not any(fnmatchcase(name, fault) for name in known_faults):
         field = next(part for part in reversed(at.path) if isinstance(part, str))
-        at.problem(f"{field}: {fault} is no fault that healer knows", did_you_mean(fault, known_faults))
+        at.problem(
+            say("rulebook.no_fault_that_healer", field=field, fault=fault), did_you_mean(fault, known_faults)
+        )
 
 
 def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
@@ -95,14 +103,14 @@ def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
         return None
     check = at.check
     for name in _SHARES:
-        check(name, 0 <= getattr(settings, name) <= 1, "a share lies between 0 and 1")
-    check("max_nodes", settings.max_nodes >= 1, "has to be at least 1")
+        check(name, 0 <= getattr(settings, name) <= 1, say("rulebook.share_lies_between"))
+    check("max_nodes", settings.max_nodes >= 1, say("rulebook.at_least"))
     for name in _AT_LEAST_ZERO:
-        check(name, getattr(settings, name) >= 0, "must not be negative")
+        check(name, getattr(settings, name) >= 0, say("rulebook.must_not_negative"))
     if settings.earn.incidents < 1:
-        at.at("earn", "incidents").problem("earn: incidents has to be at least 1")
+        at.at("earn", "incidents").problem(say("rulebook.earn_incidents_at_least"))
     if not 0 <= settings.earn.precision <= 1:
-        at.at("earn", "precision").problem("earn: precision lies between 0 and 1")
+        at.at("earn", "precision").problem(say("rulebook.earn_precision_lies_between"))
     _check_sweep(at.at("sweep"), settings.sweep)
     protected = _hosts(at.at("protected"), settings.protected)
     windows = tuple(
@@ -115,21 +123,21 @@ def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
 
 def _check_sweep(at: Where, sweep: SweepSettings) -> None:
     if not 0 <= sweep.max_share <= 1:
-        at.at("max_share").problem("sweep: max_share lies between 0 and 1")
+        at.at("max_share").problem(say("rulebook.sweep_max_share_lies"))
     if sweep.max_nodes < 1:
-        at.at("max_nodes").problem("sweep: max_nodes has to be at least 1")
+        at.at("max_nodes").problem(say("rulebook.sweep_max_nodes_at"))
     if not 0 < sweep.every_days <= _SWEEP_DAYS_MAX:
-        at.at("every_days").problem(f"sweep: every_days is above 0, and at most {_SWEEP_DAYS_MAX}")
+        at.at("every_days").problem(say("rulebook.sweep_every_days_above", sweep_days_max=_SWEEP_DAYS_MAX))
     for name in ("partition", "qos"):
         if not _SLURM_NAME.fullmatch(getattr(sweep, name)):
-            at.at(name).problem(f"sweep: {name} is no name of Slurm's")
+            at.at(name).problem(say("rulebook.sweep_no_name_slurm", name=name))
 
 
 def _hosts(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for index, text in enumerate(texts):
         if text.count("[") != text.count("]"):
-            at.at(index).problem(f"{text!r}: a bracket is not closed")
+            at.at(index).problem(say("rulebook.bracket_not_closed", text=text))
             continue
         try:
             names.extend(expand(text))
@@ -142,30 +150,30 @@ def _window(at: Where, window: Maintenance) -> Maintenance:
     for name in ("since", "until"):
         moment = getattr(window, name)
         if moment is not None and moment.tzinfo is None:
-            at.at(name).problem(f"{name}: has no time zone", "write Z or an offset")
+            at.at(name).problem(say("rulebook.no_time_zone", name=name), say("rulebook.write_z_or_an"))
             return window
     if window.since and window.until and window.since >= window.until:
-        at.wrong("until", "lies before since")
+        at.wrong("until", say("rulebook.lies_before_since"))
     return msgspec.structs.replace(window, nodes=_hosts(at.at("nodes"), window.nodes))
 
 
 def read_watches(source: Source) -> WatchSettings:
     """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
-    data = source.mapping((), source.data, "a mapping of watch settings")
+    data = source.mapping((), source.data)
     settings = source.convert((), data, WatchSettings) or WatchSettings()
     check = source.at().check
     for name, value in msgspec.structs.asdict(settings).items():
-        check(name, isinstance(value, tuple) or value > 0, "has to be more than 0")
+        check(name, isinstance(value, tuple) or value > 0, say("rulebook.more_than"))
     return settings
 
 
 def read_topology(source: Source) -> Topology:
     """Places by node name, hostlists expanded; PCI addresses in our form."""
     fields = ("places", "gpu_pci", "switches", "links")
-    data = source.mapping((), source.data, f"a mapping with {', '.join(fields)}")
+    data = source.mapping((), source.data)
     for key in data:
         if key not in fields:
-            source.at(key).problem(f"unknown field {key}", did_you_mean(str(key), fields))
+            source.at(key).problem(say("rulebook.unknown_field", name=key), did_you_mean(str(key), fields))
     return Topology(
         places=_places(source, data.get("places")),
         gpu_pci=_gpu_pci(source, data.get("gpu_pci")),
@@ -176,24 +184,24 @@ def read_topology(source: Source) -> Topology:
 
 def _switches(source: Source, data: Any) -> dict[str, Switch]:
     found: dict[str, Switch] = {}
-    for name, fields in source.mapping(("switches",), data, "switches by name").items():
+    for name, fields in source.mapping(("switches",), data).items():
         switch = source.convert(("switches", name), fields or {}, Switch)
         if switch is not None:
             found[str(name)] = switch
             if switch.guid and not _GUID.fullmatch(switch.guid):
-                source.at("switches", name).wrong("guid", f"{switch.guid!r} is not 0x and 16 hex digits")
+                source.at("switches", name).wrong("guid", say("rulebook.not_x_hex_digits", guid=switch.guid))
     return found
 
 
 def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
     """`gpu0001/mlx5_0`: what the cable leads to, and the port there (which may hold a `/` itself)."""
     found: dict[str, dict[str, Peer]] = {}
-    for name, ports in source.mapping(("links",), data, "ports by switch").items():
+    for name, ports in source.mapping(("links",), data).items():
         peers = found[str(name)] = {}
-        for port, peer in source.mapping(("links", name), ports, "peers by port").items():
+        for port, peer in source.mapping(("links", name), ports).items():
             if not isinstance(peer, str) or not peer.partition("/")[0]:
-                text = f"{name} {port}: expected what it leads to"
-                source.at("links", name, port).problem(text, "such as gpu0001/mlx5_0")
+                text = say("rulebook.expected_what_leads", name=name, port=port)
+                source.at("links", name, port).problem(text, say("rulebook.such_as_gpu_mlx"))
                 continue
             peers[str(port)] = Peer(*peer.partition("/")[::2])
     return found
@@ -201,14 +209,14 @@ def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
 
 def _places(source: Source, data: Any) -> dict[str, Place]:
     places: dict[str, Place] = {}
-    for hosts, fields in source.mapping(("places",), data, "hostlists with a place each").items():
+    for hosts, fields in source.mapping(("places",), data).items():
         place = source.convert(("places", hosts), fields, Place)
         if place is None:
             continue
         for node in _hosts(source.at("places"), [str(hosts)]):
             merged = _merged(places.get(node, Place()), place)
             if isinstance(merged, str):
-                source.at("places", hosts).problem(f"{node} has two places: {merged}")
+                source.at("places", hosts).problem(say("rulebook.two_places", node=node, merged=merged))
                 break
             places[node] = merged
     return places
@@ -220,23 +228,25 @@ def _merged(place: Place, new: Place) -> Place | str:
     for name in Place.__struct_fields__:
         here, there = getattr(place, name), getattr(new, name)
         if here and there and here != there:
-            return f"{name} {here} and {name} {there}"
+            return say("rulebook.two_values", field=name, first=here, second=there)
         both[name] = here or there
     return Place(**both)
 
 
 def _gpu_pci(source: Source, data: Any) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for model, addresses in source.mapping(("gpu_pci",), data, "GPU models with their addresses").items():
+    for model, addresses in source.mapping(("gpu_pci",), data).items():
         at = source.at("gpu_pci", str(model))
         if not isinstance(addresses, list):
-            at.problem(f"{model}: expected a list of PCI addresses")
+            at.problem(say("rulebook.expected_list_pci_addresses", model=model))
             continue
         normal = [normal_pci(str(address)) for address in addresses]
         for index, address in enumerate(normal):
             if address is None:
-                at.at(index).problem(f"{addresses[index]!r} is not a PCI address", "such as 0000:9b:00")
+                at.at(index).problem(
+                    say("rulebook.not_pci_address", addresses=addresses[index]), say("rulebook.such_as_b")
+                )
         found[str(model)] = tuple(address for address in normal if address is not None)
         if len(set(found[str(model)])) < len(found[str(model)]):
-            at.problem(f"{model}: an address stands here twice")
+            at.problem(say("rulebook.an_address_stands_here", model=model))
     return found

@@ -30,7 +30,7 @@ from healer.model import (
     Xid74Bits,
 )
 from healer.model.faults import Trait, faults_with, heads_with
-from healer.model.vocabulary import did_you_mean
+from healer.model.vocabulary import UserError, did_you_mean
 from healer.rulebook.access_rules import read_access
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
@@ -65,6 +65,7 @@ from healer.rulebook.rule_checks import (
 )
 from healer.rulebook.signal_rules import read_catalogue, read_scrape
 from healer.rulebook.source import Problem, Source, Where
+from healer.text import said_by, say
 from healer.topology.found import FOUND, by_hand_first
 
 __all__ = ["Problem", "RulesInvalid", "load"]
@@ -80,12 +81,15 @@ JOB_FAULTS = frozenset(faults_with(Trait.of_job))
 OPEN_FAULTS = heads_with(Trait.by_code)
 
 
-class RulesInvalid(Exception):
+class RulesInvalid(UserError):
     """The rules cannot be used. `problems` holds everything that is wrong, by file and line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RulesInvalid, (self.problems,)  # as a process of a comparison sends it
 
 
 def load(
@@ -138,7 +142,7 @@ def _codes(folder: "_Folder") -> dict[str, Any]:
         ),
         "nvlink5": _nvlink5(folder),
         "kernel_lines": read_lines(folder.optional("kernel_lines.yaml")),
-        "xid74": tuple(row for _, row in folder.optional("xid74.yaml").entries("entries", Xid74Bits)),
+        "xid74": tuple(row for _, row in folder.optional("xid74.yaml").entries(Xid74Bits)),
     }
 
 
@@ -154,7 +158,7 @@ def _started(folder: "_Folder") -> dict[str, Any]:
     check_uses(books, playbooks, commands)
     for name in ALWAYS:
         if not (folder.path / "playbooks" / f"{name}.yaml").exists():
-            folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, "the file is missing"))
+            folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, say("rulebook.file_missing")))
     return {"scripts": scripts, "validation": validation, "playbooks": playbooks, "commands": commands}
 
 
@@ -233,11 +237,11 @@ class _Folder:
             source = Source(path, name, self.problems)
         except FileNotFoundError:
             if required:
-                hint = "" if self.path.is_dir() else f"there is no folder {self.path}"
-                self.problems.append(Problem(name, 1, "the file is missing", hint))
+                hint = "" if self.path.is_dir() else say("rulebook.there_no_folder", path=str(self.path))
+                self.problems.append(Problem(name, 1, say("rulebook.file_missing"), hint))
             return Source(path, name, self.problems, raw=b"")
         except OSError as error:
-            self.problems.append(Problem(name, 1, f"cannot be read: {error.strerror}"))
+            self.problems.append(Problem(name, 1, say("rulebook.cannot_read", strerror=error.strerror)))
             return Source(path, name, self.problems, raw=b"")
         self.read[name] = source.raw
         return source
@@ -250,9 +254,9 @@ class _Folder:
     ) -> dict[int, T]:
         source = self.source(name, required=required)
         found: dict[int, T] = {}
-        for at, entry in source.entries("entries", kind):
+        for at, entry in source.entries(kind):
             if code_of(entry) in found:
-                at.at("code").problem(f"code {code_of(entry)} stands here twice")
+                at.at("code").problem(say("rulebook.code_stands_here_twice", code_of=code_of(entry)))
             found[code_of(entry)] = entry
         return found
 
@@ -273,12 +277,12 @@ def sha256_of(parts: Iterable[bytes]) -> str:
 def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
     source = folder.optional("nvlink5.yaml")
     rows: list[NvlinkRow] = []
-    for at, row in source.entries("rows", NvlinkRow):
+    for at, row in source.entries(NvlinkRow):
         for pattern in row.info:
             try:
                 bit_pattern(pattern)
             except ValueError as error:
-                at.wrong("info", f"{error}")
+                at.wrong("info", said_by(error))
         rows.append(row)
     return tuple(rows)
 
@@ -293,10 +297,10 @@ def _scripts(folder: _Folder) -> dict[str, str]:
         try:
             found[path.stem] = raw.decode()
         except UnicodeDecodeError:
-            folder.problems.append(Problem(name, 1, "the script is not UTF-8"))
+            folder.problems.append(Problem(name, 1, say("rulebook.script_not_utf")))
             continue
         if not raw.startswith(b"#!"):
-            folder.problems.append(Problem(name, 1, "the script has no #! line: Slurm would not take it"))
+            folder.problems.append(Problem(name, 1, say("rulebook.script_no_line_slurm")))
     return found
 
 
@@ -305,12 +309,12 @@ def _rules(
 ) -> tuple[Rule, ...]:
     source = folder.source("policies.yaml")
     rules: dict[str, Rule] = {}
-    for at, rule in source.entries("rules", Rule, "rule"):
+    for at, rule in source.entries(Rule, unique=True):
         check_name(at, rule.name)
-        at.check("faults", bool(rule.faults), "the list is empty")
+        at.check("faults", bool(rule.faults), say("rulebook.list_empty"))
         for number, fault in enumerate(rule.faults):
             if not is_glob(fault):
-                at.at("faults", number).problem(f"faults: {fault!r} is not a name or a glob")
+                at.at("faults", number).problem(say("rulebook.faults_not_name_or", fault=fault))
             elif not fault.startswith(tuple(OPEN_FAULTS)):
                 check_known_fault(at.at("faults", number), fault, (*known_faults, *OPEN_FAULTS))
         if rule.playbook is not None:
@@ -339,7 +343,7 @@ def _prove(
     read = [folder.read.get(name, b"") for name in names]
     cases: dict[str, list[bytes]] = {}
     for source in sources:
-        for item in source.items("cases"):
+        for item in source.items():
             rule = str(item.get("rule")) if isinstance(item, dict) else ""
             cases.setdefault(rule, []).append(_written(source, item))
     proofs = {
@@ -387,31 +391,35 @@ def _check_playbook_of(
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
     at = at.at("playbook")
     if name not in names:
-        hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
-        at.problem(f"there is no playbook {name}", hint)
+        hint = did_you_mean(name, names) or say("rulebook.one_of", words=", ".join(sorted(names)))
+        at.problem(say("rulebook.there_no_playbook_2", name=name), hint)
     elif name in playbooks and playbooks[name].target == "job" and not JOB_FAULTS.issuperset(faults or [""]):
-        text = f"the playbook {name} is for a job, not for a node"
+        text = say("rulebook.playbook_for_job_not", name=name)
         alien = ", ".join(fault for fault in faults if fault not in JOB_FAULTS)
-        hint = f"{alien}: not told of a job, as {', '.join(sorted(JOB_FAULTS))} are" if alien else ""
+        hint = (
+            say("rulebook.not_told_job_as", alien=alien, job_faults=", ".join(sorted(JOB_FAULTS)))
+            if alien
+            else ""
+        )
         at.problem(text, hint)
     elif name in playbooks and playbooks[name].target == "node" and JOB_FAULTS.intersection(faults):
-        at.problem(f"the playbook {name} is for a node, and this is told of a job and of no node")
+        at.problem(say("rulebook.playbook_for_node_this", name=name))
     elif name in playbooks and (needed := required_inputs(playbooks[name])):
-        text = f"the playbook {name} needs {', '.join(needed)}, which only a person gives"
-        at.problem(text, "give its inputs a default")
+        text = say("rulebook.playbook_needs_which_only", name=name, needed=", ".join(needed))
+        at.problem(text, say("rulebook.give_its_inputs_default"))
 
 
 def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
     source = folder.optional("guards.yaml")
-    data = source.mapping((), source.data, "a mapping of guard settings")
+    data = source.mapping((), source.data)
     special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
     base = msgspec.structs.replace(check_guards(source.at(), data) or GuardSettings(), **overrides)
     places: list[dict[str, GuardSettings]] = []
     for name, told_of in special.items():
         found: dict[str, GuardSettings] = {}
-        for place, fields in source.mapping((name,), told_of, f"{name} by name").items():
+        for place, fields in source.mapping((name,), told_of).items():
             if not isinstance(fields, dict):
-                source.at(name, place).problem(f"{place}: expected guard settings")
+                source.at(name, place).problem(say("rulebook.expected_guard_settings", place=place))
                 continue
             settings = check_guards(source.at(name, place), fields)
             if settings is not None:

@@ -25,6 +25,7 @@ from healer.model import (
 from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.source import Problem, Source, Where
+from healer.text import said_by, say
 
 #: Units a signal may have. Those of time, data and counts can be multiplied and divided in rules.
 UNITS = (
@@ -60,7 +61,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
     signals: dict[str, Signal] = {}
     arriving: dict[str, tuple[str, float]] = {}
     name_of: dict[tuple[Any, ...], str] = {}
-    entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items("signals"))]
+    entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items())]
     for source, index, item in entries:
         at = source.at(index)
         entry = source.convert(at.path, item, _Entry)
@@ -68,7 +69,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
             continue
         _check(at, entry)
         if entry.name in signals:
-            at.at("name").problem(f"the signal {entry.name} stands here twice")
+            at.at("name").problem(say("rulebook.signal_stands_here_twice", name=entry.name))
         aliases = tuple(Alias(name=alias) if isinstance(alias, str) else alias for alias in entry.aliases)
         own_name = () if entry.derived else (Alias(name=entry.name),)
         for number, alias in enumerate((*own_name, *aliases)):
@@ -78,7 +79,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
             key = (alias.name, tuple(sorted(alias.labels.items())), whose)
             aliased = at.at("aliases", number - len(own_name)) if number >= len(own_name) else at.at("name")
             if key in name_of:
-                aliased.problem(f"{alias.name} is a name of {name_of[key]} already")
+                aliased.problem(say("rulebook.name_already", name=alias.name, name_of=name_of[key]))
                 continue
             name_of[key] = entry.name
             if not alias.labels and "{" not in alias.name:
@@ -89,40 +90,42 @@ def read_catalogue(*sources: Source) -> Catalogue:
 
 def _check(at: Where, entry: _Entry) -> None:
     def wrong(field: str, text: str, hint: str = "", number: int | None = None) -> None:
-        (at.at(field) if number is None else at.at(field, number)).problem(f"{field}: {text}", hint)
+        (at.at(field) if number is None else at.at(field, number)).problem(
+            say("rulebook.field", field=field, text=text), hint
+        )
 
     if not _NAME.fullmatch(entry.name):
-        wrong("name", f"{entry.name!r} has to be small letters, digits and _, at most 64")
+        wrong("name", say("rulebook.small_letters_digits_at", name=entry.name))
     if entry.unit not in UNITS:
-        hint = did_you_mean(entry.unit, UNITS) or f"one of {' '.join(UNITS)}"
-        wrong("unit", f"{entry.unit!r} is no unit that healer knows", hint)
+        hint = did_you_mean(entry.unit, UNITS) or say("rulebook.one_of", words=", ".join(UNITS))
+        wrong("unit", say("rulebook.no_unit_that_healer", unit=entry.unit), hint)
     if entry.scope not in _SCOPES:
-        text = f"a signal lives on a gpu, node, link, device or device_part, not on a {entry.scope}"
+        text = say("rulebook.signal_lives_on_gpu", scope=entry.scope)
         wrong("scope", text)
     if (entry.scope in OF_DEVICES) is not (entry.device is not None):
         kinds = ", ".join(DeviceKind)
-        wrong("device", "a signal of a device, and only that, says which kind it is of", f"one of {kinds}")
+        wrong("device", say("rulebook.signal_device_only_that"), say("rulebook.one_of", words=kinds))
     if (entry.kind is SignalKind.bits) != bool(entry.bits):
-        wrong("kind", "a bit mask, and only a bit mask, has bits", "give bits: {name: value}")
+        wrong("kind", say("rulebook.bit_mask_only_bit"), say("rulebook.give_bits"))
     if entry.words and entry.kind is not SignalKind.enum:
-        wrong("words", "only an enum has words")
+        wrong("words", say("rulebook.only_an_enum_words"))
     for word, bit in entry.bits.items():
         if bit <= 0 or bit & (bit - 1):
-            wrong("bits", f"{word} is {bit}, not one bit")
+            wrong("bits", say("rulebook.not_one_bit", word=word, bit=bit))
     if entry.stale_s <= 0:
-        wrong("stale_s", "has to be more than 0")
+        wrong("stale_s", say("rulebook.more_than"))
     if entry.derived and entry.aliases:
-        wrong("aliases", "a derived signal never arrives")
+        wrong("aliases", say("rulebook.derived_signal_never_arrives"))
     for number, alias in enumerate(entry.aliases):
         name = alias if isinstance(alias, str) else alias.name
         if not _ALIAS.fullmatch(name) or ("{" in name and name.count("{link}") != name.count("{")):
-            wrong("aliases", f"{name!r} is no name of a series", number=number)
+            wrong("aliases", say("rulebook.no_name_series", name=name), number=number)
         if "{link}" in name and entry.scope is not Scope.link:
-            wrong("aliases", f"{name} speaks of links, and the signal does not", number=number)
+            wrong("aliases", say("rulebook.speaks_links_signal_does", name=name), number=number)
         if not isinstance(alias, str) and alias.part and entry.scope is not Scope.device_part:
-            wrong("aliases", f"{name} names a part, and the signal is of a {entry.scope}", number=number)
+            wrong("aliases", say("rulebook.names_part_signal", name=name, scope=entry.scope), number=number)
         if not isinstance(alias, str) and alias.scale == 0:
-            wrong("aliases", "a scale of 0 makes every value 0", number=number)
+            wrong("aliases", say("rulebook.scale_makes_every_value"), number=number)
 
 
 # --- what healer scrapes itself
@@ -141,19 +144,18 @@ _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
 #: `host:port`; an IPv6 address is in brackets.
 _TARGET = re.compile(r"(?P<host>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
 _SECTIONS = ("jobs", "queries", "follow_interval_s")
-_FILE_SD = (
-    "file_sd: healer reads no files of targets any more; write their entries under groups, in this file"
-)
 
 
 def read_scrape(source: Source | None, catalogue: Catalogue, folder: Path) -> ScrapeRules:
     """The file's jobs and queries; what is wrong goes to its problems. Paths in it begin at `folder`."""
     if source is None or source.data is None:
         return ScrapeRules()
-    data = source.mapping((), source.data, "a mapping with jobs, queries or follow_interval_s")
+    data = source.mapping((), source.data)
     for name in data:
         if name not in _SECTIONS:
-            source.at(name).problem(f"unknown field {name}", did_you_mean(str(name), _SECTIONS))
+            source.at(name).problem(
+                say("rulebook.unknown_field", name=name), did_you_mean(str(name), _SECTIONS)
+            )
     return ScrapeRules(
         jobs=tuple(_jobs(source, _list(source, data, "jobs", JOBS_MAX), folder)),
         queries=tuple(_queries(source, _list(source, data, "queries", QUERIES_MAX), catalogue)),
@@ -167,7 +169,9 @@ def _follow_interval_s(source: Source, data: dict[str, object]) -> float:
         return 0.0
     if not isinstance(value, int | float) or not FOLLOW_MIN_S <= value <= FOLLOW_MAX_S:
         at = source.at("follow_interval_s")
-        at.problem(f"follow_interval_s: a number from {FOLLOW_MIN_S:g} to {FOLLOW_MAX_S:g}")
+        at.problem(
+            say("rulebook.follow_interval_s_number", follow_min_s=FOLLOW_MIN_S, follow_max_s=FOLLOW_MAX_S)
+        )
         return 0.0
     return float(value)
 
@@ -207,10 +211,10 @@ def _list(source: Source, data: dict[str, object], name: str, most: int) -> list
     if found is None:
         return []
     if not isinstance(found, list):
-        source.at(name).problem(f"{name}: expected a list")
+        source.at(name).problem(say("rulebook.expected_list", name=name))
         return []
     if len(found) > most:
-        source.at(name).problem(f"{name}: at most {most}, and here are {len(found)}")
+        source.at(name).problem(say("rulebook.at_most_here_are", name=name, most=most, len=len(found)))
     return found[:most]
 
 
@@ -220,14 +224,14 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
     for index, item in enumerate(items):
         at = source.at("jobs", index)
         if isinstance(item, dict) and "file_sd" in item:
-            at.at("file_sd").problem(_FILE_SD)
+            at.at("file_sd").problem(say("rulebook.no_file_sd"))
             continue
         job = source.convert(at.path, item, ScrapeJob)
         if job is None:
             continue
         _check_job(at, job)
         if job.name in jobs:
-            at.at("name").problem(f"the job {job.name} stands here twice")
+            at.at("name").problem(say("rulebook.job_stands_here_twice", name=job.name))
         targets = _targets(at.at("targets"), job.targets)
         groups = _groups(at.at("groups"), job.groups)
         count += len(targets) + sum(len(group.targets) for group in groups)
@@ -240,25 +244,29 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
             bearer_token_file=job.bearer_token_file and str(folder / job.bearer_token_file),
         )
     if count > TARGETS_MAX:
-        source.at().wrong("jobs", f"{count} targets, at most {TARGETS_MAX}")
+        source.at().wrong("jobs", say("rulebook.targets_at_most", n=count, targets_max=TARGETS_MAX))
     return list(jobs.values())
 
 
 def _check_job(at: Where, job: ScrapeJob) -> None:
     check, named = at.check, _JOB_NAME.fullmatch(job.name) is not None
-    check("name", named, f"{job.name!r} has to be letters, digits, _, . and -, at most 64")
+    check("name", named, say("rulebook.letters_digits_at_most", name=job.name))
     if not job.targets and not job.groups:
-        at.problem(f"the job {job.name} has neither targets nor groups")
+        at.problem(say("rulebook.job_neither_targets_nor", name=job.name))
     in_range = INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S
-    check("interval_s", in_range, f"from {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}")
-    check("timeout_s", job.timeout_s > 0, "has to be more than 0")
+    check(
+        "interval_s",
+        in_range,
+        say("rulebook.from_4", interval_min_s=INTERVAL_MIN_S, interval_max_s=INTERVAL_MAX_S),
+    )
+    check("timeout_s", job.timeout_s > 0, say("rulebook.more_than"))
     hint = did_you_mean(job.scheme, SCHEMES)
-    check("scheme", job.scheme in SCHEMES, f"{job.scheme!r} is neither http nor https", hint)
-    check("path", job.path.startswith("/"), "has to begin with /")
-    check("tls_ca_file", not job.tls_ca_file or job.scheme != "http", "needs scheme: https")
+    check("scheme", job.scheme in SCHEMES, say("rulebook.neither_http_nor_https", scheme=job.scheme), hint)
+    check("path", job.path.startswith("/"), say("rulebook.begin_with"))
+    check("tls_ca_file", not job.tls_ca_file or job.scheme != "http", say("rulebook.needs_scheme_https"))
     _check_labels(at.at("labels"), job.labels)
     is_label = _LABEL.fullmatch(job.node) is not None
-    check("node", is_label, f"{job.node!r} is neither host nor series nor the name of a label")
+    check("node", is_label, say("rulebook.neither_host_nor_series", node=job.node))
 
 
 def _groups(at: Where, groups: Sequence[TargetGroup]) -> tuple[TargetGroup, ...]:
@@ -278,10 +286,10 @@ def _groups(at: Where, groups: Sequence[TargetGroup]) -> tuple[TargetGroup, ...]
 def _check_labels(at: Where, labels: dict[str, str]) -> None:
     for label in labels:
         if not _LABEL.fullmatch(label):
-            at.problem(f"labels: {label!r} is no name of a label")
+            at.problem(say("rulebook.labels_no_name_label", label=label))
     scheme = labels.get("__scheme__") or SCHEMES[0]
     if scheme not in SCHEMES:
-        text = f"labels: __scheme__ {scheme[:100]!r} is neither http nor https"
+        text = say("rulebook.labels_scheme_neither_http", scheme=scheme[:100])
         at.at("__scheme__").problem(text, did_you_mean(scheme, SCHEMES))
 
 
@@ -291,12 +299,12 @@ def _targets(at: Where, texts: Sequence[str]) -> tuple[str, ...]:
         try:
             names = expand(text)
         except ValueError as error:
-            at.at(index).problem(f"targets: {error}")
+            at.at(index).problem(say("rulebook.field", field="targets", text=said_by(error)))
             continue
         bad = next((name for name in names if address(name) is None), None)
         if bad is not None:
-            hint = "such as gpu[0001-0016]:9400"
-            at.at(index).problem(f"targets: {bad[:100]!r} is not a host and a port", hint)
+            hint = say("rulebook.such_as_gpu")
+            at.at(index).problem(say("rulebook.targets_not_host_port", bad=bad[:100]), hint)
             continue
         found += names
         if len(found) > TARGETS_MAX:
@@ -314,12 +322,12 @@ def _queries(source: Source, items: Sequence[object], catalogue: Catalogue) -> l
         signal = catalogue.signals.get(query.signal)
         if signal is None:
             hint = did_you_mean(query.signal, catalogue.signals)
-            at.wrong("signal", f"the catalogue has no {query.signal}", hint)
+            at.wrong("signal", say("rulebook.catalogue_no", signal=query.signal), hint)
         elif signal.derived:
-            at.wrong("signal", f"{query.signal} is derived by healer and never arrives")
+            at.wrong("signal", say("rulebook.derived_by_healer_never", signal=query.signal))
         if not query.query.strip() or len(query.query) > QUERY_MAX_CHARS:
-            at.wrong("query", f"from 1 to {QUERY_MAX_CHARS} characters")
+            at.wrong("query", say("rulebook.from_characters", query_max_chars=QUERY_MAX_CHARS))
         if not 5 <= query.interval_s <= INTERVAL_MAX_S:
-            at.wrong("interval_s", f"from 5 to {INTERVAL_MAX_S:g}")
+            at.wrong("interval_s", say("rulebook.from_5", interval_max_s=INTERVAL_MAX_S))
         found.append(query)
     return found

@@ -4,6 +4,7 @@ import difflib
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import yaml
 
 from healer.model.vocabulary import did_you_mean
+from healer.text import Said, reworded, say
 
 T = TypeVar("T")
 
@@ -27,6 +29,13 @@ class Problem(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.text}" + (f" ({self.hint})" if self.hint else "")
+
+    def sentence(self, folder: Path | None = None) -> Said:
+        """The same line, in the language of its reader."""
+        place = f"{folder / self.file if folder is not None else self.file}:{self.line}"
+        if self.hint:
+            return say("rulebook.problem_hint", place=place, text=self.text, hint=self.hint)
+        return say("rulebook.problem", place=place, text=self.text)
 
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -57,28 +66,24 @@ class Source:
         self.name = name
         self.problems = problems
         self.raw = path.read_bytes() if raw is None else raw
-        self.root: yaml.Node | None = None
-        self.data: Any = None
+        self.data, wrong = _parsed(self.raw)
         #: (id of a value, kind) already searched for unknown fields: with aliases one value has many places.
         self._looked: dict[tuple[int, Any], Any] = {}
-        loader = _Yaml(self.raw)
-        try:
-            self.root = loader.get_single_node()
-            if self.root is not None:
-                self._same_keys(self.root, set())
-                self.data = loader.construct_document(self.root)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            mark = getattr(error, "problem_mark", None)
-            text = getattr(error, "problem", None) or "not readable as YAML"
-            self.data = None
-            self._add(mark.line + 1 if mark else 1, f"not valid YAML: {text}")
-        finally:
-            loader.dispose()
+        for line, text in wrong:
+            self._add(line, text)
 
     @classmethod
     def if_there(cls, path: Path, name: str, problems: list[Problem]) -> "Source":
         """The file, or an empty one where there is none."""
         return cls(path, name, problems, raw=None if path.exists() else b"")
+
+    @functools.cached_property
+    def _root(self) -> yaml.Node | None:
+        """With the places of its values: four times as large as they are, and only mistakes need it."""
+        try:
+            return yaml.compose(self.raw, _Yaml)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return None
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -93,7 +98,7 @@ class Source:
         return Where(self, path)
 
     def line(self, path: Sequence[str | int]) -> int:
-        node, line = self.root, 1
+        node, line = self._root, 1
         for part in path:
             child = _child(node, part)
             if child is None:
@@ -106,55 +111,37 @@ class Source:
     def _add(self, line: int, text: str, hint: str = "") -> None:
         self.problems.append(Problem(self.name, line, text, hint))
 
-    def _same_keys(self, node: yaml.Node, done: set[int]) -> None:
-        """YAML would silently keep the last of two equal keys. `done`: ids of visited nodes, as aliases of
-        aliases put one of them into millions of places."""
-        if id(node) in done:
-            return
-        done.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                self._same_keys(item, done)
-        elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in node.value:
-                if isinstance(key.value, str):  # else a list or a mapping, which the loader refuses
-                    if key.value in seen:
-                        self._add(key.start_mark.line + 1, f"{key.value} stands here twice")
-                    seen.add(key.value)
-                if not isinstance(value, yaml.ScalarNode):
-                    self._same_keys(value, done)
-
     # --- data -> structs ---------------------------------------------------------------------------------
 
-    def items(self, what: str) -> list[Any]:
+    def items(self) -> list[Any]:
         """The file's entries when it is a list; a problem and nothing when it is not."""
         if self.data is None:
             return []
         if not isinstance(self.data, list):
-            self.problem((), f"expected a list of {what}")
+            self.problem((), say("rulebook.expected_list_2"))
             return []
         return self.data
 
-    def entries(self, what: str, kind: type[T], noun: str = "") -> Iterator[tuple["Where", T]]:
-        """Each valid entry, and its place; the others are problems. With a `noun` for one
-        entry a second one of the same `name` is a problem too."""
+    def entries(self, kind: type[T], *, unique: bool = False) -> Iterator[tuple["Where", T]]:
+        """Each valid entry, and its place; the others are problems. If `unique`, so is a second one of the
+        same `name`."""
         names: set[str] = set()
-        for index, item in enumerate(self.items(what)):
+        for index, item in enumerate(self.items()):
             entry = self.convert((index,), item, kind)
             if entry is None:
                 continue
             name = getattr(entry, "name", "")
-            if noun and name in names:
-                self.problem((index, "name"), f"the {noun} {name} stands here twice")
+            if unique and name in names:
+                self.problem((index, "name"), say("rulebook.stands_twice", name=name))
             names.add(name)
             yield self.at(index), entry
 
-    def mapping(self, path: Sequence[str | int], data: Any, what: str) -> dict[str, Any]:
+    def mapping(self, path: Sequence[str | int], data: Any) -> dict[str, Any]:
         if data is None:
             return {}
         if not isinstance(data, dict):
-            self.problem(path, f"expected {what}")
+            text = say("rulebook.expected_mapping")
+            self.problem(path, say("rulebook.field", field=path[-1], text=text) if path else text)
             return {}
         return data
 
@@ -187,9 +174,57 @@ class Source:
             types = _types(struct)
             for key, value in data.items():
                 if key not in types:
-                    self.problem((*path, key), f"unknown field {key}", did_you_mean(str(key), types))
+                    self.problem(
+                        (*path, key), say("rulebook.unknown_field", name=key), did_you_mean(str(key), types)
+                    )
                 elif isinstance(value, dict | list):
                     self._unknown_fields((*path, key), value, types[key])
+
+
+#: A folder of rules is read by each part, by a detector twice, and again when one of its files changes.
+@functools.lru_cache(maxsize=128)
+def _parsed(raw: bytes) -> tuple[Any, Sequence[tuple[int, str]]]:
+    """The data, which all share and none changes, and what is wrong at which line. Wrong YAML has no data."""
+    loader, wrong = _Yaml(raw), list[tuple[int, str]]()
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None, wrong
+        wrong.extend(_same_keys(root, set()))
+        return loader.construct_document(root), wrong
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        text = getattr(error, "problem", None) or say("rulebook.not_readable_as_yaml")
+        return None, [*wrong, (mark.line + 1 if mark else 1, say("rulebook.not_valid_yaml", why=text))]
+    finally:
+        loader.dispose()
+
+
+def parse_ahead(folder: Path) -> None:
+    """Parses the files of a folder, for the processes that are forked afterwards."""
+    for file in folder.rglob("*.yaml"):
+        with suppress(OSError):
+            _parsed(file.read_bytes())
+
+
+def _same_keys(node: yaml.Node, done: set[int]) -> Iterator[tuple[int, str]]:
+    """YAML would silently keep the last of two equal keys. `done`: ids of visited nodes, as aliases of
+    aliases put one of them into millions of places."""
+    if id(node) in done:
+        return
+    done.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _same_keys(item, done)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key.value, str):  # else a list or a mapping, which the loader refuses
+                if key.value in seen:
+                    yield key.start_mark.line + 1, say("rulebook.key_twice", name=key.value)
+                seen.add(key.value)
+            if not isinstance(value, yaml.ScalarNode):
+                yield from _same_keys(value, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +246,7 @@ class Where:
 
     def wrong(self, field: str, text: str, hint: str = "") -> None:
         """A problem of this field; `text` goes on after its name."""
-        self.at(field).problem(f"{field}: {text}", hint)
+        self.at(field).problem(say("rulebook.field", field=field, text=text), hint)
 
     def check(self, field: str, holds: bool, text: str, hint: str = "") -> None:
         """Unless it holds: a problem of this field."""
@@ -244,6 +279,7 @@ def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
     return None
 
 
+@functools.cache
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
     """The struct inside `tuple[S, ...]`, `S | None` and the like."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -277,19 +313,22 @@ def _value(data: Any, path: Sequence[str | int]) -> Any:
 
 def _sentence(text: str, path: Sequence[str | int], data: Any) -> str:
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", text):
-        return f"field {missing[1]} is missing"
+        return say("rulebook.field_missing", name=missing[1])
     where = ".".join(str(part) for part in path if isinstance(part, str))
-    text = text.replace("`", "")
+    if wrong := re.fullmatch(r"Expected `(.+)`, got `(.+)`", text):
+        text = say("rulebook.expected_got", wanted=wrong[1], got=wrong[2])
+    text = text.replace("`", "") if not isinstance(text, Said) else text
     if text.startswith("Invalid enum value"):
-        text = f"{_value(data, path)!r} is not one of its words"
-    return f"{where}: {text[0].lower()}{text[1:]}" if where else f"{text[0].lower()}{text[1:]}"
+        text = say("rulebook.not_one_its_words_2", value=_value(data, path))
+    text = reworded(text, text[0].lower() + text[1:])
+    return say("rulebook.field", field=where, text=text) if where else text
 
 
 def _hint(text: str, path: Sequence[str | int], data: Any, kind: type) -> str:
     if not text.startswith("Invalid enum value"):
         return ""
     words = _words(kind, [part for part in path if isinstance(part, str)])
-    return did_you_mean(str(_value(data, path)), words) or f"one of {', '.join(words)}"
+    return did_you_mean(str(_value(data, path)), words) or say("rulebook.one_of", words=", ".join(words))
 
 
 def _words(kind: Any, names: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import BadBody, BadEntry, Rejects, utc_time
 from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu_index, node_of_labels
 from healer.signals.wire import Accepted, HasNode, effective_time
+from healer.text import joined, say
 
 #: Alerts of one request: a group of a whole cluster's nodes is far below this.
 ALERTS_MAX = 10_000
@@ -129,20 +130,18 @@ def repeated_alert(seen: Observation) -> Observation:
 def _group(body: Any) -> tuple[list[Any], int, str]:
     """(the alerts, how many were left out, who sent them)."""
     if not isinstance(body, dict):
-        raise BadBody("the body: expected an object with `version` and `alerts`, as Alertmanager sends it")
+        raise BadBody(say("signals.alerts_shape"))
     version, alerts = body.get("version"), body.get("alerts")
     if version != _VERSION and not (version == _GRAFANA and "orgId" in body):
-        shown_version = repr(version)[:50]
-        raise BadBody(
-            f'version: {shown_version}; Alertmanager\'s "{_VERSION}" is taken, and Grafana\'s "{_GRAFANA}"'
-        )
+        sent = repr(version)[:50]
+        raise BadBody(say("signals.alerts_version", version=sent, alertmanager=_VERSION, grafana=_GRAFANA))
     if not isinstance(alerts, list):
-        raise BadBody("alerts: expected a list")
+        raise BadBody(say("signals.alerts_list"))
     if len(alerts) > ALERTS_MAX:
-        raise BadBody(f"alerts: {len(alerts)} of them, at most {ALERTS_MAX} are taken in one request")
+        raise BadBody(say("signals.too_many_alerts", n=len(alerts), most=ALERTS_MAX))
     lost = body.get("truncatedAlerts", 0)
     if type(lost) is not int or not 0 <= lost < 2**53:
-        raise BadBody("truncatedAlerts: expected a number, 0 or more")
+        raise BadBody(say("signals.alerts_truncated"))
     return alerts, lost, str(body.get("externalURL") or "")[:URL_MAX]
 
 
@@ -182,14 +181,13 @@ def _where(labels: Mapping[str, str], site: Site) -> Component | None:
     The words are those of series (`healer.signals.series`).
     """
     if why := check_labels(dict(labels)):
-        raise BadEntry(f"labels: {why}")
+        raise BadEntry(say("signals.field", field="labels", text=why))
     if not labels.get("alertname"):
-        raise BadEntry("labels: `alertname` is missing")
+        raise BadEntry(say("signals.no_alertname"))
     named = next((labels[name] for name in CLUSTER_LABELS if labels.get(name) in site.served), None)
     cluster = named or site.cluster
     if not cluster:
-        clusters = ", ".join(site.served)
-        raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {clusters}")
+        raise BadEntry(say("signals.alert_cluster", clusters=joined(site.served, "comma")))
     home = node_of_labels(labels, site.has_node, cluster)
     if not isinstance(home, str):
         return _part(labels, *home)
@@ -213,12 +211,12 @@ def _part(labels: Mapping[str, str], cluster: str, node: str) -> Component:
 
 
 def _observation(alert: Alert, where: Component, now: datetime, source: str, envelope: str) -> Observation:
-    reported = _moment("startsAt", alert.starts_at)
+    reported = utc_time(alert.starts_at, "startsAt")
     begun = effective_time(reported, now)
     if begun.year < _FIRST_YEAR:
-        raise BadEntry(f"startsAt: {alert.starts_at[:40]} is no moment at which an alert began")
+        raise BadEntry(say("signals.alert_too_early", time=alert.starts_at[:40]))
     firing = alert.status == "firing"
-    ended = None if firing or not alert.ends_at else effective_time(_moment("endsAt", alert.ends_at), now)
+    ended = None if firing or not alert.ends_at else effective_time(utc_time(alert.ends_at, "endsAt"), now)
     if ended is not None and ended < begun:
         ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
     fingerprint = alert.fingerprint
@@ -252,13 +250,6 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
             "url": url if url.startswith(("http://", "https://")) and len(url) <= URL_MAX else "",
         },
     )
-
-
-def _moment(name: str, text: str) -> datetime:
-    try:
-        return utc_time(text)
-    except BadEntry as error:
-        raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
 
 
 STRUCTURED = "application/cloudevents+json"
@@ -307,12 +298,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def events_of(body: Any, *, batch: bool, rejects: Rejects) -> list[Event]:
     """The events of decoded JSON, one or a list of them. Wrong ones are rejected. Raises BadBody."""
     if batch and not isinstance(body, list):
-        raise BadBody("the body: a batch is a list of events")
+        raise BadBody(say("signals.batch_list"))
     if not batch and not isinstance(body, dict):
-        raise BadBody("the body: expected one event; a list of them is application/cloudevents-batch+json")
+        raise BadBody(say("signals.one_event"))
     items = body if batch else [body]
     if len(items) > EVENTS_MAX:
-        raise BadBody(f"the body: {len(items)} events, at most {EVENTS_MAX} are taken in one request")
+        raise BadBody(say("signals.too_many_events", n=len(items), most=EVENTS_MAX))
     found: list[Event] = []
     for index, item in enumerate(items):
         try:
@@ -342,22 +333,22 @@ def _unquoted(value: str) -> str:
 
 def _event(index: int, item: Any) -> Event:
     if not isinstance(item, dict):
-        raise BadEntry("expected an object with `specversion`, `id`, `source` and `type`")
+        raise BadEntry(say("signals.event_shape"))
     for name in _STRINGS:
         value = item.get(name)
         if value is None and name not in _REQUIRED:
             continue
         if not isinstance(value, str) or not value:
-            raise BadEntry(f"{name}: {'missing' if value is None else 'has to be a text that is not empty'}")
+            raise BadEntry(say("signals.missing" if value is None else "signals.must_be_text", name=name))
         if len(value) > ATTRIBUTE_MAX:
-            raise BadEntry(f"{name}: more than {ATTRIBUTE_MAX} characters")
+            raise BadEntry(say("signals.too_long", name=name, most=ATTRIBUTE_MAX))
     if item["specversion"] != "1.0":
-        raise BadEntry(f"specversion: {item['specversion'][:20]}; 1.0 is understood")
+        raise BadEntry(say("signals.event_version", version=item["specversion"][:20]))
     if item.get("time") is not None:
         utc_time(item["time"])
     kind = str(item.get("datacontenttype") or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise BadEntry(f"datacontenttype: {kind[:60]}; JSON is understood")
+        raise BadEntry(say("signals.event_content", kind=kind[:60]))
     return Event(
         index=index,
         id=item["id"],
@@ -373,7 +364,7 @@ def _unpacked(text: Any) -> Any:
     try:
         return msgspec.json.decode(base64.b64decode(text, validate=True))
     except (TypeError, ValueError, binascii.Error, RecursionError):
-        raise BadEntry("data_base64: is not JSON in base64") from None
+        raise BadEntry(say("signals.event_base64")) from None
 
 
 # --- events that are alerts ------------------------------------------------------------------------------
@@ -397,7 +388,7 @@ def alert_in(event: Event, named: Sequence[str], now: datetime) -> Enveloped | N
 
 def _object(event: Event) -> dict[str, Any]:
     if not isinstance(event.data, dict):
-        raise BadEntry("data: expected an object")
+        raise BadEntry(say("signals.data_object"))
     return event.data
 
 
@@ -414,7 +405,7 @@ def _alertmanager_form(event: Event, now: datetime) -> dict[str, Any]:
 def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
     health = _object(event).get("healthEvent")
     if not isinstance(health, dict):
-        raise BadEntry("data: `healthEvent` is missing")
+        raise BadEntry(say("signals.no_health_event"))
     labels = {
         "alertname": _word(health.get("checkName")),
         "node": _word(health.get("nodeName")) or event.subject,

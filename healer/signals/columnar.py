@@ -22,6 +22,7 @@ from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejects, check_marks
 from healer.signals.series import (
     NO_ROOM,
+    NOT_KNOWN,
     REPORTS_MAX,
     SAMPLES_MAX,
     TOO_MANY_MOMENTS,
@@ -32,6 +33,7 @@ from healer.signals.series import (
 )
 from healer.signals.values import blanks_to_nan, float_array, number, sample_time
 from healer.signals.wire import Gpu, HasNode, wrong_node
+from healer.text import NO_WORDS, Said, said_by, say
 
 # --- columnar body ------------------------------------------------------------------------------------------
 # Bodies of columnar metrics as they are read: their form, their bounds, one entry after the other.
@@ -99,14 +101,14 @@ def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
     except msgspec.ValidationError:
         pass  # one by one: one bad entry never loses the good ones
     except NOT_JSON as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
+        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     for index, item in enumerate(_items(raw)):
         try:
             yield index, _wordy.decode(item)
         except msgspec.ValidationError as error:
             rejects.add(index, error)
         except NOT_JSON as error:
-            raise BadBody(f"the body is not JSON: {error}") from None
+            raise BadBody(say("signals.not_json", error=said_by(error))) from None
 
 
 def _items(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
@@ -115,18 +117,18 @@ def _items(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
     if begin == b"{":
         return [raw]
     if begin != b"[":
-        raise BadBody("the body: expected an object with `node` and `gpu` or `host`, or a list of them")
+        raise BadBody(say("signals.metrics_shape"))
     try:
         items = _list.decode(raw)
     except NOT_JSON as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
+        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     _check_entries(len(items))
     return items
 
 
 def _check_entries(count: int) -> None:
     if count > ENTRIES_MAX:
-        raise BadBody(f"the body: a list of {count} entries, at most {ENTRIES_MAX} are taken")
+        raise BadBody(say("signals.most_entries", n=count, most=ENTRIES_MAX))
 
 
 def check_sizes(body: Body | Wordy) -> None:
@@ -138,14 +140,16 @@ def check_sizes(body: Body | Wordy) -> None:
         + sum(map(len, body.ports.values()))
     )
     if names > NAMES_MAX:
-        raise BadEntry(f"{names} names, at most {NAMES_MAX} are taken")
+        raise BadEntry(say("signals.too_many_names", n=names, most=NAMES_MAX))
     for field, lists in (("gpu", body.gpu), ("links", body.links)):
         for name, values in lists.items():
             if len(values) > GPUS_MAX:
-                raise BadEntry(f"{field}: {name} has {len(values)} GPUs, at most {GPUS_MAX} are taken")
+                raise BadEntry(
+                    say("signals.too_many_gpus", field=field, name=name, n=len(values), most=GPUS_MAX)
+                )
     for name, gpus in body.links.items():
         if any(len(links) > LINKS_MAX for links in gpus):
-            raise BadEntry(f"links: {name} has more than {LINKS_MAX} links on a GPU")
+            raise BadEntry(say("signals.too_many_links", name=name, most=LINKS_MAX))
     places = (
         sum(map(len, body.gpu.values()))
         + sum(len(links) for gpus in body.links.values() for links in gpus)
@@ -153,7 +157,7 @@ def check_sizes(body: Body | Wordy) -> None:
         + sum(map(len, body.ports.values()))
     )
     if places > PLACES_MAX:
-        raise BadEntry(f"{places} values, at most {PLACES_MAX} are taken in one entry")
+        raise BadEntry(say("signals.too_many_values", n=places, most=PLACES_MAX))
 
 
 # --- columnar -----------------------------------------------------------------------------------------------
@@ -172,7 +176,7 @@ class _Layout(msgspec.Struct, frozen=True):
     #: By place of the flat values.
     signals: tuple[Signal | None, ...]
     #: Name, why, samples.
-    unknown: tuple[tuple[str, str, int], ...]
+    unknown: tuple[tuple[str, Said, int], ...]
 
 
 class Columnar:
@@ -249,15 +253,13 @@ class Columnar:
 
     def _learn(self, where: Where, gpus: list[Gpu]) -> None:
         if len(gpus) > GPUS_MAX:
-            raise BadEntry(f"gpus: {len(gpus)} GPUs, at most {GPUS_MAX} are taken")
+            raise BadEntry(say("signals.too_many_gpus_listed", n=len(gpus), most=GPUS_MAX))
         addresses = [normal_pci(gpu.pci) for gpu in gpus]
         for gpu, pci in zip(gpus, addresses, strict=True):
             if pci is None:
-                raise BadEntry(
-                    f"gpus: {gpu.pci[:40]!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00"
-                )
+                raise BadEntry(say("signals.bad_pci", pci=repr(gpu.pci[:40]), gpu=gpu.index))
             if gpu.index >= GPUS_MAX:
-                raise BadEntry(f"gpus: index {gpu.index}, at most {GPUS_MAX - 1} is taken")
+                raise BadEntry(say("signals.gpu_index", index=gpu.index, most=GPUS_MAX - 1))
         for gpu, pci in zip(gpus, addresses, strict=True):
             self._gpus.learn(where, gpu.index, gpu.uuid, pci, gpu.serial)
 
@@ -315,18 +317,18 @@ class Columnar:
         places = list(self._places(body))
         wanted = [column for _, _, column, _ in places if column is not None]
         if len(wanted) > SAMPLES_MAX:
-            raise BadEntry(f"{len(wanted)} samples, at most {SAMPLES_MAX} of a node and moment are taken")
+            raise BadEntry(say("signals.too_many_samples_of_node", n=len(wanted), most=SAMPLES_MAX))
         numbers = dict(zip(wanted, self._numbers.of(wanted), strict=True))
         take: list[int] = []
         columns: list[int] = []
         scale: list[float] = []
-        unknown: dict[tuple[str, str], int] = {}
+        unknown: dict[tuple[str, Said], int] = {}
         seen: set[int] = set()
         for place, (name, meaning, column, why_not) in enumerate(places):
             given = numbers[column] if column is not None else -1
             why = why_not
             if column is not None:
-                why = NO_ROOM if given < 0 else "told twice" if given in seen else ""
+                why = NO_ROOM if given < 0 else say("signals.repeated") if given in seen else NO_WORDS
             if why or meaning is None:
                 unknown[name, why] = unknown.get((name, why), 0) + 1
                 continue
@@ -344,7 +346,7 @@ class Columnar:
             unknown=tuple((name, why, count) for (name, why), count in unknown.items()),
         )
 
-    def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Meaning | None, Column | None, str]]:
+    def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Meaning | None, Column | None, Said]]:
         """(name, meaning, column, why not) for each flat value, in its order."""
         for name, values in body.gpu.items():
             meaning = self._names.plain(name, Scope.gpu) or next(
@@ -365,14 +367,14 @@ class Columnar:
 
     def _place(
         self, name: str, meaning: Meaning | None, part: Part, field: str
-    ) -> tuple[str, Meaning | None, Column | None, str]:
+    ) -> tuple[str, Meaning | None, Column | None, Said]:
         if meaning is not None:
-            return name, meaning, Column(meaning.signal.name, part), ""
-        why = f"does not belong in `{field}`" if name in self._names else "not in the catalogue"
+            return name, meaning, Column(meaning.signal.name, part), NO_WORDS
+        why = say("signals.wrong_section", field=field) if name in self._names else NOT_KNOWN
         return name, None, None, why
 
 
-def _cut(name: str, values: list[Any], most: int, why: str, out: Measured) -> None:
+def _cut(name: str, values: list[Any], most: int, why: Said, out: Measured) -> None:
     if len(values) > most:
         out.unplaced(name, why, len(values) - most)
         del values[most:]

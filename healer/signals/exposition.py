@@ -33,6 +33,7 @@ from healer.signals.templates import (
 )
 from healer.signals.values import float_of, float_or_none
 from healer.signals.wire import HasNode, wrong_node
+from healer.text import say
 
 LINE_LIMIT = 16_384
 #: What one exporter prints is below 50,000.
@@ -49,7 +50,7 @@ _LABEL = re.compile(
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", '"': '"', "\\": "\\"}
 _VALUE = re.compile(r"\s*(\S+)(?:\s+([-+0-9.eE]+))?\s*(?:#.*)?")
-_NO_SAMPLE = "not a sample: a name, labels in braces and a number"
+_NO_SAMPLE = say("signals.not_a_sample")
 
 _json_numbers = msgspec.json.Decoder(list[float])
 
@@ -102,9 +103,9 @@ def _text(raw: bytes, rejects: Rejects) -> str:
         except UnicodeDecodeError as error:
             lines.append("")
             if not line.startswith(b"#"):
-                rejects.add(number, f"not UTF-8: byte {error.start} of the line")
+                rejects.add(number, say("signals.line_not_utf8", byte=error.start))
     if not any(line.strip() for line in lines):
-        raise BadBody(f"the body is not UTF-8: byte {first}")
+        raise BadBody(say("signals.not_utf8", byte=first))
     return "\n".join(lines)
 
 
@@ -224,7 +225,7 @@ class _Reading:
         for number, line in enumerate(text.split("\n") if wrong else ()):
             series, _, word = line.rpartition(" ")
             if word in wrong and (series in self.slots.by_key or series in self.slots.refused):
-                self.rejects.add(number, f"{word[:40]!r} is not a number")
+                self.rejects.add(number, say("signals.not_a_number", word=repr(word[:40])))
         return [math.nan if value is None else value for value in values]
 
     def _careful(self, number: int, line: str) -> _Careful | None:
@@ -252,7 +253,7 @@ class _Reading:
 def _series(line: str) -> tuple[str, dict[str, str], int]:
     """(name, labels, where the series ends)."""
     if len(line) > LINE_LIMIT:
-        raise _BadLine(f"a line of more than {LINE_LIMIT} characters")
+        raise _BadLine(say("signals.line_of_text_too_long", most=LINE_LIMIT))
     match = _NAME.match(line) or _NO_NAME.match(line)
     if match is None:
         raise _BadLine(_NO_SAMPLE)
@@ -272,7 +273,7 @@ def _series(line: str) -> tuple[str, dict[str, str], int]:
         place = match.end()
     end = line.find("}", place)
     if end < 0 or line[place:end].strip():
-        raise _BadLine(f"the labels of {name} cannot be read" if name else _NO_SAMPLE)
+        raise _BadLine(say("signals.labels_unreadable", name=name) if name else _NO_SAMPLE)
     if not name:
         raise _BadLine(_NO_SAMPLE)
     return name, labels, end + 1
@@ -299,14 +300,14 @@ def _value(text: str) -> tuple[float, int]:
     """(value, time in ms since 1970). OpenMetrics uses seconds, Prometheus' own text milliseconds."""
     match = _VALUE.fullmatch(text)
     if match is None:
-        raise _BadLine("no value after the series")
+        raise _BadLine(say("signals.no_value"))
     try:
         value = float_of(match[1])
         stamp = float(match[2]) if match[2] else None
     except ValueError:
-        raise _BadLine(f"{match[0].strip()[:40]!r} is not a number") from None
+        raise _BadLine(say("signals.not_a_number", word=repr(match[0].strip()[:40]))) from None
     if stamp is None:
         return value, NO_TIME
     if math.isnan(stamp) or abs(stamp) > 1e15:
-        raise _BadLine("the time stamp is not a time")
+        raise _BadLine(say("signals.bad_timestamp"))
     return value, int(stamp if abs(stamp) > 1e11 else stamp * 1000)

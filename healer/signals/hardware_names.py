@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from healer.model import DEVICE_MARK, device_in
 from healer.signals.inventory import Where
 from healer.signals.wire import HasNode
+from healer.text import Said, say
 
 # --- parts --------------------------------------------------------------------------------------------------
 # Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
@@ -23,8 +24,8 @@ GPUS_MOST = 64
 #: NVLinks of one GPU: 12 on A100, 18 on H100, H200 and B200, and room for the next model.
 NVLINKS_MAX = 36
 
-GPU_BEYOND = "a GPU beyond those that Slurm shows of this node"
-LINK_BEYOND = f"an NVLink beyond the {NVLINKS_MAX} that a GPU can have"
+GPU_BEYOND = say("signals.gpu_beyond")
+LINK_BEYOND = say("signals.link_beyond", most=NVLINKS_MAX)
 
 
 def unknown_shape(cluster: str, node: str) -> int | None:
@@ -43,7 +44,7 @@ class Parts:
         shown = self._shown(*where)
         return GPUS_UNKNOWN if not shown else min(max(shown, GPUS_LEAST), GPUS_MOST)
 
-    def wrong(self, where: Where, gpu: int | None, link: int | None) -> str | None:
+    def wrong(self, where: Where, gpu: int | None, link: int | None) -> Said | None:
         """Why this GPU, or this NVLink of it, is not taken."""
         if link is not None and link >= NVLINKS_MAX:
             return LINK_BEYOND
@@ -65,16 +66,16 @@ PORTS_MAX = 64
 #: Nodes whose ports are remembered, then all are forgotten at once.
 _NODES_MAX = 50_000
 
-VIRTUAL = "virtual interface"
-NO_PORT = "not the name of a hardware port, such as mlx5_0/1 or eth0"
-TOO_MANY = f"more than {PORTS_MAX} ports of this node"
+VIRTUAL = say("signals.virtual_port")
+NO_PORT = say("signals.no_hardware_port")
+TOO_MANY = say("signals.too_many_ports", most=PORTS_MAX)
 #: Different names of ports in one cluster: machines of one kind have the same ones.
 NAMES_MAX = 512
 #: While fewer names are known, any node may add some; after that each node may add only this many new ones,
 #: so that a few nodes cannot use up the shared limit, and machines of a new kind are still learned soon.
 NAMES_FREE, NAMES_OF_NODE = 128, 8
-TOO_MANY_NAMES = f"more than {NAMES_MAX} different names of ports in this cluster"
-TOO_MANY_NEW = f"more than {NAMES_OF_NODE} names of ports that only this node told"
+TOO_MANY_NAMES = say("signals.too_many_port_names", most=NAMES_MAX)
+TOO_MANY_NEW = say("signals.too_many_new_ports", most=NAMES_OF_NODE)
 #: Reasons that later reports of other nodes may lift.
 PASSING = frozenset({TOO_MANY, TOO_MANY_NEW})
 
@@ -91,7 +92,7 @@ _VIRTUAL = re.compile(
 )
 
 
-def wrong_port(name: str) -> str | None:
+def wrong_port(name: str) -> Said | None:
     """Why a port of this name is not taken: `mlx5_0/1` (device and port) or `eth0` (interface) are."""
     if _HARDWARE.fullmatch(name):
         return None
@@ -107,14 +108,14 @@ class Ports:
         #: How many of the names a node brought after the free ones.
         self._brought: Counter[Where] = Counter()
 
-    def wrong(self, where: Where, names: Iterable[str]) -> dict[str, str]:
+    def wrong(self, where: Where, names: Iterable[str]) -> dict[str, Said]:
         """Why some of these ports of the node are not taken, by name; learns the others."""
         node = self._nodes.get(where)
         if node is None:
             if len(self._nodes) >= _NODES_MAX:
                 self._nodes.clear()
             node = self._nodes[where] = {}
-        wrong: dict[str, str] = {}
+        wrong: dict[str, Said] = {}
         for name in names:
             if name in node:
                 continue
@@ -190,12 +191,12 @@ PARTS_MAX = 1_024
 #: Pairs of a device and a part.
 PAIRS_MAX = 100_000
 
-NO_DEVICE = "no label names a device"
-NO_PART = "no label names a part of the device"
-IS_A_NODE = "bears the name of a node of the cluster, and a node is no device"
-NOT_YOURS = "a token that is bound to a node speaks of no device"
-TOO_MANY_DEVICES = f"more than {DEVICES_MAX} devices, or than {PAIRS_MAX} parts of them"
-TOO_MANY_PARTS = f"more than {PARTS_MAX} parts of this device, or than {PART_NAMES_MAX} names of parts"
+NO_DEVICE = say("signals.no_device")
+NO_PART = say("signals.no_device_part")
+IS_A_NODE = say("signals.device_is_node")
+NOT_YOURS = say("signals.device_by_node")
+TOO_MANY_DEVICES = say("signals.too_many_devices", most=DEVICES_MAX, parts=PAIRS_MAX)
+TOO_MANY_PARTS = say("signals.too_many_parts", most=PARTS_MAX, names=PART_NAMES_MAX)
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _PART = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,98}[\x21-\x7e])?")
@@ -244,7 +245,7 @@ def with_devices(has_node: HasNode, *, bound: bool) -> HasNode:
     return also
 
 
-def why_refused(device: str, cluster: str, has_node: HasNode) -> str | None:
+def why_refused(device: str, cluster: str, has_node: HasNode) -> Said | None:
     """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
     where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
     if not has_node(cluster, DEVICE_MARK + device):
@@ -253,12 +254,12 @@ def why_refused(device: str, cluster: str, has_node: HasNode) -> str | None:
     return IS_A_NODE if any(has_node(cluster, name) for name in names) else None
 
 
-def wrong_device(device: str, cluster: str, has_node: HasNode) -> str | None:
+def wrong_device(device: str, cluster: str, has_node: HasNode) -> Said | None:
     """Why a request may not be of this device as a whole."""
     if not _DEVICE.fullmatch(device):
-        return "device: not a name of a device: letters, digits and . _ : -, at most 64"
+        return say("signals.bad_device")
     why = why_refused(device, cluster, has_node)
-    return f"device: {why}" if why else None
+    return say("signals.field", field="device", text=why) if why else None
 
 
 class Devices:
@@ -269,7 +270,7 @@ class Devices:
         self._parts: dict[str, int] = {}
         self._pairs = 0
 
-    def wrong(self, device: str, part: str | None) -> str | None:
+    def wrong(self, device: str, part: str | None) -> Said | None:
         """Why it is not taken; learns it otherwise."""
         parts = self._devices.get(device)
         if parts is None and len(self._devices) >= DEVICES_MAX:

@@ -24,6 +24,7 @@ from healer.signals.wire import (
     normal_boot_id,
     wrong_node,
 )
+from healer.text import say
 
 HOOKS = ("prolog", "epilog", "health-check")
 #: Reports of one request: a node's spool holds what one request takes (1 MB), of 400 bytes at least each.
@@ -132,9 +133,9 @@ def nodes_of_hooks(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 def _items(body: Any) -> list[Any]:
     items = body if isinstance(body, list) else [body]
     if not isinstance(body, dict | list):
-        raise BadBody("the body: expected an object with `node`, or a list of them")
+        raise BadBody(say("signals.node_shape"))
     if len(items) > REPORTS_MAX:
-        raise BadBody(f"the body: a list of {len(items)} reports, at most {REPORTS_MAX} are taken")
+        raise BadBody(say("signals.too_many_reports", n=len(items), most=REPORTS_MAX))
     return items
 
 
@@ -153,7 +154,7 @@ def _seen(
     around = {"cluster": cluster, "node": report.node, "boot_id": boot_id, "entries": entries}
     lines = kernel_log_observations(around, has_node, now, cluster=cluster)
     if lines.rejected:
-        raise BadEntry(f"kernel: {lines.rejected[0].reason}")
+        raise BadEntry(say("signals.field", field="kernel", text=lines.rejected[0].reason))
     key = report.id or digest_of(at.isoformat())[:32]
     fresh, results = now - at <= FRESH, _results(report)
     return (
@@ -187,9 +188,7 @@ def _seen(
 def _check_names(report: HookReport) -> None:
     for check in report.checks:
         if not _CHECK.fullmatch(check.name):
-            raise BadEntry(
-                f"checks: {check.name[:40]!r} is no name of a check: small letters, digits and dashes"
-            )
+            raise BadEntry(say("signals.bad_check", name=repr(check.name[:40])))
 
 
 def _results(report: HookReport) -> dict[str, Any]:

@@ -9,7 +9,7 @@ The best that the signal offers, in this order:
 5. the content and its arrival: the same content again within 10 minutes is the same event.
 
 Cluster and node always belong to it. Digests are SHA-256 in hex. One event by two senders that know different
-things of it has two digests: `observations.echoes` finds those.
+things of it has two digests: `observations.node_picture` finds those.
 """
 
 import hashlib

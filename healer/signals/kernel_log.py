@@ -37,6 +37,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 _START = re.compile(r"NVRM: |nvidia-nvswitch\d")
+_CODED = ("NVRM: Xid", "nvidia-nvswitch")
 #: Colours, as `dmesg --color=always` and some consoles print them. The kernel escapes those of programs.
 _COLOURS = re.compile("\x1b\\[[0-9;]{0,16}m")
 # Control characters and lone surrogates: no log prints them, and PostgreSQL's JSON cannot hold all of them.
@@ -104,6 +105,8 @@ def split_prefix(line: str) -> Prefix | None:
     if at == 0:
         return Prefix(content)
     before = line[:at].lstrip()
+    if line[:at] == " " and content.startswith(_CODED):
+        return Prefix(content)  # rsyslog's property `msg` keeps the blank after the tag
     if not before:
         return Prefix(content, continues=True)
     for form in _FORMS:

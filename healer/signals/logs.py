@@ -15,7 +15,15 @@ import msgspec
 from healer.model import NO_LINES, LineBook
 from healer.signals.kernel_log import one_line
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, map_of, pairs_of
-from healer.signals.wire import ENTRIES_MAX, Accepted, HasNode, check_entries, entries_observations
+from healer.signals.wire import (
+    ENTRIES_MAX,
+    Accepted,
+    HasNode,
+    check_entries,
+    entries_observations,
+    slurm_name,
+)
+from healer.text import NO_WORDS, Said, said_by, say
 
 # --- syslog -------------------------------------------------------------------------------------------------
 # What proves that a record of a log shipper is the kernel's own line.
@@ -133,7 +141,7 @@ def export_records(raw: bytes) -> Iterator[dict[str, Any]]:
     while place < size:
         end = raw.find(b"\n", place)
         if end < 0:
-            raise BadBody("the body ends within a field of the journal")
+            raise BadBody(say("signals.journal_cut"))
         line, place = raw[place:end], end + 1
         if not line:
             if record:
@@ -142,14 +150,14 @@ def export_records(raw: bytes) -> Iterator[dict[str, Any]]:
             continue
         fields += 1
         if fields > FIELDS_MAX:
-            raise BadBody(f"a record of the journal has more than {FIELDS_MAX} fields")
+            raise BadBody(say("signals.journal_fields", most=FIELDS_MAX))
         name, equals, value = line.partition(b"=")
         if not equals:
             stop = place + _SIZE_BYTES
             length = int.from_bytes(raw[place:stop], "little")
             place = stop + length + 1
             if place > size or raw[place - 1 : place] != b"\n":
-                raise BadBody(f"the field {_text(name)[:64]!r} of the journal is longer than the body")
+                raise BadBody(say("signals.journal_length", name=repr(_text(name)[:64])))
             value = raw[stop : place - 1]
         _add(record, _text(name), _value(value))
     if record:
@@ -188,9 +196,9 @@ def message_text(value: Any) -> str:
     elif isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
         text = bytes(value).decode("utf-8", "replace")
     elif isinstance(value, list):
-        raise BadEntry("MESSAGE: more than one")
+        raise BadEntry(say("signals.two_messages"))
     else:
-        raise BadEntry("MESSAGE: missing, or no text")
+        raise BadEntry(say("signals.no_message"))
     return one_line(text)
 
 
@@ -250,7 +258,7 @@ class KernelRecords(msgspec.Struct, frozen=True, kw_only=True):
     accepted: Accepted
     not_kernel: int = 0
     nodes: frozenset[tuple[str, str]] = frozenset()
-    example: str = ""
+    example: Said = NO_WORDS
 
 
 class Source:
@@ -284,7 +292,7 @@ class Record(msgspec.Struct, frozen=True):
 
     index: int
     places: Places = ()
-    wrong: str = ""
+    wrong: Said = NO_WORDS
     #: RFC 3339, where the form itself gives the time; the record's own time overrides it.
     time: str | None = None
     #: Where `places` may have lost the first value of a repeated name.
@@ -298,7 +306,7 @@ def json_records(raw: bytes) -> list[Record]:
         body = msgspec.json.decode(raw)
     except NOT_JSON as error:
         if not raw.lstrip().startswith(b"{"):
-            raise BadBody(f"the body is not JSON: {error}") from None
+            raise BadBody(say("signals.not_json", error=said_by(error))) from None
         return list(_lines(raw))
     items = body if isinstance(body, list) else [body]
     check_entries(len(items))
@@ -324,7 +332,7 @@ def relevant_fields(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def record_of(index: int, item: Any, source: Source | None = None) -> Record:
     if not isinstance(item, dict):
-        return Record(index, wrong="not an object")
+        return Record(index, wrong=say("signals.not_object"))
     return Record(index, (item,), source=source)
 
 
@@ -340,7 +348,7 @@ def _lines(raw: bytes) -> Iterator[Record]:
         try:
             yield record_of(index, decode(line), source)
         except NOT_JSON:
-            yield Record(index, wrong="not JSON")
+            yield Record(index, wrong=say("signals.line_not_json"))
 
 
 def kernel_records(
@@ -358,11 +366,11 @@ def kernel_records(
     """
     entries: list[tuple[int, dict[str, Any], Any]] = []
     nodes: set[tuple[str, str]] = set()
-    wrong: list[tuple[int, str]] = []
-    not_kernel, example = 0, ""
+    wrong: list[tuple[int, Said]] = []
+    not_kernel, example = 0, NO_WORDS
     for record in records:
         if len(entries) + len(wrong) >= ENTRIES_MAX:
-            raise BadBody(f"the body: more than {ENTRIES_MAX} records of the kernel in one request")
+            raise BadBody(say("signals.too_many_kernel_records", most=ENTRIES_MAX))
         if record.wrong:
             wrong.append((record.index, record.wrong))
             continue
@@ -378,7 +386,7 @@ def kernel_records(
         try:
             outer, entry = kernel_entry(fields, record.time, has_node, cluster=cluster, node=node)
         except BadEntry as error:
-            wrong.append((record.index, str(error)))
+            wrong.append((record.index, said_by(error)))
             continue
         nodes.add((outer["cluster"], outer["node"] or ""))
         entries.append((record.index, outer, entry))
@@ -390,9 +398,9 @@ def kernel_records(
     )
 
 
-def _marks_told(marks: Mapping[str, list[Any]]) -> str:
+def _marks_told(marks: Mapping[str, list[Any]]) -> Said:
     shown = ", ".join(f"{name}={value!r}"[:60] for name, values in marks.items() for value in values[:2])
-    return f"marked as {shown}" if shown else "without _TRANSPORT and inputname"
+    return say("signals.marked_as", marks=shown) if shown else say("signals.unmarked")
 
 
 def kernel_entry(
@@ -407,7 +415,7 @@ def kernel_entry(
     host = _word(fields, _HOSTS) or node
     outer = {
         "cluster": where,
-        "node": host and node_of(host, where, has_node),
+        "node": host and slurm_name(where, host, has_node),
         "boot_id": (_word(fields, _BOOTS) or "").strip() or None,
     }
     entry: dict[str, Any] = {"line": stamp_of(fields) + text, "time": _time(fields) or time}
@@ -415,12 +423,6 @@ def kernel_entry(
     if seq is not None:
         entry["seq"] = seq
     return outer, {name: value for name, value in entry.items() if value is not None}
-
-
-def node_of(host: str, cluster: str, has_node: HasNode) -> str:
-    """The node's name in Slurm: the host's own, or the first part of a full one."""
-    short, dot, _ = host.partition(".")
-    return short if dot and short and not has_node(cluster, host) and has_node(cluster, short) else host
 
 
 def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -431,7 +433,7 @@ def _word(fields: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     """Raises BadEntry where it is no text."""
     value = _first(fields, names)
     if value is not None and not isinstance(value, str):
-        raise BadEntry(f"{names[0]}: not a text")
+        raise BadEntry(say("signals.not_text", name=names[0]))
     return value or None
 
 
@@ -451,4 +453,4 @@ def time_text(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(float(seconds), UTC).isoformat()
     except (OverflowError, ValueError, OSError):
-        raise BadEntry("time: not a time") from None
+        raise BadEntry(say("signals.not_a_time")) from None

@@ -23,6 +23,7 @@ from healer.signals.rejects import BadBody, Rejected
 from healer.signals.series import NO_GPU, Measured, Numbers
 from healer.signals.values import blanks_to_nan, number
 from healer.signals.wire import HasNode, wrong_node
+from healer.text import said_by, say
 
 #: Real output is about 12 kB per GPU.
 XML_LIMIT_BYTES = 8 * 2**20
@@ -218,7 +219,7 @@ def _small(text: str, most: int) -> int | None:
 def _parse(raw: bytes) -> "_Reader":
     """The GPUs, in order. No entity is ever expanded and no file read: a document with its own is refused."""
     if len(raw) > XML_LIMIT_BYTES:
-        raise BadBody(f"the body is {len(raw)} bytes, at most {XML_LIMIT_BYTES} are taken")
+        raise BadBody(say("signals.body_too_large", size=len(raw), most=XML_LIMIT_BYTES))
     reader = _Reader()
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -230,9 +231,9 @@ def _parse(raw: bytes) -> "_Reader":
     try:
         parser.Parse(raw, True)
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise BadBody(f"the body is not the XML of `nvidia-smi -q -x`: {error}") from None
+        raise BadBody(say("signals.not_smi", error=said_by(error))) from None
     if not reader.is_log:
-        raise BadBody("the body is not the XML of `nvidia-smi -q -x`: no <nvidia_smi_log>")
+        raise BadBody(say("signals.not_smi", error=say("signals.smi_no_log")))
     return reader
 
 
@@ -250,12 +251,12 @@ class _Reader:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self.is_log |= not self._path and tag == "nvidia_smi_log"
         if len(self._path) >= _DEPTH_MAX:
-            raise ValueError("elements too deep in each other")
+            raise ValueError(say("signals.smi_depth"))
         if len(tag) > _TAG_MAX:
-            raise ValueError(f"an element whose name has more than {_TAG_MAX} characters")
+            raise ValueError(say("signals.smi_name", most=_TAG_MAX))
         if len(self._path) == 1 and tag == "gpu":
             if len(self.gpus) >= _GPUS_MAX:
-                raise ValueError(f"more than {_GPUS_MAX} GPUs")
+                raise ValueError(say("signals.smi_gpus", most=_GPUS_MAX))
             self.gpus.append(_Gpu(attributes.get("id", "")))
         self._path.append(tag)
         self._words = []
@@ -273,9 +274,9 @@ class _Reader:
             values = self.gpus[-1].values
             values.setdefault("/".join(self._path[2:]), text[:_TEXT_MAX])
             if len(values) > _PATHS_MAX:
-                raise ValueError(f"a GPU with more than {_PATHS_MAX} different elements")
+                raise ValueError(say("signals.smi_elements", most=_PATHS_MAX))
         self._path.pop()
         self._words = []
 
     def entity(self, *_: object) -> None:
-        raise ValueError("it defines an entity")
+        raise ValueError(say("signals.smi_entity"))

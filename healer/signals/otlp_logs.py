@@ -25,6 +25,7 @@ from healer.signals.otlp_values import (
 )
 from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, pairs_of, sentence
+from healer.text import said_by, say
 
 #: Log records of one request: a collector sends 8,192 at once.
 RECORDS_MAX = 200_000
@@ -49,15 +50,15 @@ def records(raw: bytes) -> Iterator[Record]:
                         try:
                             yield _record(index, raw, b, e, around)
                         except TooDeep as error:
-                            yield Record(index, wrong=str(error))
+                            yield Record(index, wrong=said_by(error))
                         index += 1
     except Torn as error:
-        raise BadBody(f"the body is not an ExportLogsServiceRequest: {error}") from None
+        raise BadBody(say("signals.not_otlp_logs", error=said_by(error))) from None
 
 
 def _check(index: int) -> None:
     if index >= RECORDS_MAX:
-        raise BadBody(f"the body has more than {RECORDS_MAX} log records: send it in several requests")
+        raise BadBody(say("signals.too_many_log_records", most=RECORDS_MAX))
 
 
 def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tuple[int, int]]]:
@@ -74,7 +75,7 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
         elif field == 2 and kind == LENGTH:
             scopes.append((begin, stop))
             if len(scopes) > SCOPES_MAX:
-                raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
+                raise BadBody(say("signals.too_many_scopes", most=SCOPES_MAX))
     return resource, scopes
 
 
@@ -82,7 +83,7 @@ def _around(resource: dict[str, Any]) -> dict[str, Any]:
     """What of a resource's attributes its records need. Raises BadBody."""
     kept = relevant_fields(resource)
     if len(pairs_of(kept)) > TELLING_MAX:
-        raise BadBody(f"a resource tells hosts, times and lines under more than {TELLING_MAX} names")
+        raise BadBody(say("signals.too_many_origin_names", most=TELLING_MAX))
     return kept
 
 
@@ -109,7 +110,7 @@ def _made(index: int, around: dict[str, Any], record: dict[str, Any], body: Any,
     try:
         return Record(index, places, time=time_text(nanos / 1e9) if nanos else None)
     except BadEntry as error:
-        return Record(index, wrong=str(error))
+        return Record(index, wrong=said_by(error))
 
 
 class _Resource(msgspec.Struct, gc=False):
@@ -141,7 +142,7 @@ def _json_record(index: int, record: _LogRecord, around: dict[str, Any]) -> Reco
         nanos = parse_int64(record.time_unix_nano) or parse_int64(record.observed_time_unix_nano)
         return _made(index, around, json_attributes(record.attributes), json_value(record.body), nanos)
     except Torn as error:
-        return Record(index, wrong=str(error))
+        return Record(index, wrong=said_by(error))
 
 
 _decoder = msgspec.json.Decoder(_Logs)
@@ -153,7 +154,7 @@ def json_records(raw: bytes) -> Iterator[Record]:
     try:
         body = _decoder.decode(raw)
     except NOT_JSON as error:
-        raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
+        raise BadBody(say("signals.not_otlp_json", error=sentence(error))) from None
     index = 0
     try:
         for resource in body.resource_logs or ():
@@ -165,4 +166,4 @@ def json_records(raw: bytes) -> Iterator[Record]:
                     yield _json_record(index, record, around)
                     index += 1
     except Torn as error:
-        raise BadBody(f"the body is not OTLP in JSON: {error}") from None
+        raise BadBody(say("signals.not_otlp_json", error=said_by(error))) from None

@@ -27,6 +27,7 @@ from healer.signals.rejects import BadBody, Rejects, check_marks, sentence
 from healer.signals.series import Measured, Placer
 from healer.signals.slots import NO_TIME, Samples, Slots
 from healer.signals.wire import HasNode
+from healer.text import NO_WORDS, Said, said_by, say
 
 # --- otlp names ---------------------------------------------------------------------------------------------
 # Names and labels of OTLP -> those of Prometheus, which the catalogue's aliases are.
@@ -149,13 +150,13 @@ DELTA, CUMULATIVE = 1, 2
 #: `flags`: this point says that there is no value.
 NO_VALUE = 1
 
-DELTAS = "a sum of delta temporality: send cumulative ones (the collector's deltatocumulative processor)"
-NO_TEMPORALITY = "a sum that does not tell its temporality"
-HISTOGRAMS = "a histogram or summary: the catalogue has gauges and sums alone"
+DELTAS = say("signals.delta_sum")
+NO_TEMPORALITY = say("signals.sum_without_temporality")
+HISTOGRAMS = say("signals.histogram")
 #: Tags of a point's fields.
 _START, _TIME, _VALUE, _ATTRIBUTE = 0x11, 0x19, 0x21, 0x3A
 
-NOTHING = "a metric without points that are known here"
+NOTHING = say("signals.no_points")
 
 
 class Point(NamedTuple):
@@ -175,7 +176,7 @@ class Metric(NamedTuple):
     name: str
     unit: str
     grows: bool
-    refused: str
+    refused: Said
     held: int
     points: Iterable[Point]
 
@@ -184,9 +185,9 @@ def milliseconds(nanos: int) -> int:
     return nanos // 1_000_000 if nanos else NO_TIME
 
 
-def why_refused(temporality: int) -> str:
+def why_refused(temporality: int) -> Said:
     """Why a sum is not taken; empty where it is."""
-    return {CUMULATIVE: "", DELTA: DELTAS}.get(temporality, NO_TEMPORALITY)
+    return {CUMULATIVE: NO_WORDS, DELTA: DELTAS}.get(temporality, NO_TEMPORALITY)
 
 
 def read_protobuf(raw: bytes) -> Iterator[Metric]:
@@ -194,7 +195,7 @@ def read_protobuf(raw: bytes) -> Iterator[Metric]:
     try:
         yield from _Reader(raw).metrics()
     except Torn as error:
-        raise BadBody(f"the body is not an ExportMetricsServiceRequest: {error}") from None
+        raise BadBody(say("signals.not_otlp_metrics", error=said_by(error))) from None
 
 
 def read_protobuf_attributes(block: bytes) -> dict[str, Any]:
@@ -214,7 +215,7 @@ class _Reader:
         for field in fields(self.data, start, end):
             self.fields_left -= 1
             if self.fields_left < 0:
-                raise BadBody(f"the body has more than {FIELDS_MAX} fields: send it in several requests")
+                raise BadBody(say("signals.too_many_fields", most=FIELDS_MAX))
             yield field
 
     def spans(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
@@ -232,7 +233,7 @@ class _Reader:
                 elif kind == LENGTH and field == 2:
                     scopes.append((begin, stop))
                     if len(scopes) > SCOPES_MAX:
-                        raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
+                        raise BadBody(say("signals.too_many_scopes", most=SCOPES_MAX))
             resource = b"".join(self.data[b:e] for b, e in attribute_spans)
             for begin, stop in scopes:
                 for b, e in self.spans(begin, stop, 2):
@@ -256,15 +257,13 @@ class _Reader:
             if kind == LENGTH and field == 1:
                 spans.append((b, e))
                 if len(spans) > self.points_left:
-                    raise BadBody(
-                        f"the body has more than {POINTS_MAX} data points: send it in several requests"
-                    )
+                    raise BadBody(say("signals.too_many_points", most=POINTS_MAX))
             elif kind == VARINT and form == 7 and field == 2:
                 temporality, _ = varint(self.data, b, e)
             elif kind == VARINT and form == 7 and field == 3:
                 grows = self.data[b] != 0
         self.points_left -= len(spans)
-        refused = {5: "", 7: why_refused(temporality), 0: NOTHING}.get(form, HISTOGRAMS)
+        refused = {5: NO_WORDS, 7: why_refused(temporality), 0: NOTHING}.get(form, HISTOGRAMS)
         points = () if refused else map(self._point, spans)
         return Metric(resource, read_protobuf_attributes, name, unit, grows, refused, len(spans), points)
 
@@ -303,7 +302,7 @@ class _Reader:
                 continue
             place += 9
         if place > end:
-            raise Torn("a field that is longer than its message")
+            raise Torn(say("signals.field_too_long"))
         block = b"".join((*parts, data[first:last]))
         return Point(block, value if not flags & NO_VALUE else float("nan"), milliseconds(nanos))
 
@@ -382,10 +381,10 @@ def read_json(raw: bytes) -> Iterator[Metric]:
                     metric = _metric(entry, block)
                     left -= metric.held
                     if left < 0:
-                        raise BadBody(f"the body has more than {POINTS_MAX} data points")
+                        raise BadBody(say("signals.too_many_points", most=POINTS_MAX))
                     yield metric
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Torn) as error:
-        raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
+        raise BadBody(say("signals.not_otlp_json", error=sentence(error))) from None
 
 
 def read_json_attributes(block: bytes) -> dict[str, Any]:
@@ -395,7 +394,7 @@ def read_json_attributes(block: bytes) -> dict[str, Any]:
 
 def _metric(metric: _Metric, resource: bytes) -> Metric:
     if metric.gauge is not None:
-        points, refused, grows = metric.gauge.data_points or (), "", False
+        points, refused, grows = metric.gauge.data_points or (), NO_WORDS, False
     elif metric.sum is not None:
         temporality = metric.sum.aggregation_temporality
         refused = why_refused(
@@ -461,13 +460,13 @@ class Otlp:
                     block, number = metric.resource, self.resource(metric.resource, json=json)
                 reading.take(metric, number)
         except Torn as error:  # of a point: they are read one by one
-            raise BadBody(f"a data point cannot be read: {error}") from None
+            raise BadBody(say("signals.bad_point", error=said_by(error))) from None
         return reading.done(now)
 
     def resource(self, block: bytes, *, json: bool) -> int:
         """A number that no other resource ever has. Raises BadBody."""
         if len(block) > RESOURCE_BYTES_MAX:
-            raise BadBody(f"a resource has {len(block)} bytes of attributes, at most {RESOURCE_BYTES_MAX}")
+            raise BadBody(say("signals.resource_bytes", size=len(block), most=RESOURCE_BYTES_MAX))
         key = (b"j" if json else b"p") + block
         found = self._resources.get(key)
         if found is None:
@@ -495,8 +494,9 @@ class _Reading:
 
     def take(self, metric: Metric, resource: int) -> None:
         if metric.refused:
+            why = say("signals.field", field=metric.name[:200], text=metric.refused)
             for _ in range(metric.held):
-                self.rejects.add(self.index, f"{metric.name[:200]}: {metric.refused}")
+                self.rejects.add(self.index, why)
                 self.index += 1
             return
         name = self.otlp.names.of(metric.name, metric.unit, metric.grows)
@@ -524,7 +524,7 @@ class _Reading:
             return None
         self.new += 1
         if self.new > NEW_SERIES_MAX:
-            raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
+            raise BadBody(say("signals.too_many_series_in_body", most=NEW_SERIES_MAX))
         return self.slots.add(key, name, labels(), self.has_node)
 
     def _labels(self, metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
@@ -548,7 +548,7 @@ class _Reading:
             except (Torn, ValueError, RecursionError):
                 return None
             if len(self._around) > ATTRIBUTES_MAX:
-                raise BadBody(f"a resource has {len(self._around)} attributes, at most {ATTRIBUTES_MAX}")
+                raise BadBody(say("signals.resource_attributes", n=len(self._around), most=ATTRIBUTES_MAX))
         return self._around
 
     def done(self, now: datetime) -> Measured:

@@ -14,6 +14,7 @@ import msgspec
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
 from healer.signals.rejects import map_of
 from healer.signals.values import float_of, int_of
+from healer.text import say
 
 #: Maps and lists within each other, and values of one record.
 DEPTH_MAX, VALUES_MAX = 8, 2048
@@ -25,7 +26,7 @@ class TooDeep(Torn):
     """Values within values beyond DEPTH_MAX, or more than VALUES_MAX of them."""
 
     def __init__(self) -> None:
-        super().__init__(f"a value of more than {DEPTH_MAX} levels or {VALUES_MAX} parts")
+        super().__init__(say("signals.value_too_deep", depth=DEPTH_MAX, most=VALUES_MAX))
 
 
 class _Budget:
@@ -169,7 +170,7 @@ def parse_int64(number: int | str | None) -> int:
     except ValueError:
         found = None
     if found is None or not -(2**63) <= found < 2**64:
-        raise Torn("not a whole number of 64 bits")
+        raise Torn(say("signals.not_int64"))
     return found
 
 

@@ -22,6 +22,7 @@ from healer.signals.series import NODE_LABELS, Measured, Placer, expanded
 from healer.signals.slots import Samples, Slots
 from healer.signals.values import blanks_to_nan, is_plain
 from healer.signals.wire import HasNode
+from healer.text import said_by, say
 
 _MS = 1000
 #: (times in s since 1970, values), (n,) each, by time.
@@ -127,17 +128,16 @@ def _combined(how: Combine, lines: Sequence[Line]) -> Line:
 def result(raw: bytes) -> list[_Series]:
     """The series of an answer. Raises BadBody: also where the server says that it failed."""
     if len(raw) > ANSWER_BYTES_MAX:
-        raise BadBody(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+        raise BadBody(say("signals.answer_too_large", most=ANSWER_BYTES_MAX))
     try:
         answer = _answer.decode(raw)
         if answer.status != "success":
-            raise BadBody(f"the server says: {answer.error[:300] or answer.status[:300]}")
+            raise BadBody(say("signals.server_says", error=answer.error[:300] or answer.status[:300]))
         if answer.data.resultType not in _SERIES:
-            kind = answer.data.resultType[:50]
-            raise BadBody(f"the answer is a {kind}, and a vector or a matrix has labels that say whose it is")
+            raise BadBody(say("signals.answer_kind", kind=answer.data.resultType[:50]))
         return _series.decode(answer.data.result)
     except NOT_JSON as error:
-        raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
+        raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
 
 
 def decode_names(raw: bytes) -> list[str]:
@@ -145,9 +145,9 @@ def decode_names(raw: bytes) -> list[str]:
     try:
         answer = _names.decode(raw)
     except NOT_JSON as error:
-        raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
+        raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
     if answer.status != "success":
-        raise BadBody(f"the server says: {answer.error[:300] or answer.status[:300]}")
+        raise BadBody(say("signals.server_says", error=answer.error[:300] or answer.status[:300]))
     return answer.data
 
 
@@ -155,7 +155,7 @@ def _named(metric: msgspec.Raw, signal: str) -> tuple[str, dict[str, str]]:
     try:
         labels = _labels.decode(metric)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BadBody("the labels of a series are no texts by name") from None
+        raise BadBody(say("signals.labels_not_text")) from None
     name = labels.pop("__name__", "")
     return signal or name, labels
 
@@ -166,14 +166,14 @@ def _floats(values: Sequence[str]) -> np.ndarray:
             raise ValueError
         return np.array(values, np.float64) if values else np.zeros(0)
     except ValueError:
-        raise BadBody("a value is not a number") from None
+        raise BadBody(say("signals.value_not_number")) from None
 
 
 def _milliseconds(times: Sequence[float]) -> np.ndarray:
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
         at = np.array(times, np.float64) * _MS
     if not np.all(np.abs(at) < 1e15):
-        raise BadBody("a time is no time")
+        raise BadBody(say("signals.time_not_time"))
     return at.astype(np.int64)
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from healer.text import say
+
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
@@ -20,8 +22,8 @@ def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
             return value & 0xFFFF_FFFF_FFFF_FFFF, place
         shift += 7
         if shift > 63:
-            raise Torn("a number of more than 10 bytes")
-    raise Torn("the message ends within a number")
+            raise Torn(say("signals.varint_too_long"))
+    raise Torn(say("signals.varint_cut"))
 
 
 def fields(data: bytes, place: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
@@ -40,8 +42,8 @@ def fields(data: bytes, place: int, end: int) -> Iterator[tuple[int, int, int, i
         elif kind == FIXED32:
             stop = place + 4
         else:
-            raise Torn(f"wire type {kind}, which nobody writes")
+            raise Torn(say("signals.wire_type", kind=kind))
         if stop > end or tag >> 3 == 0:
-            raise Torn("a field that is longer than its message")
+            raise Torn(say("signals.field_too_long"))
         yield tag >> 3, kind, start, place, stop
         place = stop

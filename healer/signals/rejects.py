@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import msgspec
+
+from healer.text import Said, said_by, say
 
 #: Entries listed as rejected, of one request; the rest is only counted.
 REJECTED_LISTED = 1000
@@ -18,7 +22,6 @@ _RFC_3339 = re.compile(
     re.ASCII,
 )
 _SECOND = slice(17, 19)
-_NO_TIME = "time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z"
 #: Small bodies are read as they are; of larger ones their marks are counted first (`check_marks`).
 _SMALL_BYTES = 2**20
 
@@ -27,34 +30,38 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class BadBody(ValueError):
-    """The outer shape of a request is wrong. The text names the field."""
+    """The outer shape of a request is wrong. The sentence names the field."""
+
+    def __init__(self, why: Said) -> None:
+        super().__init__(why)
 
 
 class BadEntry(ValueError):
-    """One entry of a request is wrong. The text is the reason."""
+    """One entry of a request is wrong. The sentence is the reason."""
+
+    def __init__(self, why: Said) -> None:
+        super().__init__(why)
 
 
 class Rejected(msgspec.Struct, frozen=True):
     index: int
-    reason: str
+    reason: Said
 
 
+@dataclass(slots=True)
 class Rejects:
     """Entries that are wrong: the first `REJECTED_LISTED` with their reason, the rest as a number.
 
     A body may hold millions of them, and each reason is a text: so no more are kept, nor even written.
     """
 
-    __slots__ = ("count", "listed")
+    listed: list[Rejected] = field(default_factory=list)
+    count: int = 0
 
-    def __init__(self) -> None:
-        self.listed: list[Rejected] = []
-        self.count = 0
-
-    def add(self, index: int, why: str | Exception) -> None:
+    def add(self, index: int, why: Said | Exception) -> None:
         self.count += 1
         if len(self.listed) < REJECTED_LISTED:
-            self.listed.append(Rejected(index, why if isinstance(why, str) else sentence(why)))
+            self.listed.append(Rejected(index, why if isinstance(why, Said) else sentence(why)))
 
     def sorted(self) -> tuple[Rejected, ...]:
         return tuple(sorted(self.listed, key=lambda entry: entry.index))
@@ -75,26 +82,29 @@ def check_marks(raw: bytes, **most: tuple[bytes, int]) -> None:
         return
     for name, (mark, limit) in most.items():
         if raw.count(mark) > limit:
-            raise BadBody(f"the body has more than {limit} {name}: send it in several requests")
+            raise BadBody(say("signals.too_many_marks", limit=limit, what=say(f"signals.marks_{name}")))
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: Exception) -> Said:
     """msgspec's `Expected `int`, got `str` - at `$.seq`` -> `seq: Expected `int`, got `str``."""
     text, _, path = str(error).rpartition(" - at `")
-    return f"{path.strip('`').removeprefix('$').removeprefix('.')}: {text}" if text else str(error)
+    if not text:
+        return said_by(error)
+    field = path.strip("`").removeprefix("$").removeprefix(".")
+    return say("signals.field", field=field, text=text)
 
 
-def utc_time(text: str) -> datetime:
-    """An RFC 3339 time with its zone, in UTC. Raises BadEntry.
+def utc_time(text: str, field: str = "time") -> datetime:
+    """An RFC 3339 time with its zone, in UTC. Raises BadEntry, which names the field.
 
     A leap second counts as the last instant of its minute: what came before it stays before it, and what
     came after it after it.
     """
     match = _RFC_3339.fullmatch(text)
     if match is None:
-        raise BadEntry(_NO_TIME)
+        raise BadEntry(_not_rfc3339(field))
     if match["zone"] is None:
-        raise BadEntry("time: has no time zone; write Z or an offset")
+        raise BadEntry(say("signals.no_zone", field=field))
     leap = text[_SECOND] == "60"
     plain = text[: _SECOND.start] + "59" + text[_SECOND.stop :] if leap else text
     try:
@@ -102,7 +112,13 @@ def utc_time(text: str) -> datetime:
         at = at if at.tzinfo is UTC else at.astimezone(UTC)
         return _in_leap_second(at) if leap else at
     except (ValueError, OverflowError):  # the first and the last day of the calendar have no UTC everywhere
-        raise BadEntry(_NO_TIME) from None
+        raise BadEntry(_not_rfc3339(field)) from None
+
+
+@lru_cache(maxsize=64)
+def _not_rfc3339(field: str) -> Said:
+    """The same of each entry whose sender writes times in a form of its own."""
+    return say("signals.not_rfc3339", field=field)
 
 
 def _in_leap_second(at: datetime) -> datetime:

@@ -29,6 +29,7 @@ from healer.signals.rejects import BadBody
 from healer.signals.series import Measured, Placer
 from healer.signals.slots import Samples, Slots
 from healer.signals.wire import HasNode
+from healer.text import said_by, say
 
 # --- order --------------------------------------------------------------------------------------------------
 # The order in which series come: of a known one the next is guessed, and compared instead of looked up.
@@ -209,10 +210,10 @@ def unpacked(raw: bytes) -> bytes:
     try:
         size, _ = varint(raw, 0, min(len(raw), 10))
         if size > BODY_LIMIT_BYTES:
-            raise BadBody(f"the body is {size} bytes unpacked, at most {BODY_LIMIT_BYTES} are taken")
+            raise BadBody(say("signals.unpacked_too_large", size=size, most=BODY_LIMIT_BYTES))
         return bytes(cramjam.snappy.decompress_raw(raw))
     except (Torn, cramjam.DecompressionError):
-        raise BadBody("the body is not snappy (block format), as remote_write 1.0 sends it") from None
+        raise BadBody(say("signals.not_snappy")) from None
 
 
 def read(
@@ -230,7 +231,7 @@ def read(
     try:
         return _read(data, slot_by_block, resolve, unwanted, order or Order())
     except Torn as error:
-        raise BadBody(f"the body is not a prometheus.WriteRequest: {error}") from None
+        raise BadBody(say("signals.not_write_request", error=said_by(error))) from None
 
 
 def _read(
@@ -335,7 +336,7 @@ def _outline(data: bytes, walker: "_Walker") -> _Outline:
                 length, start = varint(data, place + 1, size)
         place = start + length
         if place > size:
-            raise Torn("a series that is longer than the message")
+            raise Torn(say("signals.series_too_long"))
         if length > _ZERO:
             starts.append(start)
             ends.append(place)
@@ -426,7 +427,7 @@ class _Walker:
     def series(self, start: int, end: int) -> None:
         self._read += 1
         if self._read > NEW_SERIES_MAX:
-            raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
+            raise BadBody(say("signals.too_many_series_in_body", most=NEW_SERIES_MAX))
         data = self.data
         labels: list[tuple[int, int, int]] = []
         samples: list[tuple[float, int]] = []
@@ -436,7 +437,7 @@ class _Walker:
             elif field == 2 and kind == LENGTH:
                 samples.append(_sample(data, value, stop))
             if len(labels) + len(samples) > PARTS_OF_SERIES_MAX:
-                raise BadBody(f"a series has more than {PARTS_OF_SERIES_MAX} labels and samples")
+                raise BadBody(say("signals.series_parts", most=PARTS_OF_SERIES_MAX))
         block = b"".join(data[begin:stop] for begin, _, stop in labels)
         slot = self.slot_by_block.get(block)
         if slot is None:

@@ -47,6 +47,7 @@ from healer.signals.inventory import GPU_LABELS, INFO_SERIES, GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import Rejected, Rejects
 from healer.signals.wire import HasNode
+from healer.text import NO_WORDS, Said, say
 
 # --- names --------------------------------------------------------------------------------------------------
 # From the name of an arriving series to the signals it may be; from signal and part to a number.
@@ -172,14 +173,14 @@ REPORTS_MAX = 64
 SAMPLES_MAX = 20_000
 #: Series that one process knows of one node; 8 GPUs with 18 links each and 30 ports are below 5,000.
 SERIES_OF_NODE_MAX = 20_000
-TOO_MANY_SERIES = f"more than {SERIES_OF_NODE_MAX} series of this node"
-TOO_MANY_MOMENTS = f"too many moments: of one node the newest {REPORTS_MAX} of a request are taken"
+TOO_MANY_SERIES = say("signals.series_of_node", most=SERIES_OF_NODE_MAX)
+TOO_MANY_MOMENTS = say("signals.too_many_moments", most=REPORTS_MAX)
 
 
 class Unknown(msgspec.Struct, kw_only=True):
     """Samples that were not stored under one name: why the last one was not, and its labels."""
 
-    why: str
+    why: Said
     count: int
     example: dict[str, str] = {}
 
@@ -210,7 +211,7 @@ class Measured(msgspec.Struct, kw_only=True):
     def reject(self, rejects: Rejects) -> None:
         self.rejected, self.rejected_more = rejects.sorted(), rejects.more
 
-    def unplaced(self, name: str, why: str, count: int = 1, example: dict[str, str] | None = None) -> None:
+    def unplaced(self, name: str, why: Said, count: int = 1, example: dict[str, str] | None = None) -> None:
         """Counts samples that are not stored."""
         self.unrecognised += count
         listed = self.unknown.get(name)
@@ -235,11 +236,11 @@ NAME_MAX = 200
 #: NVLinks of a GPU and GPUs of a node that a label may number.
 INDEX_MAX = 63
 
-NOT_KNOWN = "not in the catalogue"
-NO_NODE = "no node of this cluster"
-OTHER_CLUSTER = "of another cluster"
-NO_GPU = "no GPU is known by these labels"
-NO_ROOM = "no room for more series"
+NOT_KNOWN = say("signals.not_in_catalogue")
+NO_NODE = say("signals.no_such_node")
+OTHER_CLUSTER = say("signals.other_cluster")
+NO_GPU = say("signals.no_such_gpu")
+NO_ROOM = say("signals.no_room")
 #: What lies beyond a bound, and is counted as a loss too.
 LIMITS = frozenset(
     {
@@ -254,8 +255,8 @@ LIMITS = frozenset(
         TOO_MANY_SERIES,
     }
 )
-OF_A_DEVICE = "is of a device: send it without ?node="
-OF_A_NODE = "is of a node, and the request of a device"
+OF_A_DEVICE = say("signals.of_device")
+OF_A_NODE = say("signals.of_node")
 
 
 class Series(NamedTuple):
@@ -284,19 +285,19 @@ class Placer:
 
     def place(
         self, name: str, labels: dict[str, str], has_node: HasNode, where: Where | None = None
-    ) -> Series | str:
+    ) -> Series | Said:
         """The series, or why it has no place. `where`: the node or device that the request itself names."""
         meanings = self.names.meanings(name)
         self._learn_facts(name, labels, has_node, where)
         if not meanings:
             return NOT_KNOWN
         if labels.get("GPU_I_ID"):
-            return "MIG instance"
+            return say("signals.mig_instance")
         meanings = [meaning for meaning in meanings if meaning.takes(labels)]
         if not meanings:
-            return "no signal has these labels"
+            return say("signals.no_signal_fits")
         of_device = where is not None and device_in(where[1]) is not None
-        home, why = where, ""
+        home, why = where, NO_WORDS
         for meaning in meanings:
             if meaning.signal.scope in OF_DEVICES:
                 fits = where is None or of_device
@@ -342,7 +343,7 @@ class Placer:
 
     def _device(
         self, meaning: Meaning, labels: dict[str, str], has_node: HasNode, where: Where | None
-    ) -> tuple[Where, Part] | str:
+    ) -> tuple[Where, Part] | Said:
         """The device that the request or the labels name, and its part, or why there is none."""
         if where is None and is_foreign(labels, self._cluster):
             return OTHER_CLUSTER
@@ -357,7 +358,7 @@ class Placer:
             return why
         return self._devices.wrong(device, part or None) or (where, Part(port=part or None))
 
-    def _part(self, meaning: Meaning, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:
+    def _part(self, meaning: Meaning, labels: dict[str, str], where: Where) -> tuple[Part | Said, bool]:
         """(part, whether it follows from the labels alone), or (why there is none, True)."""
         if meaning.signal.scope is Scope.node:
             return Part(), True
@@ -365,9 +366,9 @@ class Placer:
             return self._port(labels, where), True
         link = meaning.link if meaning.link is not None else gpu_index(labels.get("nvlink"))
         if meaning.nvlink and link is None:
-            return "no label `nvlink`", True
+            return say("signals.no_label", name="nvlink"), True
         if not meaning.nvlink and labels.get("nvlink"):
-            return "speaks of one link, and the signal does not", True
+            return say("signals.one_link"), True
         index = gpu_index(labels.get("gpu"))
         if beyond := self._parts.wrong(where, index, link):
             return beyond, True
@@ -387,10 +388,10 @@ class Placer:
             return index, index < GPUS_LEAST
         return self.gpus.index(where, uuid or labels.get("gpu"), pci), False
 
-    def _port(self, labels: dict[str, str], where: Where) -> Part | str:
+    def _port(self, labels: dict[str, str], where: Where) -> Part | Said:
         device, port = labels.get("device", ""), labels.get("port", "")
         if not device:
-            return "no label `device`"
+            return say("signals.no_label", name="device")
         name = f"{device}/{port}" if port else device
         return self.ports.wrong(where, (name,)).get(name) or Part(port=name)
 
@@ -399,7 +400,7 @@ def is_foreign(labels: Mapping[str, str], cluster: str) -> bool:
     return any(labels.get(label, cluster) not in ("", cluster) for label in CLUSTER_LABELS)
 
 
-def node_of_labels(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | str:
+def node_of_labels(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | Said:
     """The node of `cluster` that labels name, or why it is none of ours."""
     if is_foreign(labels, cluster):
         return OTHER_CLUSTER
@@ -432,13 +433,13 @@ def example(labels: dict[str, str]) -> dict[str, str]:
     return {name[:64]: value[:100] for name, value in list(labels.items())[:10]}
 
 
-def check_labels(labels: dict[str, str]) -> str:
+def check_labels(labels: dict[str, str]) -> Said:
     """Why these labels are too much; empty when they are not."""
     if len(labels) > LABELS_MAX:
-        return f"more than {LABELS_MAX} labels"
+        return say("signals.too_many_labels", most=LABELS_MAX)
     sizes = [len(name) + len(value) for name, value in labels.items()]
     if max(sizes, default=0) > LABEL_BYTES_MAX:
-        return f"a label of more than {LABEL_BYTES_MAX} characters"
+        return say("signals.label_too_long", most=LABEL_BYTES_MAX)
     if sum(sizes) > BLOCK_BYTES_MAX:
-        return f"labels of more than {BLOCK_BYTES_MAX} characters in all"
-    return ""
+        return say("signals.labels_too_long", most=BLOCK_BYTES_MAX)
+    return NO_WORDS

@@ -31,6 +31,7 @@ from healer.signals.series import (
 )
 from healer.signals.values import TOO_OLD, accepted_time, blanks_to_nan
 from healer.signals.wire import HasNode
+from healer.text import Said, say
 
 # --- prepared -----------------------------------------------------------------------------------------------
 # Reports of scrapes that come again: what their slots mean, worked out once.
@@ -40,7 +41,7 @@ class Refusal(NamedTuple):
     """Samples of one name that are not kept, and why."""
 
     name: str
-    why: str
+    why: Said
     samples: int
     example: dict[str, str]
 
@@ -89,8 +90,9 @@ _LOOK_AGAIN = timedelta(minutes=1)
 #: Reasons, by name, of series that are not kept; beyond that names are merged.
 _REASONS_MAX = 5_000
 _EXAMPLES_MAX = 5_000
-_SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
-_TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
+_SEVERAL = say("signals.several_series")
+_TOO_MANY_SAMPLES = say("signals.samples_of_moment", most=SAMPLES_MAX)
+_NAME_TOO_LONG = say("signals.name_too_long", most=NAME_MAX)
 #: Reasons that may be gone with the next request of the node, or of another sender.
 _PASSING = frozenset({NO_GPU, NOT_YOURS, GPU_BEYOND}) | PASSING
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
@@ -170,8 +172,8 @@ class Slots(Generic[K]):
         #: Labels of one series of each name outside the catalogue.
         self._examples: dict[str, dict[str, str]] = {}
         #: (name, why) of what is not kept -> its one slot; and name, why and example by `_home`.
-        self._refusals: dict[tuple[str, str], int] = {}
-        self._reasons: list[tuple[str, str, dict[str, str]]] = []
+        self._refusals: dict[tuple[str, Said], int] = {}
+        self._reasons: list[tuple[str, Said, dict[str, str]]] = []
 
     def forget(self, now: datetime) -> None:
         """Before a request: drops what may be wrong by now, or is too much."""
@@ -203,7 +205,7 @@ class Slots(Generic[K]):
     ) -> int:
         """The slot of a series that neither `by_key` nor `refused` has. Where the request names the node,
         `key` identifies the series on any node, and `node_key` on this node only."""
-        if why := "a name of more than 200 characters" if len(name) > NAME_MAX else check_labels(labels):
+        if why := _NAME_TOO_LONG if len(name) > NAME_MAX else check_labels(labels):
             return self._refuse(name[:NAME_MAX], why, labels)
         found = self.placer.place(name, labels, has_node, where)
         if not isinstance(found, str) and not self._whole:
@@ -250,7 +252,7 @@ class Slots(Generic[K]):
         out.unplaced(name, why, count, self._examples.get(name))
         return True
 
-    def _refuse(self, name: str, why: str, labels: dict[str, str]) -> int:
+    def _refuse(self, name: str, why: Said, labels: dict[str, str]) -> int:
         key = (name, why) if len(self._reasons) < _REASONS_MAX else ("…", why)
         if key not in self._refusals:
             self._refusals[key] = self._new(-1, len(self._reasons), 1.0, 0)
@@ -306,7 +308,7 @@ class Slots(Generic[K]):
 
     def _reported(
         self, samples: Samples, has_node: HasNode, now: datetime, out: Measured, where: Where | None
-    ) -> Iterator[tuple[int, str]]:
+    ) -> Iterator[tuple[int, Said]]:
         """(place, reason) of what is rejected."""
         slots, values = samples.slots, blanks_to_nan(samples.values)
         kept = self._column[slots] >= 0
@@ -349,7 +351,7 @@ class Slots(Generic[K]):
 
 def _group(
     rows: _Rows, firsts: list[int], nodes: list[Where], has_node: HasNode, now: datetime, out: Measured
-) -> Iterator[tuple[int, str]]:
+) -> Iterator[tuple[int, Said]]:
     """Adds one report for each run of rows that begins at one of `firsts`; yields (place, reason) of those
     that are rejected. Runs of a node are adjacent, the oldest first."""
     seen: dict[Where, bool] = {}
@@ -362,11 +364,11 @@ def _group(
             seen[where] = has_node(*where)  # what was learned may be older than Slurm's picture
         at = _at(int(rows.times[first]), now)
         if at is None:
-            yield int(rows.places[first]), f"{TOO_OLD} (node {where[1]})"
+            yield int(rows.places[first]), say("signals.of_node_named", why=TOO_OLD, node=where[1])
         elif left[home] >= REPORTS_MAX:
-            yield int(rows.places[first]), f"{TOO_MANY_MOMENTS} (node {where[1]})"
+            yield int(rows.places[first]), say("signals.of_node_named", why=TOO_MANY_MOMENTS, node=where[1])
         elif end - first > SAMPLES_MAX:
-            yield int(rows.places[first]), f"{_TOO_MANY_SAMPLES} (node {where[1]})"
+            yield int(rows.places[first]), say("signals.of_node_named", why=_TOO_MANY_SAMPLES, node=where[1])
         elif not seen[where]:
             out.unplaced("", NO_NODE, end - first, {"node": where[1]})
         else:

@@ -20,6 +20,7 @@ from healer.model.telemetry import DOING, StepBatch
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, check_marks, sentence
 from healer.signals.values import sample_time
 from healer.signals.wire import HasNode, wrong_node
+from healer.text import Said, said_by, say
 
 #: More than the ranks of any job times the steps that a sender would keep back; bodies of one request.
 SAMPLES_MAX = 200_000
@@ -35,7 +36,7 @@ _NoNumber = Literal["NaN", "nan", "Infinity", "-Infinity", "inf", "-inf"]
 
 
 #: (cluster, job) -> why the sender may not report on that job, None if it may.
-WrongJob = Callable[[str, str], str | None]
+WrongJob = Callable[[str, str], Said | None]
 
 
 class StepSample(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,7 +108,7 @@ def step_batches(
     for body, count, samples in _bodies(raw, rejects):
         rows: list[tuple[StepSample, datetime]] = []
         nodes: dict[str, int] = {}
-        wrong: dict[str, str | None] = {}
+        wrong: dict[str, Said | None] = {}
         where = body.cluster or cluster
         why = wrong_job(where, str(body.job)) if wrong_job is not None else None
         for number, sample in samples:
@@ -136,7 +137,7 @@ def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
     except msgspec.ValidationError:
         return _one_by_one(raw, rejects)
     except NOT_JSON as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
+        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     bodies = decoded if isinstance(decoded, list) else [decoded]
     _check_size(len(bodies), sum(len(body.samples) for body in bodies))
     for body in bodies:
@@ -149,19 +150,19 @@ def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Entry]:
     try:
         decoded = _any.decode(raw)
     except NOT_JSON as error:
-        raise BadBody(f"the body is not JSON: {error}") from None
+        raise BadBody(say("signals.not_json", error=said_by(error))) from None
     items = decoded if isinstance(decoded, list) else [decoded]
     found: list[_Entry] = []
     start = 0
     for number, item in enumerate(items):
-        where = f"[{number}]" if isinstance(decoded, list) else "the body"
+        where = f"[{number}]" if isinstance(decoded, list) else say("signals.body")
         samples = item.get("samples") if isinstance(item, dict) else None
         if not isinstance(samples, list):
-            raise BadBody(f"{where}: expected an object with `job` and `samples`, a list")
+            raise BadBody(say("signals.steps_shape", where=where))
         try:
             body = msgspec.convert(item | {"samples": []}, _Body)
         except msgspec.ValidationError as error:
-            raise BadBody(f"{where}: {sentence(error)}") from None
+            raise BadBody(say("signals.field", field=where, text=sentence(error))) from None
         _check_job(body.job)
         _check_size(len(items), start + len(samples))
         good: list[tuple[int, StepSample]] = []
@@ -177,27 +178,27 @@ def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Entry]:
 
 def _check_job(job: str | int) -> None:
     if not _JOB.fullmatch(str(job)):
-        raise BadBody(f"job: {str(job)[:70]!r} is no job id of Slurm")
+        raise BadBody(say("signals.bad_job", job=repr(str(job)[:70])))
 
 
 def _check_size(bodies: int, samples: int) -> None:
     if bodies > BODIES_MAX:
-        raise BadBody(f"the body: a list of {bodies} objects, at most {BODIES_MAX} are taken")
+        raise BadBody(say("signals.too_many_bodies", n=bodies, most=BODIES_MAX))
     if samples > SAMPLES_MAX:
-        raise BadBody(f"samples: {samples} entries, at most {SAMPLES_MAX} are taken in one request")
+        raise BadBody(say("signals.too_many_steps", n=samples, most=SAMPLES_MAX))
 
 
 def _checked(
-    sample: StepSample, cluster: str, has_node: HasNode, now: datetime, wrong: dict[str, str | None]
+    sample: StepSample, cluster: str, has_node: HasNode, now: datetime, wrong: dict[str, Said | None]
 ) -> datetime:
     """When the step ended. Raises BadEntry."""
     _check_whole(sample)
     for name in _SECONDS:
         value = getattr(sample, name)
         if value is not None and not 0 <= value <= _SECONDS_MAX:
-            raise BadEntry(f"{name}: has to be between 0 s and a day")
+            raise BadEntry(say("signals.not_within_a_day", name=name))
     if sample.work is not None and not (sample.work > 0 and math.isfinite(sample.work)):
-        raise BadEntry("work: has to be more than 0")
+        raise BadEntry(say("signals.work_positive"))
     if sample.node is not None:
         if sample.node not in wrong:
             wrong[sample.node] = wrong_node(cluster, sample.node, has_node)
@@ -210,18 +211,18 @@ def _check_whole(sample: StepSample) -> None:
     """Raises BadEntry."""
     if sample.open_s is None:
         if sample.doing is not None:
-            raise BadEntry("doing: is told with open_s, of a step that is not over")
+            raise BadEntry(say("signals.doing_alone"))
         if sample.step_s is None:
-            raise BadEntry("step_s: is missing (or open_s, of a step that is not over)")
+            raise BadEntry(say("signals.no_step_s"))
         if not 0 < sample.step_s <= _SECONDS_MAX:
-            raise BadEntry("step_s: has to be more than 0 s and at most a day")
+            raise BadEntry(say("signals.step_s_range"))
         return
     if sample.step_s is not None:
-        raise BadEntry("open_s: is of a step that is not over, and step_s of one that is")
+        raise BadEntry(say("signals.open_and_step"))
     if not 0 <= sample.open_s <= _SECONDS_MAX:
-        raise BadEntry("open_s: has to be between 0 s and a day")
+        raise BadEntry(say("signals.not_within_a_day", name="open_s"))
     if sample.doing is None or sample.step is None:
-        raise BadEntry("open_s: needs doing and step")
+        raise BadEntry(say("signals.open_s_needs"))
 
 
 def _batch(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from healer.model import Signal, SignalKind
 from healer.signals.rejects import BadEntry, utc_time
+from healer.text import say
 
 # --- numerals -----------------------------------------------------------------------------------------------
 # Numbers that senders write as text.
@@ -56,7 +57,7 @@ def _check(text: str) -> None:
 FUTURE_LIMIT = timedelta(seconds=5)
 #: The longest window of any rule: what is older can change nothing.
 OLD_LIMIT = timedelta(minutes=15)
-TOO_OLD = "time: older than 15 min"
+TOO_OLD = say("signals.too_old")
 
 # DCGM's blanks (facts c.4): four codes each as int32 and as float. Those of int64, 0x7ffffffffffffff0 and
 # above, are all 2^63 as a float64; nothing that is measured is that large.

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,7 @@ from healer.signals.identity import Origin, digest_of, identify
 from healer.signals.inventory import gpu_row, normal_serial
 from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, one_line, parse_batch
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, utc_time
+from healer.text import Said, say
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
@@ -162,7 +163,7 @@ def entries_observations(
     has_node: HasNode,
     now: datetime,
     *,
-    wrong: Iterable[tuple[int, str]] = (),
+    wrong: Iterable[tuple[int, Said]] = (),
     book: LineBook = NO_LINES,
 ) -> Accepted:
     """Entries that another form holds: (index, `cluster`, `node` and `boot_id` around it, the entry).
@@ -220,9 +221,9 @@ def named_nodes(items: Iterable[Any], cluster: str) -> set[tuple[str, str]]:
 # --- kernel lines ----------------------------------------------------------------------------------------
 
 
-def check_entries(count: int, most: int = ENTRIES_MAX, noun: str = "entries") -> None:
+def check_entries(count: int, most: int = ENTRIES_MAX, noun: Literal["entries", "lines"] = "entries") -> None:
     if count > most:
-        raise BadBody(f"the body: {count} {noun}, at most {most} are taken in one request")
+        raise BadBody(say(f"signals.most_{noun}", n=count, most=most))
 
 
 def _objects(body: Any) -> list[Any]:
@@ -235,15 +236,15 @@ def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
     entries_in_all = sum(len(item["entries"]) for item in objects if isinstance(item.get("entries"), list))
     check_entries(max(len(objects), entries_in_all))
     for number, item in enumerate(_objects(body)):
-        where = f"[{number}]" if isinstance(body, list) else "the body"
+        where = f"[{number}]" if isinstance(body, list) else say("signals.body")
         if not isinstance(item, dict):
-            raise BadBody(f"{where}: expected an object with `node` and `entries`")
+            raise BadBody(say("signals.kernel_log_shape", where=where))
         entries = item.get("entries")
         if not isinstance(entries, list):
-            raise BadBody(f"{where}: `entries` has to be a list of objects with `line`")
+            raise BadBody(say("signals.entries_shape", where=where))
         for name in ("cluster", "node", "boot_id"):
             if not isinstance(item.get(name, ""), str | None):
-                raise BadBody(f"{where}: `{name}` has to be a string")
+                raise BadBody(say("signals.must_be_string", where=where, name=name))
         outer = {name: item.get(name) or None for name in ("cluster", "node", "boot_id")}
         outer["cluster"] = outer["cluster"] or cluster
         for entry in entries:
@@ -257,7 +258,8 @@ class _Heap:
         self.has_node, self.now, self.book = has_node, now, book
         self.rejects = Rejects()
         self.by_node: dict[tuple[str, str], list[_Taken]] = {}
-        self.checked: dict[tuple[str, str], str | None] = {}
+        #: (cluster, node) as sent -> its name in Slurm, and what is wrong with it.
+        self.checked: dict[tuple[str, str], tuple[str, Said | None]] = {}
 
     def take(self, index: int, outer: dict[str, Any], entry: Any) -> None:
         try:
@@ -271,11 +273,13 @@ class _Heap:
         line = entry if type(entry) is KernelEntry else msgspec.convert(entry, KernelEntry)
         cluster, node = line.cluster or outer["cluster"], line.node or outer["node"]
         if node is None:
-            raise BadEntry("node: missing, in the entry and around it")
+            raise BadEntry(say("signals.no_node"))
         where = (cluster, node)
         if where not in self.checked:
-            self.checked[where] = wrong_node(cluster, node, self.has_node)
-        if wrong := self.checked[where]:
+            name = slurm_name(cluster, node, self.has_node)
+            self.checked[where] = name, wrong_node(cluster, name, self.has_node)
+        node, wrong = self.checked[where]
+        if wrong:
             raise BadEntry(wrong)
         boot_id = normal_boot_id(line.boot_id or outer["boot_id"])
         check_id("boot_id", boot_id)
@@ -283,14 +287,13 @@ class _Heap:
         if len(line.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
             size = len(line.line.encode("utf-8", "surrogatepass"))
             if size > LINE_LIMIT_BYTES:
-                raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
-        at = None if line.time is None else parse_time(line.time, self.now)
-        return _Taken(index, cluster, node, boot_id, line, at)
+                raise BadEntry(say("signals.line_too_long", size=size, most=LINE_LIMIT_BYTES))
+        return _Taken(index, cluster, node, boot_id, line, parse_time(line.time, self.now))
 
     def done(self) -> Accepted:
         observations: list[tuple[int, Observation]] = []
         alternatives: dict[str, tuple[str, ...]] = {}
-        unrecognised = 0
+        unrecognised, rejects = 0, self.rejects
         for entries in self.by_node.values():
             lines = [taken.entry.line for taken in entries]
             for taken, parsed in zip(entries, parse_batch(lines, self.book), strict=True):
@@ -306,8 +309,8 @@ class _Heap:
         return Accepted(
             observations=tuple([observation for _, observation in observations]),
             unrecognised=unrecognised,
-            rejected=self.rejects.sorted(),
-            rejected_more=self.rejects.more,
+            rejected=rejects.sorted() if rejects.count else (),
+            rejected_more=rejects.more if rejects.count else 0,
             alternatives=alternatives,
         )
 
@@ -321,12 +324,21 @@ class _Taken(msgspec.Struct, frozen=True):
     at: datetime | None
 
 
-def wrong_node(cluster: str, node: str, has_node: HasNode) -> str | None:
+def slurm_name(cluster: str, host: str, has_node: HasNode) -> str:
+    """The node's name in Slurm: the host's own, or the first part of a full one. Not where that names another
+    cluster (gpu0001.pod2.example): clusters number their nodes alike."""
+    short, *domain = host[: 4 * _NODE_NAME_MAX].split(".")
+    if not domain or not short or has_node(cluster, host) or not has_node(cluster, short):
+        return host
+    return host if any(word != cluster and has_node(word, short) for word in domain) else short
+
+
+def wrong_node(cluster: str, node: str, has_node: HasNode) -> Said | None:
     if len(node) > _NODE_NAME_MAX or not _is_node_name(node):
-        return "node: not a node name"
+        return say("signals.bad_node_name")
     if not cluster:
-        return "cluster: name it, as healer looks after several and clusters number their nodes alike"
-    return None if has_node(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+        return say("signals.name_cluster")
+    return None if has_node(cluster, node) else say("signals.unknown_node", node=node, cluster=cluster)
 
 
 # What these are asked comes again with each line of a node.
@@ -339,7 +351,7 @@ def _is_node_name(word: str) -> bool:
 
 def check_id(name: str, word: str | int | None) -> None:
     if not is_id(word):
-        raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
+        raise BadEntry(say("signals.bad_id", name=name))
 
 
 def is_id(word: str | int | None) -> bool:
@@ -374,15 +386,14 @@ def event_time(text: str | None, now: datetime) -> datetime | None:
     A clock that is hours ahead was set to local time, or never set: the messages of its node are as true as
     any others, and count as of their arrival.
     """
-    return None if text is None else effective_time(parse_time(text, now), now)
+    reported = parse_time(text, now)
+    return None if reported is None else effective_time(reported, now)
 
 
-def parse_time(text: str, now: datetime) -> datetime:
-    """The sender's time in UTC. Raises BadEntry, also for one that no time zone explains."""
-    at = utc_time(text)
-    if at > now + FUTURE_MOST:
-        raise BadEntry(f"time: {text} is more than 26 h ahead of this server's clock")
-    return at
+def parse_time(text: str | None, now: datetime) -> datetime | None:
+    """The sender's time in UTC; None: it gives none, or one that no time zone explains. Raises BadEntry."""
+    at = None if text is None else utc_time(text)
+    return None if at is None or at > now + FUTURE_MOST else at
 
 
 def effective_time(reported: datetime, now: datetime) -> datetime:
@@ -459,7 +470,7 @@ def _with_year(local: datetime, now: datetime) -> datetime:
 
 def _beats(body: Any) -> list[Any]:
     if not isinstance(body, dict | list):
-        raise BadBody("the body: expected an object with `node`, or a list of them")
+        raise BadBody(say("signals.node_shape"))
     beats = _objects(body)
     check_entries(len(beats))
     return beats
@@ -468,9 +479,10 @@ def _beats(body: Any) -> list[Any]:
 def _heartbeat(item: Any, has_node: HasNode, now: datetime, cluster: str) -> Observation:
     beat = msgspec.convert(item, Heartbeat)
     where = beat.cluster or cluster
-    if wrong := wrong_node(where, beat.node, has_node):
+    node = slurm_name(where, beat.node, has_node)
+    if wrong := wrong_node(where, node, has_node):
         raise BadEntry(wrong)
-    reported = parse_time(beat.time, now) if beat.time is not None else now
+    reported = parse_time(beat.time, now) or now
     at = effective_time(reported, now)
     boot_id = normal_boot_id(beat.boot_id)
     check_id("boot_id", boot_id)
@@ -482,9 +494,9 @@ def _heartbeat(item: Any, has_node: HasNode, now: datetime, cluster: str) -> Obs
     if beat.lost:
         data["lost"] = beat.lost
     return Observation(
-        digest=digest_of("heartbeat", where, beat.node, boot_id or "", f"{at.timestamp():.6f}"),
+        digest=digest_of("heartbeat", where, node, boot_id or "", f"{at.timestamp():.6f}"),
         kind=ObservationKind.heartbeat,
-        component=Component(cluster=where, node=beat.node),
+        component=Component(cluster=where, node=node),
         event_at=at,
         arrived_at=now,
         boot_id=boot_id,
@@ -495,7 +507,7 @@ def _heartbeat(item: Any, has_node: HasNode, now: datetime, cluster: str) -> Obs
 def _gpu(gpu: Gpu) -> dict[str, Any]:
     pci = normal_pci(gpu.pci)
     if pci is None:
-        raise BadEntry(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
+        raise BadEntry(say("signals.bad_pci", pci=repr(gpu.pci), gpu=gpu.index))
     check_id("uuid", gpu.uuid or None)
     return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))
 
@@ -521,7 +533,7 @@ class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accepted:
     """One checkpoint, or a list of them, decoded from JSON. A repeat is a duplicate. Raises BadBody."""
     if not isinstance(body, dict | list):
-        raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")
+        raise BadBody(say("signals.checkpoint_shape"))
     items = _objects(body)
     check_entries(len(items))
     return _each(items, lambda item: _checkpoint(item, now, cluster))

@@ -25,6 +25,7 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import SimNodes
 from healer.sim.planted_faults import PCI, TEARDOWN, WAYS
 from healer.sim.sim_telemetry import SimTelemetry
+from healer.text import say
 
 #: Seconds between heartbeats and metrics.
 ROUND_S = 5.0
@@ -197,9 +198,9 @@ _JOBS = (
 
 #: Faults of the demo in turn: name -> how it shows.
 FAULTS = {
-    "off the bus": WAYS["off-the-bus"],
-    "double-bit ECC": WAYS["double-bit"],
-    "GSP time-out": WAYS["gsp-timeout"],
+    "off_the_bus": WAYS["off-the-bus"],
+    "double_bit": WAYS["double-bit"],
+    "gsp_timeout": WAYS["gsp-timeout"],
 }
 
 
@@ -215,9 +216,9 @@ class Injector:
         senders: Senders,
         nodes: SimNodes,
         chance: random.Random,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
     ) -> None:
-        self._people, self._site, self._chance, self._say = people, site, chance, say
+        self._people, self._site, self._chance, self._say = people, site, chance, announce
         self._senders, self._nodes = senders, nodes
         self._broken: set[str] = set()
 
@@ -227,7 +228,7 @@ class Injector:
             self._site.submit(name, nodes, gpus)
         self._senders.start()
         time.sleep(FIRST_FAULT_S)
-        self._break("off the bus", on="pretrain-8b")
+        self._break("off_the_bus", on="pretrain-8b")
         time.sleep(PACE_S / 2)
         self._application_error()
         self._administrator()
@@ -246,13 +247,15 @@ class Injector:
             return
         node, gpu = job.nodes[0], self._chance.choice(job.gpus.get(job.nodes[0], tuple(range(8))))
         pci = PCI[gpu]
-        self._say(f"breaking {node} GPU {gpu}: {fault} under job {job.id} ({job.name})")
+        self._say(
+            say("simulation.demo_breaks", fault=say(f"simulation.fault_{fault}"), **_place(node, gpu, job))
+        )
         self._broken.add(node)
         self._senders.lines(node, [line.format(pci=pci) for line in FAULTS[fault].lines])
         self._senders.hang(job.id)
         for other in job.nodes:  # the crash of the job leaves these on all its nodes
             self._senders.lines(other, [TEARDOWN.format(pci=address) for address in PCI[:4]])
-        self._call_technician(node, "GPU board replaced")
+        self._call_technician(node, say("simulation.demo_board_replaced"))
 
     def _slow_node(self) -> None:
         """Nothing in the kernel log: the job is slow, its GPU is hot, and both senses have to agree."""
@@ -260,22 +263,18 @@ class Injector:
         if job is None:
             return
         node, gpu = job.nodes[len(job.nodes) // 2], self._chance.randrange(8)
-        self._say(
-            f"slowing {node} GPU {gpu}: a cold plate came loose; it throttles by heat, and job {job.id} "
-            f"({job.name}) waits for it at each step. healer needs some minutes to be sure, then waits for "
-            "the next checkpoint"
-        )
+        self._say(say("simulation.demo_slows", **_place(node, gpu, job)))
         self._broken.add(node)
         self._nodes.plant(node, f"GPU {gpu} throttles by heat")
         self._senders.plant("thermal-throttle", node, gpu)
-        self._call_technician(node, f"cold plate of GPU {gpu} mounted again", after_s=TESTS_S + REPAIR_S)
+        self._call_technician(node, say("simulation.demo_cold_plate", gpu=gpu), after_s=TESTS_S + REPAIR_S)
 
     def _fabric_manager(self) -> None:
         idle = self._idle()
         if not idle:
             return
         node = idle[-1]  # jobs fill a cluster from its first node on: this one stays empty
-        self._say(f"the fabric manager of {node} dies; healer may restart it, nobody else will")
+        self._say(say("simulation.demo_fabric_manager", node=node))
         self._broken.add(node)
         self._nodes.plant(node, "fabric-manager")
         self._senders.plant("fabric-manager-down", node)
@@ -284,13 +283,13 @@ class Injector:
     def _application_error(self) -> None:
         job = self._victim("evaluate")
         if job is not None:
-            self._say(f"job {job.id} ({job.name}) reads past its memory: an error of the program")
+            self._say(say("simulation.demo_program", job=job.id, name=job.name))
             self._senders.lines(job.nodes[0], [line.format(pci=PCI[0]) for line in WAYS["program"].lines])
 
     def _administrator(self) -> None:
         idle = self._idle()
         if idle:
-            self._say(f"an administrator drains {idle[-1]} for a power supply; healer must leave it alone")
+            self._say(say("simulation.demo_person", node=idle[-1]))
             self._broken.add(idle[-1])
             self._site.person_drain(idle[-1], "PSU 2 makes noise - bob")
 
@@ -327,7 +326,7 @@ class Injector:
         self._senders.boot(node)
         body = {"cluster": self._senders.cluster, "node": node, "reason": done}
         answer = self._people.post("/api/v1/playbooks/resume/runs", json=body)
-        self._say(f"the technician gives {node} back: {done} ({answer.status_code})")
+        self._say(say("simulation.demo_returned", node=node, done=done, status=answer.status_code))
         self._broken.discard(node)
 
     def _until(self, node: str, met: Callable[[SlurmNode], bool]) -> bool:
@@ -348,5 +347,9 @@ class Injector:
             except NodeError:
                 continue
         self._senders.mend(node)
-        self._say(f"the fabric manager of {node} runs again")
+        self._say(say("simulation.demo_fabric_runs", node=node))
         self._broken.discard(node)
+
+
+def _place(node: str, gpu: int, job: SlurmJob) -> dict[str, Any]:
+    return {"node": node, "gpu": gpu, "job": job.id, "name": job.name}

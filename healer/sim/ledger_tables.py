@@ -78,7 +78,10 @@ class Rows(dict[str, V], Generic[V]):
 
     def left(self, is_over: Callable[[V], bool]) -> list[V]:
         """Rows that are not over, oldest first. A row that is over stays so until it is written again."""
-        self._left -= {name for name in self._left if is_over(self[name])}
+        if over := [name for name in self._left if is_over(self[name])]:
+            self._left.difference_update(over)
+        if len(self._left) < 2:
+            return [self[name] for name in self._left]
         return [self[name] for name in sorted(self._left, key=self._place.__getitem__)]
 
 

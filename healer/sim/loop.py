@@ -5,7 +5,7 @@ from typing import Any
 
 from healer.actions import Toolbox
 from healer.engine.drive import Driver
-from healer.engine.slot_release import free_slots_of
+from healer.engine.permission import free_slots_of
 from healer.engine.walk import walk
 from healer.model import Detections, Observation, Ruleset, SlurmSnapshot
 from healer.observations import Picture

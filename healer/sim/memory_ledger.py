@@ -252,10 +252,12 @@ class MemoryTx:
         if held is None:
             self.undo.put(self._tables.slots, slot.node, slot)
             self.undo.add(self._tables.granted, slot)
-        elif held.drained_at is None or self._has_ended(held.run):  # a later run takes over what is left
-            incident = slot.incident or held.incident
+        elif held.drained_at is None or held.run == slot.run or self._has_ended(held.run):
+            incident = slot.incident or held.incident  # a later run takes over what is left
             newest = slot if held.drained_at is None else held
+            unusable = newest.unusable or (held.run == slot.run and slot.unusable)
             change = {"run": slot.run, "incident": incident, "drained_at": held.drained_at}
+            change |= {"unusable": unusable}
             taken_over = msgspec.structs.replace(newest, **change)
             self.undo.put(self._tables.slots, slot.node, taken_over)
             granted = self._tables.granted

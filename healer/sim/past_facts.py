@@ -1,6 +1,7 @@
 """What a recording itself shows of the past: who held nodes out and why, jobs that died, when anything was
 heard."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -10,14 +11,17 @@ import msgspec
 
 from healer.model.site_past import Death, Hold
 from healer.model.slurm import OwnerKind, owner_of
-from healer.recordings.recording import BadRecording, Entry
-from healer.sim.replay_signals import HEARTBEAT, SAMPLES
+from healer.recordings.recording import BadRecording, Entry, of_entry
+from healer.sim.replay_signals import HEARTBEAT, HOOKS_ROUTE, SAMPLES
 from healer.sim.replay_slurm import node_of, shown
+from healer.text import said_by
 
 #: States of a job that ended without its owner's will.
 DIED = frozenset({"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"})
 #: A job of the same person and name that starts within this is the dead one, started again.
 AGAIN = timedelta(hours=24)
+#: Slurm drains for a check of the node's own within this.
+CHECKED = timedelta(minutes=1)
 _KERNEL_LOG = "signals/kernel-log"
 
 
@@ -37,13 +41,16 @@ class PastFacts:
         self.gpus: dict[str, int] = {}
         self.holds: list[Hold] = []
         self.deaths: list[Death] = []
-        self.jobs_started = 0
+        #: Nodes of a job -> jobs that started on so many.
+        self.sizes: Counter[int] = Counter()
         #: Node -> days on which it was heard.
         self.heard: dict[str, set[date]] = {}
         self.routes: dict[str, int] = {}
         #: What the import said of itself, if it was one.
         self.imported: dict[str, Any] = {}
         self._open: dict[str, Hold] = {}
+        #: Node -> when a check of its own failed last, and what it printed.
+        self._checks: dict[str, tuple[datetime, str]] = {}
         self._jobs: dict[str, dict[str, Any]] = {}
         self._waiting: dict[tuple[str, str], list[Death]] = {}
 
@@ -57,6 +64,8 @@ class PastFacts:
                 self._slurm_jobs(entry)
             elif entry.route in {_KERNEL_LOG, HEARTBEAT} or entry.route in SAMPLES:
                 self._hear(entry)
+            elif entry.route.startswith(HOOKS_ROUTE):
+                self._note_check(entry)
             elif entry.route == "clock" and isinstance(body := entry.body, dict) and "imported" in body:
                 self._know_import(body["imported"])
             yield entry
@@ -79,8 +88,18 @@ class PastFacts:
                     node=node.name, at=entry.at, reason=node.reason, owner=str(kind), by=owner.name,
                     number=len(self.holds) + 1,
                 )  # fmt: skip
+                at, text = self._checks.get(node.name, (entry.at, ""))
+                if entry.at - at <= CHECKED and kind is OwnerKind.slurm:
+                    hold.check = text
                 self._open[node.name] = hold
                 self.holds.append(hold)
+
+    def _note_check(self, entry: Entry) -> None:
+        body = entry.body
+        for report in body if isinstance(body, list) else [body]:
+            texts = [check["text"] for check in report.get("checks", ()) if check.get("text")]
+            if texts:
+                self._checks[report["node"]] = entry.at, "; ".join(texts)
 
     def _slurm_jobs(self, entry: Entry) -> None:
         for row in _rows(entry, "jobs"):
@@ -98,7 +117,7 @@ class PastFacts:
                 self._jobs.pop(job, None)
 
     def _start(self, job: str, row: dict[str, Any], at: datetime) -> None:
-        self.jobs_started += 1
+        self.sizes[len(row.get("nodes") or ())] += 1
         for key in (("", job), (row.get("user") or "", row.get("name") or "")):
             for death in self._waiting.pop(key, []) if key[1] else []:
                 if death.again_at is None and at - death.end <= AGAIN:
@@ -144,4 +163,4 @@ def _rows(entry: Entry, name: str) -> list[Any]:
     try:
         return list(shown(entry.body, name).rows)
     except ValueError as error:
-        raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error
+        raise BadRecording(of_entry(entry, said_by(error))) from error

@@ -3,6 +3,7 @@
 Each figure rests on rows of the document: incidents by id, holds and deaths by number.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -11,12 +12,14 @@ from typing import Any
 
 from healer.model import HARDWARE, Mode, Ruleset
 from healer.model.site_past import (
-    RESTART_S,
     SILENT_DAYS,
     WAIT_MOST,
     Answer,
+    Assumptions,
     Death,
     Hold,
+    JobMix,
+    LostLife,
     PastReport,
     RuleAdvice,
     Saved,
@@ -34,12 +37,23 @@ SAME = timedelta(minutes=1)
 WORST = 10
 #: Agreeing drains that a rule needs before its mode is proposed to rise.
 PROVEN, SOME = 5, 1
+#: Rules over step times, clocks and power: the node works, and slower than it should.
+_SLOW = re.compile(
+    r"straggler|job-slow|slowness-.*|slower-than-.*"
+    r"|.*-(?:slow|slowed|slowdown|slow-at-\w+|power-brake|power-low|clock-low|clock-stuck)"
+)
 _REMOVING = frozenset({"drain", "down"})
 #: Rules that only note what people and Slurm did.
 _NOTED = frozenset({"person-drain", "slurm-drain", "program-drain"})
 
 
-def past_report(document: Mapping[str, Any], facts: PastFacts, rules: Ruleset, cluster: str) -> PastReport:
+def past_report(
+    document: Mapping[str, Any],
+    facts: PastFacts,
+    rules: Ruleset,
+    cluster: str,
+    assumed: Assumptions = Assumptions(),
+) -> PastReport:
     """`document`: of the replay of the same entries."""
     assert facts.first is not None and facts.last is not None
     incidents = [row for row in document["incidents"] if row["rule"] not in _NOTED]
@@ -61,11 +75,13 @@ def past_report(document: Mapping[str, Any], facts: PastFacts, rules: Ruleset, c
         hit=hit,
         requeued=[row for row in document["actions"] if row["action"] in {"requeue", "revive"}],
         held_back=list(document["held"]),
-        saved=_saved(hardware, answers, facts, hit),
+        saved=_saved(hardware, answers, facts, hit, assumed),
+        slow=[row["id"] for row in incidents if _SLOW.fullmatch(row["rule"])],
         worst=_worst(hardware, facts, hit),
         silent=_silent(facts),
         blind=_blind(facts),
         advice=_advice(incidents, answers),
+        jobs=_job_mix(facts, hit),
         imported=facts.imported,
     )
 
@@ -188,25 +204,33 @@ def _saved(
     answers: Sequence[Answer],
     facts: PastFacts,
     hit: Mapping[str, Sequence[int]],
+    assumed: Assumptions,
 ) -> Saved:
-    lives = {number for numbers in hit.values() for number in numbers}
+    numbers = {number for each in hit.values() for number in each}
     deaths = {death.number: death for death in facts.deaths}
-    hours = [deaths[number].gpu_hours for number in sorted(lives)]
-    bad = {number for answer in answers for number in answer.died} - lives
-    waiting = 0.0
-    for number in sorted(lives):
-        death = deaths[number]
-        if death.again_at is None or not death.requeue or death.again_at - death.end > WAIT_MOST:
-            continue
-        waiting += death.gpus * max(0.0, (death.again_at - death.end).total_seconds() - RESTART_S) / 3600
+    bad = {number for answer in answers for number in answer.died} - numbers
+    lives = [life for number in sorted(numbers) if (life := _life(deaths[number], on_bad_node=False))]
+    bad_lives = [life for number in sorted(bad) if (life := _life(deaths[number], on_bad_node=True))]
     settled = [row for row in hardware if row["jobs_hit"] and row["id"] not in hit]
     return Saved(
-        lost=round(sum(found for found in hours if found is not None), 1),
-        unknown=sum(found is None for found in hours) + len(settled),
-        on_bad_nodes=round(sum(deaths[number].gpu_hours or 0.0 for number in sorted(bad)), 1),
-        waiting=round(waiting, 1),
+        assumed=assumed,
+        lives=lives + bad_lives,
+        lost=round(sum(life.lost(assumed) for life in lives), 1),
+        unknown=len(numbers) - len(lives) + len(settled),
+        on_bad_nodes=round(sum(life.lost(assumed) for life in bad_lives), 1),
+        waiting=round(sum(life.waiting(assumed) for life in lives), 1),
         cost=round(_cost(answers, facts), 1),
     )
+
+
+def _life(death: Death, *, on_bad_node: bool) -> LostLife | None:
+    """None: what it held, or since when, is unknown."""
+    if death.gpu_hours is None:
+        return None
+    again_at = death.again_at if death.requeue and not on_bad_node else None
+    counts = again_at is not None and again_at - death.end <= WAIT_MOST
+    waited_s = (again_at - death.end).total_seconds() if again_at is not None and counts else None
+    return LostLife(death.gpus, death.gpu_hours / death.gpus, waited_s, on_bad_node)
 
 
 def _cost(answers: Sequence[Answer], facts: PastFacts) -> float:
@@ -246,6 +270,22 @@ def _worst(
     ]
 
 
+def _job_mix(facts: PastFacts, hit: Mapping[str, Sequence[int]]) -> JobMix:
+    died = {number for numbers in hit.values() for number in numbers}
+    half, median = facts.sizes.total() / 2, 0
+    for size in sorted(facts.sizes):
+        median, half = size, half - facts.sizes[size]
+        if half <= 0:
+            break
+    return JobMix(
+        started=facts.sizes.total(),
+        largest=max(facts.sizes, default=0),
+        median=median,
+        died=len(died),
+        again=sum(death.again_at is not None for death in facts.deaths if death.number in died),
+    )
+
+
 # --- what cannot be seen
 
 
@@ -278,7 +318,7 @@ def _blind(facts: PastFacts) -> list[str]:
         ),
         "steps": "signals/step-times" not in routes,
         "heartbeats": "signals/heartbeat" not in routes,
-        "jobs": not facts.jobs_started,
+        "jobs": not facts.sizes,
         "people": not facts.holds,
     }
     return [name for name, is_missing in missing.items() if is_missing]

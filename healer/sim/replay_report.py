@@ -17,6 +17,8 @@ from healer.model import (
     Similar,
     SlurmSnapshot,
     StepEvent,
+    Ticket,
+    TicketStage,
     Verb,
 )
 from healer.model.faults import HEALER_DRAIN
@@ -167,14 +169,23 @@ def _actions(tables: Tables) -> list[dict[str, Any]]:
     for run_id, log in tables.log.items():
         run = tables.runs[run_id]
         found += [_action(run, entry) for entry in log if _acted(run, entry)]
+    by_runs = {row["incident"] for row in found if row["action"] == Verb.ticket}
     for at, message in tables.sent:
-        if isinstance(message, Message) and message.page:
+        verb = _sent(message)
+        if verb is Verb.notify or (verb is Verb.ticket and message.incident not in by_runs):
             incident = tables.incidents.get(message.incident or "")
             node = incident.root.node if incident else None
-            found.append(_row(at, "notify", node=node, job=None, incident=message.incident, mode="auto"))
+            found.append(_row(at, str(verb), node=node, job=None, incident=message.incident, mode="auto"))
     return sorted(
         found, key=lambda row: (row["at"], row["incident"] or "")
     )  # stable: a run's own order stays
+
+
+def _sent(message: Message | Ticket) -> Verb | None:
+    """A page, or a new ticket; None: nothing that counts as an action."""
+    if isinstance(message, Ticket):
+        return Verb.ticket if message.stage is TicketStage.opened else None
+    return Verb.notify if message.page else None
 
 
 def _acted(run: Run, entry: LogEntry) -> bool:

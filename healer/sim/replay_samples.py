@@ -22,9 +22,11 @@ from healer.sim.replay_signals import (
     REMOTE_WRITE,
     STEP_TIMES,
     TEXT,
+    Refused,
     unpacked,
 )
 from healer.sim.stores import MemoryColumns
+from healer.text import say
 
 #: The longest window of a rule: without samples for this long, a tick finds nothing new.
 LONGEST = timedelta(minutes=15)
@@ -39,7 +41,9 @@ class RecordedSamples:
     """The senses of one replay. Ticks are due every 5 s of simulated time while samples come or a fault is
     watched, else each minute."""
 
-    def __init__(self, cluster: str, rules: Ruleset, is_known: Known, start: datetime) -> None:
+    def __init__(
+        self, cluster: str, rules: Ruleset, is_known: Known, start: datetime, refused: Refused
+    ) -> None:
         book = MemoryColumns()
         self._cluster, self._known = cluster, is_known
         # No recording holds a model of the forest. Its features are sampled all the same, for nodes that
@@ -50,7 +54,7 @@ class RecordedSamples:
         self._batches: list[StepBatch] = []
         self._heard_at = start
         self._due = start + _TICK
-        self.rejected = 0
+        self._refused = refused
         self.unrecognised = 0
 
     def next_tick(self, now: datetime) -> datetime | None:
@@ -72,15 +76,15 @@ class RecordedSamples:
         if entry.route == STEP_TIMES:
             parsed = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
             self._batches += parsed.batches
-            self.rejected += len(parsed.rejected) + parsed.rejected_more
+            self._refused.count(entry, parsed)
             return []
         if entry.route == CHECKPOINTS:
             accepted = checkpoint_observations(entry.body, entry.at, cluster=self._cluster)
-            self.rejected += len(accepted.rejected) + accepted.rejected_more
+            self._refused.count(entry, accepted)
             return list(accepted.observations)
         measured = self._measured(entry)
         self._reports += measured.reports
-        self.rejected += len(measured.rejected) + measured.rejected_more
+        self._refused.count(entry, measured)
         self.unrecognised += measured.unrecognised
         return list(measured.inventory)
 
@@ -93,7 +97,7 @@ class RecordedSamples:
             raw = unpacked(body) if isinstance(body, str) else entry.raw
             return translator.otlp(raw, self._known, now, json=not isinstance(body, str))
         if not isinstance(body, str):
-            raise ValueError("the body has to be a string")
+            raise ValueError(say("simulation.body_string"))
         node = entry.query.get("node")
         if entry.route == TEXT:
             return translator.exposition(body.encode(), self._known, now, node=node)
@@ -101,7 +105,7 @@ class RecordedSamples:
             return translator.remote_write(unpacked(body), self._known, now)
         if entry.route == NVIDIA_SMI and node:
             return translator.nvidia_smi(body.encode(), self._known, now, node=node)
-        raise ValueError("the route has to name the node: ?node=")
+        raise ValueError(say("simulation.route_node"))
 
     def tick(self, picture: Picture, now: datetime) -> Detections | None:
         """Passes new samples to the senses and runs them if a tick is due."""

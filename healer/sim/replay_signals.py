@@ -5,9 +5,10 @@ as the API's decoder."""
 
 import base64
 import binascii
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +30,8 @@ from healer.signals.alert_bodies import (
 )
 from healer.signals.hook_reports import arrivals, hook_reports
 from healer.signals.logs import Record, export_records, json_records, kernel_records, record_of
-from healer.signals.rejects import BadEntry, Rejects
+from healer.signals.rejects import BadEntry, Rejected, Rejects
+from healer.text import say
 
 COLUMNAR = "signals/metrics"
 TEXT = "signals/openmetrics"
@@ -45,6 +47,28 @@ MEASURED = SAMPLES | {CHECKPOINTS}
 
 
 HOOKS_ROUTE = "signals/hooks/"
+
+
+class Answered(Protocol):
+    """What every route answers of a body's wrong entries."""
+
+    @property
+    def rejected(self) -> Sequence[Rejected]: ...
+    @property
+    def rejected_more(self) -> int: ...
+
+
+class Refused:
+    """Recorded entries that a route refused: their number, and the line and reason of the first."""
+
+    def __init__(self) -> None:
+        self.entries, self.first = 0, ""
+
+    def count(self, entry: Entry, answer: Answered) -> None:
+        self.entries += len(answer.rejected) + answer.rejected_more
+        if answer.rejected and not self.first:
+            wrong = answer.rejected[0]
+            self.first = f"{entry.place}, entry {wrong.index}: {wrong.reason}"
 
 
 class EventRoutes:
@@ -215,7 +239,7 @@ def unpacked(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"the body is not base64: {error}") from error
+        raise ValueError(say("simulation.not_base64", why=str(error))) from error
 
 
 HEARTBEAT = "signals/heartbeat"

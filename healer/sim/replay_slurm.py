@@ -16,11 +16,12 @@ from healer.model import (
     Submission,
     Topology,
 )
-from healer.model.slurm import signed_reason, state_words
+from healer.model.slurm import job_state, signed_reason, state_words
 from healer.observations.slurm_poll import placed
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
+from healer.text import say
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -44,13 +45,13 @@ def shown(body: Any, name: str) -> Shown:
         return Shown(_rows(fields.get(name), name), again=fields.get("again") is True)
     gone = fields.get("gone", [])
     if not isinstance(gone, list):
-        raise ValueError("`gone` has to be a list of names")
+        raise ValueError(say("simulation.list_of_names", field="gone"))
     return Shown(_rows(fields.get("changed", []), "changed"), [str(name) for name in gone], whole=False)
 
 
 def _rows(rows: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"`{name}` has to be a list of objects")
+        raise ValueError(say("simulation.list_of_objects", field=name))
     return rows
 
 
@@ -135,18 +136,22 @@ class ReplaySlurm:
             name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
             for name, row in rows
         }
-        fresh = {name: self._started(job, before.get(name)) for name, job in fresh.items()}
+        fresh = {name: self._dated_life(job, before.get(name)) for name, job in fresh.items()}
         self._jobs_shown_at = self._clock.now()
         self.jobs = self._recorded_jobs.merged(self.jobs, fresh)
 
-    def _started(self, job: SlurmJob, before: SlurmJob | None) -> SlurmJob:
-        """With its start, where the recording has none: at the earliest after the picture before, which did
-        not show it at work. None: it may have begun before the recording."""
-        if job.state != "RUNNING" or job.start_at is not None:
-            return job
-        same = before is not None and before.state == "RUNNING" and before.restarts == job.restarts
-        start_at = before.start_at if before is not None and same else self._jobs_shown_at
-        return msgspec.structs.replace(job, start_at=start_at)
+    def _dated_life(self, job: SlurmJob, before: SlurmJob | None) -> SlurmJob:
+        """With its start and end, where the recording has none. It began at the earliest after the picture
+        before, which did not show it at work, and ended when it was first shown so. None: it may have begun,
+        or ended, before the recording."""
+        same = before is not None and before.state == job.state and before.restarts == job.restarts
+        if job.state == "RUNNING" and job.start_at is None:
+            start_at = before.start_at if before is not None and same else self._jobs_shown_at
+            return msgspec.structs.replace(job, start_at=start_at)
+        if job.crashed and job.end_at is None and self._jobs_shown_at is not None:
+            end_at = before.end_at if before is not None and same else self._clock.now()
+            return msgspec.structs.replace(job, end_at=end_at)
+        return job
 
     def describe(self) -> str:
         return "replay of a recording"
@@ -358,10 +363,11 @@ def node_of(row: Mapping[str, Any]) -> SlurmNode:
 
 def _job(row: Mapping[str, Any]) -> SlurmJob:
     """A row of `slurm/jobs`: id, state and nodes are required."""
-    state = row["state"]
-    words = [state] if isinstance(state, str) else list(state)
-    words = [str(word).upper() for word in words]
+    given = row["state"]
+    state, flags = job_state(
+        given.upper() if isinstance(given, str) else [str(word).upper() for word in given]
+    )
     fields = {name: value for name, value in row.items() if value is not None}
     return msgspec.convert(
-        {**fields, "id": str(row["id"]), "state": words[0], "flags": words[1:]}, SlurmJob, strict=False
+        {**fields, "id": str(row["id"]), "state": state, "flags": flags}, SlurmJob, strict=False
     )

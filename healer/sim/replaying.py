@@ -4,7 +4,7 @@ The same input gives the same bytes: no clock, no chance, no order of threads.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from healer.detection.silence import settled_until
 from healer.model import Observation, ObservationKind, Reference, Ruleset
 from healer.model.slurm import is_ours
+from healer.observations.node_picture import BEATS_FOR_CADENCE
+from healer.observations.silences import Settled
 from healer.recordings.recorder import LOST
-from healer.recordings.recording import BadRecording, Entry
+from healer.recordings.recording import BadRecording, Entry, of_entry
 from healer.signals.alert_bodies import Site
 from healer.sim.ledger_tables import RECENT
 from healer.sim.loop import Loop
 from healer.sim.nodes import SimNodes
 from healer.sim.replay_report import report
-from healer.sim.replay_signals import HEARTBEAT, MEASURED, SAMPLES, Beats, EventRoutes
+from healer.sim.replay_signals import HEARTBEAT, MEASURED, SAMPLES, Beats, EventRoutes, Refused
 from healer.sim.replay_slurm import ReplaySlurm, shown
 from healer.sim.sim_clock import SimClock
+from healer.text import said_by, say
 
 if TYPE_CHECKING:
     from healer.sim.replay_samples import RecordedSamples
@@ -38,7 +42,8 @@ _BEATS = frozenset({HEARTBEAT})
 #: Step of time after a quiet minute.
 COARSE_S = 60.0
 QUIET_S = 60.0
-#: Step of time after an hour in which nothing was open, at work or measured.
+#: Step of time after an hour in which nothing was open, at work or measured. Else it grows with the quiet
+#: time, so that what is due after a wait is at most a sixtieth of the wait late.
 STILL_STEP_S = STILL_S = 3600.0
 #: Route of a reference node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
@@ -61,19 +66,21 @@ class Replay:
         self.heartbeats = Beats(cluster, start)
         #: By node, the GPUs of its latest heartbeat that the samples' translator has yet to learn.
         self.listed: dict[str, list[dict[str, Any]]] = {}
-        #: Heartbeats since the last walk; they are walked once a second.
+        #: Heartbeats that the picture has yet to take in: at the next walk, or before.
         self.beats: list[Observation] = []
         self.walked_at = start
-        #: When the last heartbeats came, and until when more of them change nothing that a walk would find.
-        self.beat_at = self.all_well_until = start
+        #: When the last heartbeats came.
+        self.beat_at = start
+        #: Who is silent, and until when more heartbeats of all others change nothing that a walk would find.
+        self.settled = Settled(frozenset(), start)
+        #: When the next walk is due, whatever is heard.
+        self.walk_due = start
         self.known: set[str] = set()
         #: Entries that the recorder reported as lost.
         self.lost = 0
         self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
         self.quiet_since = start
-        self.rejected = 0
-        #: Line and reason of the first rejected entry.
-        self.rejected_first = ""
+        self.refused = Refused()
         self.ignored: dict[str, int] = {}
         #: Node -> when healer drained it in the recording.
         self.recorded_drains: dict[str, datetime] = {}
@@ -82,16 +89,17 @@ class Replay:
         for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
             batch = list(group)
             routes = {entry.route for entry in batch}
-            soon = routes <= _BULK and at - self.walked_at < timedelta(seconds=FINE_S)
-            if not soon and not self._is_only_routine(routes, at):
-                self._pass_time(at)
-            if soon or self._is_only_routine(routes, at):
+            if routes <= _BULK and at - self.walked_at < timedelta(seconds=FINE_S):
                 self.beats.extend(signal for entry in batch for signal in self._signals(entry))
                 if routes == _BEATS:
                     self.beat_at = at
                 else:
                     self.quiet_since = at
                 continue
+            if routes == _BEATS:
+                self._take_beats(at, [signal for entry in batch for signal in self._signals(entry)])
+                continue
+            self._pass_time(at)
             for entry in batch:
                 if entry.route == LOST:
                     with _named(entry):
@@ -111,9 +119,29 @@ class Replay:
             if HEARTBEAT in routes:
                 self.beat_at = at
 
-    def _is_only_routine(self, routes: Set[str], at: datetime) -> bool:
-        """Heartbeats that need no walk of their own."""
-        return routes == _BEATS and at < self.all_well_until
+    def _take_beats(self, at: datetime, beats: list[Observation]) -> None:
+        if at >= self.settled.until:
+            self._pass_time(at)
+        self.beat_at = at
+        if at < self.settled.until and all(self._is_routine(beat) for beat in beats):
+            self.beats.extend(beats)
+            return
+        self.clock.set(at)
+        before = self._written()
+        self._walk(beats)
+        if before != self._written():
+            self.quiet_since = at
+
+    def _is_routine(self, beat: Observation) -> bool:
+        """Of a node that is heard with a cadence, in the same boot, and with nothing else in it."""
+        node = self.picture.nodes.get(beat.component.node or "")
+        return (
+            node is not None
+            and len(node.beats) >= BEATS_FOR_CADENCE
+            and beat.boot_id in {None, node.boot_id}
+            and not beat.data
+            and node.name not in self.settled.silent
+        )
 
     def finish(self) -> dict[str, Any]:
         """Lets the last events settle, then returns the document."""
@@ -124,37 +152,57 @@ class Replay:
         """Moves the clock to just before `until`, walking on the way."""
         while True:
             now = self.clock.now()
-            then = self.all_well_until
+            then = self.settled.until
             if now >= then:
                 then = self._not_after_the_tick(now + timedelta(seconds=self._step_s()))
             if then >= until:
                 break
             self.clock.set(then)
-            self._walk([])
+            if not self._only_beats_are_new():
+                self._walk([])
         if until > self.clock.now():
             self.clock.set(until)
 
-    def _until_a_node_may_be_silent(self) -> datetime:
-        """Until then a walk over heartbeats alone finds nothing: after a quiet minute nothing is open,
-        nothing settles, and every sender was heard so lately that none can be silent. Else now."""
-        now, all_heard = self.clock.now(), self.picture.silence.all_heard
-        if (
-            self.samples is not None
-            or all_heard is None
-            or not any(self.picture.senders())
-            or (now - self.quiet_since).total_seconds() < QUIET_S
-            or self.picture.standing
-            or not self._is_at_rest()
-        ):
-            return now
-        return min(all_heard.until + _LEAST, now + timedelta(seconds=COARSE_S))
+    def _only_beats_are_new(self) -> bool:
+        """Takes in the heartbeats where no walk is due. True if none who was heard is silent by them."""
+        if self.clock.now() >= self.walk_due:
+            return False
+        self.picture.update(self.beats, self.rules.topology)
+        self.beats = []
+        self.settled = self._settled()
+        return self.settled.until > self.clock.now()
+
+    def _settled(self) -> Settled:
+        """Who is silent, and until when a walk over heartbeats of all others finds nothing: never within a
+        quiet minute, and at most until the next walk is due."""
+        now, at_rest = self.clock.now(), self._is_at_rest()
+        found = settled_until(self.picture, now, at_rest=at_rest) if self._is_quiet() else None
+        if found is None:
+            return Settled(frozenset(), now)
+        return Settled(found.silent, min(found.until + _LEAST, self.walk_due))
+
+    def _is_quiet(self) -> bool:
+        return (
+            self.samples is None
+            and any(self.picture.senders())
+            and (self.clock.now() - self.quiet_since).total_seconds() >= QUIET_S
+            and all(lasting.reported_at is not None for lasting in self.picture.standing.values())
+        )
+
+    def _next_walk(self) -> datetime:
+        """When the next walk over heartbeats is due: what is due after a wait is at most a sixtieth of the
+        wait late, and at most a minute."""
+        quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
+        step_s = COARSE_S if self._is_at_rest() else min(max(FINE_S, quiet_s / 60), COARSE_S)
+        return self.clock.now() + timedelta(seconds=step_s)
 
     def _step_s(self) -> float:
         quiet_s = (self.clock.now() - max(self.quiet_since, self.beat_at)).total_seconds()
         if quiet_s < QUIET_S:
             return FINE_S
-        still = quiet_s >= STILL_S and not any(self.picture.senders()) and self._is_at_rest()
-        return STILL_STEP_S if still else COARSE_S
+        if quiet_s >= STILL_S and not any(self.picture.senders()) and self._is_at_rest():
+            return STILL_STEP_S
+        return min(max(COARSE_S, quiet_s / 60), STILL_STEP_S)
 
     def _is_at_rest(self) -> bool:
         """No incident is open and no run is under way."""
@@ -167,12 +215,16 @@ class Replay:
         return then if due is None else min(then, max(due, self.clock.now() + _LEAST))
 
     def _show(self, entry: Entry) -> None:
+        body = entry.body
+        shown_of = body.get("cluster") if isinstance(body, dict) else None
+        if shown_of and shown_of != self.cluster:
+            raise ValueError(say("simulation.two_clusters", cluster=shown_of, before=self.cluster))
         if entry.route == "slurm/nodes":
-            for node in self.slurm.show_nodes(shown(entry.body, "nodes"), self.rules.topology):
+            for node in self.slurm.show_nodes(shown(body, "nodes"), self.rules.topology):
                 if node.drain and is_ours(node.reason):
                     self.recorded_drains.setdefault(node.name, node.reason_at or entry.at)
         elif entry.route == "slurm/jobs":
-            self.slurm.show_jobs(shown(entry.body, "jobs"))
+            self.slurm.show_jobs(shown(body, "jobs"))
         else:
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
 
@@ -197,10 +249,7 @@ class Replay:
             if entry.route not in ("clock", REFERENCE, LOST) and not entry.route.startswith("slurm/"):
                 self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
             return []
-        self.rejected += len(parsed.rejected) + parsed.rejected_more
-        if parsed.rejected and not self.rejected_first:
-            first = parsed.rejected[0]
-            self.rejected_first = f"{entry.place}, entry {first.index}: {first.reason}"
+        self.refused.count(entry, parsed)
         if entry.known_as and len(entry.known_as) == len(parsed.observations):
             named = zip(parsed.observations, entry.known_as, strict=True)
             return self._fresh(
@@ -230,7 +279,7 @@ class Replay:
         if self.samples is None:
             from healer.sim.replay_samples import RecordedSamples
 
-            self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
+            self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at, self.refused)
         for node, gpus in self.listed.items():
             self.samples.learn_gpus(node, gpus)
         self.listed.clear()
@@ -262,7 +311,8 @@ class Replay:
         self.loop.walk(batch, sensed)
         if self.ledger.tables.logged != written:
             self.quiet_since = now  # a run that only checks whether it may continue does not count
-        self.all_well_until = self._until_a_node_may_be_silent()
+        self.walk_due = self._next_walk()
+        self.settled = self._settled()
 
     def _written(self) -> tuple[int, int]:
         """Numbers of findings and audit records: they grow when a walk finds something."""
@@ -288,9 +338,8 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
         log.warning("entries of a route that replay does not know yet", route=route, entries=count)
     if run.lost:
         log.warning("the recording has holes: entries that the recorder lost", entries=run.lost)
-    rejected = run.rejected + (run.samples.rejected if run.samples is not None else 0)
-    if rejected:
-        log.warning("signals rejected", entries=rejected, first=run.rejected_first)
+    if run.refused.entries:
+        log.warning("signals rejected", entries=run.refused.entries, first=run.refused.first)
     if run.samples is not None and run.samples.unrecognised:
         log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
     return document
@@ -302,9 +351,9 @@ def _named(entry: Entry) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise BadRecording(f"{entry.place}: {entry.route}: a row has no {error}") from error
+        raise BadRecording(of_entry(entry, say("simulation.row_lacks", field=str(error)))) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error
+        raise BadRecording(of_entry(entry, said_by(error))) from error
 
 
 def cluster_of(entry: Entry) -> str | None:

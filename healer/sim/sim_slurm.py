@@ -30,11 +30,9 @@ from healer.ports.scheduling import (
     SlurmReads,
     UnknownNode,
 )
-from healer.sim.slurm_nouns import (
+from healer.sim.slurm_jobs import (
     Job,
-    SlurmTimes,
     check_access,
-    check_line,
     check_names,
     check_reservation,
     find_job,
@@ -44,9 +42,8 @@ from healer.sim.slurm_nouns import (
     require_running,
     require_unfinished,
     show_job,
-    sim_nodes,
 )
-from healer.sim.slurm_world import World
+from healer.sim.slurm_world import SlurmTimes, World, sim_nodes
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 from healer.text import say
 
@@ -328,7 +325,7 @@ class SimScheduler:
 
         `array`: number of tasks; the last one has the returned id, as in Slurm, but pending tasks are shown
         one by one. `het`: nodes of each component, the leader first. The rest of `job` are fields of
-        `slurm_nouns.Job`; TypeError for any other name.
+        `slurm_jobs.Job`; TypeError for any other name.
         """
         with self._write() as now:
             wanted = [tuple(part) for part in het] or [tuple(required)] * max(1, array)
@@ -479,6 +476,12 @@ if TYPE_CHECKING:
     class _Called(SimScheduler, CallClient): ...  # the client has its methods
 else:
     _Called = CallClient
+
+
+def check_line(what: str, text: str, *, empty: bool = False) -> str:
+    if not (text.strip() or (empty and not text)) or not text.isprintable():
+        raise ValueError(f"{what} is one line of printable characters")
+    return text
 
 
 #: Runtime of healer's own test jobs on a served cluster.

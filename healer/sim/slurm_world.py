@@ -1,26 +1,147 @@
-"""Events in the simulated Slurm: jobs start and end, nodes stop responding and boot.
+"""Nodes of the simulated Slurm, how it shows them, and its events: jobs start and end, nodes stop responding
+and boot.
 
 Not thread-safe; `sim_slurm.SimScheduler` is.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+
+import msgspec
 
 from healer.model import Reservation, SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerRefused, UnknownNode
-from healer.sim.slurm_nouns import (
-    Job,
-    Node,
-    SlurmTimes,
-    Traits,
-    find_job,
-    show_job,
-    show_node,
-    traits_of,
-    waits_for,
-)
+from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
 from healer.text import say
+
+
+class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second after it at the
+    earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts)."""
+
+    cred_expire_s: float = 120.0
+    completing_s: float = 0.5
+    slurmd_timeout_s: float = 300.0
+    min_job_age_s: float = 300.0
+    boot_s: float = 30.0
+
+
+#: Fields that a node takes over from its specification.
+_UNCHANGED_SPEC = (
+    "gpus", "gpu_model", "driver", "rack", "switch", "switches", "pod", "partitions", "features", "boot_id",
+)  # fmt: skip
+
+
+_SHOWN_OF_NODE = ("reason", "reason_user", "reason_at", "boot_at", "comment", "extra")
+#: States without flags.
+_PLAIN = {base: (base,) for base in ("DOWN", "MIXED", "ALLOCATED", "IDLE")}
+
+
+def sim_nodes(count: int, *, gpus: int = 8, gpu_model: str = "h100") -> list[SlurmNode]:
+    """`gpu0001` … in the partition `train`."""
+    return [
+        SlurmNode(
+            name=f"gpu{number:04d}",
+            gpus=gpus,
+            gpu_model=gpu_model,
+            partitions=("train",),
+            features=(gpu_model,),
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+# Wide: what Slurm shows of a node, and the state behind it.
+@dataclass
+class Node:
+    spec: SlurmNode
+    boot_at: datetime
+    down: bool = False
+    drain: bool = False
+    silent_since: datetime | None = None
+    #: DOWN only because it did not respond.
+    lost: bool = False
+    reason: str = ""
+    reason_user: str = ""
+    reason_at: datetime | None = None
+    comment: str = ""
+    extra: str = ""
+    #: A reboot was asked for; it begins when the node is idle and ends at `boots_at`.
+    reboot: bool = False
+    boots_at: datetime | None = None
+    #: The reboot set DRAIN itself: cancelling the reboot clears it too.
+    reboot_drained: bool = False
+    #: An epilog that does not end: jobs stay COMPLETING until the node is DOWN.
+    stuck: bool = False
+    #: Its Prolog ends with an error.
+    launch_fails: bool = False
+    free: set[int] = field(default_factory=set)
+    #: Ids of jobs that hold the node now, and of those that hold it exclusively.
+    jobs: set[str] = field(default_factory=set)
+    exclusive: set[str] = field(default_factory=set)
+
+    @property
+    def usable(self) -> bool:
+        return not (self.down or self.drain or self.reboot or self.silent_since)
+
+    def because(self, reason: str, user: str, now: datetime) -> None:
+        self.reason, self.reason_user, self.reason_at = reason, user, now.replace(microsecond=0)
+
+    def append(self, text: str, now: datetime) -> None:
+        """Appends to the reason as Slurm does: each text once, with user slurm and the current time (d.9)."""
+        if text not in self.reason:
+            self.because(f"{self.reason} : {text}" if self.reason else text, "slurm", now)
+
+    def forget_reason(self) -> None:
+        self.reason, self.reason_user, self.reason_at = "", "", None
+
+
+#: All that `show_node` depends on: cheaper to compare for each node of a fleet than to show it.
+Traits = tuple[object, ...]
+
+
+def traits_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> Traits:
+    return (
+        node.down, node.drain, node.silent_since, node.reboot, node.boots_at, node.boot_at,
+        node.reason, node.reason_user, node.reason_at, node.comment, node.extra,
+        len(node.jobs), completing, not node.free, not node.exclusive, tuple(held_for),
+    )  # fmt: skip
+
+
+def show_node(node: Node, completing: int, held_for: Sequence[Reservation]) -> SlurmNode:
+    """`completing`: the number of its jobs that are; `held_for`: the reservations that hold it now."""
+    return SlurmNode(
+        name=node.spec.name,
+        state=_state(node, completing, held_for),
+        after_reboot=("DOWN",) if node.reboot else (),
+        **{name: getattr(node, name) for name in _SHOWN_OF_NODE},
+        **{name: getattr(node.spec, name) for name in _UNCHANGED_SPEC},
+    )
+
+
+def _state(node: Node, completing: int, held_for: Sequence[Reservation]) -> tuple[str, ...]:
+    running = len(node.jobs) - completing
+    if node.down:
+        base = "DOWN"
+    elif running:
+        base = "MIXED" if (node.free and not node.exclusive) or completing else "ALLOCATED"
+    else:
+        base = "IDLE"
+    if not (completing or held_for or node.drain or node.silent_since or node.reboot or node.boots_at):
+        return _PLAIN[base]
+    maintenance = {reservation.maintenance for reservation in held_for}
+    flags = (
+        ("COMPLETING", completing > 0),
+        ("DRAIN", node.drain),
+        ("MAINTENANCE", True in maintenance),
+        ("RESERVED", False in maintenance),
+        ("NOT_RESPONDING", node.silent_since is not None),
+        ("REBOOT_REQUESTED", node.reboot and node.boots_at is None),
+        ("REBOOT_ISSUED", node.boots_at is not None),
+    )
+    return (base, *(flag for flag, on in flags if on))
 
 
 # Wide: nodes, jobs and reservations of a cluster affect each other: a node that goes DOWN ends jobs.

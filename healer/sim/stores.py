@@ -9,6 +9,7 @@ from healer.model import Column, CommandSeen, EvidenceFile, JobCheckpoint, Obser
 from healer.ports.clock import Clock
 from healer.ports.measurements import TooManyColumns
 from healer.ports.node_exec import CommandFailed, EvidenceBroken
+from healer.text import say
 
 
 class MemoryCheckpoints:
@@ -64,7 +65,7 @@ class MemoryEvidence:
     def finish(self, file: EvidenceFile) -> None:
         if hashlib.sha256(self._joined(file.id)).hexdigest() != file.bundle.sha256:
             self._pieces.pop(file.id, None)
-            raise EvidenceBroken(f"The bytes of {file.id} are not those that {file.node} told of: dropped.")
+            raise EvidenceBroken(say("adapters.evidence_other", file=file.id, node=file.node))
         self._finished.setdefault(file.id, file)
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:

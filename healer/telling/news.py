@@ -20,6 +20,7 @@ from healer.model import (
     REMEDY_LADDER,
     About,
     Breaker,
+    Evidence,
     Guard,
     Incident,
     LogEntry,
@@ -277,11 +278,11 @@ def _nodes(names: Sequence[str]) -> Said:
     return say("telling.nodes", nodes=joined(names, "comma") if names else say("telling.none"))
 
 
-def notify_message(incident: Incident) -> Message:
+def notify_message(incident: Incident, kind: str = "opened") -> Message:
     """For rules whose remedy is `notify`. P0 and P1 page."""
     lines = verdict_sentence(incident), _nodes(sorted(incident.nodes)), say("telling.only_told")
     pages = incident.severity in {Severity.P0, Severity.P1}
-    return _of_incident(incident, "opened", _title_at_root(incident), lines, incident.severity, page=pages)
+    return _of_incident(incident, kind, _title_at_root(incident), lines, incident.severity, page=pages)
 
 
 def _of_incident(
@@ -480,10 +481,10 @@ _EVENTS = frozenset({StepEvent.done, StepEvent.failed, StepEvent.undone})
 def ticket_stage(before: Incident | None, after: Incident) -> TicketStage | None:
     """The stage of an update of the incident's ticket; None: no update.
 
-    An open incident is updated when its verdict's sentence changes. Only a run files a ticket. Where nothing
-    but the ticket was wanted, it outlives its incident.
+    An open incident is updated when its verdict's sentence changes. Where nothing but the ticket was wanted,
+    it outlives its incident.
     """
-    if before is None or not after.run_count:
+    if before is None or not (after.run_count or Remedy.ticket in after.remedy):
         return None
     if before.is_open and not after.is_open:
         return TicketStage.updated if is_left_to_ticket(after) else TicketStage.closed
@@ -499,6 +500,47 @@ def ticket_id(incident: Incident) -> str:
     return f"{incident.id}:ticket"
 
 
+def opened_ticket(incident: Incident, now: datetime) -> Ticket:
+    """The ticket of an incident on which no run works."""
+    title, text = ticket_words(incident, now)
+    return _ticket(incident, ticket_id(incident), title, text, TicketStage.opened)
+
+
+def ticket_words(
+    incident: Incident, now: datetime, found: Iterable[Said] = (), restarts: Iterable[Said] = ()
+) -> tuple[Said, Said]:
+    """Title and text of a ticket. `found`: what steps found; `restarts`: what was done for the jobs hit."""
+    none = say("actions.ticket_none")
+    lines = [
+        verdict_sentence(incident),
+        say("actions.ticket_where", where=str(incident.root)),
+        *_held(incident, now),
+        *found,
+        say("actions.jobs_hit", jobs=joined(incident.jobs_hit, "comma") or none),
+        *restarts,
+        say("actions.ticket_remedy", remedy=joined(map(quoted, incident.remedy), "comma") or none),
+        *(_evidence(evidence) for evidence in incident.evidence[:5]),
+    ]
+    where, severity = str(incident.root), str(incident.severity)
+    title = say("actions.ticket_title", severity=severity, where=where, title=incident.title)
+    return title, joined(lines, "line")
+
+
+def _held(incident: Incident, now: datetime) -> list[Said]:
+    """The owner of the drain that the incident is about, and its age."""
+    if incident.owner is None:
+        return []
+    since = incident.owner_since or incident.opened
+    hours = (now - since) / timedelta(hours=1)
+    days = say("actions.ticket_days", n=hours / 24)
+    age = days if hours >= 48 else say("actions.ticket_hours", n=hours)
+    return [say("actions.ticket_held", owner=incident.owner, since=f"{since:%Y-%m-%d %H:%M}", age=age)]
+
+
+def _evidence(evidence: Evidence) -> Said:
+    return say("actions.ticket_evidence", text=quoted(evidence.line) or evidence.text)
+
+
 def ticket_update(incident: Incident, stage: TicketStage, steps: Sequence[LogEntry], now: datetime) -> Ticket:
     """An update of the incident's ticket. `steps`: the logs of its runs, oldest first."""
     verdict = verdict_sentence(incident)
@@ -512,12 +554,16 @@ def ticket_update(incident: Incident, stage: TicketStage, steps: Sequence[LogEnt
         occasion = f"{stage}:{at:%Y%m%dT%H%M%S}"
         again = joined((say("telling.open_again"), verdict), "space")
         text = proof_text(incident, steps) if stage is TicketStage.closed else again
+    return _ticket(incident, f"{ticket_id(incident)}:{occasion}", _title_at_root(incident), text, stage)
+
+
+def _ticket(incident: Incident, name: str, title: Said, text: Said, stage: TicketStage) -> Ticket:
     return Ticket(
-        id=f"{ticket_id(incident)}:{occasion}",
+        id=name,
         cluster=incident.cluster,
         node=incident.root.node,
         incident=incident.id,
-        title=_title_at_root(incident),
+        title=title,
         text=text,
         stage=stage,
         severity=incident.severity,

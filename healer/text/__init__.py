@@ -6,17 +6,21 @@ room and language: `en/decisions.po`, `zh/decisions.po`.
 """
 
 from healer.text.moments import at
-from healer.text.reading import in_language
+from healer.text.reading import in_language, to_plain, to_text
 from healer.text.said import (
     NO_WORDS,
     Said,
     capital,
+    from_stored,
     joined,
     no_words,
     quoted,
+    read_said,
     reworded,
     said_by,
     say,
+    stored,
+    stored_json,
+    to_stored,
     unstopped,
 )
-from healer.text.stored import from_stored, read_said, stored, stored_json, to_plain, to_stored, to_text

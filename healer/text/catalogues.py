@@ -1,7 +1,7 @@
 """The catalogues: `<language>/<file>.po` in this folder, each read once when first needed.
 
-`<room>.po` has sentences by key. `terms.po` (texts of rules, words for states), `templates.po` and
-`scripts.po` (of the console) have English for keys, so English needs none of them.
+`<room>.po` has sentences by key. `terms.po` (texts of rules, words for states), `help.po` (of `--help`),
+`templates.po` and `scripts.po` (of the console) have English for keys, so English needs none of them.
 """
 
 from functools import lru_cache
@@ -47,6 +47,12 @@ def scripts_of(language: str) -> dict[str, str] | None:
     """The sentences of the console's scripts, English to this language; None for English."""
     entries = _entries(language, "scripts")
     return None if entries is None else {str(entry.id): str(entry.string) for entry in entries if entry.id}
+
+
+def by_english(language: str, name: str, text: str) -> str:
+    """The text in this language, by a file whose keys are English; the text itself where it has none."""
+    found = None if language == ENGLISH else catalogue(language, name)
+    return text if found is None or not text else found.gettext(text)
 
 
 def term(language: str, text: str) -> str:

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from healer.text.catalogues import ENGLISH, term, wording
+from healer.text.language import current
 from healer.text.said import UNSTOPPED, Said, join, quoted, unworded, without_stop, worded
 
 
@@ -37,3 +40,15 @@ def _parts(value: Any, language: str) -> Any:
     if isinstance(value, list | tuple):
         return [_text(item, language) for item in value]
     return _text(value, language)
+
+
+def to_text(value: object) -> object:
+    """A hook of msgspec for what leaves healer: the text in the language of the request, else in English."""
+    if isinstance(value, Said):
+        return in_language(value, current.get())
+    raise NotImplementedError(f"{type(value).__name__} cannot be written")
+
+
+def to_plain(value: Any) -> Any:
+    """As builtins for what leaves healer, its sentences as text."""
+    return msgspec.to_builtins(value, enc_hook=to_text)

@@ -11,6 +11,8 @@ import msgspec
 import yaml
 
 from healer.model import Peer, Place, Switch, Topology
+from healer.model.vocabulary import UserError
+from healer.text import Said, joined, quoted, say
 
 #: The file in the folder of the rules.
 FOUND = "topology-found.yaml"
@@ -26,7 +28,7 @@ HEAD = """\
 """
 
 
-class Unreadable(ValueError):
+class Unreadable(UserError):
     """The input is not what it should be; the text names the line."""
 
 
@@ -45,7 +47,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     cables: tuple[Cable, ...] = ()
     guids: dict[str, str] = {}
-    skipped: dict[str, int] = {}
+    skipped: dict[Said, int] = {}
 
 
 def natural(text: str) -> list[tuple[int, str]]:
@@ -138,51 +140,56 @@ def as_yaml(topology: Topology) -> str:
     return HEAD + yaml.dump(body, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
 
 
-def changes(before: Topology, after: Topology) -> list[str]:
+def changes(before: Topology, after: Topology) -> list[Said]:
     """What differs, one line each, in the order of the names; long lists are cut."""
-    differences = []
+    differences: list[Said] = []
     for what, old, new in (
-        ("node", _nodes(before), _nodes(after)),
-        ("switch", _switches(before), _switches(after)),
-        ("cable", _cables(before), _cables(after)),
+        (say("topology.node"), _nodes(before), _nodes(after)),
+        (say("topology.switch"), _switches(before), _switches(after)),
+        (say("topology.cable"), _cables(before), _cables(after)),
     ):
         lines = []
         for name in sorted(old.keys() | new.keys(), key=natural):
             if name not in old:
-                lines.append(f"+ {what} {name}: {new[name]}")
+                lines.append(say("topology.new", what=what, name=name, now=new[name]))
             elif name not in new:
-                lines.append(f"- {what} {name}: {old[name]}")
+                lines.append(say("topology.gone", what=what, name=name, was=old[name]))
             elif old[name] != new[name]:
-                lines.append(f"~ {what} {name}: {old[name]} -> {new[name]}")
+                line = say("topology.changed", what=what, name=name, was=old[name], now=new[name])
+                lines.append(line)
         differences += lines[:_SHOWN]
         if len(lines) > _SHOWN:
-            differences.append(f"  and {len(lines) - _SHOWN} more of these")
+            differences.append(say("topology.more_changes", n=len(lines) - _SHOWN))
     return differences
 
 
-def _nodes(topology: Topology) -> dict[str, str]:
-    return {node: f"leaf {place.switch}" for node, place in topology.places.items() if place.switch}
-
-
-def _switches(topology: Topology) -> dict[str, str]:
+def _nodes(topology: Topology) -> dict[str, Said]:
     return {
-        name: " ".join(
-            filter(None, (switch.guid, f"below {', '.join(switch.above)}" if switch.above else ""))
-        )
-        or "no GUID"
-        for name, switch in topology.switches.items()
+        node: say("topology.leaf", switch=place.switch)
+        for node, place in topology.places.items()
+        if place.switch
     }
 
 
-def _cables(topology: Topology) -> dict[str, str]:
+def _switches(topology: Topology) -> dict[str, Said]:
+    return {name: _switch(switch) for name, switch in topology.switches.items()}
+
+
+def _switch(switch: Switch) -> Said:
+    below = say("topology.below", above=joined(switch.above, "comma")) if switch.above else ""
+    parts = [part for part in (switch.guid, below) if part]
+    return joined(parts, "space") if parts else say("topology.no_guid")
+
+
+def _cables(topology: Topology) -> dict[str, Said]:
     return {
-        f"{name} {port}": f"{peer.name} {peer.port}".strip()
+        f"{name} {port}": quoted(f"{peer.name} {peer.port}".strip())
         for name, ports in topology.links.items()
         for port, peer in ports.items()
     }
 
 
-def differences_to_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> list[str]:
+def differences_to_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> list[Said]:
     """Where Slurm's own tree says something else: a line for each leaf that differs, and what it lacks.
 
     A node with several rails agrees with Slurm if any of its leaves is Slurm's.
@@ -198,18 +205,16 @@ def differences_to_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]
         if ours and above and above[0] not in ours:
             other.setdefault((", ".join(sorted(ours, key=natural)), above[0]), []).append(node)
     lines = [
-        f"{_few(nodes)}: cables lead to {ours}, Slurm says {theirs}"
+        say("topology.other_leaf", nodes=_few(nodes), ours=ours, theirs=theirs)
         for (ours, theirs), nodes in other.items()
     ]
-    for nodes, text in (
-        (leaves.keys() - slurm.keys(), "cables were found, Slurm's tree has no such node"),
-        (slurm.keys() - leaves.keys(), "in Slurm's tree, and no cable was found"),
-    ):
-        if nodes:
-            lines.append(f"{_few(sorted(nodes, key=natural))}: {text}")
+    if nodes := leaves.keys() - slurm.keys():
+        lines.append(say("topology.not_in_tree", nodes=_few(sorted(nodes, key=natural))))
+    if nodes := slurm.keys() - leaves.keys():
+        lines.append(say("topology.no_cable", nodes=_few(sorted(nodes, key=natural))))
     return lines
 
 
-def _few(names: list[str], show: int = 6) -> str:
-    more = f" and {len(names) - show} more" if len(names) > show else ""
-    return ", ".join(names[:show]) + more
+def _few(names: list[str], show: int = 6) -> Said:
+    first = joined(names[:show], "comma")
+    return say("topology.and_more", names=first, n=len(names) - show) if len(names) > show else first

@@ -5,6 +5,7 @@ a block for each switch and each channel adapter, and below it a line for each p
 import re
 from collections import Counter
 
+from healer.text import Said, say
 from healer.topology.found import BYTES_MAX, CABLES_MAX, LINE_MAX, Cable, Found, Unreadable
 
 _HEAD = re.compile(r'(Switch|Ca|Rt)\s+\d{1,4}\s+"([SHR]-[0-9a-fA-F]{1,16})"(?:\s*#\s*"([^"]*)")?')
@@ -21,22 +22,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:\s+(HCA-\d{1,2}|[a-z](?=[^\d]{0,62}\d)[A-Za-z0-9_.-]{1,62}))?"
 )
-_LOCALHOST = "adapters of hosts that had no name yet: localhost"
-_NO_NODE = "adapters that name no node (aggregation nodes of switches, gateways)"
-_NOT_READ = "lines that are no part of this format"
 
 
 def read_ibnetdiscover(text: str) -> Found:
     """All cables that begin at a switch. Raises Unreadable when there is no switch, or far too much."""
     if len(text) > BYTES_MAX:
-        raise Unreadable(f"more than {BYTES_MAX >> 20} MB")
+        raise Unreadable(say("topology.more_than_mb", bytes_max=BYTES_MAX >> 20))
     descriptions: dict[str, str] = {}
     raw: list[tuple[str, str, str, str]] = []
     here = ""
-    skipped: Counter[str] = Counter()
+    skipped: Counter[Said] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         if len(line) > LINE_MAX:
-            raise Unreadable(f"line {number}: more than {LINE_MAX} characters")
+            raise Unreadable(say("topology.line_more_than_characters", number=number, line_max=LINE_MAX))
         if head := _HEAD.match(line):
             here = head[2].lower()
             descriptions[here] = head[3] or ""
@@ -46,22 +44,22 @@ def read_ibnetdiscover(text: str) -> Found:
                 if (description := _DESCRIPTION.search(line, link.end())) is not None:
                     descriptions.setdefault(link[2].lower(), description[1])
             elif not here:
-                raise Unreadable(f"line {number}: a port before any switch or adapter")
+                raise Unreadable(say("topology.line_port_before_any", number=number))
         elif line.strip() and not line.startswith("#") and "=" not in line:
-            skipped[_NOT_READ] += 1
+            skipped[say("topology.not_read")] += 1
         if len(raw) > CABLES_MAX:
-            raise Unreadable(f"line {number}: more than {CABLES_MAX} cables")
+            raise Unreadable(say("topology.line_more_than_cables", number=number, cables_max=CABLES_MAX))
     if not any(name.startswith("s-") for name in descriptions):
-        raise Unreadable("no switch in it: this is not the output of ibnetdiscover")
+        raise Unreadable(say("topology.no_switch_output_ibnetdiscover"))
     names = _switch_names({guid: text for guid, text in descriptions.items() if guid.startswith("s-")})
     cables = []
     for switch, port, peer, peer_port in raw:
         if peer in names:
             cables.append(Cable(names[switch], port, names[peer], peer_port, is_switch=True))
         elif (host := _HOST.fullmatch(descriptions.get(peer, "").strip())) is None:
-            skipped[_NO_NODE] += 1
+            skipped[say("topology.no_node")] += 1
         elif (node := host[1].partition(".")[0]) == "localhost":
-            skipped[_LOCALHOST] += 1
+            skipped[say("topology.localhost")] += 1
         else:
             cables.append(Cable(names[switch], port, node, host[2] or peer_port, is_switch=False))
     guids = {name: f"0x{guid[2:]:0>16}" for guid, name in names.items()}

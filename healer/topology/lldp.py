@@ -10,63 +10,62 @@ from typing import Any
 import msgspec
 
 from healer.signals.hardware_names import wrong_port
+from healer.text import Said, said_by, say
 from healer.topology.found import BYTES_MAX, CABLES_MAX, Cable, Found, Unreadable
 
-_NO_HARDWARE = "interfaces that are no hardware"
-_NO_NAME = "neighbours that tell no name or port"
 _NAME_MAX = 64
 
 
 def read_lldp(text: str, host: str = "") -> Found:
     """`host`: whose output it is, where the document does not say. Raises Unreadable."""
     if len(text) > BYTES_MAX:
-        raise Unreadable(f"more than {BYTES_MAX >> 20} MB")
+        raise Unreadable(say("topology.more_than_mb", bytes_max=BYTES_MAX >> 20))
     cables: dict[tuple[str, str], Cable] = {}
-    skipped: Counter[str] = Counter()
+    skipped: Counter[Said] = Counter()
     for place, document in _documents(text):
         whose = document.get("host", host) if isinstance(document, dict) else host
         if not isinstance(whose, str) or not _is_name(whose):
-            raise Unreadable(f"{place}: it does not say whose it is: give --host, or `host` beside `lldp`")
+            raise Unreadable(say("topology.does_say_whose_give", place=place))
         for interface, neighbour in _interfaces(document, place):
             if wrong_port(interface):
-                skipped[_NO_HARDWARE] += 1
+                skipped[say("topology.no_hardware")] += 1
                 continue
             switch, port = _chassis(neighbour.get("chassis")), _port(neighbour.get("port"))
             if not switch or not port:
-                skipped[_NO_NAME] += 1
+                skipped[say("topology.no_name")] += 1
                 continue
             node = whose.partition(".")[0]
             cables[switch, port] = Cable(switch, port, node, interface, is_switch=False)
             if len(cables) > CABLES_MAX:
-                raise Unreadable(f"{place}: more than {CABLES_MAX} cables")
+                raise Unreadable(say("topology.more_than_cables", place=place, cables_max=CABLES_MAX))
     # Switches that run lldpd themselves report each other.
     switches = {cable.switch for cable in cables.values()}
     marked = tuple(cable._replace(is_switch=cable.peer in switches) for cable in cables.values())
     return Found(cables=marked, skipped=dict(skipped))
 
 
-def _documents(text: str) -> Iterator[tuple[str, Any]]:
+def _documents(text: str) -> Iterator[tuple[Said, Any]]:
     """(where it is, document)."""
     try:
-        yield "the document", msgspec.json.decode(text.encode())
+        yield say("topology.document"), msgspec.json.decode(text.encode())
         return
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         wrong = str(error)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) < 2:
-        raise Unreadable(f"not JSON: {wrong}")
+        raise Unreadable(say("topology.json", wrong=wrong))
     for number, line in lines:
         try:
-            yield f"line {number}", msgspec.json.decode(line.encode())
+            yield say("topology.line", number=number), msgspec.json.decode(line.encode())
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-            raise Unreadable(f"line {number}: not JSON: {error}") from None
+            raise Unreadable(say("topology.line_json", number=number, why=said_by(error))) from None
 
 
-def _interfaces(document: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _interfaces(document: Any, place: Said) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, neighbour). lldpd writes one thing as an object and several as a list; json0 always lists."""
     lldp = document.get("lldp") if isinstance(document, dict) else None
     if lldp is None:
-        raise Unreadable(f"{place}: no `lldp` in it")
+        raise Unreadable(say("topology.no_lldp", place=place))
     for part in _all(lldp):
         for entry in _all(part.get("interface")):
             name = entry.get("name")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Computations whose answers are known to the last bit, and one that has to be the same wherever it is made: who
 # computes wrong says nothing of it by itself. Products and sums of whole numbers are exact in every precision and in
-# any order, so the bytes of a right answer have one digest, which stands here. A product of fractions is rounded: it
+# any order, so the bytes of a right answer have one digest, which is listed here. A product of fractions is rounded: it
 # has to be the same at each repeat, and on each GPU of one model. GPUs need PyTorch in the python3 of the node; without
 # it the test counts as not made, and says so. Seconds in all; `burn` loads the node for longer.
 seconds=${HEALER_TEST_BURN_S:-10}

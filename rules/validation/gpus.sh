@@ -1,6 +1,6 @@
 #!/bin/sh
 # The GPUs that Slurm believes in are there, answer, and none waits for a reset or a repair of its memory.
-# Slurm has given the job all of them. A node without GPUs passes; one whose GPUs nobody can look at is not tested.
+# Slurm has given the job all of them. A node without GPUs passes; one whose GPUs cannot be inspected is not tested.
 expected=${SLURM_GPUS_ON_NODE:-0}
 if ! command -v nvidia-smi >/dev/null 2>&1; then
     [ "$expected" -gt 0 ] || { echo "healer-says no GPUs here, by Slurm"; exit 0; }
@@ -29,7 +29,7 @@ seen=$(printf '%s\n' "$shown" | grep -c '^ *[0-9]')
 echo "healer-result gpu_count $seen"
 [ "$seen" -ge "$expected" ] || fail "$seen GPUs answer, Slurm knows $expected"
 
-# [N/A] stands where a GPU has no such thing.
+# [N/A] is shown where a GPU has no such thing.
 wrong=$(printf '%s\n' "$shown" | awk -F ', *' '
     $3 ~ /abled$/ && $4 ~ /abled$/ && $3 != $4 { print "GPU " $1 ": ECC " $3 ", " $4 " from the next reset on"; exit }
     $3 ~ /abled$/ { if (mode != "" && mode != $3) { print "GPU " $1 ": ECC " $3 ", others " mode; exit } mode = $3 }

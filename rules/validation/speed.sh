@@ -1,7 +1,7 @@
 #!/bin/sh
 # How fast the GPUs are: products of large matrices in BF16, and copies within their memory, all GPUs at once for some
-# seconds each, so that power and cooling are in it; told is the slowest GPU. On several nodes it runs on all at once,
-# and the slowest of them is told. It never fails: what is too slow, other nodes of the kind tell. Needs PyTorch in the
+# seconds each, so that power and cooling are in it; it reports the slowest GPU. On several nodes it runs on all at
+# once and reports the slowest node. It never fails: other nodes of the kind show what is too slow. Needs PyTorch in the
 # python3 of the nodes.
 untested() {
     echo "healer-says $*"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from healer.adapters.slurm.preferred import PreferredScheduler
-from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmJob, SlurmNode, Submission
 from healer.ports.scheduling import Scheduler
 from healer.sim.sim_slurm import SimClient, SimScheduler
 from tests.support import slurm
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.slurm import Hooks, hands
 from tests.support.wait import wait_until
 
@@ -175,7 +175,7 @@ class RealBench:
 
     untold: frozenset[str] = frozenset()
 
-    def __init__(self, cluster: RealSlurm, bare: Scheduler, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, cluster: BreakableSlurm, bare: Scheduler, scheduler: Scheduler | None = None) -> None:
         self.cluster = cluster
         self.bare, self.scheduler = bare, scheduler or bare
         self.hooks = Hooks(cluster.directory.parent)

@@ -424,7 +424,7 @@ def test_a_chain_made_anew_does_not_fit_what_was_signed(sealed, tmp_path: Path):
     assert what(sealed) == []  # consistent in itself
     assert "unknown key" in what(sealed, keys=trusted_keys(tmp_path))[0]
     assert (
-        "the chain up to here was made anew"
+        "the chain up to here was rebuilt"
         in what(sealed, outside=kept(tmp_path / "audit-checkpoints.jsonl"))[0]
     )
 
@@ -443,7 +443,7 @@ def test_an_export_stands_alone_and_shows_tampering(sealed):
     assert [item.seq for item in cut] == [8, 8]
     swapped = [*lines[:4], lines[5], lines[4], *lines[6:]]
     assert [item.what for item in verify_export(swapped).broken] == [
-        "seq 3 stands out of its place, after seq 4: links were exchanged"
+        "seq 3 is out of its place, after seq 4: links were exchanged"
     ]
     forged = [line.replace(b"gpu0004", b"gpu0009") for line in lines]
     assert [item.seq for item in verify_export(forged).broken] == [4]

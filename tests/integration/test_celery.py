@@ -4,6 +4,7 @@ whoever writes to the broker keeps no worker from its work."""
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,24 @@ def test_worker_and_publisher_find_a_redis_that_was_killed_and_came_back(redis: 
         return "after" in worker.advanced()
 
     wait_until(advanced_again, 20, what="a run after the restart is advanced", every_s=0.3)
+    assert worker.stop() == 0
+
+
+def test_a_frozen_redis_holds_up_no_publisher_and_is_worked_with_again(redis: Redis, scratch: Path) -> None:
+    """It accepts connections and answers nothing."""
+    worker = Worker(redis.url, scratch)
+    poke(redis.url, "before")
+    wait_until(lambda: worker.advanced() == ["before"], 20, what="the first run is advanced")
+    assert redis.process is not None
+    redis.process.send_signal(signal.SIGSTOP)
+    assert len(poke(redis.url, "lost")) == 1
+    redis.process.send_signal(signal.SIGCONT)
+
+    def advanced_again() -> bool:
+        poke(redis.url, "after")
+        return "after" in worker.advanced()
+
+    wait_until(advanced_again, 20, what="a run after the freeze is advanced", every_s=0.3)
     assert worker.stop() == 0
 
 

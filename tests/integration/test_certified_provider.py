@@ -143,6 +143,7 @@ def test_a_code_of_the_command_line_is_confirmed_there(at: CertifiedProvider, cl
         if isinstance(arrival, Arrival):
             break
     assert (arrival.subject, arrival.groups) == ("s-ann", ("ops", "hpc"))
+    assert datetime.now(UTC) - arrival.proven_at < timedelta(seconds=60), "it names no `auth_time` unasked"
     with pytest.raises(SignInRefused):
         devices.finish(begun.kept, claim="groups")
 

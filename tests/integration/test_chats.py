@@ -353,8 +353,8 @@ def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> 
 @pytest.mark.parametrize(
     ("says", "words", "refused"),
     [
-        ({"RCPT": b"550 no such user"}, "refused every recipient", True),
-        ({"RCPT": b"450 later"}, "refused every recipient", False),
+        ({"RCPT": b"550 no such user"}, "rejected every recipient", True),
+        ({"RCPT": b"450 later"}, "rejected every recipient", False),
         ({"MAIL": b"421 too busy"}, "answered 421", False),
         ({"DATA": b"554 spam"}, "answered 554", True),
         ({"AUTH": b"535 no"}, "answered 535", True),
@@ -377,7 +377,7 @@ def test_a_mail_server_without_tls_or_with_a_strangers_certificate_gets_nothing(
         with pytest.raises(DeliveryFailed, match="TLS"):
             mailer(server, papers, context=ssl.create_default_context()).send(notice(), "")
         server.says["EHLO"] = b"250 stand-in"
-        with pytest.raises(DeliveryFailed, match="lacks what is set"):
+        with pytest.raises(DeliveryFailed, match="does not support a configured option"):
             mailer(server, papers).send(notice(), "")
         assert (server.mails, server.plain) == ([], [])
     with pytest.raises(DeliveryFailed, match="cannot be reached: Connection refused"):

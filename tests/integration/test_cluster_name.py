@@ -12,6 +12,7 @@ from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import is_own_cluster
 from healer.settings import SettingsError
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
+from tests.support.processes import NOT_ROOT
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_a_part_on_another_clusters_slurm_ends_with_one_sentence(
     part: str, other: SimServer, scratch: Path
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "healer", part],
+        [*(NOT_ROOT if part == "api" else ()), sys.executable, "-m", "healer", part],
         env=os.environ
         | {
             "HEALER_DATA_DIR": str(scratch / "data"),
@@ -45,7 +46,7 @@ def test_a_part_on_another_clusters_slurm_ends_with_one_sentence(
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.strip() == (
-        "healer: Slurm on this machine is the cluster pod2, not pod1: mend SLURM_CONF or HEALER_CLUSTER."
+        "healer: Slurm on this machine is the cluster pod2, not pod1: correct SLURM_CONF or HEALER_CLUSTER."
     )
 
 

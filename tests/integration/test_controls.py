@@ -55,6 +55,14 @@ def reviewed(count: int, review: Review, first: int = 1) -> list[Incident]:
     return [incident(number, review=review) for number in range(first, first + count)]
 
 
+def test_a_pause_of_all_clusters_is_in_the_audit_of_each(desk: Desk) -> None:
+    everywhere = Controls(desk.bench.ledger, lambda: desk.rules, desk.bench.clock, ("pod1", "pod2"))
+    everywhere.pause(Pause(id="p1", scope="all", name="", by="ann", reason="x", since=START), request="q1")
+    everywhere.end_pause("p1", by="ann", reason="done", request="q2")
+    written = [(one.cluster, one.verb) for one in desk.bench.records()]
+    assert written == [(name, verb) for verb in ("pause.set", "pause.ended") for name in ("pod1", "pod2")]
+
+
 def test_a_pause_is_in_force_at_once_and_ends_once(desk: Desk) -> None:
     pause = Pause(id="p1", scope="all", name="", by="ann", reason="roll-out", since=START)
     for _ in range(2):

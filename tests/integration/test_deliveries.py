@@ -378,7 +378,8 @@ def test_the_doctor_tells_of_each_channel(site: Site) -> None:
     ops, night, _ = site.told.channels
 
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
-        told = doctor_checks.delivery_histories(site.db, site.hand.now())
+        with site.db.connect() as conn:
+            told = doctor_checks.delivery_histories(conn, site.hand.now())
         found = doctor_checks.look_at_channel(known or site.settings, channel, told.get(channel.name))
         return found.ok, found.text
 

@@ -63,7 +63,7 @@ def test_the_same_piece_and_the_same_end_again_are_nothing(book: EvidenceBook) -
 def test_what_is_not_the_nodes_file_is_dropped(book: EvidenceBook) -> None:
     file = made("e1")
     book.add(file, 0, b"y" * 100)
-    with pytest.raises(EvidenceBroken, match="gpu0001 told of"):
+    with pytest.raises(EvidenceBroken, match="gpu0001 announced"):
         book.finish(file)
     assert (book.stored("e1"), book.files(run="r-e1")) == (0, [])
     keep(book, file)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from healer.model import Guard, Mode, RunState
+from healer.model import Guard, Mode, ObservationKind, RunState
 from healer.model.gate import Breaker, BreakerState, Root
 from healer.model.rules import GuardSettings
 from tests.integration.test_forged_slots import Attacker, Cluster
@@ -81,7 +81,7 @@ BY_HEALER = {"by": "healer", "rule": "gpu-lost", "approved_by": None}
 CASES: dict[str, tuple[Callable[[Cluster], None], str, dict[str, Any], tuple[str, ...]]] = {
     "pause": (paused, "drain", {}, ("healer_api", "healer_detector")),
     "stale": (stale, "drain", {}, ("healer_api", "healer_detector")),
-    "ownership": (of_a_person, "drain", {}, ("healer_api", "healer_detector")),
+    "ownership": (of_a_person, "drain", {}, ("healer_api",)),
     "protected": (nothing, "drain", {"node": PROTECTED}, ("healer_api", "healer_detector")),
     "slots": (full, "drain", {}, ("healer_api", "healer_detector")),
     "breaker": (storm, "drain", {}, ("healer_detector",)),
@@ -104,6 +104,17 @@ def test_a_forged_run_is_held_by(cluster: Cluster, guard: str, role: str) -> Non
     assert cluster.drained() == before
     [decision] = [found for found in cluster.desk.decisions() if found.run == f"r-forged-{int(node[3:])}"]
     assert decision.guard is Guard(guard), decision.why
+
+
+def test_a_forged_run_of_healers_own_ends_at_a_persons_node(cluster: Cluster) -> None:
+    """They took the node out, so they are asked nothing."""
+    cluster.desk.poll()
+    of_a_person(cluster)
+    before = cluster.drained()
+    assert Attacker(cluster, "healer_detector").forge_run(1, playbook="drain", **BY_HEALER)
+    cluster.work()
+    assert cluster.drained() == before
+    assert cluster.desk.state("r-forged-1") is RunState.done
 
 
 def ask(cluster: Cluster, role: str, number: int, **fields: Any) -> None:
@@ -154,3 +165,27 @@ def test_the_detector_writes_no_person_s_word(cluster: Cluster) -> None:
     assert detector.writes("UPDATE runs SET doc = jsonb_set(doc, '{state}', '\"running\"')")
     [run] = cluster.start(2)
     assert cluster.desk.state(run) is RunState.running, "a person's own, by the API"
+
+
+@pytest.mark.parametrize("role", ["healer_detector", "healer_worker"])
+def test_an_open_breaker_is_reset_through_the_api_alone(cluster: Cluster, role: str) -> None:
+    """The breaker binds what the detector forges."""
+    storm(cluster)
+    to = "UPDATE gate SET breaker = jsonb_set(breaker, '{{state}}', '\"{}\"')"
+    for state in ("closed", "half_open"):
+        assert not Attacker(cluster, role).writes(to.format(state))
+    assert Attacker(cluster, role).writes("UPDATE gate SET breaker = breaker"), "it gathers further roots"
+    assert Attacker(cluster).writes(to.format("half_open"))
+    assert Attacker(cluster, role).writes(to.format("closed")), "the canary did well"
+
+
+def test_the_scraper_writes_measurements_alone(cluster: Cluster) -> None:
+    """No line in a node's name, and no person's command."""
+    put = (
+        "INSERT INTO inbox (cluster, kind, node, digest, arrived_at, doc) "
+        "VALUES ('pod1', :kind, 'gpu0001', decode(md5(:kind), 'hex'), now(), '{}')"
+    )
+    kinds = {
+        str(kind): Attacker(cluster, "healer_scraper").writes(put, kind=kind) for kind in ObservationKind
+    }
+    assert {kind for kind, written in kinds.items() if written} == {"inventory", "gpu_inventory"}

@@ -1,36 +1,39 @@
-"""Feature history and models on a real PostgreSQL, and `healer model` as a person runs it."""
+"""Feature history on a real PostgreSQL, and the models that the detector makes of it."""
 
-import json
 import threading
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
-import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner, Result
 
 from healer.adapters.postgres import forest_rows
-from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels
-from healer.adapters.postgres.tables import audit_records, forest_models, incidents
-from healer.bootstrap.models import ModelKeeper
-from healer.commands.cli import build
+from healer.adapters.postgres.forest_rows import (
+    PostgresFeatures,
+    forget_unusual,
+    models_seen,
+    read_unusual,
+)
+from healer.adapters.postgres.tables import incidents
+from healer.bootstrap import models
+from healer.bootstrap.models import EVERY, ModelKeeper
 from healer.detection.features import ALL_NAMES
-from healer.detection.scorers import Fitted
-from healer.detection.training import train, usable
 from healer.model import Review, Verdict
-from healer.model.trained import FeatureRow, Params
+from healer.model.feature_rows import FeatureRow
 from healer.text import to_stored
+from tests.support import feature_history
 from tests.support.ledgers import incident
 from tests.support.measured import CLUSTER
 from tests.support.unusual import Fleet
 from tests.support.wait import wait_until
 
+DAY = timedelta(days=1)
+
 
 @pytest.fixture(scope="module")
 def history() -> list[FeatureRow]:
-    """Some minutes of 24 nodes, ending now: commands look at the clock."""
+    """Some minutes of 24 nodes, ending now: the keeper looks at the clock."""
     fleet = Fleet()
     fleet.run(15)
     behind = datetime.now(fleet.now.tzinfo) - fleet.now
@@ -59,6 +62,7 @@ def test_rows_come_back_as_they_were_put_and_in_their_order(
     assert (back[3].nodes, back[3].features) == (history[3].nodes, ALL_NAMES)
     assert np.array_equal(np.isnan(back[3].matrix), np.isnan(history[3].matrix))
     assert np.nanmax(np.abs(back[3].matrix - history[3].matrix)) < 0.005
+    assert [row.at for row in features.read("h100", "busy", begin, 3)] == [row.at for row in history[2::3]]
     assert list(features.read("h100", "idle", begin)) == []
     assert list(features.read("h100", "busy", history[-1].at + timedelta(seconds=1))) == []
 
@@ -105,75 +109,115 @@ def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]
     }
 
 
-def test_a_model_comes_back_with_its_data_and_scores_the_same(
-    fresh_database: sa.Engine, history: list[FeatureRow]
-) -> None:
-    now = history[-1].at
-    store = PostgresModels(fresh_database, CLUSTER)
-    made = train(history, len(history), {}, now)
-    assert store.save(made, by="anna", at=now)
-    assert not store.save(made, by="anna", at=now)
-    ((model, version),) = [(one.model, one) for one in store.in_force()]
-    assert (model, version.in_force_by) == (made.model, "anna")
-    back = store.trained(model)
-    assert back.data.tobytes() == made.data.tobytes()
-    assert Fitted(back).score(made.data[:9]).tobytes() == Fitted(made).score(made.data[:9]).tobytes()
-    assert PostgresModels(fresh_database, "other").in_force() == []
-    with fresh_database.connect() as conn:
-        told = conn.execute(sa.select(audit_records).order_by(audit_records.c.id)).all()
-    assert [(one.actor, one.verb, one.subject) for one in told] == [
-        ("anna", "model.in_force", f"model/{model.id}")
-    ]
-    assert told[0].data["data_hash"] == model.data_hash
+# --- models
 
 
-def test_a_model_of_another_scorer_can_be_read_and_is_not_used(
-    fresh_database: sa.Engine, history: list[FeatureRow]
+@pytest.fixture
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def put(engine: sa.Engine, begin: datetime, until: datetime, *, seed: int = 1) -> list[FeatureRow]:
+    rows, store = feature_history.history(begin, until, seed=seed), PostgresFeatures(engine, CLUSTER)
+    for row in rows:
+        store.put(row)
+    return rows
+
+
+def names(keeper: ModelKeeper) -> list[str]:
+    return [model.id for model in keeper.forest()._models()]
+
+
+def test_a_class_gets_its_first_model_after_a_day_and_one_each_day(
+    fresh_database: sa.Engine, now: datetime
 ) -> None:
-    """Its threshold is a distance, and it names a second scorer's."""
-    now, store = history[-1].at, PostgresModels(fresh_database, CLUSTER)
-    made = train(history, len(history), {}, now)
-    store.save(made, by="anna", at=now)
-    doc = to_stored(made.model) | {"definition": "of a distance", "threshold": 1.7}
-    doc["beside"] = {"forest": {"threshold": 0.6}}
-    with fresh_database.begin() as conn:
-        conn.execute(sa.update(forest_models).values(doc=doc))
-    (kept,) = store.in_force()
-    assert kept.model.threshold == 1.7
     keeper = ModelKeeper(fresh_database, CLUSTER)
-    keeper._look()
-    assert list(keeper.forest()._models()) == []
+    put(fresh_database, now - DAY / 2, now)
+    keeper.train_due(now)
+    assert names(keeper) == []
+    put(fresh_database, now - 2 * DAY, now - DAY / 2)
+    keeper.train_due(now + timedelta(minutes=59))
+    assert names(keeper) == [], "it was looked within the hour"
+    begun = now + timedelta(hours=1)
+    keeper.train_due(begun)
+    (first,) = names(keeper)
+    put(fresh_database, now, now + EVERY, seed=2)
+    keeper.train_due(begun + EVERY - timedelta(hours=1))
+    assert names(keeper) == [first]
+    keeper.train_due(begun + EVERY)
+    (second,) = names(keeper)
+    assert second != first
+    after_restart = ModelKeeper(fresh_database, CLUSTER)
+    after_restart.train_due(begun + EVERY)
+    assert names(after_restart) == [second], "made again of the same history"
 
 
-def test_a_model_takes_the_place_of_the_one_before(
-    fresh_database: sa.Engine, history: list[FeatureRow]
+def test_where_no_new_model_can_be_made_the_old_one_stays(
+    fresh_database: sa.Engine, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, at = PostgresModels(fresh_database, CLUSTER), history[-1].at
-    first, second = (train(history, len(history), {}, at, Params(seed=seed)) for seed in range(2))
-    store.save(first, by="anna", at=at)
-    store.save(second, by="anna", at=at - timedelta(hours=1))
-    assert [one.model for one in store.in_force()] == [second.model], "whatever the clocks say"
-    with pytest.raises(KeyError):
-        store.trained(first.model)
+    keeper = ModelKeeper(fresh_database, CLUSTER)
+    put(fresh_database, now - 2 * DAY, now)
+    keeper.train_due(now)
+    (first,) = names(keeper)
+    monkeypatch.setattr("healer.detection.training.FOUND_LEAST", 1.1)
+    keeper.train_due(now + EVERY)
+    assert names(keeper) == [first]
+    fresh = ModelKeeper(fresh_database, CLUSTER)
+    fresh.train_due(now)
+    assert names(fresh) == []
 
 
-def test_of_several_that_an_older_version_kept_the_latest_is_in_force(
-    fresh_database: sa.Engine, history: list[FeatureRow]
+def test_of_a_long_history_so_many_moments_are_read(
+    fresh_database: sa.Engine, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, at = PostgresModels(fresh_database, CLUSTER), history[-1].at
-    made = train(history, len(history), {}, at)
-    store.save(made, by="anna", at=at)
-    doc = {"id": "older", "cluster": CLUSTER, "hardware": "h100", "load": "busy", "trained_at": at}
-    doc |= {"doc": to_stored(made.model), "data": b"", "in_force_by": "bob"}
+    put(fresh_database, now - 2 * DAY, now)
+    monkeypatch.setattr(models, "MOMENTS_MOST", 40)
+    taken: list[tuple[int, int]] = []
+
+    def train(history, moments, sick):
+        taken.append((moments, len(list(history))))
+        raise models.NoModel("enough seen")
+
+    monkeypatch.setattr(models, "train", train)
+    ModelKeeper(fresh_database, CLUSTER).train_due(now)
+    assert taken == [(32, 32)]
+
+
+def test_the_detector_keeps_how_unusual_each_node_is(fresh_database: sa.Engine, now: datetime) -> None:
+    rows = put(fresh_database, now - 2 * DAY, now)
+    keeper = ModelKeeper(fresh_database, CLUSTER)
+    keeper.train_due(now)
+    forest = keeper.forest()
+    rows[-1].matrix[7, 4] += 9
+    forest._keep(rows[-1])
+    keeper.store()
+    with fresh_database.connect() as conn:
+        found = read_unusual(conn, CLUSTER, "gpu0007", now)
+        assert read_unusual(conn, CLUSTER, "gpu0007", now + 2 * DAY) is None
+        assert read_unusual(conn, "other", "gpu0007", now) is None
+        (seen,) = models_seen(conn, CLUSTER, now)
+        assert models_seen(conn, CLUSTER, now + 2 * DAY) == ()
+    assert (seen.hardware, seen.load, seen.model) == ("h100", "busy", names(keeper)[0])
+    assert (seen.nodes, seen.at) == (24, rows[-1].at)
+    assert found is not None
+    assert [one.way for one in found.ways] == ["forest"]
+    assert found.at == rows[-1].at
+    forest._keep(rows[-2])
+    keeper.store()
     with fresh_database.begin() as conn:
-        conn.execute(sa.insert(forest_models).values(doc | {"in_force_at": at - timedelta(days=1)}))
-        conn.execute(sa.insert(forest_models).values(doc | {"id": "refused"}))
-    assert [(one.model, one.in_force_by) for one in store.in_force()] == [(made.model, "anna")]
+        newest = read_unusual(conn, CLUSTER, "gpu0007", now)
+        forget_unusual(conn, now + 2 * DAY)
+        assert read_unusual(conn, CLUSTER, "gpu0007", now) is None
+    assert newest is not None
+    assert newest.at == rows[-2].at
 
 
 @pytest.fixture
 def keeper(fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelKeeper]:
-    monkeypatch.setattr("healer.bootstrap.models.LOOK_S", 0.05)
+    monkeypatch.setattr(models, "LOOK_S", 0.05)
+    monkeypatch.setattr(models, "CHECK", timedelta(0))
+    monkeypatch.setattr(models, "FIRST_AFTER", timedelta(0))
+    monkeypatch.setattr(models, "EVERY", timedelta(0))
     made, stopped = ModelKeeper(fresh_database, CLUSTER), threading.Event()
     thread = threading.Thread(target=made.run, args=(stopped,))
     thread.start()
@@ -182,7 +226,7 @@ def keeper(fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterat
     thread.join(10)
 
 
-def test_the_detector_writes_history_and_takes_up_a_newer_model(
+def test_the_thread_writes_history_and_makes_a_model_of_it(
     keeper: ModelKeeper, fresh_database: sa.Engine, history: list[FeatureRow]
 ) -> None:
     forest = keeper.forest()
@@ -191,73 +235,6 @@ def test_the_detector_writes_history_and_takes_up_a_newer_model(
     store = PostgresFeatures(fresh_database, CLUSTER)
     wait_until(lambda: [row[:3] for row in store.classes(history[0].at)] == [("h100", "busy", 3)])
     assert list(forest._models()) == []
-    models = PostgresModels(fresh_database, CLUSTER)
-    for seed in range(2):
-        at = history[-1].at + timedelta(minutes=seed)
-        one = train(history, len(history), {}, at, Params(seed=seed))
-        models.save(one, by="anna", at=at)
-        wait_until(lambda wanted=one: [s.model.id for s in forest._models()] == [wanted.model.id])
-
-
-def test_a_model_of_other_features_is_named_once_and_not_used(
-    fresh_database: sa.Engine, history: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("healer.bootstrap.models.log.warning", lambda text, **_: told.append(text))
-    monkeypatch.setattr("healer.bootstrap.models.usable", lambda _: False)
-    now = history[-1].at
-    PostgresModels(fresh_database, CLUSTER).save(train(history, len(history), {}, now), by="anna", at=now)
-    keeper = ModelKeeper(fresh_database, CLUSTER)
-    for _ in range(2):
-        keeper._look()
-    assert told == ["a model of another version is not used: the scheduler makes a new one"]
-    assert list(keeper.forest()._models()) == []
-
-
-def test_a_model_made_from_other_features_is_not_used(history: list[FeatureRow]) -> None:
-    model = train(history, len(history), {}, history[-1].at).model
-    assert usable(model)
-    assert not usable(msgspec.structs.replace(model, definition="older"))
-    assert not usable(msgspec.structs.replace(model, features=("gone",)))
-
-
-# --- the command ---
-
-Healer = Callable[..., Result]
-
-
-@pytest.fixture
-def healer(fresh_database: sa.Engine) -> Healer:
-    url = fresh_database.url.render_as_string(hide_password=False)
-
-    def run(*arguments: str) -> Result:
-        env = {"HEALER_DATABASE_URL": url, "HEALER_CLUSTER": CLUSTER}
-        return CliRunner().invoke(build(), ["model", *arguments], env=env)
-
-    return run
-
-
-def test_train_and_show(healer: Healer, features: PostgresFeatures) -> None:
-    assert "no model of pod1 yet" in healer("show").output
-    done = json.loads(healer("train", "--json").stdout)
-    (model,), (look,) = done["models"], done["classes"]
-    assert look["told"] == f"model {model['id'][:12]} was put in force"
-    assert model["attested"] <= model["seen"]
-    assert "is in force already" in healer("train").output
-    shown = json.loads(healer("show", "--json").stdout)
-    assert [one["id"] for one in shown["models"]] == [model["id"]]
-    assert "h100, busy: " in healer("show").output
-
-
-def test_what_cannot_be_done_is_said_in_one_sentence(
-    healer: Healer, fresh_database: sa.Engine, history: list[FeatureRow]
-) -> None:
-    none = healer("train")
-    assert none.exit_code == 1
-    assert "no history of pod1 in 7 days" in str(none.exception)
-    store = PostgresFeatures(fresh_database, CLUSTER)
-    for row in history[:2]:
-        store.put(row)
-    few = healer("train")
-    assert few.exit_code == 1
-    assert "no model: h100, busy: 48 healthy samples of 48; 200 are needed" in few.stdout
+    for row in history[3:]:
+        forest._keep(row)
+    wait_until(lambda: len(forest._models()) == 1)

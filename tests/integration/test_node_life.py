@@ -6,10 +6,11 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.node_life import read_life
-from healer.adapters.postgres.node_rows import save_bursts
+from healer.adapters.postgres.node_rows import read_inventories, save_bursts, save_inventories
+from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.run_rows import write_entries
-from healer.adapters.postgres.tables import slots
-from healer.model import FaultBurst, FaultClass, IncidentState, LogEntry, Run, RunState, StepEvent
+from healer.adapters.postgres.tables import fault_bursts, slots
+from healer.model import FaultBurst, FaultClass, IncidentState, Inventory, LogEntry, Run, RunState, StepEvent
 from healer.text import NO_WORDS
 from tests.support.api import CLUSTER, incident, save_incident, save_run
 
@@ -92,3 +93,27 @@ def test_a_life_has_repairs_that_were_done_and_replaced_parts(fresh_database: sa
         ("resume", before(18), "run-1"),
     ]
     assert [(part.fault, part.began_at) for part in life.parts] == [("part-replaced", before(19))]
+
+
+def test_each_change_of_a_version_is_kept_for_a_year(fresh_database: sa.Engine) -> None:
+    with fresh_database.begin() as conn:
+        for days, driver in ((400, "550.1"), (200, "570.86"), (3, "580.95.05")):
+            at = before(days)
+            told = Inventory(
+                node="gpu0001", at=at, facts={"driver": driver}, changed={"driver": (driver, at)}
+            )
+            save_inventories(conn, CLUSTER, [told])
+            save_inventories(conn, CLUSTER, [told])
+        (kept,) = read_inventories(conn, CLUSTER, "gpu0001")
+    assert kept.earlier == [("driver", "570.86", before(200))]
+    assert kept.changed == {"driver": ("580.95.05", before(3))}
+
+
+def test_replaced_parts_are_kept_for_a_year(fresh_database: sa.Engine) -> None:
+    with fresh_database.begin() as conn:
+        save_bursts(conn, [burst("part-replaced", 380), burst("part-replaced", 300), burst("xid-79", 100)])
+    tidy(fresh_database, NOW)
+    with fresh_database.connect() as conn:
+        life = read_life(conn, CLUSTER, "gpu0001", SINCE)
+        left = conn.scalars(sa.select(fault_bursts.c.fault)).all()
+    assert ([part.began_at for part in life.parts], left) == ([before(300)], ["part-replaced"])

@@ -384,13 +384,14 @@ def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: 
         env=clean_environ(**environ(site, tmp_path)), capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks[doctor_checks.NODE_ACTIONS]["ok"]
+    assert checks["node actions"]["ok"]
     assert b"node call" in done.stderr
 
 
 def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> None:
     (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
     assert told.ok and "wait for a person" in told.text and "HEALER_SSH_KEY_FILE" in told.repair
+    assert "reports of faults are not checked" in told.text
     (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
     assert not told.ok and "both set" in told.text
 

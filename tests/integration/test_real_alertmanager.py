@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/-/ready", timeout=2).status_code == 200
+        return httpx.get(f"{url}/-/ready", timeout=2, verify=False).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -52,7 +52,7 @@ def test_what_an_exporter_prints_is_stored_like_what_is_sent(
         ("/broken", "answers 503", None),
         ("/moved", "answers 302", None),
         ("/nowhere", "answers 404", None),
-        ("/stalled", "no whole answer in 1 s", LossReason.stalled),
+        ("/stalled", "no complete answer within 1 s", LossReason.stalled),
         ("/endless", "larger than", LossReason.too_large),
         ("/huge", "larger than", LossReason.too_large),
         ("/bomb", "larger than", LossReason.bad_body),
@@ -202,5 +202,5 @@ def test_many_targets_that_stall_hold_up_no_other(fresh_database: sa.Engine, ser
         told = wait_until(
             lambda: (one := pulled.told()) and sum(x.up is False for x in one.targets) == 150 and one, WAIT_S
         )
-        assert "no whole answer in 1 s" in told.targets[0].error
+        assert "no complete answer within 1 s" in told.targets[0].error
         assert pulled.alive

@@ -215,7 +215,7 @@ def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database,
             hand.forward(0.001)
     assert waits == [5, 30, 180, 1080]
     assert sink.ids() == ["1f2e3d4c:p0"] * 5
-    assert (after.state, after.tries, after.error) == (
+    assert (after.state, after.tries, after.error["text"]) == (
         "failed", 5, "the sink answered 500 Internal Server Error",
     )  # fmt: skip
     assert verbs(fresh_database) == ["message.failed"]
@@ -246,7 +246,7 @@ def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"))
     sink.answers.append(None)
     assert deliver(fresh_database, sink, hand, timeout_s=0.2) == 0
-    assert row(fresh_database, "a:p0").error == "the sink did not answer in 0.2 s"
+    assert row(fresh_database, "a:p0").error["text"] == "the sink did not answer in 0.2 s"
     assert row(fresh_database, "b:p0").tries == 0
 
 

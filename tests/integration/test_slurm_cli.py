@@ -16,6 +16,7 @@ from healer.model import SlurmCall
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from tests.integration.benches import RealBench, job_of, wait_for
 from tests.support import trixie
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.slurm import hands, sbatch
 from tests.support.wait import wait_until
 
@@ -30,10 +31,10 @@ SwitchName=spine Switches=leaf[1-2]
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableSlurm]:
     """Two nodes that a test may hurt, each under a switch of its own."""
     conf = {"TopologyPlugin": "topology/tree"}
-    with RealSlurm(tmp_path_factory.mktemp("s"), 2, conf=conf, files={"topology.conf": TREE}) as cluster:
+    with BreakableSlurm(tmp_path_factory.mktemp("s"), 2, conf=conf, files={"topology.conf": TREE}) as cluster:
         yield cluster
 
 
@@ -150,7 +151,7 @@ def test_a_controller_that_hangs_is_unavailable_in_time(small: RealSlurm) -> Non
     wait_until(lambda: scheduler.node("gpu0001").base == "IDLE", 10)
 
 
-def test_a_controller_that_is_gone_is_unavailable(small: RealSlurm) -> None:
+def test_a_controller_that_is_gone_is_unavailable(small: BreakableSlurm) -> None:
     scheduler = CliScheduler(str(small.slurm_conf), timeout_s=1)
     scheduler.node("gpu0001")
     small.kill_controller()

@@ -34,7 +34,7 @@ MADE: dict[str, tuple[Callable[[], Desk], dict[str, str], str]] = {
     "servicenow": (
         desks.ServiceNow,
         {"HEALER_TICKETS": "servicenow", "HEALER_TICKETS_USER": USER, "HEALER_TICKETS_CLOSE": "Fixed"},
-        "ServiceNow: reads incident; may create there by the role itil",
+        "ServiceNow: reads incident; may create tickets by the role itil",
     ),
 }
 

@@ -57,7 +57,7 @@ def test_another_key_is_refused_and_changes_nothing(fresh_database: sa.Engine) -
         adopt_key(conn, b"k" * 32, NOW)
         check_key(conn, b"k" * 32)
     before(fresh_database)
-    with fresh_database.begin() as conn, pytest.raises(OtherTokenKey, match="put that key back"):
+    with fresh_database.begin() as conn, pytest.raises(OtherTokenKey, match="restore that key"):
         adopt_key(conn, b"x" * 32, NOW)
     with fresh_database.connect() as conn:
         assert bytes(conn.scalars(sa.select(tokens.c.digest)).one()) == OLD

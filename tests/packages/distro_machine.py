@@ -36,8 +36,13 @@ DISTROS = {
     "debian12": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps,tzdata"),
     "debian13": Distro("trixie", _DEBIAN, "python3.13,systemd,procps,tzdata"),
     "ubuntu22.04": Distro("jammy", _UBUNTU, "python3.11,python3,systemd,procps,tzdata"),
-    "ubuntu24.04": Distro("noble", _UBUNTU, "python3.12,systemd,procps,tzdata"),
+    "ubuntu24.04": Distro("noble", _UBUNTU, "python3.12,systemd,procps,tzdata,libstdc++6"),
     "rpm": Distro("bookworm", _DEBIAN, "python3.11,systemd,procps,tzdata,rpm"),
+    # rpm and Python of the age of EL 8 and EL 9.
+    "rpm4.14": Distro("bionic", _UBUNTU, "python3,systemd,procps,rpm"),
+    "rpm4.16": Distro("bullseye", _DEBIAN, "python3,systemd,procps,rpm"),
+    "offline": Distro("bookworm", _DEBIAN, "python3,python3.11,systemd,procps,tzdata,openssl"),
+    "compose": Distro("trixie", _DEBIAN, "docker-compose"),
     "python3.6": Distro("bionic", _UBUNTU, "python3,systemd"),
     "python3.9": Distro("bullseye", _DEBIAN, "python3,systemd"),
 }
@@ -60,6 +65,7 @@ def root_of(name: str) -> Path:
         half.mkdir(exist_ok=True)
         subprocess.run(["tar", "-xf", archive, "-C", half, "--exclude=./dev/*"], check=True)
         half.replace(place)
+        archive.unlink()
     return place
 
 

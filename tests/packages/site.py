@@ -42,7 +42,8 @@ with psycopg.connect("postgresql://postgres@127.0.0.1/postgres", autocommit=True
     for part in {PARTS}:
         link.execute(f"CREATE ROLE healer_{{part}} LOGIN" + (" NOINHERIT" if part == "worker" else ""))
     link.execute("CREATE ROLE healer_auditor")
-    link.execute("CREATE ROLE healer_broker")
+    link.execute("CREATE ROLE healer_broker LOGIN")
+    link.execute("ALTER ROLE healer_broker SET search_path = healer_broker")
     link.execute("GRANT healer_auditor TO healer_worker")
     link.execute("CREATE DATABASE healer OWNER healer")
 END
@@ -81,7 +82,7 @@ class Site:
             role = "healer" if part == "upgrade" else f"healer_{part}"
             folder = f"/etc/healer/credentials/{part}"
             self.machine.write(f"{folder}/database-url", f"postgresql://{role}@127.0.0.1/healer", mode=0o600)
-            broker = "sqla+postgresql+psycopg://postgres@127.0.0.1/healer"
+            broker = "sqla+postgresql+psycopg://healer_broker@127.0.0.1/healer"
             self.machine.write(f"{folder}/broker-url", broker, mode=0o600)
         self.machine.write("/etc/healer/credentials/api/token-key", "ab" * 32, mode=0o600)
 
@@ -105,6 +106,21 @@ class Site:
         self.machine.run("cp", "/srv/healer.toml", "/etc/healer/healer.toml")
         end = f"pkill -u healer-db postgres; rm -rf /etc/healer/credentials/* /var/tmp/site-database {data}"
         self.machine.run("sh", "-c", end)
+
+    def add(self, drop_in: str) -> None:
+        """One of the package's examples."""
+        self.machine.run("mkdir", "-p", f"/etc/systemd/system/{Path(drop_in).parent}")
+        examples = "/usr/share/doc/healer/examples/systemd"
+        self.machine.run("cp", f"{examples}/{drop_in}", f"/etc/systemd/system/{drop_in}")
+        self.machine.run("systemctl", "daemon-reload")
+
+    def back_up(self) -> int:
+        """As the timer does, with a passphrase; how many backups there are then."""
+        self.machine.write(
+            "/etc/healer/credentials/backup/passphrase", "a passphrase of the site\n", mode=0o600
+        )
+        self.machine.run("systemctl", "start", "healer-backup")
+        return len(self.machine.run("ls", "/var/backups/healer").split())
 
     def active(self, *units: str) -> list[str]:
         return self.machine.run("systemctl", "is-active", *units, check=False).split()

@@ -119,7 +119,9 @@ def test_every_command_has_a_page_and_completes(built: Built) -> None:
 
 def test_units_users_and_folders_are_those_of_the_repository(built: Built) -> None:
     units = {path.name for path in (built.server / "usr/lib/systemd/system").iterdir()}
-    assert units == {path.name for path in UNITS.iterdir() if path.suffix in (".service", ".target")}
+    assert units == {
+        path.name for path in UNITS.iterdir() if path.name.startswith("healer") and path.is_file()
+    }
     for name in units:
         packed = built.server / "usr/lib/systemd/system" / name
         assert packed.read_bytes() == (built.source / "deploy/systemd" / name).read_bytes()
@@ -128,6 +130,17 @@ def test_units_users_and_folders_are_those_of_the_repository(built: Built) -> No
     for kind in ("sysusers", "tmpfiles"):
         packed = built.server / f"usr/lib/{kind}.d/healer.conf"
         assert packed.read_bytes() == (built.source / f"deploy/systemd/{kind}.conf").read_bytes()
+
+
+def test_dashboards_and_alerts_are_those_of_the_repository(built: Built) -> None:
+    packed = built.server / "usr/share/healer"
+    names = {str(path.relative_to(packed)) for path in packed.rglob("*") if path.is_file()}
+    boards = ("detectors", "fleet", "health", "jobs")
+    assert names == {
+        *(f"grafana/{name}.json" for name in boards), "prometheus/alerts.yml", "prometheus/recording.yml",
+    }  # fmt: skip
+    for name in names:
+        assert (packed / name).read_bytes() == (built.source / "deploy" / name).read_bytes()
 
 
 def test_settings_and_rules_are_the_site_s_to_change(built: Built) -> None:

@@ -1,8 +1,10 @@
-"""The rpms by Debian's rpm, in a root of Debian 12: its systemd and Python are the age of EL 9's.
+"""The rpms by Debian's rpm: the server in a root of Debian 12, whose systemd is of EL 9's age, and a node's
+package also with rpm and Python of EL 8's and of EL 9's age.
 
 The repositories of EL and openSUSE are out of reach here: names of packages that an rpm needs are not tried.
 """
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages.builds import ADDED, BOTH, FIRST, OURS, SECOND, Builds
-from tests.packages.distro_machine import distro_machine
+from tests.packages.distro_machine import DistroMachine, distro_machine
 from tests.packages.site import Site, nodes_of
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
@@ -26,14 +28,14 @@ def site(builds: Builds) -> Iterator[Site]:
         yield Site("el9", machine, builds)
 
 
-def rpm(site: Site, *words: str) -> str:
+def rpm(machine: DistroMachine, *words: str) -> str:
     """Debian's own packages are none of rpm's, so it asks for none."""
-    return site.machine.run("rpm", "--nodeps", *words)
+    return machine.run("rpm", "--nodeps", *words)
 
 
 def test_the_server_is_installed_upgraded_and_erased_and_keeps_what_is_the_site_s(site: Site) -> None:
     machine = site.machine
-    rpm(site, "--install", site.bring(FIRST))
+    rpm(machine, "--install", site.bring(FIRST))
     assert (
         len(
             machine.run("getent", "passwd", "healer", "healer-db", "healer-api", "healer-worker").splitlines()
@@ -49,7 +51,7 @@ def test_the_server_is_installed_upgraded_and_erased_and_keeps_what_is_the_site_
     wait_until(lambda: site.get("/api/v1/nodes", token)[0] == 200, 30, what="the token counts")
     site.edit_settings()
 
-    rpm(site, "--upgrade", site.bring(SECOND))
+    rpm(machine, "--upgrade", site.bring(SECOND))
     assert f"healer {SECOND} " in machine.run("healer", "--version")
     assert site.active("healer") == ["active"]
     site.wait_until_ready()
@@ -62,7 +64,7 @@ def test_the_server_is_installed_upgraded_and_erased_and_keeps_what_is_the_site_
     differ = machine.execute("rpm", "--verify", "--nodeps", "healer").stdout.splitlines()
     assert {line.split()[-1] for line in differ} == {"/etc/healer/healer.toml", f"{RULES}/{BOTH}"}
 
-    rpm(site, "--erase", "healer")
+    rpm(machine, "--erase", "healer")
     assert site.active("healer") == ["inactive"]
     left = site.left() - {path for path in site.left() if path.startswith("/var/lib/rpm")}
     assert not [path for path in left if path.startswith(("/opt", "/usr"))]
@@ -73,19 +75,25 @@ def test_the_server_is_installed_upgraded_and_erased_and_keeps_what_is_the_site_
     assert "/var/lib/healer/postgres/data/PG_VERSION" in left
 
 
-def test_a_node_s_rpm_leaves_what_slurm_may_call(site: Site, builds: Builds) -> None:
-    for version in (FIRST, SECOND):
-        shutil.copy(builds.made("node-rpm", version), site.machine.folder / f"{version}.rpm")
-    rpm(site, "--install", f"/srv/site/{FIRST}.rpm")
-    assert site.machine.run("systemctl", "is-enabled", "healer-follow").strip() == "enabled"
-    site.machine.run("systemctl", "disable", "healer-follow")
-    rpm(site, "--upgrade", f"/srv/site/{SECOND}.rpm")
-    enabled = site.machine.run("systemctl", "is-enabled", "healer-follow", check=False).strip()
-    assert enabled == "disabled", "the site's word stays"
-    assert site.machine.execute("/usr/lib/healer/prolog").returncode == 0
-    rpm(site, "--erase", "healer-node")
-    assert site.machine.run("ls", "/usr/lib/healer").split() == ["epilog", "health-check", "prolog"]
-    assert site.machine.execute("/usr/lib/healer/prolog").returncode == 0
+@pytest.mark.parametrize(("root", "python"), [("rpm", "3.11"), ("rpm4.14", "3.6"), ("rpm4.16", "3.9")])
+def test_a_node_s_rpm_runs_and_leaves_what_slurm_may_call(root: str, python: str, builds: Builds) -> None:
+    with scratch_folder() as folder, distro_machine(root, folder) as machine:
+        for version in (FIRST, SECOND):
+            shutil.copy(builds.made("node-rpm", version), folder / f"{version}.rpm")
+        machine.run("sh", "-c", f"[ -e /usr/bin/python3 ] || ln -s python{python} /usr/bin/python3")
+        assert machine.run("python3", "--version").startswith(f"Python {python}.")
+        rpm(machine, "--install", f"/srv/site/{FIRST}.rpm")
+        assert machine.run("systemctl", "is-enabled", "healer-follow").strip() == "enabled"
+        answer = json.loads(machine.execute("/usr/lib/healer/healer-node", "identify").stdout)
+        assert answer["code"] == "missing", "there is no nvidia-smi, and it says so in its own form"
+        machine.run("systemctl", "disable", "healer-follow")
+        rpm(machine, "--upgrade", f"/srv/site/{SECOND}.rpm")
+        enabled = machine.run("systemctl", "is-enabled", "healer-follow", check=False).strip()
+        assert enabled == "disabled", "the site's word stays"
+        assert machine.execute("/usr/lib/healer/prolog").returncode == 0
+        rpm(machine, "--erase", "healer-node")
+        assert machine.run("ls", "/usr/lib/healer").split() == ["epilog", "health-check", "prolog"]
+        assert machine.execute("/usr/lib/healer/prolog").returncode == 0
 
 
 def test_where_systemd_knows_no_credentials_only_the_unit_of_all_parts_comes(

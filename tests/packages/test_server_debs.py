@@ -68,7 +68,7 @@ def test_systemd_understands_every_unit(site: Site) -> None:
     units = site.machine.run("sh", "-c", "ls /usr/lib/systemd/system/healer*").split()
     done = site.machine.execute("systemd-analyze", "verify", *units)
     unknown = [line for line in done.stderr.splitlines() if "healer" in line and "nknown" in line]
-    assert (len(units), unknown, done.returncode) == (8, [], 0), done.stderr
+    assert (len(units), unknown, done.returncode) == (10, [], 0), done.stderr
 
 
 def test_the_parts_run_as_their_units_say(site: Site) -> None:
@@ -88,6 +88,9 @@ def test_the_parts_run_as_their_units_say(site: Site) -> None:
         shown = site.machine.run("systemctl", "show", "--property=MainPID", "--value", f"healer-{part}")
         user = site.machine.run("ps", "-o", "user:20=", "-p", shown.strip())
         assert user.strip() == f"healer-{part}"
+    site.add("healer-backup.service.d/parts.conf")
+    assert site.back_up() == 1
+    site.machine.run("sh", "-c", "rm -r /etc/systemd/system/healer-backup.service.d /var/backups/healer/*")
     site.machine.run("systemctl", "stop", "healer.target")
     wait_until(lambda: set(site.active(*units)) == {"inactive"}, 90, what="all parts are stopped")
     site.end_database()
@@ -99,7 +102,11 @@ def test_an_upgrade_keeps_settings_and_data_and_a_removal_keeps_data(site: Site)
     token = site.machine.run("healer", "token", "create", "--role", "viewer").split()[-1]
     wait_until(lambda: site.get("/api/v1/nodes", token)[0] == 200, 30, what="the token counts")
     site.edit_settings()
+    assert site.machine.run("systemctl", "is-enabled", "healer-backup.timer", check=False) == "disabled\n"
+    site.machine.run("systemctl", "enable", "--now", "healer-backup.timer")
+    assert site.back_up() == 1
     site.install(SECOND)
+    assert site.active("healer-backup.timer") == ["active"], "the site's word stays"
     assert f"healer {SECOND} " in site.machine.run("healer", "--version")
     assert site.active("healer") == ["active"], "it ran before, so it runs again"
     site.wait_until_ready()
@@ -116,10 +123,12 @@ def test_an_upgrade_keeps_settings_and_data_and_a_removal_keeps_data(site: Site)
     left = site.left()
     assert not [path for path in left if path.startswith(("/opt", "/usr"))]
     assert {"/etc/healer/healer.toml", "/var/lib/healer/postgres/data/PG_VERSION"} <= left
+    site.machine.run("rm", "-r", "/etc/healer/credentials/backup")
     said = site.dpkg("--purge", "healer")
-    assert "kept /var/lib/healer" in said
+    assert "kept /var/lib/healer" in said and "kept /var/backups/healer" in said
     left = site.left()
-    assert not [path for path in left if not path.startswith("/var/lib/healer")]
+    assert not [path for path in left if not path.startswith(("/var/lib/healer", "/var/backups"))]
+    assert [path for path in left if path.startswith("/var/backups/healer/healer-")]
     assert "/var/lib/healer/postgres/data/PG_VERSION" in left
     assert site.machine.run("sh", "-c", "find /etc/systemd -name 'healer*'") == ""
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from healer.detection.reported import firing
+from healer.incidents.certainty import senses_of
 from healer.incidents.correlate import BESIDE_KEPT
-from healer.incidents.growth import senses_of
 from healer.model import (
     EVIDENCE_KEPT,
     AlertRule,
@@ -303,7 +303,7 @@ def test_alerts_are_bounded() -> None:
     (one,) = say(site, "Many")
     for number in range(ALERTS_MAX + 500):
         alerts.take(alert_of(one, number // 50, number))
-    assert len(alerts) == ALERTS_MAX
+    assert len(alerts.heard) == ALERTS_MAX
     assert min(int(heard.digest, 16) for heard in alerts.firing()) == 500, "the oldest are forgotten"
 
 
@@ -313,7 +313,7 @@ def test_a_node_that_tells_very_many_alerts_makes_no_others_forgotten() -> None:
     alerts.take(alert_of(one, 2, 10**6))
     for number in range(ALERTS_MAX + 10):
         alerts.take(alert_of(one, 1, number))
-    assert len(alerts) == OF_NODE_MAX + 1
+    assert len(alerts.heard) == OF_NODE_MAX + 1
     assert next(heard.digest for heard in alerts.firing()) == f"{10**6:064x}"
 
 
@@ -324,7 +324,7 @@ def test_of_a_node_what_is_over_is_forgotten_first() -> None:
         alerts.take(alert_of(one, 1, number))
     alerts.take(alert_of(one, 1, 50, "resolved"))
     alerts.take(alert_of(one, 1, 1_000))
-    assert len(alerts) == len(list(alerts.firing())) == OF_NODE_MAX
+    assert len(alerts.heard) == len(list(alerts.firing())) == OF_NODE_MAX
     alerts.take(alert_of(one, 1, 1_001))
     told = [int(heard.digest, 16) for heard in alerts.firing()]
     assert (min(told), max(told)) == (1, 1_001)
@@ -337,7 +337,7 @@ def test_what_is_over_is_forgotten_before_what_fires() -> None:
         alerts.take(alert_of(one, number // 50, number))
     alerts.take(alert_of(one, 10_000 // 50, 10_000, "resolved"))
     alerts.take(alert_of(one, 5_000, 10**6))
-    assert len(alerts) == len(list(alerts.firing())) == ALERTS_MAX
+    assert len(alerts.heard) == len(list(alerts.firing())) == ALERTS_MAX
 
 
 def test_the_sender_of_one_node_ends_no_alert_of_another() -> None:
@@ -403,17 +403,17 @@ ENTRY = "- name: ours\n  title: Ours\n  alert: [Ours]\n  source: us\n"
     [
         ("- name: ours\n  title: Ours\n  alert: [Ours]\n", 1, "field source is missing"),
         (ENTRY + "  severty: P1\n", 5, "did you mean severity?"),
-        (ENTRY + "  severity: P7\n", 5, "is not one of its words"),
-        (ENTRY + "  stays_h: 100\n", 5, "stays_h: has to be above 0, and at most 72"),
+        (ENTRY + "  severity: P7\n", 5, "is not an allowed value"),
+        (ENTRY + "  stays_h: 100\n", 5, "stays_h: must be above 0, and at most 72"),
         (ENTRY + "  playbook: drian\n", 5, "did you mean drain?"),
         (ENTRY + "  playbook: drain\n", 5, "only a fault_class of fatal or degraded"),
         (ENTRY + "  playbook: requeue\n", 5, "for a job, not for a node"),
-        (ENTRY.replace("ours", "gpu-lost", 1), 1, "there is a rule gpu-lost already"),
-        (ENTRY + ENTRY, 5, "there is a rule ours already"),
-        (ENTRY.replace("[Ours]", "['*']"), 3, "this takes every alert there is"),
+        (ENTRY.replace("ours", "gpu-lost", 1), 1, "the name gpu-lost is already in use"),
+        (ENTRY + ENTRY, 5, "the name ours is already in use"),
+        (ENTRY.replace("[Ours]", "['*']"), 3, "this matches every alert"),
         (ENTRY.replace("[Ours]", "['Our[s']"), 3, "is not a name or a glob"),
         (ENTRY.replace("[Ours]", "[]"), 3, "the list is empty"),
-        (ENTRY.replace("name: ours", "name: Our Rule"), 1, "small letters"),
+        (ENTRY.replace("name: ours", "name: Our Rule"), 1, "lowercase letters"),
     ],
     ids=["source", "field", "word", "stays", "playbook", "class", "job", "policy", "twice", "all", "glob",
          "none", "name"],

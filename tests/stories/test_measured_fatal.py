@@ -6,7 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.model import Component, FaultClass, Finding, IncidentState, Mode, RunState, StepEvent
+from healer.model import (
+    Component,
+    FaultClass,
+    Finding,
+    IncidentState,
+    Mode,
+    Remedy,
+    RemedyUse,
+    RunState,
+    StepEvent,
+)
 from healer.sim.nodes import SimNodes
 from tests.support.loop import CLUSTER, DEGRADED, equip, name
 from tests.support.slow import SlowSite, found, slow_rules
@@ -566,3 +576,26 @@ def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     (left,) = site.open_incidents
     assert left.fault == "healer-drain"
     assert left.root == Component(cluster=CLUSTER, node=NODE)
+
+
+@pytest.mark.parametrize(
+    ("fault", "looked_at"), [("gpu-recovery-asked", True), ("gpu-row-remap-failed", False)]
+)
+def test_only_a_request_that_its_gauge_withdraws_has_a_drained_node_tested(
+    fault: str, looked_at: bool
+) -> None:
+    """Reset and reboot were tried an hour ago: the node waits for a person."""
+    site = SlowSite()
+    for remedy in (Remedy.drain_then_reset, Remedy.reboot_node):
+        use = RemedyUse(node=NODE, remedy=remedy, rule="x", at=site.now - timedelta(hours=1))
+        site.ledger.tables.remedies.append(use)
+    site.tick((fatal(site, fault, gpu=3),))
+    site.pass_time(600, step_s=5)
+    incident, run = site.incident, site.run_of("gpu-fatal")
+    assert (run.state, run.wake_at, site.node(1).drain) == (RunState.waiting, None, True)
+    since = site.now
+    for _ in range(7):
+        site.clear(fault, gpu=3, since=since)
+        site.pass_time(60, step_s=5)
+    tested = [one for one in site.runs if one.incident == incident.id and one.playbook == "validate"]
+    assert bool(tested) is looked_at

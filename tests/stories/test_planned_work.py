@@ -73,7 +73,7 @@ def test_another_fault_after_the_work_proves_nothing_and_is_one_of_its_own() -> 
     )
     document = played(
         shown(0, WORKED_ON),
-        kernel(10, 1, LOST),
+        kernel(10, 1, "NVRM: Xid (PCI:0000:9b:00): 95, Uncontained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No"),
         nodes(HOUR),
         jobs(HOUR, job("1", name(1))),  # what is new waits for its end
         kernel(HOUR + 600, 1, elsewhere),
@@ -81,7 +81,7 @@ def test_another_fault_after_the_work_proves_nothing_and_is_one_of_its_own() -> 
     )
     assert drained(document) == []
     states = {one["rule"]: one["closed"] is None for one in document["incidents"]}
-    assert states == {"gpu-lost": False, "gpu-degraded": True}
+    assert states == {"gpu-fatal": False, "gpu-degraded": True}
 
 
 def test_gpus_that_the_node_does_not_list_after_the_work_drain_it() -> None:

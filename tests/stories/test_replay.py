@@ -342,6 +342,13 @@ def test_a_broken_line_is_an_error_that_names_it(bad: str) -> None:
         replay(rules_in(), read([GOOD, "", bad, json.dumps(clock(3600))]))
 
 
+def test_the_rows_of_a_second_cluster_are_an_error_that_names_the_line() -> None:
+    """They would take the place of the first one's: clusters number their nodes alike."""
+    other = row(5, "slurm/nodes", {"cluster": "pod2", "nodes": []})
+    with pytest.raises(BadRecording, match="line 2: slurm/nodes: cluster pod2 after pod1"):
+        replay(rules_in(), read(json.dumps(line) for line in (nodes(), other)))
+
+
 def test_an_unknown_route_is_passed_over() -> None:
     document = played(nodes(), row(5, "signals/of-tomorrow", {"x": 1}), kernel(10, 1, LOST), clock(60))
     assert len(document["incidents"]) == 1

@@ -11,7 +11,7 @@ from healer.observations import Picture
 from healer.recordings.recording import Entry
 from healer.sim.fleet_steps import Pace
 from healer.sim.replay_samples import RecordedSamples
-from healer.sim.replay_signals import COLUMNAR
+from healer.sim.replay_signals import COLUMNAR, Refused
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
 from healer.sim.sim_telemetry import SimTelemetry
@@ -32,7 +32,7 @@ def test_what_changed_after_hours_of_being_learnt_is_found_and_nobody_else() -> 
     sensors = SimTelemetry(CLUSTER, list(shown.nodes), start=START, seed=5, pace=Pace(checkpoint_every=20))
     sensors.show(shown)
     picture = Picture(CLUSTER, watching_since=START)
-    samples = RecordedSamples(CLUSTER, rules_in(Mode.auto), lambda _cluster, _node: True, START)
+    samples = RecordedSamples(CLUSTER, rules_in(Mode.auto), lambda _cluster, _node: True, START, Refused())
     told: set[str] = set()
     while clock.now() < START + timedelta(seconds=LEARN_S + SEEN_S):
         clock.advance(LOOK_S)

@@ -1,8 +1,10 @@
 """A node that is silent for us and for Slurm: out of service, and back by an approved power cycle."""
 
 import msgspec
+import pytest
 
-from healer.model import Guard, Mode, Run, RunState, Severity, StepEvent
+from healer.model import Guard, Incident, Mode, Run, RunState, Severity, StepEvent
+from healer.sim.memory_ledger import MemoryTx
 from healer.sim.sim_slurm import sim_nodes
 from tests.support.loop import beat, equip, name, rules_in
 from tests.support.power import PowerSite
@@ -53,6 +55,24 @@ def test_it_is_drained_and_its_power_cycle_waits_for_a_person() -> None:
     assert "is silent" in look.text and "Slurm does not reach it" in look.text
     moved = site.slurm.job(site.theirs)
     assert moved is not None and moved.restarts == 1
+
+
+def test_while_it_is_silent_its_incident_is_written_four_times_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a minute of walks, one a second."""
+    site = silent()
+    saved: list[str] = []
+
+    def save(tx: MemoryTx, incident: Incident) -> None:
+        saved.append(incident.id)
+        keep(tx, incident)
+
+    keep = MemoryTx.save_incident
+    monkeypatch.setattr(MemoryTx, "save_incident", save)
+    for _ in range(60):
+        speak(site, 1, seconds=1)
+    assert 3 <= len(saved) <= 5
 
 
 def test_approved_it_is_cycled_tested_and_returned() -> None:

@@ -71,7 +71,7 @@ def test_healthy_and_watch_stop_no_job_and_start_nothing(line: str) -> None:
     row = rows()[word]
     assert row.scheduling.startswith("none")
     assert not site.node(1).drain and starts_here(site) and site.runs == []
-    assert row.told in {"nobody", "the pages alone"}
+    assert row.told in {"no one", "the pages alone"}
     assert told(site) == []
 
 

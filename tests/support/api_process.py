@@ -19,7 +19,7 @@ from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens, adopt_key
 from healer.adapters.token_key import KEY_FILE
 from healer.model import SlurmNode, SlurmSnapshot
-from tests.support.processes import clean_environ, free_port
+from tests.support.processes import NOT_ROOT, clean_environ, free_port
 from tests.support.relays import new_token
 from tests.support.seals import seal_all
 from tests.support.wait import wait_until
@@ -135,7 +135,7 @@ def api_process(
     limited = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*limited, sys.executable, *program],
+            [*limited, *NOT_ROOT, sys.executable, *program],
             env=environ,
             stdout=out,
             stderr=out,

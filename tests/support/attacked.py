@@ -1,7 +1,7 @@
 """The whole product in both forms, for tests that attack it: `healer up` of root, and the packaged units.
 
 Both have a simulated Slurm of 32 nodes, two slots, a secret of the worker's (`CANARY`), a witness of the
-audit, and a node that can be asked by SSH.
+audit, and two nodes that can be asked by SSH.
 """
 
 import getpass
@@ -36,8 +36,8 @@ FORMS = ("embedded", "packaged")
 #: Made here, so that no source file and no other process holds the whole of it.
 CANARY = "".join(("canary-", "q7Zk", "0vXw", "-of-the-bmcs"))
 CAP = 2
-#: A node that answers by SSH.
-ASKED = "gpu0032"
+#: Nodes that answer by SSH.
+ASKED, DEAD, AT_WORK = "gpu0032", "gpu0030", "gpu0029"
 _SETTINGS = {
     "HEALER_CLUSTER": "pod1", "HEALER_SLURM_ADAPTERS": "sim", "HEALER_MODE": "auto",
     "HEALER_GUARD_MAX_NODES": str(CAP), "HEALER_GUARD_MAX_SHARE": "1.0", "HEALER_GUARD_RACK_SHARE": "1.0",
@@ -181,7 +181,8 @@ def attacked(form: str, folder: Path) -> Iterator[Attacked]:
     rules_with(folder, _PATIENT)
     with ExitStack() as stack:
         ssh = stack.enter_context(ssh_site(folder / "ssh"))
-        ssh.node(ASKED)
+        for node in (ASKED, DEAD, AT_WORK):
+            ssh.node(node)
         ssh.let_worker_read()
         made = _start_embedded if form == "embedded" else _start_packaged
         yield made(stack, folder, ssh)

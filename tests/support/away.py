@@ -188,7 +188,7 @@ def frozen(stack: Stack) -> Iterator[None]:
 def ready(stack: Stack) -> dict[str, Any]:
     """What /readyz says, {} while it does not answer."""
     with contextlib.suppress(httpx.HTTPError, ValueError):
-        return httpx.get(f"{stack.url}/readyz", timeout=5).json()
+        return stack.http.get(f"{stack.url}/readyz", timeout=5).json()
     return {}
 
 

@@ -14,8 +14,7 @@ FOLDER = ROOT / "deploy" / "compose"
 _VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::([-?])([^}]*))?\}")
 #: As deploy/compose/images.sh writes them.
 DIGESTS = {
-    f"HEALER_{name}_DIGEST": f"sha256:{place:064x}"
-    for place, name in enumerate(("POSTGRES", "REDIS", "PYTHON"))
+    f"HEALER_{name}_DIGEST": f"sha256:{place:064x}" for place, name in enumerate(("POSTGRES", "REDIS"))
 }
 
 
@@ -35,8 +34,17 @@ def read_compose(*overlays: str, environ: Mapping[str, str] | None = None) -> di
             raise NotSet(f"{name} {text}")
         return given.get(name) or text or ""
 
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: filled(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [filled(each) for each in value]
+        return _VARIABLE.sub(fill, value) if isinstance(value, str) else value
+
     files = [FILE, *(FOLDER / f"{name}.yml" for name in overlays)]
-    documents = [yaml.safe_load(_VARIABLE.sub(fill, file.read_text())) for file in files]
+    documents = [
+        filled(yaml.safe_load(file.read_text())) for file in files
+    ]  # as Compose: read, then filled in
     whole = documents[0]
     for more in documents[1:]:
         whole = merged(whole, more)
@@ -56,6 +64,5 @@ def merged(below: Any, above: Any) -> Any:
 def settings_of(service: Mapping[str, Any], secrets: Path) -> dict[str, str]:
     """Its environment, with its secrets in this folder."""
     return {
-        name: str(value or "").replace("/run/secrets/", f"{secrets}/")
-        for name, value in service["environment"].items()
+        name: value.replace("/run/secrets/", f"{secrets}/") for name, value in service["environment"].items()
     }

@@ -25,7 +25,6 @@ from healer.ports.answers import (
     Stats,
     Stored,
 )
-from healer.text import say
 from tests.support.console_sample import CLUSTER, NOW
 
 
@@ -68,11 +67,7 @@ def own() -> SelfHealth:
                 ),
             ),
             models=(
-                ModelSeen(
-                    hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
-                    in_force_at=_ago(days=2), by="healer",
-                    last_outcome=say("detection.too_many_unknown", what="h100", n=812),
-                ),
+                ModelSeen(hardware="h100", load="busy", model="5ac1" * 16, nodes=96, at=_ago(minutes=3)),
             ),
         ),
         checks={"spool": {"ok": True, "text": "empty"}, "database": {"ok": True, "text": "answers"}},

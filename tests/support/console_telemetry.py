@@ -421,15 +421,16 @@ def rule_records(rules: Ruleset, details: list[IncidentRecord]) -> dict[str, Rul
 
 
 def unknown_series() -> list[UnknownSeries]:
+    new = say("signals.not_in_catalogue")
     return [
         UnknownSeries(
             cluster=CLUSTER, name=name, why=why, count=count, example=example,
             first_seen=NOW - timedelta(days=3), last_seen=NOW - timedelta(seconds=7),
         )
         for name, why, count, example in (
-            ("DCGM_FI_DEV_NEW_THING", "not in the catalogue", 412_000, {"gpu": "3", "Hostname": "gpu0007"}),
-            ("<script>alert(1)</script>", "not in the catalogue", 12, {}),
-            ("DCGM_FI_DEV_GPU_TEMP", "no node of this cluster", 60, {"Hostname": "elsewhere-01"}),
+            ("DCGM_FI_DEV_NEW_THING", new, 412_000, {"gpu": "3", "Hostname": "gpu0007"}),
+            ("<script>alert(1)</script>", new, 12, {}),
+            ("DCGM_FI_DEV_GPU_TEMP", say("signals.no_such_node"), 60, {"Hostname": "elsewhere-01"}),
         )
     ]  # fmt: skip
 

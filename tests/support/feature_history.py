@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from healer.detection.features import NAMES
-from healer.model.trained import FeatureRow
+from healer.model.feature_rows import FeatureRow
 from tests.support.measured import CLUSTER
 
 FEATURES = NAMES[:12]

@@ -21,8 +21,14 @@ from healer.settings import load
 
 #: By what is hurried: module and constant, and the value that stands for it.
 HURRIED: dict[str, dict[str, timedelta | float]] = {
-    # It looks every 30 s, and is sure after 5 minutes.
-    "forest": {"detection.forest:SAMPLE_S": 5.0, "detection.forest:HOLD": timedelta(seconds=20)},
+    # It looks every 30 s, and is sure after 5 minutes. A model is made of a day at least, and each day.
+    "forest": {
+        "detection.forest:SAMPLE_S": 5.0,
+        "detection.forest:HOLD": timedelta(seconds=20),
+        "bootstrap.models:LOOK_S": 1.0,
+        "bootstrap.models:CHECK": timedelta(seconds=2),
+        "bootstrap.models:FIRST_AFTER": timedelta(hours=1),
+    },
     # Silent after 30 s, judged alone after 60 s, and not while a neighbour came back within 5 minutes. Slurm
     # must know of it first (`slurm.SLURMD_TIMEOUT_S`).
     "silence": {
@@ -38,6 +44,11 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
     "tickets": {"incidents.lifecycle:TICKET_QUIET": timedelta(seconds=8)},
     # Lines within 3 minutes are one event.
     "events": {"observations.fault_history:GAP": timedelta(seconds=2)},
+    # A port is down for 4 minutes, and not while the node boots.
+    "ports": {
+        "detection.reported:STAYS_DOWN": timedelta(seconds=4),
+        "detection.reported:AFTER_BOOT": timedelta(0),
+    },
     # 30 minutes after planned work.
     "proof": {
         "engine.walk:PROOF": timedelta(seconds=20),

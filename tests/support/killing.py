@@ -230,5 +230,5 @@ def _runs(site: Site, node: str) -> list[dict[str, Any]]:
 
 def _ready(site: Site) -> bool:
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{site.stack.url}/readyz", timeout=2).status_code == 200
+        return site.stack.http.get(f"{site.stack.url}/readyz", timeout=2).status_code == 200
     return False

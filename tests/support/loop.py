@@ -14,7 +14,7 @@ import msgspec
 from healer.actions import Toolbox
 from healer.decisions import runs_alongside
 from healer.engine.drive import Driver
-from healer.engine.slot_release import free_slots_of
+from healer.engine.permission import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
     Column,

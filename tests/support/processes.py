@@ -9,6 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+_ONE = ("--map-user=1000", "--map-group=1000")
+#: Before a command that root's tests start, and that refuses to be root: it has a user id of its own and none
+#: of root's rights, files and servers take it for who started it, and it may connect to embedded servers.
+NOT_ROOT = () if os.geteuid() != 0 else ("setpriv", "--groups=healer", "unshare", "--user", *_ONE)
+
 
 def descendants(pid: int) -> set[int]:
     """All living processes below `pid`, itself included."""

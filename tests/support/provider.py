@@ -76,7 +76,7 @@ class Provider:
         if path == "/keys":
             return 200, KeySet([self.published]).as_dict(private=False)
         if path == "/device_authorization":
-            self._device_codes.append(f"device-{len(self._device_codes)}")
+            self._device_codes.append(f"device-{time.monotonic_ns()}")
             made = {"device_code": self._device_codes[-1], "user_code": "WDJB-MJHT", "expires_in": 1800}
             return 200, made | {"verification_uri": self.page}
         if "device_code" in form:

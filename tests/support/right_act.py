@@ -2,20 +2,18 @@
 
 import re
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from healer.embedded.embedded_slurm import RealSlurm
 from healer.observations.node_picture import BEATS_FOR_CADENCE
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.loop import SHIPPED
 from tests.support.site import CLUSTER, Site, boot_of
 from tests.support.slurm import Hooks
-from tests.support.wait import wait_until
+from tests.support.wait import in_background, wait_until
 
 BEAT_S = 1.0
 #: What stands for the tests of GPUs, of which there are none.
@@ -46,30 +44,7 @@ def rules_with(
 
 
 @contextmanager
-def in_background(step: Any, every_s: float) -> Iterator[None]:
-    """Calls `step` again and again in a thread of its own; what it raised is raised at the end."""
-    over, errors = threading.Event(), list[Exception]()
-
-    def run() -> None:
-        try:
-            while not over.wait(every_s):
-                step()
-        except Exception as error:  # told to whoever waits for the end
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@contextmanager
-def booting(cluster: RealSlurm, nodes: Sequence[str]) -> Iterator[Hooks]:
+def booting(cluster: BreakableSlurm, nodes: Sequence[str]) -> Iterator[Hooks]:
     """A node whose RebootProgram Slurm ran boots, as a machine does."""
     hooks = Hooks(cluster.directory.parent)
     for node in nodes:

@@ -13,8 +13,10 @@ import httpx
 import msgspec
 
 from healer.detection.forest import Forest
+from healer.detection.protocol import Look
 from healer.model import Ruleset, SlurmSnapshot
-from healer.model.trained import FeatureRow
+from healer.model.feature_rows import FeatureRow
+from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.signals.translate import Translator
 from healer.sim.fleet_steps import Pace
@@ -135,5 +137,5 @@ def healthy_history(
         measured = translator.columnar(raw, lambda _cluster, _node: True, at)
         telemetry.show(msgspec.structs.replace(snapshot, taken_at=at), rules.topology)
         telemetry.update(measured.reports, book)
-        forest.tick(telemetry, at)
+        forest.tick(Look(at, telemetry, StepTimes(CLUSTER)))
     return rows

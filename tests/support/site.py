@@ -18,15 +18,12 @@ import httpx
 import msgspec
 import psycopg
 import pytest
-import sqlalchemy as sa
 
-from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.relays import new_token
-from tests.support.seals import sealed
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
 from tests.support.stack import memory, scratch_folder
 from tests.support.up import UP, Stack
@@ -129,16 +126,8 @@ class Site:
         return self._clients[role]
 
     def token(self, role: str, name: str | None = None, **bound: str) -> str:
-        """A new token, bound to `node` or `job` if one is given (see `relays`); made where `healer token
-        create` makes it: a process for each would cost a second."""
-        db = sa.create_engine(running.find(self.stack.data_dir).database_url)
-        try:
-            now = datetime.now(UTC)
-            tokens = PostgresTokens(db, CLUSTER, self.stack.token_key())
-            new = new_token(role, name=name or f"test {role}", **bound)
-            return sealed(tokens, tokens.create(new, now=now, by="test"))
-        finally:
-            db.dispose()
+        """A new token, bound to `node` or `job` if one is given (see `relays`)."""
+        return self.stack.make_token(new_token(role, name=name or f"test {role}", **bound))
 
     def get(self, path: str, **query: Any) -> Any:
         answer = self.api("viewer").get(path, params=query)

@@ -13,6 +13,7 @@ import pytest
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.embedded import embedded_slurm as slurm
 from healer.embedded.embedded_slurm import RealSlurm
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.wait import wait_until
 
 NODES = 32
@@ -61,7 +62,7 @@ class Hooks:
 
 
 @pytest.fixture(scope="session")
-def real_slurm() -> RealSlurm:
+def real_slurm() -> BreakableSlurm:
     """Started once, whoever asks; fails with one sentence where Slurm is missing."""
     why_not = slurm.available()
     if why_not:
@@ -72,12 +73,12 @@ def real_slurm() -> RealSlurm:
 
 
 @functools.cache
-def started() -> RealSlurm:
+def started() -> BreakableSlurm:
     """The Slurm of this process, up to its end."""
     # Cached here, not by pytest: a fixture imported into several conftest files is several fixtures.
     directory = Path(tempfile.mkdtemp(prefix="hs-"))
     directory.chmod(0o711)  # slurmctld runs as a user of its own
-    cluster = RealSlurm(
+    cluster = BreakableSlurm(
         directory / "s",
         NODES,
         cred_expire_s=CRED_EXPIRE_S,

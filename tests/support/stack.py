@@ -4,6 +4,7 @@
 """
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
@@ -65,7 +66,27 @@ def scratch_folder(under: str | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        free_shared_memory(folder)
         shutil.rmtree(folder)
+
+
+def free_shared_memory(folder: Path) -> None:
+    """What servers of PostgreSQL that were killed there and not started again left: System V's segment, whose
+    key and id are the seventh line of their `postmaster.pid`, and files that no process has mapped."""
+    killed = False
+    for noted in folder.rglob("postmaster.pid"):
+        lines = noted.read_text().splitlines()
+        if len(lines) > 6:
+            subprocess.run(["ipcrm", "-m", lines[6].split()[1]], check=False, stderr=subprocess.DEVNULL)
+            killed = True
+    files = set(Path(_SHARED_MEMORY).glob("PostgreSQL.*")) if killed else set[Path]()
+    if files:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):
+                used = maps.read_text()
+                files = {file for file in files if str(file) not in used}
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -91,7 +112,7 @@ def _made() -> Path:
 def lay_database(data_dir: Path) -> None:
     """Puts a migrated database into a data directory that is yet to be used."""
     home = make_data_dir(data_dir) / "postgres"
-    home.mkdir(mode=0o711)
+    home.mkdir(mode=0o711, exist_ok=True)
     subprocess.run(["cp", "-a", _made(), home / "data"], check=True)
 
 

@@ -1,6 +1,6 @@
 """A real Slurm 24.11 with slurmrestd, in the root that tools/trixie makes: the newest that Debian has.
 
-It is driven like `healer.embedded.embedded_slurm.RealSlurm`. Its daemons run in mount and process
+It is driven like `BreakableSlurm`. Its daemons run in mount and process
 namespaces of their own. `bin_dir` holds Slurm's commands as small wrappers for this machine's programs.
 """
 
@@ -19,7 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from healer.embedded.embedded_slurm import RealSlurm, SlurmNotStarted, free_ports
+from healer.embedded.embedded_slurm import SlurmNotStarted, free_ports
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.slurm import CRED_EXPIRE_S, NODES, SLURMD_TIMEOUT_S, Hooks
 
 ROOT = Path("/var/cache/healer/trixie")
@@ -30,7 +31,7 @@ REST_UID = 990
 _COMMANDS = ("scontrol", "squeue", "sinfo", "sdiag", "sbatch", "salloc", "srun", "scancel", "sacct")
 
 
-class TrixieSlurm(RealSlurm):
+class TrixieSlurm(BreakableSlurm):
     """Slurm 24.11; `rest_url` and `rest_socket` are where slurmrestd answers, to a `token()`."""
 
     def __init__(
@@ -90,7 +91,9 @@ class TrixieSlurm(RealSlurm):
     def _rest_answers(self) -> bool:
         try:
             headers = {"X-SLURM-USER-TOKEN": self.token()}
-            return httpx.get(f"{self.rest_url}/slurm/v0.0.42/ping", headers=headers, timeout=10).is_success
+            return httpx.get(
+                f"{self.rest_url}/slurm/v0.0.42/ping", headers=headers, timeout=10, verify=False
+            ).is_success
         except httpx.TransportError:
             return False
 

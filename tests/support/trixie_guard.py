@@ -1,4 +1,4 @@
-"""The guardian of Slurm 24.11: as `healer.embedded.slurm_guard`, with every daemon inside a root of its own.
+"""The guardian of Slurm 24.11: as `tests.support.breaking_guard`, with every daemon inside a root of its own.
 
 `python -m tests.support.trixie_guard DIRECTORY ROOT`. It is the first process of a process namespace, so the
 kernel ends all that is below it together with it, however it ends. One daemon more: `slurmrestd`.
@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from healer.embedded import slurm_guard
+from tests.support.breaking_guard import BreakingGuardian
 
 #: The user and group in ROOT that slurmrestd runs as: it refuses to be root.
 _REST_USER = "slurmrestd:slurmrestd"
 
 
-class RootGuardian(slurm_guard.Guardian):
+class RootGuardian(BreakingGuardian):
     def __init__(self, directory: Path, root: Path) -> None:
         super().__init__(directory)
         self.root = root

@@ -5,9 +5,11 @@ from datetime import timedelta
 import numpy as np
 
 from healer.detection.forest import Forest
-from healer.detection.scorers import Fitted
+from healer.detection.protocol import Look
+from healer.detection.scorers import Model
 from healer.model import Detections, Finding, Part, Scope, SignalKind, SlurmNode, Topology
-from healer.model.trained import FeatureRow
+from healer.model.feature_rows import FeatureRow
+from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.sim.stores import MemoryColumns
 from tests.support.measured import CLUSTER, START, Sender, catalogue, shown, signal
@@ -37,7 +39,7 @@ class Fleet:
         self.odd: dict[str, dict[str, float]] = {}
         self.silent: set[str] = set()
         self.rows: list[FeatureRow] = []
-        self.models: list[Fitted] = []
+        self.models: list[Model] = []
         self.forest = Forest(lambda: self.models, self.rows.append)
         self.replays = 0.0
         self.at_s = 0.0
@@ -70,6 +72,8 @@ class Fleet:
         found: list[Finding] = []
         for _ in range(int(minutes * 2)):
             self.measure()
-            self.sensed: Detections = self.forest.tick(self.telemetry, self.now, watched)
+            self.sensed: Detections = self.forest.tick(
+                Look(self.now, self.telemetry, StepTimes(CLUSTER), None, watched)
+            )
             found += self.sensed.findings
         return found

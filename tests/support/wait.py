@@ -1,7 +1,9 @@
 """Waiting for something to become true, with a deadline instead of a sleep of fixed length."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -34,3 +36,26 @@ def wait_until(
             )
         rest = min(REST * took, LONGEST_REST_S) if every_s >= EVERY_S else 0.0
         time.sleep(max(every_s, rest, LEAST_REST * took))
+
+
+@contextmanager
+def in_background(step: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Calls `step` again and again in a thread of its own; what it raised is raised at the end."""
+    over, errors = threading.Event(), list[Exception]()
+
+    def run() -> None:
+        try:
+            while not over.wait(every_s):
+                step()
+        except Exception as error:  # told to whoever waits for the end
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -306,7 +306,7 @@ def test_without_tables_there_is_one_cluster(tmp_path: Path) -> None:
     settings = in_file(tmp_path, 'HEALER_CLUSTER = "pod1"')
     assert settings.each() == [settings]
     assert settings.of(None) == settings.of("pod1") == settings
-    with pytest.raises(SettingsError, match="looks after the cluster pod1, not pod2"):
+    with pytest.raises(SettingsError, match="manages the cluster pod1, not pod2"):
         settings.of("pod2")
 
 
@@ -430,3 +430,9 @@ def test_the_address_of_links_is_the_public_one() -> None:
         HEALER_PUBLIC_URL="https://h.example",
     )
     assert (site_url(settings), own_url(settings)) == ("https://h.example", "https://127.0.0.1:8443")
+
+
+def test_of_several_database_hosts_the_one_that_takes_writes_is_meant() -> None:
+    url = loaded(HEALER_DATABASE_URL="postgresql://healer:p@db1:5433,db2/healer?sslmode=require").database_url
+    hosts = "host=db1,db2&port=5433,5432&target_session_attrs=read-write"
+    assert url == f"postgresql+psycopg://healer:p@/healer?{hosts}&sslmode=require"

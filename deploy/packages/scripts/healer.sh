@@ -42,7 +42,7 @@ start_again() {
 
 stop_for_good() {
     systemd_runs || return 0
-    units=$(systemctl list-unit-files --plain --no-legend healer.service healer.target 'healer-*.service' |
+    units=$(systemctl list-unit-files --plain --no-legend healer.service healer.target 'healer-*.service' 'healer-*.timer' |
         awk '$1 !~ /^healer-follow\.service$/ {print $1}')
     # shellcheck disable=SC2086 # one word per unit
     systemctl disable --now $units >/dev/null 2>&1 || true
@@ -62,10 +62,12 @@ purged() {
     rmdir /etc/healer/credentials /etc/healer 2>/dev/null || true
     # The folder of a unit whose user systemd makes up, and the link to it.
     ! rmdir /var/lib/private/healer/upgrade /var/lib/private/healer 2>/dev/null || rm -f /var/lib/healer/upgrade
+    rm -f /var/lib/systemd/timers/stamp-healer-backup.timer
     for each in /audit /recordings /api /detector /scheduler /scraper /worker ""; do
         rmdir "/var/lib/healer$each" 2>/dev/null || true
     done
-    for each in /var/lib/healer /etc/healer/credentials; do
+    rmdir /var/backups/healer 2>/dev/null || true
+    for each in /var/lib/healer /var/backups/healer /etc/healer/credentials; do
         [ ! -e "$each" ] || echo "healer: kept $each; remove it by hand if nobody needs it"
     done
 }

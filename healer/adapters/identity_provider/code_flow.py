@@ -52,7 +52,7 @@ class OidcProvider:
         if begun is None or not code or not hmac.compare_digest(state.encode(), begun["state"].encode()):
             raise SignInRefused(say("api.sign_in_not_begun_here"))
         if issuer and issuer != self.issuer:
-            raise SignInRefused(say("api.sign_in_token_refused", why="iss is another provider"))
+            raise SignInRefused(say("api.sign_in_token_refused", why=say("adapters.oidc_issuer")))
         answer = self._exchange(code, begun["verifier"])
         arrival = self._client.arrival(
             answer, nonce=begun["nonce"], again=begun["again"], claim=claim, once=begun["state"]

@@ -11,9 +11,9 @@ from healer.adapters.identity_provider.provider_client import ProviderClient, er
 from healer.adapters.identity_provider.provider_document import is_safe
 from healer.adapters.identity_provider.signed_notes import SignedNotes
 from healer.model.shown import shown
-from healer.ports.directory import Arrival
+from healer.ports.directory import SESSION_LASTS, Arrival
 from healer.ports.sign_in import DeviceBegun, SignInRefused, StillWaiting
-from healer.text import say
+from healer.text import said_by, say
 
 _GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 #: Where the provider names no interval (RFC 8628, 3.2); the longest that healer waits for a person.
@@ -44,16 +44,17 @@ class DeviceFlow:
         address = document.published().device_authorization_endpoint
         if not address:
             raise SignInRefused(say("api.login_no_device_endpoint", issuer=self._client.issuer))
-        answer = self._client.post(address, {"scope": self._client.scope()})
+        asked = {"scope": self._client.scope(), "max_age": str(int(SESSION_LASTS.total_seconds()))}
+        answer = self._client.post(address, asked)  # the second, for some name no `auth_time` unasked
         if 400 <= answer.status_code < 500:
             raise SignInRefused(say("api.login_device_refused", why=error_of(answer)))
         try:
             made = msgspec.convert(document.read(answer), _Answer)
         except msgspec.ValidationError as error:
-            raise document.away(str(error)) from error
+            raise document.away(said_by(error)) from error
         for where in filter(None, (made.verification_uri, made.verification_uri_complete)):
             if not is_safe(where) or shown(where) != where:
-                raise document.away(f"{shown(where)} is not https")
+                raise document.away(say("adapters.not_https", address=shown(where)))
         lasts_s = max(1, min(made.expires_in, _LASTS_AT_MOST_S))
         until = int(self._client.now().timestamp()) + lasts_s
         return DeviceBegun(

@@ -10,7 +10,7 @@ from healer.adapters.identity_provider.provider_document import TIMEOUT_S, Provi
 from healer.adapters.identity_provider.token_claims import Checked, groups_of, names_of, proven_at
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import SignInRefused
-from healer.text import say
+from healer.text import quoted, say
 
 _SCOPES = ("openid", "profile", "email", "groups")
 
@@ -43,7 +43,7 @@ class ProviderClient:
         try:
             return self._http.post(address, data=dict(form), auth=auth or httpx.USE_CLIENT_DEFAULT)
         except httpx.HTTPError as error:
-            raise self.document.away(str(error) or type(error).__name__) from error
+            raise self.document.away(quoted(str(error) or type(error).__name__)) from error
 
     def arrival(
         self, answer: Mapping[str, Any], *, nonce: str | None, again: bool, claim: str, once: str
@@ -72,7 +72,7 @@ class ProviderClient:
             return claims
         found = self.document.document(address, headers={"Authorization": f"Bearer {access_token}"})
         if found.get("sub") != claims["sub"]:
-            raise SignInRefused(say("api.sign_in_token_refused", why="userinfo is of another subject"))
+            raise SignInRefused(say("api.sign_in_token_refused", why=say("adapters.oidc_subject")))
         return found | claims
 
 

@@ -11,7 +11,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from healer.ports.sign_in import ProviderAway
-from healer.text import say
+from healer.text import Said, quoted, said_by, say
 
 #: Addresses and keys are asked for again after this; for an unknown key at once, but no more often than that.
 KEPT_S, UNKNOWN_KEY_S = 3600.0, 10.0
@@ -67,7 +67,7 @@ class ProviderDocument:
                 try:
                     self._keys = KeySet.import_key_set(self.document(address))
                 except (JoseError, ValueError, TypeError, KeyError) as error:
-                    raise self.away("its keys are no JWK set") from error
+                    raise self.away(say("adapters.oidc_keys")) from error
                 self._keys_at = time.monotonic()
             return self._keys
 
@@ -76,35 +76,37 @@ class ProviderDocument:
         try:
             answer = self._http.get(address, headers=headers)
         except httpx.HTTPError as error:
-            raise self.away(str(error) or type(error).__name__) from error
+            raise self.away(quoted(str(error) or type(error).__name__)) from error
         return self.read(answer)
 
     def read(self, answer: httpx.Response) -> Any:
         if answer.status_code != 200:
-            raise self.away(f"{answer.request.url.path} answers {answer.status_code}")
+            raise self.away(
+                say("adapters.path_answers", path=answer.request.url.path, status=answer.status_code)
+            )
         try:
             found = answer.json()
         except ValueError as error:
-            raise self.away(f"{answer.request.url.path} answers no JSON") from error
+            raise self.away(say("adapters.path_no_json", path=answer.request.url.path)) from error
         if not isinstance(found, dict):
-            raise self.away(f"{answer.request.url.path} answers no JSON object")
+            raise self.away(say("adapters.path_no_object", path=answer.request.url.path))
         return found
 
-    def away(self, why: str) -> ProviderAway:
+    def away(self, why: Said) -> ProviderAway:
         return ProviderAway(say("api.sign_in_provider_away", issuer=self.issuer, why=why))
 
     def _read(self) -> Published:
         try:
             found = msgspec.convert(self.document(self.issuer.rstrip("/") + _PATH), Published)
         except msgspec.ValidationError as error:
-            raise self.away(str(error)) from error
+            raise self.away(said_by(error)) from error
         if found.issuer != self.issuer:
-            raise self.away(f"it calls itself {found.issuer}")
+            raise self.away(say("adapters.oidc_other_issuer", issuer=found.issuer))
         addresses = (found.authorization_endpoint, found.token_endpoint, found.jwks_uri)
         optional = (found.userinfo_endpoint, found.device_authorization_endpoint)
         for address in filter(None, (*addresses, *optional)):
             if not is_safe(address):
-                raise self.away(f"{address} is not https")
+                raise self.away(say("adapters.not_https", address=address))
         return found
 
 

@@ -5,7 +5,7 @@ Headers alone prove nothing. They count from the proxy's address together with a
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
@@ -14,6 +14,15 @@ from healer.ports.directory import Arrival
 
 SECRET_HEADER = "x-healer-proxy-secret"  # noqa: S105
 ISSUER = "proxy"
+_READ = frozenset(
+    {
+        SECRET_HEADER,
+        "x-forwarded-user",
+        "x-forwarded-preferred-username",
+        "x-forwarded-email",
+        "x-forwarded-groups",
+    }
+)
 
 
 class TrustedProxy:
@@ -25,17 +34,21 @@ class TrustedProxy:
         self._networks, self._now = tuple(networks), now
         self._digest = hashlib.sha256(secret.encode()).digest()
 
-    def arrival(self, address: str, headers: Mapping[str, str]) -> Arrival | None:
-        given = hashlib.sha256(headers.get(SECRET_HEADER, "").encode()).digest()
+    def arrival(self, address: str, headers: Iterable[tuple[str, str]]) -> Arrival | None:
+        sent = [(key, value) for name, value in headers if (key := name.lower()) in _READ]
+        values = dict(sent)
+        if len(values) < len(sent):  # a browser's own, and a proxy that appended its word to it
+            return None
+        given = hashlib.sha256(values.get(SECRET_HEADER, "").encode()).digest()
         if not self._is_near(address) or not hmac.compare_digest(given, self._digest):
             return None
-        subject = headers.get("x-forwarded-user", "").strip()
+        subject = values.get("x-forwarded-user", "").strip()
         if not subject:
             return None
-        preferred = headers.get("x-forwarded-preferred-username", "").strip() or subject
+        preferred = values.get("x-forwarded-preferred-username", "").strip() or subject
         claims = {"sub": subject, "preferred_username": preferred}
-        claims["email"] = headers.get("x-forwarded-email", "").strip()
-        groups = headers.get("x-forwarded-groups", "")
+        claims["email"] = values.get("x-forwarded-email", "").strip()
+        groups = values.get("x-forwarded-groups", "")
         return Arrival(
             issuer=ISSUER,
             subject=subject,

@@ -12,7 +12,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from healer.model.person_names import is_person_name
 from healer.ports.sign_in import LoggedOut, SignInRefused
-from healer.text import say
+from healer.text import said_by, say
 
 #: Signatures by the provider's private key; one by the shared secret would need the secret to check it.
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA", "Ed25519"]
@@ -45,7 +45,7 @@ class Checked:
         if party not in (None, self._client) or (
             isinstance(audience, list) and len(audience) > 1 and not party
         ):
-            raise _refused("azp is another client")
+            raise _refused(say("adapters.oidc_client"))
         return claims
 
     def _registry(self, now: datetime, **more: Any) -> JWTClaimsRegistry:
@@ -70,7 +70,7 @@ class Checked:
         is_young = now.timestamp() - claims["iat"] <= _LOGOUT_S
         texts = isinstance(subject, str) and isinstance(sid, str)
         if not is_logout or not is_young or not texts or not (subject or sid):
-            raise _refused("it is no logout token of now")
+            raise _refused(say("adapters.oidc_logout"))
         return LoggedOut(subject, sid)
 
     def _claims(self, text: str) -> dict[str, Any]:
@@ -80,13 +80,13 @@ class Checked:
             keys = self._keys(key_id if isinstance(key_id, str) else None)
             return dict(jwt.decode(text, keys, algorithms=ALGORITHMS).claims)
         except (JoseError, ValueError, TypeError) as error:
-            raise _refused(str(error)) from error
+            raise _refused(said_by(error)) from error
 
     def _validate(self, registry: JWTClaimsRegistry, claims: dict[str, Any]) -> None:
         try:
             registry.validate(claims)
         except (JoseError, ValueError, TypeError) as error:
-            raise _refused(str(error)) from error
+            raise _refused(said_by(error)) from error
 
 
 def _refused(why: str) -> SignInRefused:

@@ -208,7 +208,7 @@ def _not_up(gpu: Mapping[str, Any]) -> Said:
 
 #: Memory fields of a GPU (nvidia-smi -q, facts c.7), in which "Yes" is a fault (`nodes.memory_is_…`). Models
 #: have some of them.
-_MEMORY = ("pending", "failed", "retirement", "channel", "tpc", "sram")
+_MEMORY = ("pending", "failed", "retirement", "channel", "tpc", "sram", "unrepairable")
 #: What the driver may ask for.
 _ASKS = ("reset", "reboot", "drain and reset")
 _NOT_REPORTED = frozenset({"", "n/a", "[n/a]", "not supported"})

@@ -11,6 +11,7 @@ from typing import Any
 from healer.adapters.notify.talk import OneWay, Talk
 from healer.model import Stage
 from healer.ports.outbound import Notice
+from healer.text import say
 
 #: The interval of repeats, and the lifetime of an alert.
 REPOST_S = 60.0
@@ -62,7 +63,7 @@ def alert(notice: Notice, now: datetime) -> dict[str, Any]:
 
 
 def watchdog(cluster: str, now: datetime, lasts: timedelta = LASTS) -> dict[str, Any]:
-    words = "healer is alive. When this alert ends, nobody looks after the cluster's nodes."
+    words = str(say("adapters.watchdog"))
     return {
         "labels": {"alertname": "HealerAlive", "cluster": cluster, "severity": "none"},
         "annotations": {"summary": words},

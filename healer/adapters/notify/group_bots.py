@@ -21,6 +21,7 @@ from urllib.parse import quote_plus
 from healer.adapters.notify.talk import OneWay, Reply, Talk, as_markdown, cut, cut_bytes, label_of, links
 from healer.model import Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
+from healer.text import say
 
 _DINGTALK_BYTES, _FEISHU_BYTES, _WECOM_BYTES, _WECOM_CALL_BYTES = 18_000, 15_000, 4096, 2048
 _COLOUR = {Severity.P0: "red", Severity.P1: "orange", Severity.P2: "yellow"}
@@ -45,10 +46,13 @@ class _Bot(OneWay):
         reply: Reply = self._talk.post(url, body)
         code = reply.body.get(self.code) if isinstance(reply.body, dict) else None
         if not isinstance(code, int):
-            raise DeliveryFailed(f"{self.who} answered {reply.status} without {self.code}")
+            raise DeliveryFailed(
+                say("adapters.who_without", who=self.who, status=reply.status, code=self.code)
+            )
         if code == 0:
             return
-        why = f"{self.who} refused: {code} {cut(str(reply.body.get(self.words, '')), 200)}".rstrip()
+        error = f"{code} {cut(str(reply.body.get(self.words, '')), 200)}".rstrip()
+        why = say("adapters.who_refused", who=self.who, error=error)
         wait_s = self.pause_s if code in self.limits else None
         raise DeliveryFailed(why, retry_after_s=wait_s, refused=code not in (*self.limits, *self.busy))
 

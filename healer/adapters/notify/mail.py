@@ -16,6 +16,7 @@ from healer.adapters.notify.talk import OneWay, as_html, cut, links
 from healer.adapters.webhook import TIMEOUT_S
 from healer.model import Channel
 from healer.ports.outbound import DeliveryFailed, Notice
+from healer.text import say
 
 
 class Mail(OneWay):
@@ -39,21 +40,23 @@ class Mail(OneWay):
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
             raise DeliveryFailed(
-                f"the mail server refused every recipient ({codes[0]})", refused=min(codes) >= 500
+                say("adapters.mail_recipients", code=codes[0]), refused=min(codes) >= 500
             ) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise DeliveryFailed(f"the mail server lacks what is set: {error}", refused=True) from None
+            raise DeliveryFailed(say("adapters.mail_lacks", error=str(error)), refused=True) from None
         except smtplib.SMTPResponseException as error:
             raise DeliveryFailed(
-                f"the mail server answered {error.smtp_code}", refused=error.smtp_code >= 500
+                say("adapters.mail_answered", code=error.smtp_code), refused=error.smtp_code >= 500
             ) from None
         except ssl.SSLError as error:
-            raise DeliveryFailed(f"the mail server's TLS: {error.reason or type(error).__name__}") from None
+            raise DeliveryFailed(
+                say("adapters.mail_tls", error=error.reason or type(error).__name__)
+            ) from None
         except smtplib.SMTPException as error:
-            raise DeliveryFailed(f"the mail server broke off ({type(error).__name__})") from None
+            raise DeliveryFailed(say("adapters.mail_broke_off", error=type(error).__name__)) from None
         except OSError as error:
             why = error.strerror or type(error).__name__
-            raise DeliveryFailed(f"the mail server cannot be reached: {why}") from None
+            raise DeliveryFailed(say("adapters.mail_unreached", error=why)) from None
         return root_id(notice)
 
     def _send(self, mail: EmailMessage) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from healer.adapters.notify.talk import OneWay, Talk, cut
 from healer.model import Severity, Stage
 from healer.ports.outbound import Notice
+from healer.text import say
 
 EVENTS_URL = "https://events.pagerduty.com/v2/enqueue"
 _SEVERITY = {Severity.P0: "critical", Severity.P1: "error", Severity.P2: "warning"}
@@ -48,5 +49,5 @@ def body(notice: Notice, routing_key: str) -> dict[str, Any]:
     event["client"] = "healer"
     if notice.console:
         event["client_url"] = notice.console
-        event["links"] = [{"href": notice.console, "text": "Open in healer"}]
+        event["links"] = [{"href": notice.console, "text": str(say("adapters.open_in_healer"))}]
     return event

@@ -13,6 +13,7 @@ from healer.adapters.notify.talk import Talk, cut, label_of
 from healer.model import REJECTIONS, Severity, Stage
 from healer.model.shown import shown
 from healer.ports.outbound import DeliveryFailed, Notice
+from healer.text import say
 
 log = structlog.get_logger()
 
@@ -83,7 +84,7 @@ class SlackChannel:
     def _post(self, body: dict[str, Any]) -> dict[str, Any]:
         found = self._call("chat.postMessage", body)
         if not isinstance(found.get("ts"), str):
-            raise DeliveryFailed("Slack took the message and did not say where it stands")
+            raise DeliveryFailed(say("adapters.slack_no_place"))
         return found
 
     def _call(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -114,13 +115,14 @@ class _Gone(DeliveryFailed):
 
 def _checked(body: Any, wait_s: float | None) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise DeliveryFailed("Slack answered something that is not JSON")
+        raise DeliveryFailed(say("adapters.who_no_json", who="Slack"))
     if body.get("ok") is True:
         return body
-    error = cut(str(body.get("error") or "without a reason"), 200)
+    error = cut(str(body.get("error") or say("api.no_reason")), 200)
+    why = say("adapters.who_refused", who="Slack", error=error)
     if error in _GONE:
-        raise _Gone(f"Slack refused: {error}")
-    raise DeliveryFailed(f"Slack refused: {error}", retry_after_s=wait_s, refused=error not in _RETRYABLE)
+        raise _Gone(why)
+    raise DeliveryFailed(why, retry_after_s=wait_s, refused=error not in _RETRYABLE)
 
 
 # --- layout ----------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
     if notice.preview:
         found.append(section("\n".join(map(_line, notice.preview))))
     if notice.console:
-        link = f"<{escaped(notice.console)}|Open in healer>"
+        link = f"<{escaped(notice.console)}|{say('adapters.open_in_healer')}>"
         found.append({"type": "context", "elements": [{"type": "mrkdwn", "text": link}]})
     if buttons and notice.run:
         found.append(_actions(notice.run))
@@ -175,21 +177,21 @@ def _line(line: str) -> str:
 def _actions(run: str) -> dict[str, Any]:
     """A button that asks for confirmation, and a menu of reasons to reject."""
     words = {
-        "title": _text("Approve?"),
-        "text": _text("healer begins at once. Each step still asks the guards."),
-        "confirm": _text("Approve"),
-        "deny": _text("Go back"),
+        "title": _text(say("adapters.slack_approve_question")),
+        "text": _text(say("adapters.slack_confirm")),
+        "confirm": _text(say("adapters.slack_approve")),
+        "deny": _text(say("adapters.slack_back")),
     }
     approve = {
         "type": "button", "action_id": "approve", "style": "primary", "value": run,
-        "text": _text("Approve"), "confirm": words,
+        "text": _text(say("adapters.slack_approve")), "confirm": words,
     }  # fmt: skip
     reject = {
-        "type": "static_select", "action_id": "reject", "placeholder": _text("Reject, because …"),
+        "type": "static_select", "action_id": "reject", "placeholder": _text(say("adapters.slack_reject")),
         "options": [{"text": _text(text), "value": f"{key}:{run}"} for key, text in REJECTIONS.items()],
     }  # fmt: skip
     return {"type": "actions", "block_id": "approval", "elements": [approve, reject]}
 
 
 def _text(text: str) -> dict[str, Any]:
-    return {"type": "plain_text", "text": text}
+    return {"type": "plain_text", "text": str(text)}

@@ -10,7 +10,7 @@ import msgspec
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, bad_answer, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import Notice
-from healer.text import to_text
+from healer.text import say, to_text
 
 #: The longest label at the start of a line, which is set in bold: `Where: gpu0017`.
 _LABEL_MAX = 24
@@ -95,8 +95,8 @@ def as_markdown(notice: Notice) -> str:
 
 def links(notice: Notice) -> list[tuple[str, str]]:
     """(label, address) of the links of channels without buttons."""
-    found = [("Look and approve", notice.approve)] if notice.approve else []
-    return found + ([("Open in healer", notice.console)] if notice.console else [])
+    found = [(str(say("adapters.look_and_approve")), notice.approve)] if notice.approve else []
+    return found + ([(str(say("adapters.open_in_healer")), notice.console)] if notice.console else [])
 
 
 def as_html(notice: Notice) -> str:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import request_errors
+from healer.adapters.postgres.engine import reading, writing
 from healer.adapters.postgres.tables import accounts, people, sessions, tokens
 from healer.model import Role, audit_record
 from healer.ports.account_book import Account
@@ -25,19 +25,19 @@ class PostgresAccounts:
 
     def find(self, name: str) -> tuple[Account, str] | None:
         this = sa.select(accounts).where(accounts.c.name == name, accounts.c.ended_at.is_(None))
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             row = conn.execute(this).first()
             return None if row is None else (_account(row), row.password)
 
     def all(self) -> Sequence[Account]:
         in_force = sa.select(accounts).where(accounts.c.ended_at.is_(None)).order_by(accounts.c.name)
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return [_account(row) for row in conn.execute(in_force)]
 
     def put(self, account: Account, sealed: str) -> None:
         at, by = account.created_at, account.created_by
         role = account.role.value if account.role is not None else None
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             if know_locally(conn, account.name, at) != LOCAL:
                 raise Conflict(say("engine.account_of_provider", name=account.name))
             ended = end_account(conn, account.name, at)
@@ -51,7 +51,7 @@ class PostgresAccounts:
 
     def reseal(self, account: Account, sealed: str, *, keep: str, now: datetime) -> int:
         this = accounts.c.id == account.id, accounts.c.ended_at.is_(None)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             if not conn.execute(sa.update(accounts).where(*this).values(password=sealed)).rowcount:
                 raise Conflict(say("api.sign_in_wrong"))
             ended = _end_sessions(conn, account.name, now, keep=keep)

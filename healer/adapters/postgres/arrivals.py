@@ -13,18 +13,24 @@ from healer.adapters.postgres.engine import (
     matches,
     read_structs,
     reading,
-    request_errors,
     storable,
+    storable_doc,
     upsert,
+    writing,
 )
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
+from healer.text import Said, from_stored, quoted, read_said, say, stored
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 #: Names of unknown series kept for a cluster; the others are counted under `REST`.
 MOST = 2000
 REST = "…"
+
+#: Characters of a reason or of an example.
+SENTENCE_MAX = 500
 
 #: Advisory lock, with the cluster's hash, so that the bound is exact with several processes.
 _LOCK = 0x756E6B6E
@@ -32,19 +38,19 @@ _LOCK = 0x756E6B6E
 _LOSS_KEY = ("cluster", "source", "reason", "who")
 _SENDER_KEY = ("cluster", "who", "source")
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ScrapeState).decode
+_encode = msgspec.msgpack.Encoder(enc_hook=stored).encode
+_decode = msgspec.msgpack.Decoder(ScrapeState, dec_hook=read_said).decode
 
 
 class PostgresLosses(PostgresStore):
     """`healer.ports.signal_stores.LossBook`. Bounded by the number of senders: the other keys are enums."""
 
     def add(self, counts: Sequence[Loss]) -> None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             for loss in _sorted(counts, _LOSS_KEY):
                 row = msgspec.structs.asdict(loss)
                 row["reason"] = loss.reason.value
-                row["example"] = storable(loss.example)[:500]
+                row["example"] = _sentence(loss.example)
                 statement = insert(losses).values(**row)
                 fresh = statement.excluded
                 values = {**_added(losses, fresh, "count"), "example": fresh.example}
@@ -55,7 +61,7 @@ class PostgresLosses(PostgresStore):
         with reading(self._engine) as conn:
             rows = conn.execute(wanted.limit(limit)).mappings()
             known_reasons = [row for row in rows if row["reason"] in LossReason.__members__]
-        return [Loss(**{**row, "reason": LossReason(row["reason"])}) for row in known_reasons]
+        return [_read(row, Loss) for row in known_reasons]
 
 
 class PostgresSenders(PostgresStore):
@@ -75,13 +81,23 @@ class PostgresSenders(PostgresStore):
         new = statement.excluded
         values = {**_added(senders, new, "requests", "bytes"), "node": new.node}
         once = statement.on_conflict_do_update(index_elements=list(_SENDER_KEY), set_=values)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             conn.execute(once)
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
         wanted = _latest(senders, clusters, _SENDER_KEY).where(matches(senders.c.node, node))
         with reading(self._engine) as conn:
             return read_structs(conn, wanted.limit(limit), Sender)
+
+
+def _sentence(text: Said) -> Any:
+    """As the column keeps it. Of an overlong one only the English: a sender chooses parts of it."""
+    return storable_doc(text if len(text) <= SENTENCE_MAX else quoted(text[:SENTENCE_MAX]))
+
+
+def _read(row: sa.RowMapping, kind: type[S]) -> S:
+    """A struct with a sentence in it."""
+    return from_stored({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
 def _sorted(items: Sequence[T], key: Sequence[str]) -> list[T]:
@@ -102,7 +118,7 @@ class PostgresUnknownSeries:
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
         clusters = sorted({entry.cluster for entry in series})
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             for cluster in clusters:
                 lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
                 conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
@@ -117,7 +133,7 @@ class PostgresUnknownSeries:
         wanted = sa.select(unknown_series).where(matches(table.cluster, clusters))
         wanted = wanted.order_by(table.count.desc(), table.cluster, table.name).limit(limit)
         with reading(self._engine) as conn:
-            return read_structs(conn, wanted, UnknownSeries)
+            return [_read(row, UnknownSeries) for row in conn.execute(wanted).mappings()]
 
 
 def _bounded(series: Sequence[UnknownSeries], names: set[str], most: int) -> list[UnknownSeries]:
@@ -132,7 +148,9 @@ def _bounded(series: Sequence[UnknownSeries], names: set[str], most: int) -> lis
                 left -= 1
                 names.add(named.name)
             else:
-                named = msgspec.structs.replace(entry, name=REST, why=f"more than {most} names", example={})
+                named = msgspec.structs.replace(
+                    entry, name=REST, why=say("adapters.too_many_names", most=most), example={}
+                )
         before = kept.get(named.name)
         kept[named.name] = msgspec.structs.replace(named, count=named.count + (before.count if before else 0))
     return [kept[name] for name in sorted(kept)]
@@ -140,7 +158,7 @@ def _bounded(series: Sequence[UnknownSeries], names: set[str], most: int) -> lis
 
 def _add(conn: sa.Connection, entry: UnknownSeries) -> None:
     row = msgspec.structs.asdict(entry)
-    row["why"] = storable(entry.why)
+    row["why"] = _sentence(entry.why)
     row["example"] = {storable(key): storable(str(value)) for key, value in entry.example.items()}
     statement = insert(unknown_series).values(**row)
     fresh = statement.excluded
@@ -159,7 +177,7 @@ class PostgresScrapes(PostgresStore):
 
     def put(self, state: ScrapeState) -> None:
         row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             # The next one follows in seconds, so a crash may lose this commit.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))

@@ -16,6 +16,7 @@ from healer.adapters.postgres.engine import (
     ClusterStore,
     PostgresStore,
     begins,
+    confirm,
     matches,
     pick,
     reading,
@@ -101,6 +102,7 @@ class PostgresChain:
         self._held = self._engine.connect()
         with self._transaction() as conn:
             is_mine = conn.scalar(sa.select(sa.func.pg_try_advisory_lock(SEALER_LOCK)))
+            confirm(conn)  # checkpoints that another sealer stored are published next
         if not is_mine:
             self._held.close()
             self._held = None

@@ -50,7 +50,7 @@ from healer.model import (
 )
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
-from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left
+from healer.ports.lease import FRESH_S, LEASE, LEASE_S, PROOFS
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost, LedgerAway
 from healer.text import from_stored, stored_json
 
@@ -162,6 +162,38 @@ class RunLocks:
 
     def release(self, run: str) -> None:
         self._held.discard(run)
+
+
+#: Abandoned runs are forgotten after this time.
+_FORGOTTEN_S = 600.0
+
+
+class Left:
+    """Abandoned runs, as this process has seen them. One for all its threads.
+
+    `stopwatch`: a monotonic clock in seconds that also runs while the process is stopped.
+    """
+
+    def __init__(self, stopwatch: Callable[[], float]) -> None:
+        self._stopwatch = stopwatch
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def seen(self, run: str, epoch: int) -> None:
+        """The lock of this run was free, and its last holder, of this epoch, had not given it back."""
+        seen, now_s = self._seen.get(run), self._stopwatch()
+        if seen is None or seen[0] != epoch:
+            self._seen[run] = (epoch, now_s)
+        for name, (_, since_s) in list(self._seen.items()) if len(self._seen) > 1000 else ():
+            if now_s - since_s > _FORGOTTEN_S:
+                self._seen.pop(name, None)
+
+    def epoch(self, run: str) -> int | None:
+        """The epoch from which the run may be taken now; None: it has to wait, or was not abandoned."""
+        seen = self._seen.get(run)
+        return seen[0] if seen is not None and self._stopwatch() - seen[1] >= LEASE_S else None
+
+    def taken(self, run: str) -> None:
+        self._seen.pop(run, None)
 
 
 def claim_due(

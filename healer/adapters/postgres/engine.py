@@ -22,10 +22,63 @@ from healer.ports.commanding import ALONE
 from healer.ports.queries import decode_cursor, encode_cursor
 from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorable
 from healer.ports.transactions import LedgerAway
-from healer.text import from_stored, stored_json, to_stored
+from healer.text import Said, from_stored, say, stored_json, to_stored
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+#: Where PostgreSQL waits for its standbys. Its messages are translated, this is not.
+_WAIT_SOURCE = "syncrep.c"
+#: Commits even where nothing changed: whatever is visible before it is confirmed with it.
+_CONFIRM = "SELECT pg_logical_emit_message(true, 'healer', '')"
+
+
+class UnconfirmedCommit(psycopg.OperationalError):
+    """The commit is visible on this server, and no standby has confirmed it: an unknown outcome, never a
+    success.
+
+    PostgreSQL commits locally first and then waits for its standby. If that wait is cut, by a cancel or a
+    shutdown, it reports success with a warning: the rows are visible, and vanish at a failover.
+    """
+
+
+class ConfirmedConnection(psycopg.Connection[Any]):
+    """A commit whose wait was cut raises UnconfirmedCommit: to its callers the same as a connection that was
+    lost during the commit. In autocommit mode call `check` before the outcome counts."""
+
+    _is_cut = False
+
+    @classmethod
+    def open(cls, **words: Any) -> "ConfirmedConnection":
+        """`words` are libpq's."""
+        connection = cls.connect(**words)
+        connection.add_notice_handler(connection.note)
+        return connection
+
+    def note(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._is_cut |= (notice.source_file or "").endswith(_WAIT_SOURCE)
+
+    def commit(self) -> None:
+        super().commit()
+        self.check()
+
+    def check(self) -> None:
+        if self._is_cut:
+            self.close()
+            raise UnconfirmedCommit("the standby's confirmation of a commit was not waited for")
+
+
+def confirm(conn: sa.Connection | psycopg.Connection[Any]) -> None:
+    """What was read on this connection is certain once this transaction is committed.
+
+    For an answer or an effect that rests on rows and writes none: another process may have written them in a
+    commit that its standby did not confirm.
+    """
+    if isinstance(conn, sa.Connection):
+        conn.exec_driver_sql(_CONFIRM)
+    else:
+        conn.execute(_CONFIRM)
 
 
 def make_engine(
@@ -40,7 +93,8 @@ def make_engine(
 
     `name` appears in `pg_stat_activity`. With `acts_as` the login takes this role where it may; an owner, at
     a site without the parts' roles, needs no other. Broken connections are replaced at checkout, so a restart
-    of PostgreSQL causes no errors.
+    of PostgreSQL causes no errors. A commit that a synchronous standby did not confirm raises
+    OperationalError.
     """
     parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
     engine = sa.create_engine(
@@ -53,13 +107,17 @@ def make_engine(
         connect_args={
             "connect_timeout": 3,
             "application_name": name,
-            "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC",
+            "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC "
+            "-c client_min_messages=warning",  # by a warning the server says that a commit is not confirmed
             # Detects a dead peer within seconds; the kernel's default is two hours.
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
             "tcp_user_timeout": 10_000,
         },
+    )
+    event.listen(
+        engine, "do_connect", lambda _dialect, _record, _args, words: ConfirmedConnection.open(**words)
     )
     if acts_as is not None:
         event.listen(engine, "connect", lambda connection, _: _take_role(connection, acts_as))
@@ -118,6 +176,14 @@ class DedicatedConnection:
             self._connection = connection
         return self._connection
 
+    @contextmanager
+    def writing(self) -> Iterator[psycopg.Connection]:
+        """The same for writes in autocommit mode: raises UnconfirmedCommit at the end."""
+        connection = self.get()
+        yield connection
+        if isinstance(connection, ConfirmedConnection):
+            connection.check()
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -133,9 +199,14 @@ def storable(value: Any) -> Any:
     return _clean(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
 
 
-def storable_doc(value: msgspec.Struct) -> Any:
-    """The same for a struct that is read back: its sentences keep their keys."""
+def storable_doc(value: msgspec.Struct | Said) -> Any:
+    """The same for what is read back: its sentences keep their keys."""
     return _clean(to_stored(value, str_keys=True))
+
+
+def stored_sentence(value: Any) -> Said | None:
+    """What a column of sentences holds; None where it is null."""
+    return None if value is None else from_stored(value, Said)
 
 
 def storable_text(text: str) -> str:
@@ -173,12 +244,12 @@ def storage_error(error: Exception) -> Unavailable | Unstorable:
     cause = getattr(error, "orig", None) or error
     state = getattr(cause, "sqlstate", None)
     if isinstance(cause, psycopg.errors.DiskFull):
-        return DiskFull("the disk of the database is full")
+        return DiskFull(say("adapters.database_disk_full"))
     if (state or "").startswith(_BAD_VALUES) or (state is None and isinstance(cause, psycopg.DataError)):
-        return Unstorable("the database refuses it: " + _first_line(error))
+        return Unstorable(say("adapters.database_refuses", error=_first_line(error)))
     if state is None or state.startswith(_AWAY[:3]):
-        return Unavailable(f"the database does not answer: {type(cause).__name__}")
-    return Unavailable(f"the database can store nothing: {type(cause).__name__}")
+        return Unavailable(say("adapters.database_silent", error=type(cause).__name__))
+    return Unavailable(say("adapters.database_stores_nothing", error=type(cause).__name__))
 
 
 @contextmanager
@@ -188,7 +259,7 @@ def request_errors() -> Iterator[None]:
         with _away_as(Unavailable):
             yield
     except DataError as error:
-        raise Invalid("request", "a value cannot be stored: " + _first_line(error)) from error
+        raise Invalid("request", say("adapters.value_not_stored", error=_first_line(error))) from error
 
 
 @contextmanager
@@ -203,11 +274,11 @@ def _away_as(kind: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as error:
-        raise kind("the database does not answer: " + _first_line(error)) from error
+        raise kind(say("adapters.database_silent", error=_first_line(error))) from error
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None) or ""
         if error.connection_invalidated or state.startswith(_AWAY):
-            raise kind("the database does not answer: " + _first_line(error)) from error
+            raise kind(say("adapters.database_silent", error=_first_line(error))) from error
         raise
 
 
@@ -229,6 +300,13 @@ class ClusterStore:
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A connection for one short read; raises as `request_errors` does."""
     with request_errors(), engine.connect() as conn:
+        yield conn
+
+
+@contextmanager
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction, committed at the end; raises as `request_errors` does."""
+    with request_errors(), engine.begin() as conn:
         yield conn
 
 

@@ -14,7 +14,7 @@ from healer.adapters.postgres.engine import PostgresStore, ledger_errors, matche
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
-from healer.text import to_stored
+from healer.text import say, to_stored
 
 #: Longer than a repair and its warranty claim take.
 KEPT = timedelta(days=90)
@@ -62,7 +62,7 @@ class PostgresEvidence(PostgresStore):
                 else sa.delete(evidence).where(chosen)
             )
         if not right:
-            raise EvidenceBroken(f"The bytes of {file.id} are not those that {file.node} told of: dropped.")
+            raise EvidenceBroken(say("adapters.evidence_other", file=file.id, node=file.node))
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
         with ledger_errors(), self._engine.connect() as conn:

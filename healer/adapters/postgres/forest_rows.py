@@ -1,4 +1,4 @@
-"""Rows of the isolation forest: features, models, and anomaly scores of nodes."""
+"""Rows of the isolation forest: features, and anomaly scores of nodes."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -8,19 +8,12 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import ClusterStore, pick, read_doc, read_docs, upsert
-from healer.adapters.postgres.tables import (
-    feature_rows,
-    forest_classes,
-    forest_models,
-    incidents,
-    unusual_nodes,
-)
-from healer.model import AuditRecord
+from healer.adapters.postgres.engine import ClusterStore, pick, read_doc
+from healer.adapters.postgres.tables import feature_rows, incidents, unusual_nodes
+from healer.model.feature_rows import FeatureRow
 from healer.model.telemetry import Unusual
-from healer.model.trained import ClassCheck, FeatureRow, Model, Trained, Version
-from healer.text import from_stored, to_stored
+from healer.ports.answers import ModelSeen
+from healer.text import to_stored
 
 FEATURES_KEPT = timedelta(days=14)
 
@@ -52,14 +45,23 @@ class PostgresFeatures(ClusterStore):
             rows = conn.execute(counted.group_by(*key).order_by(*key))
             return [(hardware, load, count, first) for hardware, load, count, first in rows]
 
-    def read(self, hardware: str, load: str, since: datetime) -> Iterator[FeatureRow]:
-        """Rows of a class, oldest first, streamed: two weeks of a large class do not fit into memory."""
+    def read(self, hardware: str, load: str, since: datetime, each: int = 1) -> Iterator[FeatureRow]:
+        """Each so many-th row of a class, oldest first, streamed: weeks of a large class do not fit into
+        memory."""
         table = feature_rows.c
         of_class = table.cluster == self.cluster, table.hardware == hardware, table.load == load
-        query = sa.select(feature_rows).where(*of_class, table.at >= since).order_by(table.at, table.id)
+        number = sa.func.row_number().over(order_by=(table.at, table.id)).label("number")
+        rows = sa.select(feature_rows, number).where(*of_class, table.at >= since).subquery()
+        query = sa.select(rows).where(rows.c.number % each == 0).order_by(rows.c.number)
         with self._engine.connect() as conn:
             for row in conn.execution_options(yield_per=20).execute(query):
-                yield _row(row)
+                packed = np.frombuffer(zlib.decompress(row.matrix), "<f2")
+                yield FeatureRow(
+                    **pick(row, "cluster", "hardware", "load", "at"),
+                    nodes=tuple(row.nodes),
+                    features=tuple(row.features),
+                    matrix=packed.reshape(len(row.nodes), len(row.features)).astype(np.float32),
+                )
 
     def sick(self, since: datetime, now: datetime) -> dict[str, list[tuple[datetime, datetime]]]:
         """By node: the periods in which it had incidents, without those reviewed as false alarms."""
@@ -80,87 +82,6 @@ def forget_features(conn: sa.Connection, now: datetime) -> None:
     conn.execute(sa.delete(feature_rows).where(feature_rows.c.at < now - FEATURES_KEPT))
 
 
-def _row(row: sa.Row) -> FeatureRow:
-    packed = np.frombuffer(zlib.decompress(row.matrix), "<f2")
-    return FeatureRow(
-        **pick(row, "cluster", "hardware", "load", "at"),
-        nodes=tuple(row.nodes),
-        features=tuple(row.features),
-        matrix=packed.reshape(len(row.nodes), len(row.features)).astype(np.float32),
-    )
-
-
-#: Fields of a model in the audit, which describes deleted ones, too.
-_AUDITED = (
-    *("hardware", "load", "params", "features", "definition"),
-    *("data_hash", "rows", "attested", "seen", "threshold"),
-)
-
-
-class PostgresModels(ClusterStore):
-    """The model in force of each class of one cluster."""
-
-    def save(self, trained: Trained, *, by: str, at: datetime, why: str = "") -> bool:
-        """Puts the model in place of the one of its class, with an audit record, in one commit. Returns False
-        if it is there already."""
-        model, table = trained.model, forest_models.c
-        doc = to_stored(model)
-        values = {
-            **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
-            "doc": doc,
-            "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
-            "in_force_at": at,
-            "in_force_by": by,
-        }
-        of_class = table.cluster == model.cluster, table.hardware == model.hardware, table.load == model.load
-        lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
-        with self._engine.begin() as conn:
-            conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
-            if conn.scalar(sa.select(table.id).where(table.id == model.id)) is not None:
-                return False
-            conn.execute(sa.delete(forest_models).where(*of_class))
-            conn.execute(sa.insert(forest_models).values(values))
-            data = {name: doc[name] for name in _AUDITED} | {"why": why}
-            subject = f"model/{model.id}"
-            verb = "model.in_force"
-            append(
-                conn,
-                AuditRecord(cluster=self.cluster, at=at, actor=by, verb=verb, subject=subject, data=data),
-            )
-        return True
-
-    def in_force(self) -> list[Version]:
-        """By class, without training data. Of several, as older versions of healer kept them, the latest."""
-        table = forest_models.c
-        query = sa.select(table.doc.label("model"), table.in_force_at, table.in_force_by)
-        query = query.where(table.cluster == self.cluster, table.in_force_at.is_not(None))
-        query = query.order_by(table.hardware, table.load, table.in_force_at)
-        with self._engine.connect() as conn:
-            kept = [from_stored(row, Version) for row in conn.execute(query).mappings()]
-        return list({(version.model.hardware, version.model.load): version for version in kept}.values())
-
-    def looks(self) -> list[ClassCheck]:
-        """The last training decision of each class."""
-        table = forest_classes.c
-        query = sa.select(table.doc).where(table.cluster == self.cluster)
-        with self._engine.connect() as conn:
-            return read_docs(conn, query.order_by(table.hardware, table.load), ClassCheck)
-
-    def note(self, look: ClassCheck) -> None:
-        key = pick(look, "cluster", "hardware", "load")
-        with self._engine.begin() as conn:
-            conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": to_stored(look)}))
-
-    def trained(self, model: Model) -> Trained:
-        """The model with its training data. Raises KeyError if it was replaced."""
-        with self._engine.connect() as conn:
-            packed = conn.scalar(sa.select(forest_models.c.data).where(forest_models.c.id == model.id))
-        if packed is None:
-            raise KeyError(model.id)
-        data = np.frombuffer(zlib.decompress(packed), "<f4").astype(np.float32)
-        return Trained(model, data.reshape(model.rows, len(model.features)))
-
-
 #: Older scores are outdated.
 UNUSUAL_KEPT = timedelta(days=1)
 
@@ -177,6 +98,18 @@ def keep_unusual(engine: sa.Engine, nodes: Sequence[Unusual]) -> None:
             statement.on_conflict_do_update(index_elements=["cluster", "node"], set_=given),
             sorted(rows, key=lambda row: row["node"]),
         )
+
+
+def models_seen(conn: sa.Connection, cluster: str, now: datetime) -> tuple[ModelSeen, ...]:
+    """The model of each class, as the latest scores show."""
+    table = unusual_nodes.c
+    of_model = tuple(table.doc[name].astext.label(name) for name in ("hardware", "load", "model"))
+    latest = sa.func.max(table.at)
+    query = sa.select(*of_model, sa.func.count().label("nodes"), latest.label("at"))
+    query = query.where(table.cluster == cluster, table.at >= now - UNUSUAL_KEPT)
+    rows = conn.execute(query.group_by(*of_model).order_by(latest))
+    by_class = {(row.hardware, row.load): ModelSeen(**row._mapping) for row in rows}
+    return tuple(model for _, model in sorted(by_class.items()))
 
 
 def read_unusual(conn: sa.Connection, cluster: str, node: str, now: datetime) -> Unusual | None:

@@ -9,7 +9,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import pick, read_doc, reading, request_errors, write_docs
+from healer.adapters.postgres.engine import (
+    confirm,
+    pick,
+    read_doc,
+    reading,
+    write_docs,
+    writing,
+)
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, SnapshotStore
 from healer.adapters.postgres.run_rows import ENDED
@@ -105,8 +112,10 @@ FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, p
 ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
 SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
   granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END,
-  unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable ELSE slots.unusable END
-WHERE slots.drained_at IS NULL OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
+  unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable
+    ELSE slots.unusable OR slots.run = excluded.run AND excluded.unusable END
+WHERE slots.drained_at IS NULL OR slots.run = excluded.run
+  OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
 """)
 
 
@@ -255,17 +264,20 @@ class PostgresHooks(SnapshotStore):
             return conn.execute(sa.select(slots.c.id).where(*held(cluster, node))).first() is not None
 
     def permit_for(self, ask: HookRequest) -> Permit | None:
-        with reading(self._engine) as conn:
-            return _read_permit(conn, ask)
+        with writing(self._engine) as conn:
+            permit = _read_permit(conn, ask)
+            if permit is not None:
+                confirm(conn)  # Slurm drains the node on this answer
+            return permit
 
     def note(self, permit: Permit, now: datetime) -> None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             if _read_permit(conn, permit) is None:
                 _add_permit(conn, permit, now)
 
     @contextmanager
     def asking(self, cluster: str, now: datetime) -> Iterator["_PostgresHookTx"]:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             yield _PostgresHookTx(conn, lock_gate(conn, cluster, self._snapshots, now), now)
 
 

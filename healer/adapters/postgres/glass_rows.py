@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import request_errors
+from healer.adapters.postgres.engine import reading, writing
 from healer.adapters.postgres.tables import break_glass, sessions, tokens
 from healer.adapters.postgres.tokens import PostgresTokens, session_row, stored
 from healer.model import Message, Role, audit_record
@@ -31,7 +31,7 @@ class PostgresBreakGlass:
         self._book = PostgresTokens(engine, cluster, key)
 
     def seal(self, secret: str, *, by: str, now: datetime, message: Message) -> None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             whole = _SEAL.used_at.is_(None), _SEAL.ended_at.is_(None)
             conn.execute(sa.update(break_glass).where(*whole).values(ended_at=now, ended_by=by))
             row = {"id": token_hex(4), "digest": stored(self._key, secret), "sealed_at": now}
@@ -39,7 +39,7 @@ class PostgresBreakGlass:
             self._note(conn, now, by, "break_glass.sealed", message)
 
     def use(self, secret: str, opening: Opening, message: Message) -> bool:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             this = (
                 _SEAL.digest == stored(self._key, secret),
                 _SEAL.used_at.is_(None),
@@ -69,7 +69,7 @@ class PostgresBreakGlass:
     def end(
         self, *, by: str, reason: str, now: datetime, message: Callable[[GlassState], Message]
     ) -> GlassState | None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             running = tokens.c.expires_at > now, tokens.c.revoked_at.is_(None), _SEAL.ended_at.is_(None)
             found = sa.select(_SEAL.id, _SEAL.token).join(tokens, tokens.c.id == _SEAL.token).where(*running)
             row = conn.execute(found.with_for_update(of=break_glass)).first()
@@ -83,7 +83,7 @@ class PostgresBreakGlass:
             return state
 
     def state(self) -> GlassState:
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return glass_state(conn)
 
     def wait_for_seal(self, secret: str) -> bool:

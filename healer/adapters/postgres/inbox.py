@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer.adapters.postgres.engine import (
     ClusterStore,
     DedicatedConnection,
+    confirm,
     ledger_errors,
     matches,
     read_structs,
@@ -76,11 +77,12 @@ class PostgresSignals:
         """Stores all in one commit; returns for each arrival whether it was new. Raises Unavailable or
         Unstorable; then nothing was stored."""
         try:
-            for _ in range(_DEADLOCKS):
-                # Two processes store the same signals in different orders: one of them has to repeat.
-                with contextlib.suppress(psycopg.errors.DeadlockDetected):
-                    return self._store(arrivals)
-            return self._store(arrivals)
+            with self._connection.writing() as connection:
+                for _ in range(_DEADLOCKS):
+                    # Two processes store the same signals in different orders: one of them has to repeat.
+                    with contextlib.suppress(psycopg.errors.DeadlockDetected):
+                        return self._store(connection, arrivals)
+                return self._store(connection, arrivals)
         except (psycopg.Error, SQLAlchemyError) as error:
             self.close()
             raise storage_error(error) from error
@@ -88,8 +90,7 @@ class PostgresSignals:
     def close(self) -> None:
         self._connection.close()
 
-    def _store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        connection = self._connection.get()
+    def _store(self, connection: psycopg.Connection, arrivals: Sequence[Arrival]) -> list[bool]:
         others = sorted({digest for arrival in arrivals for digest in arrival.also})
         stored_before: set[str] = set()
         if others:
@@ -106,6 +107,8 @@ class PostgresSignals:
             fresh.append(arrival.observation)
             taken.add(arrival.observation.digest)
         stored = insert_observations(connection, fresh)
+        if not stored:
+            confirm(connection)  # a duplicate of what no standby has yet is not safe
         result: list[bool] = []
         for arrival in arrivals:
             digest = arrival.observation.digest

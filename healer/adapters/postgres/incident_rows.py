@@ -18,6 +18,7 @@ from healer.adapters.postgres.engine import (
     read_page,
     read_structs,
     reading,
+    stored_sentence,
 )
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.node_rows import SnapshotStore
@@ -49,7 +50,7 @@ from healer.model import (
 from healer.model.incident import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
-from healer.text import from_stored, read_said, to_stored
+from healer.text import from_stored, read_said
 
 #: The shortest prefix of an id that identifies an incident: the length in Slurm's drain reason.
 SHORT_ID = 8
@@ -175,7 +176,8 @@ def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return [
         SentMessage(
-            **pick(row, "at", "kind", "state", "error", "reference", "page"),
+            **pick(row, "at", "kind", "state", "reference", "page"),
+            error=stored_sentence(row.error),
             message=from_stored({"severity": "P3", **row.doc}, Message),
             channels=tuple(channels.get(row.id, ())),
         )
@@ -286,10 +288,6 @@ def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
 # --- verdicts on an incident, a row for each change
 
 VERDICTS_SHOWN = 50
-
-
-def add_verdict(conn: sa.Connection, incident: str, verdict: IncidentVerdict, at: datetime) -> None:
-    conn.execute(sa.insert(verdicts).values(incident=incident, at=at, doc=to_stored(verdict)))
 
 
 def verdicts_of(conn: sa.Connection, incident: str) -> list[VerdictAt]:

@@ -20,10 +20,11 @@ from healer.adapters.postgres.engine import (
     read_doc,
     read_docs,
     read_structs,
+    reading,
     request_errors,
     upsert,
+    writing,
 )
-from healer.adapters.postgres.incident_rows import add_verdict
 from healer.adapters.postgres.tables import (
     audit_records,
     forecasts,
@@ -38,6 +39,7 @@ from healer.adapters.postgres.tables import (
     run_log,
     runs,
     slots,
+    verdicts,
     vetoes,
 )
 from healer.adapters.postgres.tables import findings as findings_table
@@ -121,17 +123,17 @@ class PostgresLedger:
 
     def has_run(self, run: str) -> bool:
         query = sa.select(runs.c.id).where(runs.c.cluster == self.cluster, runs.c.id == run)
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return conn.execute(query).first() is not None
 
     def consumed(self, row: int) -> bool:
         query = sa.select(inbox.c.consumed_at).where(inbox.c.id == row)
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return conn.execute(query).scalar() is not None
 
     @contextmanager
     def command(self) -> Iterator["PostgresTx"]:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             yield PostgresTx(conn, self._parts)
 
     def together(
@@ -261,7 +263,8 @@ class PostgresTx:
             self.conn.execute(sa.insert(findings_table), rows)
 
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
-        add_verdict(self.conn, incident, verdict, at)
+        values = {"incident": incident, "at": at, "doc": to_stored(verdict)}
+        self.conn.execute(sa.insert(verdicts).values(values))
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         return inbox_rows.newest_durable(self.conn, self._cluster, job)

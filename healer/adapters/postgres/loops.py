@@ -9,12 +9,14 @@ import sqlalchemy as sa
 import structlog
 from psycopg import sql
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer.adapters.postgres.engine import DedicatedConnection, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, SENT, UNHEARD
+
+log = structlog.get_logger()
 
 
 def part_lock(part: str, cluster: str) -> str:
@@ -43,6 +45,26 @@ def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
     return bool(got)
 
 
+def wait_to_lead(
+    engine: sa.Engine, cluster: str, stopped: Callable[[float], bool], part: str = "detector"
+) -> sa.Connection | None:
+    """The connection that leads; None where `stopped`, which waits for so many seconds, says so.
+
+    While another leads, a failover of the database is waited for: this one then leads without a start.
+    Raises OperationalError where the database does not answer at first.
+    """
+    connection = engine.connect()
+    while True:
+        try:
+            if try_lead(connection, cluster, part):
+                return connection
+        except OperationalError as error:
+            log.warning("waiting for the database", error=str(error.orig))
+            connection.rollback()  # the next statement connects again
+        if stopped(1.0):
+            return None
+
+
 def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
     """The last return of each node to service: older signals are history, also after a restart."""
     rows = conn.execute(
@@ -52,8 +74,6 @@ def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetim
     )
     return [(row[0], row[1]) for row in rows]
 
-
-log = structlog.get_logger()
 
 #: The interval of heartbeats, and the silence after which a part counts as dead.
 BEAT_S = 5.0

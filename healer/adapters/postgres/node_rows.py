@@ -3,7 +3,7 @@
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from healer.adapters.postgres.engine import (
     matches,
     read_doc,
     read_docs,
+    reading,
     upsert,
     write_docs,
 )
@@ -158,6 +159,14 @@ class PostgresSnapshots:
             found = {cluster: self.read(conn, cluster) for cluster in set(clusters)}
         return [found[cluster] for cluster in clusters]
 
+    def read_all(
+        self, conn: sa.Connection, clusters: Sequence[str] | None = None
+    ) -> dict[str, SlurmSnapshot]:
+        """The latest of these clusters, of all without names, in the caller's transaction."""
+        names = [name for name in cluster_names(conn) if clusters is None or name in clusters]
+        found = {name: self.read(conn, name) for name in names}
+        return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
+
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
         """The latest snapshot, in the caller's transaction."""
         query = sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
@@ -181,6 +190,15 @@ class SnapshotStore(PostgresStore):
     def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
         super().__init__(engine)
         self._snapshots = snapshots
+
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        """The latest of each cluster."""
+        with reading(self._engine) as conn:
+            return self._snapshots.read_all(conn)
+
+
+def cluster_names(conn: sa.Connection) -> list[str]:
+    return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
 
 
 def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
@@ -272,8 +290,32 @@ ON CONFLICT (cluster, node) DO UPDATE SET at = excluded.at, doc = excluded.doc
 """)
 
 
+#: As long as the life line of a node looks back.
+CHANGES_KEPT = timedelta(days=365)
+
+
 def save_inventories(conn: sa.Connection, cluster: str, many: Sequence[Inventory]) -> None:
-    write_docs(conn, _SAVE_INVENTORIES, many, cluster=cluster)
+    """With the changes that a newer one of the same fact replaces."""
+    if not many:
+        return
+    table = inventories.c
+    nodes = [inventory.node for inventory in many]
+    query = sa.select(table.doc).where(table.cluster == cluster, table.node.in_(nodes))
+    before = {old.node: old for old in read_docs(conn, query, Inventory)}
+    whole = [_with_earlier(each, before.get(each.node)) for each in many]
+    write_docs(conn, _SAVE_INVENTORIES, whole, cluster=cluster)
+
+
+def _with_earlier(new: Inventory, old: Inventory | None) -> Inventory:
+    if old is None:
+        return new
+    replaced = [
+        (fact, value, at)
+        for fact, (value, at) in old.changed.items()
+        if new.changed.get(fact, ("", at))[1] != at
+    ]
+    earlier = [change for change in (*old.earlier, *replaced) if new.at - change[2] < CHANGES_KEPT]
+    return msgspec.structs.replace(new, earlier=earlier)
 
 
 def read_inventories(conn: sa.Connection, cluster: str, node: str | None = None) -> list[Inventory]:

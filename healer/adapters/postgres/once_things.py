@@ -4,10 +4,12 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
+from healer.adapters.postgres.engine import storable_doc
 from healer.adapters.postgres.tables import audit_chain, break_glass, deliveries, messages, sessions, tokens
+from healer.text import say
 
 #: A delivery that failed for this reason is sent again by `healer messages retry`.
-_PERHAPS_SENT = "restored from a backup: perhaps sent before"
+_PERHAPS_SENT = storable_doc(say("adapters.perhaps_sent"))
 
 
 def end_once_things(conn: sa.Connection, now: datetime, *, by: str) -> dict[str, int]:

@@ -20,10 +20,10 @@ from healer.adapters.postgres.engine import (
     read_docs,
     read_page,
     reading,
-    request_errors,
     storable_doc,
-    storable_text,
+    stored_sentence,
     upsert,
+    writing,
 )
 from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
 from healer.model import (
@@ -42,7 +42,7 @@ from healer.model import (
 from healer.ports.answers import ChannelDelivery, Page
 from healer.ports.outbound import Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
-from healer.text import from_stored
+from healer.text import Said, from_stored, quoted, say
 
 #: A claim expires after this: longer than the slowest send, so that no two processes send at once.
 _CLAIM_S = 60.0
@@ -181,7 +181,7 @@ class PostgresChannelOutbox:
             row = conn.execute(claimed.returning(deliveries)).first()
             if row is None:
                 return None
-            _log(conn, row.id, now, "begun", f"try {row.tries}")
+            _log(conn, row.id, now, "begun", say("adapters.delivery_try", n=row.tries))
             doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
             reference = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
@@ -250,13 +250,13 @@ def _due(cluster: str, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, text: str) -> None:
-    row = {"delivery": delivery, "at": now, "outcome": outcome, "text": storable_text(text)}
+    row = {"delivery": delivery, "at": now, "outcome": outcome, "text": storable_doc(quoted(text))}
     conn.execute(sa.insert(delivery_log).values(row))
 
 
 def _values(outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
-        values: dict[str, object] = {"error": storable_text(outcome.text)}
+        values: dict[str, object] = {"error": storable_doc(quoted(outcome.text))}
     else:
         values = {"error": None, "reference": outcome.text or None}
     return {"state": outcome.state, "next_try_at": outcome.next_try_at, **values}
@@ -296,17 +296,17 @@ class PostgresMessageBook(PostgresStore):
             return Page(items=_deliveries(conn, rows), next_cursor=more)
 
     def cluster_of(self, message: str) -> str:
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             found = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar()
         if found is None:
-            raise NotFound(f"there is no message {message}")
+            raise NotFound(say("adapters.no_message", message=message))
         return found
 
     def retry(
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
     ) -> list[Delivery]:
         again = {"state": "due", "tries": 0, "next_try_at": now}
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
             at_sink = sa.update(messages).where(
                 messages.c.id == message, messages.c.state == "failed", matches(sink, channel)
@@ -320,10 +320,11 @@ class PostgresMessageBook(PostgresStore):
             put = at_channels.values(**again, ended_at=None)
             rows = conn.execute(put.returning(deliveries.c.id, deliveries.c.channel)).all()
             if not sinks and not rows:
-                at = f" at {channel}" if channel else ""
-                raise Conflict(f"no delivery of {message}{at} has failed")
+                if channel is not None:
+                    raise Conflict(say("adapters.none_failed_at", message=message, channel=channel))
+                raise Conflict(say("adapters.none_failed", message=message))
             for row in rows:
-                _log(conn, row.id, now, "retried", f"by {by}: {reason}")
+                _log(conn, row.id, now, "retried", say("adapters.delivery_retried", by=by, reason=reason))
             channels = [*sinks, *(row.channel for row in rows)]
             cluster = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar_one()
             data, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
@@ -344,7 +345,9 @@ def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[Channel
     )
     found: dict[str, list[ChannelDelivery]] = {}
     for message, channel, state, error, reference in rows:
-        delivery = ChannelDelivery(channel=channel, state=state, error=error, reference=reference)
+        delivery = ChannelDelivery(
+            channel=channel, state=state, error=stored_sentence(error), reference=reference
+        )
         found.setdefault(message, []).append(delivery)
     return found
 
@@ -395,7 +398,7 @@ def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
     table, numbers = delivery_log.c, [row.number for row in rows if row.number is not None]
     logs: dict[int, tuple[DeliveryAttempt, ...]] = {}
     for row in conn.execute(sa.select(delivery_log).where(table.delivery.in_(numbers)).order_by(table.id)):
-        done = DeliveryAttempt(at=row.at, outcome=row.outcome, text=row.text)
+        done = DeliveryAttempt(at=row.at, outcome=row.outcome, text=from_stored(row.text, Said))
         logs[row.delivery] = (*logs.get(row.delivery, ()), done)
     names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
     return [

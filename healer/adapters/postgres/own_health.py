@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from healer.adapters.postgres.arrivals import read_states
-from healer.adapters.postgres.engine import pick, reading
-from healer.adapters.postgres.forest_rows import PostgresModels
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.forest_rows import models_seen
 from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
@@ -23,8 +23,8 @@ from healer.adapters.postgres.tables import (
     scrapes,
     snapshots,
 )
-from healer.ports.answers import Backlog, ModelSeen, Pulse, SealState, Sink, Stored
-from healer.text import NO_WORDS
+from healer.ports.answers import Backlog, Pulse, SealState, Sink, Stored
+from healer.text import NO_WORDS, Said, from_stored
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)
@@ -86,7 +86,7 @@ def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
             backlogs=tuple(_backlogs(conn, cluster, now)),
             sinks=tuple(_sinks(conn, cluster, now)),
             scrape=states[0] if states else None,
-            models=tuple(_models(engine, cluster)),
+            models=models_seen(conn, cluster, now),
         )
 
 
@@ -130,18 +130,5 @@ def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
         .order_by(listed.channel)
     )
     for name, sent, due, failed, last, wrong_texts in rows:
-        error = wrong_texts[0] if wrong_texts else ""
+        error = from_stored(wrong_texts[0], Said) if wrong_texts else NO_WORDS
         yield Sink(name=name, sent=sent, due=due, failed=failed, last_sent=last, error=error)
-
-
-def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
-    kept = PostgresModels(engine, cluster)
-    looks = {(look.hardware, look.load): look.result for look in kept.looks()}
-    for version in kept.in_force():
-        model = version.model
-        yield ModelSeen(
-            **pick(model, "hardware", "load", "id", "trained_at"),
-            in_force_at=version.in_force_at,
-            by=version.in_force_by or "",
-            last_outcome=looks.get((model.hardware, model.load), NO_WORDS),
-        )

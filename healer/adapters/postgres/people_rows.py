@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.account_rows import hold_account
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import request_errors
+from healer.adapters.postgres.engine import reading, writing
 from healer.adapters.postgres.tables import people, sessions, tokens
 from healer.adapters.postgres.tokens import PostgresTokens, keyed, open_at, session_row
 from healer.model import Role, audit_record
@@ -26,7 +26,7 @@ class PostgresPeople:
         self._engine, self._cluster, self._key = engine, cluster, key
 
     def find(self, name: str) -> Person | None:
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             row = conn.execute(sa.select(people).where(people.c.name == name)).first()
             return None if row is None else _person(row)
 
@@ -38,7 +38,7 @@ class PostgresPeople:
         groups, until = json.dumps(sorted(set(arrival.groups))), now + SESSION_LASTS
         # A local account without groups has its role by itself, as a token has.
         granting = None if arrival.issuer == LOCAL and not arrival.groups else groups
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             if arrival.issuer == LOCAL:
                 hold_account(conn, arrival.sid)
             person = self._bound(conn, arrival, groups, now)
@@ -86,7 +86,7 @@ class PostgresPeople:
         found = sa.select(*columns, sessions.c.expires_at, sessions.c.agent)
         found = found.join(tokens, tokens.c.id == sessions.c.token)
         found = found.where(*open_at(now), tokens.c.revoked_at.is_(None), *of_person)
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             rows = conn.execute(found.order_by(sessions.c.created_at.desc()).limit(1000))
             return [
                 SessionRow(
@@ -110,7 +110,7 @@ class PostgresPeople:
     def _end(self, these: list[sa.ColumnElement[bool]], by: str, now: datetime) -> int:
         wanted = sa.and_(sessions.c.token == tokens.c.id, *open_at(now), *these)
         ending = sa.update(sessions).where(wanted).values(ended_at=now)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             rows = conn.execute(ending.returning(sessions.c.id, tokens.c.id, tokens.c.name)).all()
             for session, token, name in rows:
                 data = {"session": session, "of": name}

@@ -25,6 +25,7 @@ from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
     SnapshotStore,
     changed_since,
+    cluster_names,
     measured_figures,
     read_controller,
     read_inventories,
@@ -45,7 +46,6 @@ from healer.model import (
     LogEntry,
     Pause,
     Ruleset,
-    SlurmSnapshot,
     StepEvent,
 )
 from healer.ports.answers import (
@@ -69,10 +69,6 @@ _HEARTBEAT_WINDOW = timedelta(minutes=5)
 _HOUR = timedelta(hours=1)
 
 
-def cluster_names(conn: sa.Connection) -> list[str]:
-    return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
-
-
 class PostgresClusters(SnapshotStore):
     """`healer.ports.queries.ClusterQueries`."""
 
@@ -81,10 +77,6 @@ class PostgresClusters(SnapshotStore):
         self._open = OpenIncidents()
 
     names = reads(cluster_names)
-
-    def snapshots(self) -> dict[str, SlurmSnapshot]:
-        with reading(self._engine) as conn:
-            return _snapshots(conn, self._snapshots, None)
 
     def state(self, cluster: str, now: datetime) -> ClusterState:
         with reading(self._engine) as conn:
@@ -118,14 +110,6 @@ class PostgresClusters(SnapshotStore):
         ]
 
 
-def _snapshots(
-    conn: sa.Connection, reader: PostgresSnapshots, clusters: Sequence[str] | None
-) -> dict[str, SlurmSnapshot]:
-    names = [name for name in cluster_names(conn) if clusters is None or name in clusters]
-    found = {name: reader.read(conn, name) for name in names}
-    return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
-
-
 class PostgresNodes(SnapshotStore):
     """`healer.ports.queries.NodeQueries`."""
 
@@ -141,7 +125,7 @@ class PostgresNodes(SnapshotStore):
 
     def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows:
         with reading(self._engine) as conn:
-            found = _snapshots(conn, self._snapshots, clusters)
+            found = self._snapshots.read_all(conn, clusters)
             return FleetRows(
                 snapshots=found,
                 watched=tuple(watched(conn, clusters, now)),

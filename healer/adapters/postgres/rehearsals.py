@@ -10,13 +10,20 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import PostgresStore, matches, pick, read_doc, reading, request_errors
+from healer.adapters.postgres.engine import (
+    PostgresStore,
+    matches,
+    pick,
+    read_doc,
+    reading,
+    writing,
+)
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
 from healer.model.run import ACTIVE_REHEARSALS, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
-from healer.text import from_stored, to_stored
+from healer.text import NO_WORDS, Said, from_stored, say, to_stored
 
 #: How long rehearsals with their results are kept.
 KEPT = timedelta(days=90)
@@ -32,7 +39,7 @@ class PostgresRehearsals(PostgresStore):
     # --- people
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             before = _read(conn, asked.id)
             if before is not None:
                 return before
@@ -42,7 +49,7 @@ class PostgresRehearsals(PostgresStore):
                 with conn.begin_nested():
                     conn.execute(sa.insert(rehearsals).values(**_row(asked), seen_at=asked.created_at))
             except IntegrityError:
-                raise Conflict("another change is being tried: wait for it, or cancel it") from None
+                raise Conflict(say("adapters.rehearsal_other")) from None
             data = {"file": asked.file, "days": asked.days, "reason": asked.reason}
             _audit(conn, asked, asked.created_at, asked.by, "rehearsal.asked", data)
             return asked
@@ -60,10 +67,10 @@ class PostgresRehearsals(PostgresStore):
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
         """Cancels it; repeating that changes nothing. Raises NotFound, or Conflict if it ended otherwise."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None:
-                raise NotFound(f"no change {name} was tried")
+                raise NotFound(say("adapters.rehearsal_none", name=name))
             if rehearsal.state is RehearsalState.cancelled:
                 return rehearsal
             if rehearsal.state not in ACTIVE_REHEARSALS:
@@ -85,17 +92,17 @@ class PostgresRehearsals(PostgresStore):
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None:
-                raise NotFound(f"no change {name} was tried")
+                raise NotFound(say("adapters.rehearsal_none", name=name))
             outcomes_of = {opening.rule: opening for opening in _outcomes(conn, rehearsal)}
             opened = {opening.rule: opening for opening in opened_in(rehearsal)}
             for rule in rules:
                 if rule not in outcomes_of:
-                    raise Conflict(f"the change does not touch a rule {rule}")
+                    raise Conflict(say("adapters.rehearsal_not_of_rule", rule=rule))
                 if not outcomes_of[rule].right + outcomes_of[rule].wrong:
-                    raise Conflict(f"no incident that {rule} opened in it is judged: review some first")
+                    raise Conflict(say("adapters.rehearsal_not_reviewed", rule=rule))
             for rule in rules:
                 opening = opened[rule]
                 row = {"rule": rule, "digest": opening.digest, "rehearsal": name, "by": by, "at": at}
@@ -116,7 +123,7 @@ class PostgresRehearsals(PostgresStore):
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None:
         """Starts the queued rehearsal. One whose runner died is marked as failed."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             query = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
                 rehearsals.c.cluster == cluster,
                 rehearsals.c.state.in_([state.value for state in ACTIVE_REHEARSALS]),
@@ -128,13 +135,13 @@ class PostgresRehearsals(PostgresStore):
             if rehearsal.state is RehearsalState.queued:
                 return _write(conn, rehearsal, now, state=RehearsalState.running)
             if now - row.seen_at > DEAD:
-                why = "the process that replayed it has ended"
+                why = say("adapters.rehearsal_ended")
                 _write(conn, rehearsal, now, state=RehearsalState.failed, ended_at=now, problem=why)
             return None
 
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None = None) -> bool:
         """Stores the progress; False if the runner must stop."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return False
@@ -142,10 +149,10 @@ class PostgresRehearsals(PostgresStore):
             return True
 
     def end(
-        self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
+        self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: Said = NO_WORDS
     ) -> None:
         """Ends it as done with a result, or as failed with a problem; a cancelled one stays cancelled."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return

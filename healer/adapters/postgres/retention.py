@@ -24,6 +24,7 @@ from healer.adapters.postgres.tables import (
     unknown_series,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.faults import REPLACED
 from healer.model.node_states import NodeCondition
 from healer.ports.outbound import FORGOTTEN
 
@@ -38,8 +39,8 @@ KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
 #: Unknown series, losses and senders that were not seen for this long.
 UNKNOWN_SERIES = timedelta(days=7)
-#: Longer than any rule looks back, for people.
-BURSTS = timedelta(days=90)
+#: Longer than any rule looks back, for people; replaced parts as long as the life line of a node looks back.
+BURSTS, PARTS = timedelta(days=90), timedelta(days=365)
 #: The precision of a rule's forecasts is that of a year.
 FORECASTS = timedelta(days=365)
 #: States of nodes out of service, for the longest report, and in service, for the map of the past: where jobs
@@ -74,7 +75,9 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     _delete(engine, raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN)
     _delete(engine, idempotency, idempotency.c.at < now - KEYS)
     _delete(engine, sessions, sessions.c.expires_at < now - SESSIONS)
-    _delete(engine, fault_bursts, fault_bursts.c.last_at < now - BURSTS)
+    burst = fault_bursts.c
+    _delete(engine, fault_bursts, sa.and_(burst.last_at < now - BURSTS, burst.fault != REPLACED))
+    _delete(engine, fault_bursts, burst.last_at < now - PARTS)
     _delete(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
     in_service = node_states.c.state == NodeCondition.in_service.value
     kept = IN_SERVICE_LOW if low else IN_SERVICE

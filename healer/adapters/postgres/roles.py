@@ -103,8 +103,6 @@ _WRITES: dict[str, dict[str, str]] = {
     "audit_checkpoints": {"auditor": "i"},
     # --- models
     "feature_rows": {"detector": "i", "scheduler": "d"},
-    "forest_models": {"scheduler": "iud"},
-    "forest_classes": {"scheduler": "iu"},
     "unusual_nodes": {"detector": "iu", "scheduler": "d"},
 }
 

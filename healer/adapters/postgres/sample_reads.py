@@ -122,19 +122,12 @@ class PostgresSignalReads:
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
-        event_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
-        # Signals without a time are dated by their arrival, and so are those far ahead, with `ahead_s`. The
-        # maximum is the signal with the least delay.
-        far_ahead_s = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)
-        ahead_s = sa.func.max(
-            sa.func.coalesce(far_ahead_s, sa.extract("epoch", event_at - inbox.c.arrived_at))
-        ).filter(sa.or_(event_at != inbox.c.arrived_at, far_ahead_s.is_not(None)))
         latest = (
             sa.select(
                 inbox.c.kind,
                 sa.func.max(inbox.c.arrived_at).label("at"),
                 sa.func.max(lost).label("lost"),
-                ahead_s.label("ahead_s"),
+                _ahead_s().label("ahead_s"),
             )
             .where(inbox.c.cluster == cluster, inbox.c.arrived_at > since)
             .where(inbox.c.node == node, inbox.c.kind.in_(("heartbeat", "hook")))
@@ -212,3 +205,25 @@ class PostgresReadings:
                 if column is not None and column.signal.endswith("_total") and not np.isnan(value):
                     found[column].append((report.arrived_at, value))
         return dict(found)
+
+
+def clock_skews(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, float]:
+    """Seconds that the clock of each node is ahead, by its heartbeats; without those of nodes that give no
+    times. A hook's report may come late, from its spool; heartbeats never do."""
+    row, ahead_s = inbox.c, _ahead_s()
+    by_node = (
+        sa.select(row.node, ahead_s.label("ahead_s"))
+        .where(row.cluster == cluster, row.arrived_at > since, row.kind == "heartbeat")
+        .group_by(row.node)
+    )
+    return {node: float(ahead) for node, ahead in conn.execute(by_node) if node and ahead is not None}
+
+
+def _ahead_s() -> sa.ColumnElement[float]:
+    """How far the sender's clock is ahead: the maximum is the signal with the least delay."""
+    event_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
+    # Signals without a time are dated by their arrival, and so are those far ahead, with `ahead_s`.
+    far_ahead_s = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)
+    ahead_s = sa.func.coalesce(far_ahead_s, sa.extract("epoch", event_at - inbox.c.arrived_at))
+    has_time = sa.or_(event_at != inbox.c.arrived_at, far_ahead_s.is_not(None))
+    return sa.func.max(ahead_s).filter(has_time)

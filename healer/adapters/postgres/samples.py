@@ -15,13 +15,20 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import DedicatedConnection, pick, request_errors, storage_error
+from healer.adapters.postgres.engine import (
+    DedicatedConnection,
+    pick,
+    reading,
+    storage_error,
+    writing,
+)
 from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
 from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
 from healer.model.telemetry import UNNAMED_SENDER, Report, StepBatch
 from healer.ports.measurements import TooManyColumns
 from healer.ports.transactions import LedgerAway
+from healer.text import say
 
 log = structlog.get_logger()
 
@@ -104,7 +111,7 @@ class PostgresSamples:
             rows = self._reader.rows()
         except _ERRORS as error:
             self._reader.close()
-            raise LedgerAway(f"the database does not answer: {type(error).__name__}") from error
+            raise LedgerAway(say("adapters.database_silent", error=type(error).__name__)) from error
         return unpacked(self._cluster, rows)
 
     def close(self) -> None:
@@ -148,7 +155,7 @@ class _Writer:
     def copy(self, rows: "Iterable[_NewRow]", *, notify: str | None = None) -> None:
         block = _block(rows)
         try:
-            with self._connection.get().cursor() as cursor:
+            with self._connection.writing() as connection, connection.cursor() as cursor:
                 with cursor.copy(_COPY) as copy:
                     copy.write(block)
                 if notify is not None:
@@ -314,7 +321,7 @@ class PostgresColumns:
 
     def _refresh(self) -> None:
         """Reads the numbers that other processes assigned meanwhile."""
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             self._read_new(conn)
 
     def _read_new(self, conn: sa.Connection) -> None:
@@ -326,7 +333,7 @@ class PostgresColumns:
             self._ids[column] = self._last = row.id
 
     def _assign(self, columns: Sequence[Column]) -> None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             # One process at a time: the bound is exact, and no number is visible before a smaller one.
             conn.execute(sa.text("LOCK TABLE signal_columns IN SHARE ROW EXCLUSIVE MODE"))
             self._read_new(conn)
@@ -341,4 +348,4 @@ class PostgresColumns:
 
     def _check_bound(self, new: Sequence[Column]) -> None:
         if len(self._ids) + len(new) > self._most:
-            raise TooManyColumns(f"at most {self._most} series are told apart, and {len(self._ids)} are")
+            raise TooManyColumns(say("adapters.too_many_series", most=self._most, n=len(self._ids)))

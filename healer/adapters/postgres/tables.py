@@ -28,6 +28,8 @@ _numbers = partial(_columns, sa.BigInteger)
 _integers = partial(_columns, sa.Integer)
 _flags = partial(_columns, sa.Boolean)
 _json = partial(_columns, JSONB)
+#: Text, or text with key and arguments (`healer.text`).
+_sentences = partial(_columns, JSONB(none_as_null=True))
 _bytes = partial(_columns, BYTEA)
 
 
@@ -121,7 +123,7 @@ signal_columns = _table(
 unknown_series = _table(
     "unknown_series",
     *_keys("cluster", "name"),
-    *_texts("why"),
+    *_sentences("why"),
     *_numbers("count"),
     *_moments("first_seen", "last_seen"),
     *_json("example"),
@@ -133,7 +135,7 @@ losses = _table(
     *_keys("cluster", "source", "reason", "who"),
     *_numbers("count"),
     *_moments("first_seen", "last_seen"),
-    *_texts("example"),
+    *_sentences("example"),
 )
 
 # Senders by token and route; `node` is the node that the token is bound to.
@@ -398,7 +400,8 @@ messages = _table(
     *_moments("at"),
     *_texts("state"),
     *_tries(),
-    *_texts("error?", "reference?"),
+    *_sentences("error?"),
+    *_texts("reference?"),
     *_json("doc"),
     # Whether its channels were decided; `state` is that of the generic webhook.
     sa.Column("routed", sa.Boolean, nullable=False, server_default=sa.false()),
@@ -435,7 +438,8 @@ deliveries = _table(
     *_texts("state"),
     sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
     *_moments("next_try_at?", "ended_at?"),
-    *_texts("error?", "reference?"),
+    *_sentences("error?"),
+    *_texts("reference?"),
     sa.UniqueConstraint("message", "channel"),
     _index("deliveries_waiting", "cluster", "channel", where="state IN ('due', 'digest')"),
     _index("deliveries_thread", "thread", "channel"),
@@ -465,7 +469,8 @@ delivery_log = _table(
     _serial(),
     sa.Column("delivery", sa.BigInteger, sa.ForeignKey("deliveries.id"), nullable=False, index=True),
     *_moments("at"),
-    *_texts("outcome", "text"),
+    *_texts("outcome"),
+    *_sentences("text"),
 )
 
 tokens = _table(
@@ -602,27 +607,6 @@ feature_rows = _table(
     *_json("nodes", "features"),
     *_bytes("matrix"),
     _index("feature_rows_class", "cluster", "hardware", "load", "at"),
-)
-
-# A model is its training data and parameters, never a pickle: float32, (rows, features), zlib; the forest is
-# fitted again on load. Each class has one; of several, as older versions kept them, the latest `in_force_at`
-# is in force. `judged` is of those versions, too.
-forest_models = _table(
-    "forest_models",
-    *_keys("id"),
-    *_texts("cluster", "hardware", "load"),
-    *_moments("trained_at"),
-    *_json("doc"),
-    *_bytes("data"),
-    *_moments("in_force_at?"),
-    *_texts("in_force_by?"),
-    *_json("judged?"),
-    _index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
-)
-
-# The last decision whether to train a class's model again.
-forest_classes = _table(
-    "forest_classes", *_keys("cluster", "hardware", "load"), *_moments("at"), *_json("doc")
 )
 
 # The latest anomaly score of each node, for pages.

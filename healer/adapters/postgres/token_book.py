@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from healer.adapters.postgres.account_rows import PostgresAccounts, end_account
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import pick, request_errors
+from healer.adapters.postgres.engine import pick, reading, writing
 from healer.adapters.postgres.tables import people, sessions, tokens
 from healer.adapters.postgres.tokens import PostgresTokens, in_force
 from healer.model import Role, audit_record
@@ -39,21 +39,21 @@ class PostgresTokenBook(PostgresTokens):
             of_people = of_people.where(sa.or_(tokens.c.name == person, tokens.c.owner == person))
         if in_force_at is not None:
             of_people = of_people.where(*in_force(in_force_at))
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return [_row(row) for row in conn.execute(of_people.order_by(tokens.c.created_at.desc()))]
 
     def all(self) -> list[TokenRow]:
         """Those of nodes and jobs too, newest first."""
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return [_row(row) for row in conn.execute(sa.select(*_ROW).order_by(tokens.c.created_at.desc()))]
 
     def revoke(self, identity: str, *, by: str, now: datetime, reason: str = "") -> bool:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             return bool(self._revoke(conn, tokens.c.id == identity, by, now, reason))
 
     def revoke_accounts(self, owner: str, *, by: str, now: datetime, reason: str = "") -> list[TokenRow]:
         """All service accounts of this person that were in force."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             these = sa.and_(tokens.c.owner == owner, *in_force(now))
             return self._revoke(conn, these, by, now, reason)
 
@@ -66,12 +66,12 @@ class PostgresTokenBook(PostgresTokens):
         is_open = sessions.c.ended_at.is_(None), sessions.c.expires_at > now, tokens.c.revoked_at.is_(None)
         wanted = sa.select(*columns).join(tokens, tokens.c.id == sessions.c.token)
         wanted = wanted.where(tokens.c.name == person, *is_open).order_by(sessions.c.created_at.desc())
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return [OpenSession(**row) for row in conn.execute(wanted).mappings()]
 
     def end_person(self, person: str, *, by: str, now: datetime, reason: str) -> list[TokenRow]:
         of_person = sa.or_(tokens.c.name == person, tokens.c.owner == person)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             # Used sign-in links too: a session lasts as long as its token is not revoked. The account ends in
             # the same transaction: no sign-in comes between.
             rows = self._revoke(conn, of_person, by, now, reason)
@@ -110,7 +110,7 @@ class PostgresTokenBook(PostgresTokens):
     ) -> Rotated:
         """Makes the token that `succeed` answers, and lets this one end then, in one transaction. Raises
         NotFound."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             this = sa.select(*_ROW).where(tokens.c.id == identity).with_for_update()
             found = conn.execute(this).first()
             if found is None:
@@ -132,7 +132,7 @@ class PostgresTokenBook(PostgresTokens):
             sa.func.unnest(sa.cast(moments, ARRAY(sa.DateTime(timezone=True)))).label("at"),
         ).subquery("used")
         latest = sa.func.greatest(tokens.c.last_used_at, used.c.at)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             conn.execute(sa.update(tokens).where(tokens.c.id == used.c.id).values(last_used_at=latest))
 
 
@@ -141,7 +141,7 @@ def accounts_ending(engine: sa.Engine, now: datetime) -> list[TokenRow]:
     Raises Unavailable."""
     columns = [tokens.c[name] for name in (*_ENDING, "role")]
     wanted = sa.select(*columns).where(tokens.c.owner != "", *in_force(now - ENDED_FOR))
-    with request_errors(), engine.connect() as conn:
+    with reading(engine) as conn:
         rows = conn.execute(wanted.order_by(tokens.c.created_at.desc()))
         return [TokenRow(**pick(row, *_ENDING), role=Role(row.role)) for row in rows]
 
@@ -154,7 +154,7 @@ def tokens_of_no_person(engine: sa.Engine, now: datetime, *, provided: bool) -> 
         tokens.c.role.in_([role.value for role in ACTING]), tokens.c.once.is_(False), *in_force(now),
         tokens.c.name.not_like(f"%{OWNED}%"), tokens.c.name.not_in(person),
     )  # fmt: skip
-    with request_errors(), engine.connect() as conn:
+    with reading(engine) as conn:
         return [name for name in conn.scalars(wanted.order_by(tokens.c.name)) if not broke_glass(name)]
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.account_rows import has_account, issuer_of, know_locally
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import PostgresStore, pick, request_errors
+from healer.adapters.postgres.engine import PostgresStore, confirm, reading, request_errors, writing
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_records,
@@ -128,12 +128,9 @@ def check_key(conn: sa.Connection, key: bytes) -> None:
     """Raises OtherTokenKey unless this key was adopted."""
     found = conn.scalars(sa.select(token_key.c.fingerprint)).first()
     if found is None:
-        raise OtherTokenKey("the tokens in the database have no key yet: run `healer db upgrade` with it.")
+        raise OtherTokenKey(say("adapters.token_key_none"))
     if found != _fingerprint(key):
-        raise OtherTokenKey(
-            "the tokens in the database were made with another key: put that key back (token-key in the data "
-            "directory, or HEALER_TOKEN_KEY_FILE)."
-        )
+        raise OtherTokenKey(say("adapters.token_key_other"))
 
 
 def _fingerprint(key: bytes) -> str:
@@ -164,13 +161,13 @@ class PostgresTokens:
         caller = self._find(wanted.where(this, *open_at(now), tokens.c.revoked_at.is_(None)))
         if caller is not None:
             unseen = this, sessions.c.seen_at < now - SEEN_EVERY
-            with request_errors(), self._engine.begin() as conn:
+            with writing(self._engine) as conn:
                 conn.execute(sa.update(sessions).where(*unseen).values(seen_at=now))
         return caller
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
         """Uses up a one-time link and opens a session in one transaction, so that a link works only once."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             this = tokens.c.digest == keyed(self._key, digest)
             unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *in_force(now)).values(used_at=now)
@@ -188,14 +185,14 @@ class PostgresTokens:
             return caller
 
     def sign_out(self, session: bytes, now: datetime) -> None:
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             is_open = sessions.c.digest == keyed(self._key, session), sessions.c.ended_at.is_(None)
             conn.execute(sa.update(sessions).where(*is_open).values(ended_at=now))
 
     def create(self, new: NewToken, *, by: str, now: datetime) -> str:
         """Makes a token and returns it. Its secret is not stored. Raises Conflict where the identity provider
         knows no person of its name, who could act by it."""
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             return self.create_in(conn, new, by, now)
 
     def create_in(self, conn: sa.Connection, new: NewToken, by: str, now: datetime) -> str:
@@ -232,18 +229,15 @@ class PostgresTokens:
         """Makes the node's token and lets its older ones expire. Raises Forbidden, TooMany or Conflict."""
         enrolment = _Enrolment("node", node, cluster, nonce, self._key)
         of_node = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*of_node)
             rows = conn.execute(made.order_by(tokens.c.created_at.desc()).limit(100)).all()
             if rows and rows[0].revoked_at is not None:
-                raise Forbidden(
-                    f"the token of {node} was revoked by a person; one who wants it back makes a new one: "
-                    f"healer token create --role signals --node {node} --cluster {cluster}"
-                )
+                raise Forbidden(say("adapters.node_token_revoked", node=node, cluster=cluster))
             lately = now - timedelta(hours=1)
             hour = sum(row.name == enrolment.name and row.created_at > lately for row in rows)
             if hour >= ENROLMENTS_PER_H:
-                raise TooMany(f"{node} has enrolled {hour} times within an hour", 600)
+                raise TooMany(say("adapters.enrolled_often", name=node, n=hour), 600)
             # A node whose first answer was lost asks a second time, soon after.
             before = any(row.name == enrolment.name and row.created_at <= now - GRACE for row in rows)
             again = before and not proven
@@ -264,12 +258,14 @@ class PostgresTokens:
         of_job = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == enrolment.name)
         hour = sa.func.count().filter(tokens.c.created_at > now - timedelta(hours=1))
         counts = sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*of_job)
-        with request_errors(), self._engine.begin() as conn:
+        with writing(self._engine) as conn:
             made, revoked = conn.execute(counts).one()
             if revoked is not None:
-                raise Forbidden(f"a token of the job {job} was revoked by a person: it gets no other")
+                raise Forbidden(say("adapters.job_token_revoked", job=job))
             if made >= max(ENROLMENTS_PER_H, JOB_ENROLMENTS_PER_NODE * nodes):
-                raise TooMany(f"the job {job} has enrolled {made} times within an hour", 600)
+                raise TooMany(
+                    say("adapters.enrolled_often", name=say("api.message_routes_job", job=job), n=made), 600
+                )
             old = (
                 sa.select(tokens.c.id)
                 .where(tokens.c.job.is_not(None), tokens.c.name.like("job %/%"), tokens.c.role == "signals")
@@ -289,11 +285,11 @@ class PostgresTokens:
 
     def is_sealed(self, secret: str) -> bool:
         """Whether the audit's chain has the record of the token's making."""
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return bool(conn.scalar(_sealed(id_in(secret))))
 
     def _find(self, statement: sa.Select) -> Caller | None:
-        with request_errors(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             row = conn.execute(statement).first()
             caller = None if row is None else _caller(row)
             if caller is None or self._known.get(caller.id) == caller:
@@ -312,7 +308,7 @@ def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tup
     record = audit_records.c
     found = sa.select(record.at, record.data["node"].astext.label("node"), record.actor)
     wanted = record.cluster == cluster, record.verb == ENROLLED_AGAIN, record.at >= since
-    with request_errors(), engine.connect() as conn:
+    with reading(engine) as conn:
         rows = conn.execute(found.where(*wanted).order_by(record.at))
         return [(row.at, row.node, row.actor) for row in rows]
 
@@ -367,7 +363,7 @@ class _Enrolment:
         )
         made = conn.execute(new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id))
         if made.first() is None:
-            raise Conflict("this credential was used before; each attempt needs a new one")
+            raise Conflict(say("adapters.credential_used"))
         data = {"role": Role.signals.value, "name": self.name, **bound}
         append(conn, audit_record(self.cluster, now, by, "token.enrolled", f"token/{identity}", **data))
         return Enrolled(token=secret, expires_at=until)
@@ -377,7 +373,7 @@ def _caller(row: sa.Row) -> Caller:
     found = row._mapping
     groups = None if row.groups is None else tuple(json.loads(row.groups))
     return Caller(
-        **pick(row, *_FIELDS),
+        **{name: found[name] for name in _FIELDS},
         role=Role(row.role),
         routes=tuple(row.routes.split()),
         issuer=found.get("issuer") or "",
@@ -412,6 +408,7 @@ class PostgresIdempotency(PostgresStore):
                 if bytes(row.request) != request:
                     raise KeyReused
                 if row.status is not None:
+                    confirm(conn)
                     return Kept(row.status, dict(row.headers), bytes(row.body))
                 kept = act()
                 answer = {"status": kept.status, "headers": kept.headers, "body": kept.body}

@@ -13,6 +13,7 @@ import httpx
 from healer import __version__
 from healer.model import LossReason, ScrapeJob
 from healer.ports.measurements import Fetched, FetchFailed, Target
+from healer.text import Said, say
 
 #: The largest body of a target as sent; node_exporter on a large machine has 2 MB.
 BODY_MAX = 8 * 2**20
@@ -44,13 +45,17 @@ class HttpFetch:
             async with asyncio.timeout(job.timeout_s), self._places:
                 return await self._get(target)
         except TimeoutError:
-            raise FetchFailed(f"no whole answer in {job.timeout_s:g} s", LossReason.stalled) from None
+            raise FetchFailed(
+                say("adapters.no_whole_answer", seconds=job.timeout_s), LossReason.stalled
+            ) from None
         except httpx.HTTPError as error:
             raise FetchFailed(_why(error)) from None
         except (httpx.InvalidURL, UnicodeError):
-            raise FetchFailed("the address is not a URL") from None
+            raise FetchFailed(say("adapters.not_a_url")) from None
         except OSError as error:
-            raise FetchFailed(f"a file of the job {job.name}: {error.strerror or error}") from None
+            raise FetchFailed(
+                say("adapters.file_of_job", job=job.name, error=error.strerror or str(error))
+            ) from None
 
     async def close(self) -> None:
         for _, client in self._clients.values():
@@ -60,7 +65,12 @@ class HttpFetch:
         client = await self._client(target.job)
         async with client.stream("GET", target.url, headers=self._headers(target.job)) as response:
             if response.status_code != 200:
-                raise FetchFailed(f"it answers {response.status_code} {response.reason_phrase}".rstrip())
+                raise FetchFailed(
+                    say(
+                        "adapters.it_answers",
+                        status=f"{response.status_code} {response.reason_phrase}".rstrip(),
+                    )
+                )
             packing = response.headers.get("content-encoding", "identity").strip().lower() or "identity"
             return Fetched(await self._body(response), packing)
 
@@ -78,14 +88,14 @@ class HttpFetch:
                 if size > self._body_max:
                     raise self._too_large()
                 if self._reading > self._bodies_max:
-                    raise FetchFailed("too much is being read from all targets together", LossReason.shed)
+                    raise FetchFailed(say("adapters.targets_too_much"), LossReason.shed)
                 chunks.append(chunk)
             return b"".join(chunks)
         finally:
             self._reading -= size
 
     def _too_large(self) -> FetchFailed:
-        return FetchFailed(f"the answer is larger than {self._body_max} bytes", LossReason.too_large)
+        return FetchFailed(say("signals.answer_too_large", most=self._body_max), LossReason.too_large)
 
     def _headers(self, job: ScrapeJob) -> dict[str, str]:
         if job.bearer_token_file is None:
@@ -116,10 +126,10 @@ class HttpFetch:
         return cached[1]
 
 
-def _why(error: httpx.HTTPError) -> str:
+def _why(error: httpx.HTTPError) -> Said:
     if isinstance(error, httpx.ConnectTimeout):
-        return f"no connection within {CONNECT_S:g} s"
+        return say("adapters.no_connection", seconds=CONNECT_S)
     text = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError):
-        return f"cannot be reached: {text}"[:200]
-    return f"the answer broke off: {text}"[:200]
+        return say("adapters.cannot_connect", error=text[:200])
+    return say("adapters.answer_cut", error=text[:200])

@@ -11,6 +11,7 @@ import httpx
 
 from healer import __version__
 from healer.ports.measurements import ANSWER_BYTES_MAX, AnswerTooLong, HistoryAway
+from healer.text import say
 
 #: The time-out of one query.
 TIMEOUT_S = 10.0
@@ -59,17 +60,13 @@ class PromqlClient:
             finally:
                 response.close()
         except httpx.TimeoutException:
-            raise HistoryAway(
-                f"the Prometheus-compatible server gave no answer in {self._timeout_s:g} s"
-            ) from None
+            raise HistoryAway(say("adapters.prometheus_silent", seconds=self._timeout_s)) from None
         except httpx.HTTPError as error:
-            raise HistoryAway(
-                f"the Prometheus-compatible server cannot be reached: {_cause(error)}"
-            ) from None
+            raise HistoryAway(say("adapters.prometheus_unreached", error=_cause(error))) from None
         except (httpx.InvalidURL, UnicodeError):
-            raise HistoryAway("HEALER_PROMETHEUS_URL is no address that can be asked") from None
+            raise HistoryAway(say("adapters.prometheus_url")) from None
         except OSError as error:
-            raise HistoryAway(f"HEALER_PROMETHEUS_TOKEN_FILE cannot be read: {error.strerror}") from None
+            raise HistoryAway(say("adapters.prometheus_token", error=error.strerror)) from None
 
     def _read(self, response: httpx.Response, deadline: float) -> bytes:
         """The body, also of 400 and 422, whose JSON says why. Raises HistoryAway for other errors."""
@@ -77,12 +74,12 @@ class PromqlClient:
         for chunk in response.iter_raw():
             size += len(chunk)
             if size > ANSWER_BYTES_MAX:
-                raise AnswerTooLong(f"the answer is larger than {ANSWER_BYTES_MAX} bytes: ask for less")
+                raise AnswerTooLong(say("signals.answer_too_large", most=ANSWER_BYTES_MAX))
             if time.monotonic() > deadline:
-                raise HistoryAway(f"the Prometheus-compatible server took longer than {self._timeout_s:g} s")
+                raise HistoryAway(say("adapters.prometheus_slow", seconds=self._timeout_s))
             chunks.append(chunk)
         if response.status_code not in (200, 400, 422):
-            raise HistoryAway(f"the Prometheus-compatible server answered {response.status_code}")
+            raise HistoryAway(say("adapters.prometheus_status", status=response.status_code))
         return b"".join(chunks)
 
 

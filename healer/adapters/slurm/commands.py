@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from healer.adapters.slurm import parse_json, process
 from healer.adapters.slurm import slurm_words as words
@@ -18,7 +17,6 @@ from healer.text import Said, said_by, say
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
 _SHAPE = re.compile(r"v0\.0\.\d+")
-_RIGHTS_TIMEOUT_S = 5.0
 #: What may be the first word, options apart, of these programs where they only read.
 _READ_WORDS: dict[str, tuple[list[str], ...]] = {
     "scontrol": (["show"], ["ping"]),
@@ -26,7 +24,6 @@ _READ_WORDS: dict[str, tuple[list[str], ...]] = {
     "squeue": ([],),
     "sdiag": ([],),
 }
-_SLURM_USER = re.compile(r"^SlurmUser\s*=\s*([^\s(]+)", re.MULTILINE)
 
 
 class ReadCommands:
@@ -139,50 +136,9 @@ def only_reading() -> Iterator[None]:
         raise
 
 
-# --- whether an account may change nodes
-
-
-class Rights(NamedTuple):
-    """`may` is None if unknown. `way_out`: the remedy if it may not."""
-
-    may: bool | None
-    text: str
-    way_out: str = ""
-
-
 def own_account() -> str:
     """The name of the user that this process runs as."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
-
-
-def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = None) -> Rights:
-    """Compares SlurmUser in `scontrol show config` and the account's AdminLevel in `sacctmgr`."""
-    if user == "root":
-        return Rights(True, "root may drain")
-    commands = ReadCommands(str(slurm_conf) if slurm_conf else None, bin_dir, _RIGHTS_TIMEOUT_S)
-    slurm_user = _SLURM_USER.search(_output(commands, "scontrol", "show", "config") or "")
-    if slurm_user is not None and slurm_user[1] == user:
-        return Rights(True, f"{user} is SlurmUser and may drain")
-    show = ("show", "user", user, "format=AdminLevel")
-    level = _output(commands, "sacctmgr", "--noheader", "--parsable2", *show)
-    if level is None:
-        return Rights(None, f"unknown whether {user} may drain: the first drain will show")
-    if level.strip() == "Administrator":
-        return Rights(True, f"{user} has AdminLevel=Administrator and may drain")
-    return Rights(
-        False,
-        f"{user} may not drain: its AdminLevel is {level.strip() or 'None'}, Administrator is required",
-        f"`sacctmgr modify user {user} set AdminLevel=Administrator`",
-    )
-
-
-def _output(commands: ReadCommands, *command: str) -> str | None:
-    """The command's output; None if it failed or is not installed."""
-    try:
-        output = commands.run(*command)
-    except SchedulerUnavailable:
-        return None
-    return None if output.code else output.text

@@ -13,6 +13,7 @@ import structlog
 
 from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, SlurmJob, SlurmNode
+from healer.model.slurm import job_state
 from healer.text import say
 
 log = structlog.get_logger()
@@ -310,7 +311,7 @@ def _job_or_core(record: JobRecord | _UnreadJob) -> SlurmJob:
 
 
 def _unread_job(core: _JobCore, why: str) -> SlurmJob:
-    state, flags = words.job_state(core.job_state)
+    state, flags = job_state(core.job_state)
     return SlurmJob(
         id=str(core.job_id),
         state=state,
@@ -380,7 +381,7 @@ def _state(base: _Words, flags: list[str]) -> tuple[str, ...]:
 
 def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> SlurmJob:
     """`gpus`: the GPU indices by node, if they are not part of the record."""
-    state, flags = words.job_state(record.job_state)
+    state, flags = job_state(record.job_state)
     on = words.expand_hosts(record.nodes or "")
     reason = "" if record.state_reason in (None, "None") else record.state_reason
     why = record.state_description or ""

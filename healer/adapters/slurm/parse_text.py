@@ -14,6 +14,7 @@ from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.model import BLOCK, Reservation, SlurmJob, SlurmNode
+from healer.model.slurm import job_state
 from healer.text import Said, say
 
 
@@ -149,7 +150,7 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
     state_line = _pairs("JobState", found["JobState"])
     requeue_line = _pairs("Requeue", found["Requeue"])
     times = _pairs("SubmitTime", found["SubmitTime"]) | _pairs("StartTime", found["StartTime"])
-    state, flags = words.job_state(state_line["JobState"])
+    state, flags = job_state(state_line["JobState"])
     reason, why = words.reason_and_why(_plain(state_line.get("Reason", "")))
     on = words.expand_hosts(found["NodeList"].strip())
     user = _pairs("UserId", found["UserId"])["UserId"]

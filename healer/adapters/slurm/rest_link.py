@@ -91,7 +91,7 @@ class ReadLink:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         if user is not None and not _USER.fullmatch(user):
-            raise ValueError(f"{user!r} is not the name of a user for slurmrestd")
+            raise ValueError(say("slurm.rest_user", user=repr(user)))
         self._user, self._token, self._timeout_s, self._now = user, token, timeout_s, now
         self.where, self._http = url, RestHttp(url)
         self._lock = threading.Lock()
@@ -285,18 +285,14 @@ class RestHttp:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if "@" in parts.netloc:
-            raise ValueError(
-                "slurmrestd's address must hold no user or password: the token has its own setting"
-            )
+            raise ValueError(say("slurm.rest_address_secret"))
         uds, base = None, url
         if parts.scheme == "unix":
             if parts.netloc or not parts.path.startswith("/"):
-                raise ValueError(f"slurmrestd's address {url!r}: a socket is unix:///path")
+                raise ValueError(say("slurm.rest_address_socket", url=repr(url)))
             uds, base = parts.path, "http://slurmrestd"
         elif parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(
-                f"slurmrestd's address {url!r} is none of http://host:port, https://host, unix:///path"
-            )
+            raise ValueError(say("slurm.rest_address_form", url=repr(url)))
         self._where, self._base = url, base.rstrip("/")
         # No proxy of the environment and no redirects: the token goes only to the configured address. The
         # system's certificates, or those of SSL_CERT_FILE, are loaded (20 ms) only for TLS.

@@ -102,7 +102,7 @@ class CommandToken:
     ) -> None:
         """`slurm_conf` is set as SLURM_CONF, for `scontrol token`."""
         if not argv:
-            raise ValueError("the token command is empty")
+            raise ValueError(say("slurm.token_command_empty"))
         self._argv, self._timeout_s = tuple(argv), timeout_s
         self._more = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
         self._lock = threading.Lock()

@@ -12,14 +12,6 @@ from healer.text import Said, say
 #: The rights that a refused change needs (d.4): `slurm.right_…` of the catalogue.
 NODE_RIGHT, JOB_RIGHT, RESERVATION_RIGHT = "node", "job", "reservation"
 
-#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base state of each flag;
-#: COMPLETING may have any, so it counts as a base state.
-_HIDDEN_BASE = {
-    "CONFIGURING": "RUNNING", "STOPPED": "RUNNING", "RESIZING": "RUNNING", "SIGNALING": "RUNNING",
-    "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING",
-    "RESV_DEL_HOLD": "PENDING", "STAGE_OUT": "COMPLETING", "COMPLETING": "COMPLETING",
-}  # fmt: skip
-
 #: States and flags that a reason explains. Slurm 24.11 leaves the old reason on a resumed node.
 _NEEDS_REASON = frozenset(
     {
@@ -124,14 +116,6 @@ def node_state(text: str) -> tuple[str, ...]:
 def reason_is_current(state: tuple[str, ...]) -> bool:
     """Whether the node is out of service, or about to be; otherwise its reason is a leftover."""
     return not _NEEDS_REASON.isdisjoint(state)
-
-
-def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags, from a word (before 23.11) or a list."""
-    if isinstance(words, list):
-        return (words[0], tuple(words[1:])) if words else ("UNKNOWN", ())
-    base = _HIDDEN_BASE.get(words)
-    return (base, (words,)) if base else (words or "UNKNOWN", ())
 
 
 def gpus_of_gres(gres: str) -> tuple[int, str]:

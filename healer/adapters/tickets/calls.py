@@ -19,7 +19,7 @@ import msgspec
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import DeliveryFailed
-from healer.text import to_text
+from healer.text import Said, say, to_text
 
 BUDGET_S = 45.0
 #: Enough for a page of 100 issues with long texts.
@@ -40,19 +40,19 @@ class Reply(msgspec.Struct, frozen=True):
     def object(self) -> dict[str, Any]:
         """The body. Raises DeliveryFailed if it is no JSON object, but for example a log-in page."""
         if not isinstance(self.body, dict):
-            raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON object")
+            raise DeliveryFailed(say("adapters.who_no_object", who=self.who, status=self.status))
         return self.body
 
     def list(self) -> list[dict[str, Any]]:
         if not isinstance(self.body, list) or not all(isinstance(item, dict) for item in self.body):
-            raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON list of objects")
+            raise DeliveryFailed(say("adapters.who_no_list", who=self.who, status=self.status))
         return self.body
 
 
 class Answered(DeliveryFailed):
     """The answer was not 2xx."""
 
-    def __init__(self, text: str, retry_after_s: float | None, *, refused: bool, reply: Reply) -> None:
+    def __init__(self, text: Said, retry_after_s: float | None, *, refused: bool, reply: Reply) -> None:
         super().__init__(text, retry_after_s, refused=refused)
         self.reply = reply
 
@@ -117,7 +117,7 @@ class Calls:
         until = getattr(self._thread, "until", None) or time.monotonic() + BUDGET_S
         left_s = until - time.monotonic()
         if left_s <= 0:
-            raise DeliveryFailed(f"{self.who} did not answer everything in {BUDGET_S:g} s")
+            raise DeliveryFailed(say("adapters.who_slow", who=self.who, seconds=BUDGET_S))
         timeout_s = min(self._timeout_s, left_s)
         try:
             with self._client.stream(
@@ -135,16 +135,17 @@ class Calls:
         for part in response.iter_bytes():
             content += part
             if len(content) > _ANSWER_MAX or time.monotonic() > until:
-                raise DeliveryFailed(f"{self.who} answers without an end")
+                raise DeliveryFailed(say("adapters.who_endless", who=self.who))
         body = decode_json(content)
         reply = Reply(self.who, response.status_code, dict(response.headers), body)
         if response.is_success:
             return reply
         pause_s = self._manner.pause_s(reply)
         words = " ".join(self._manner.words(body).split())[:_WORDS_MAX]
-        answered = f"{self.who} answered {response.status_code} {response.reason_phrase}".rstrip()
+        status = f"{response.status_code} {response.reason_phrase}".rstrip()
+        answered = say("adapters.who_answered", who=self.who, status=status)
         raise Answered(
-            f"{answered}: {words}" if words else answered,
+            say("signals.field", field=answered, text=words) if words else answered,
             pause_s if pause_s is not None else retry_after_s(response),
             refused=response.is_client_error and response.status_code not in _LATER and pause_s is None,
             reply=reply,

@@ -16,7 +16,7 @@ from healer.adapters.tickets.calls import Calls
 from healer.model import Ticket, TicketStage
 from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
-from healer.text import quoted
+from healer.text import quoted, said_by
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -89,7 +89,7 @@ class DeskTickets:
             if error.refused or error.retry_after_s is not None:
                 raise
             # The ticket may exist nevertheless: the next attempt has to find it.
-            raise DeliveryFailed(str(error), self._desk.settles_s or None) from None
+            raise DeliveryFailed(said_by(error), self._desk.settles_s or None) from None
 
 
 def key_of(ticket: Ticket) -> str:

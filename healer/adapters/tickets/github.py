@@ -13,6 +13,7 @@ from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
 from healer.adapters.tickets.desk import Found, cut
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
+from healer.text import say
 
 URL = "https://api.github.com"
 _TITLE_MAX = 256
@@ -39,7 +40,7 @@ class GitHubDesk:
     def named(self, name: str) -> Found:
         number = _NAME.fullmatch(name)
         if number is None:
-            raise DeliveryFailed(f"{name} is no issue of GitHub", refused=True)
+            raise DeliveryFailed(say("adapters.github_no_issue", name=name), refused=True)
         return self._found(self.calls.ask("GET", f"{self._path}/issues/{number[1]}").object())
 
     def find(self, key: str, since: datetime | None) -> Found | None:
@@ -81,15 +82,15 @@ class GitHubDesk:
         """Checks the right to create: an issue without a title is invalid (422) only for those who may."""
         about = self.calls.ask("GET", self._path).object()
         if about.get("archived"):
-            raise DeliveryFailed(f"{self._repository} is archived: it takes no issues", refused=True)
+            raise DeliveryFailed(say("adapters.github_archived", name=self._repository), refused=True)
         if about.get("has_issues") is False:
-            raise DeliveryFailed(f"{self._repository} has no issues switched on", refused=True)
+            raise DeliveryFailed(say("adapters.github_issues_off", name=self._repository), refused=True)
         try:
             self.calls.ask("POST", f"{self._path}/issues", body={})
         except Answered as error:
             if error.reply.status != 422:
                 raise
-        return f"GitHub: may create issues in {self._repository}"
+        return say("adapters.github_may", name=self._repository)
 
     # --- its own ways ---
 
@@ -112,18 +113,18 @@ class GitHubDesk:
         answer = self.calls.ask("GET", "/search/issues", query=query).object()
         items = answer.get("items")
         if answer.get("incomplete_results") or not isinstance(items, list):
-            raise DeliveryFailed("GitHub's search did not come to an end")
+            raise DeliveryFailed(say("adapters.github_search"))
         return [item for item in items if isinstance(item, dict)]
 
     def _set(self, found: Found, fields: dict[str, str]) -> None:
         reply = self.calls.ask("PATCH", f"{self._path}/issues/{found.handle}", body=fields)
         if reply.object().get("state") != fields["state"]:
-            raise DeliveryFailed(f"GitHub did not set {found.name} to {fields['state']}")
+            raise DeliveryFailed(say("adapters.github_not_set", name=found.name, state=fields["state"]))
 
     def _found(self, issue: dict[str, Any]) -> Found:
         number = issue.get("number")
         if not isinstance(number, int):
-            raise DeliveryFailed("GitHub answered without an issue's number")
+            raise DeliveryFailed(say("adapters.who_no_number", who="GitHub"))
         name = f"{self._repository}#{number}"
         return Found(name=name, handle=str(number), closed=issue.get("state") == "closed")
 

@@ -15,6 +15,7 @@ from healer.adapters.tickets.calls import Access, Calls, Manner
 from healer.adapters.tickets.desk import Found, cut
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
+from healer.text import joined, say
 
 _SUMMARY_MAX = 255
 #: Jira's limit on texts is 32,767.
@@ -46,7 +47,7 @@ class JiraDesk:
         path = f"{self._api}/search/jql" if self._cloud else f"{self._api}/search"
         issues = self.calls.ask("POST", path, body=query).object().get("issues")
         if not isinstance(issues, list):
-            raise DeliveryFailed("Jira's search answered without issues")
+            raise DeliveryFailed(say("adapters.jira_search"))
         return _found(issues[0]) if issues else None
 
     def create(self, ticket: Ticket, key: str) -> Found:
@@ -76,16 +77,18 @@ class JiraDesk:
         if wanted:
             ends = [move for move in offered if wanted in _names(move)]
         if not ends:
-            names = ", ".join(str(move.get("name")) for move in offered) or "nothing"
-            end = self._closes_by or "an end"
-            raise DeliveryFailed(f"Jira offers no way to {end} for {found.name}, only {names}", refused=True)
+            names = joined((str(move.get("name")) for move in offered), "comma") or say("adapters.nothing")
+            end = self._closes_by or say("adapters.jira_done")
+            raise DeliveryFailed(
+                say("adapters.jira_no_move", end=end, name=found.name, names=names), refused=True
+            )
         ends.sort(key=lambda move: min((_ENDS.index(n) for n in _names(move) if n in _ENDS), default=9))
         self._move(found, ends[0])
 
     def reopen(self, found: Found) -> None:
         open_again = [move for move in self._transitions(found) if _category(move.get("to")) != "done"]
         if not open_again:
-            raise DeliveryFailed(f"Jira offers no way to open {found.name} again", refused=True)
+            raise DeliveryFailed(say("adapters.jira_no_reopen", name=found.name), refused=True)
         self._move(found, open_again[0])
 
     def check(self) -> str:
@@ -94,18 +97,29 @@ class JiraDesk:
         given = reply.object().get("permissions") or {}
         missing = [name for name in _NEEDED if not (given.get(name) or {}).get("havePermission")]
         if missing:
-            raise DeliveryFailed(f"healer lacks {', '.join(missing)} in {self._project}", refused=True)
+            raise DeliveryFailed(
+                say("adapters.jira_lacks", rights=joined(missing, "comma"), project=self._project),
+                refused=True,
+            )
         project = quote(self._project, safe="")
         path = f"{self._api}/issue/createmeta/{project}/issuetypes"
         body = self.calls.ask("GET", path, query={"maxResults": "200"}).object()
         types = [str(item.get("name")) for item in body.get("issueTypes") or body.get("values") or ()]
         if self._type not in types:
             raise DeliveryFailed(
-                f"{self._project} has no issue type {self._type}, only {', '.join(types) or 'none'}",
+                say(
+                    "adapters.jira_type",
+                    project=self._project,
+                    type=self._type,
+                    types=joined(types, "comma") or say("adapters.nothing"),
+                ),
                 refused=True,
             )
-        return (
-            f"Jira {'Cloud' if self._cloud else 'Data Center'}: may create a {self._type} in {self._project}"
+        return say(
+            "adapters.jira_may",
+            edition="Cloud" if self._cloud else "Data Center",
+            type=self._type,
+            project=self._project,
         )
 
     # --- helpers ---
@@ -142,7 +156,7 @@ def _paragraph(line: str) -> dict[str, Any]:
 def _found(issue: dict[str, Any]) -> Found:
     key = issue.get("key")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise DeliveryFailed("Jira answered without an issue's key")
+        raise DeliveryFailed(say("adapters.who_no_number", who="Jira"))
     closed = _category((issue.get("fields") or {}).get("status")) == "done"
     return Found(name=key, handle=key, closed=closed)
 

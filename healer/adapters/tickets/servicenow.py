@@ -14,6 +14,7 @@ from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
 from healer.adapters.tickets.desk import Found, cut
 from healer.model import Severity, Ticket
 from healer.ports.outbound import DeliveryFailed
+from healer.text import Said, say
 
 _SHORT_MAX = 160
 _TEXT_MAX = 4000
@@ -41,10 +42,10 @@ class ServiceNowDesk:
 
     def named(self, name: str) -> Found:
         if not _NUMBER.fullmatch(name):
-            raise DeliveryFailed(f"{name} is no number of ServiceNow", refused=True)
+            raise DeliveryFailed(say("adapters.snow_number", name=name), refused=True)
         found = self._query(f"number={name}")
         if found is None:
-            raise DeliveryFailed(f"ServiceNow knows {name} no more, or healer may not see it", refused=True)
+            raise DeliveryFailed(say("adapters.snow_gone", name=name), refused=True)
         return found
 
     def find(self, key: str, since: datetime | None) -> Found | None:
@@ -78,22 +79,22 @@ class ServiceNowDesk:
         notes = cut(text, _TEXT_MAX)
         record = self._patch(found, {"state": _RESOLVED, "close_code": self._code, "close_notes": notes})
         if not record.closed:
-            raise DeliveryFailed(f"ServiceNow left {found.name} open: a rule of the site kept its state")
+            raise DeliveryFailed(say("adapters.snow_open", name=found.name))
 
     def reopen(self, found: Found) -> None:
         if self._patch(found, {"state": _IN_PROGRESS}).closed:
-            raise DeliveryFailed(f"ServiceNow left {found.name} closed: a rule of the site kept its state")
+            raise DeliveryFailed(say("adapters.snow_closed", name=found.name))
 
     def check(self) -> str:
         query = {"sysparm_limit": "1", "sysparm_fields": "sys_id"}
         self._rows(self.calls.ask("GET", self._path, query=query))
-        return f"ServiceNow: reads {self._table}; {self._rights()}"
+        return say("adapters.snow_reads", table=self._table, rights=self._rights())
 
     # --- helpers ---
 
-    def _rights(self) -> str:
+    def _rights(self) -> Said:
         """The right to create, by the user's roles if healer may read them; the API has no dry run."""
-        unknown = "whether healer may create there shows at the first ticket"
+        unknown = say("adapters.snow_unknown")
         if not re.fullmatch(r"[\w.@-]+", self._user):
             return unknown
         query = {
@@ -105,7 +106,7 @@ class ServiceNowDesk:
             rows = self._rows(self.calls.ask("GET", "/api/now/table/sys_user_has_role", query=query))
         except Answered:
             return unknown
-        return f"may create there by the role {rows[0].get('role.name')}" if rows else unknown
+        return say("adapters.snow_may", role=str(rows[0].get("role.name"))) if rows else unknown
 
     def _query(self, query: str) -> Found | None:
         parameters = {"sysparm_query": query, "sysparm_fields": _FIELDS, "sysparm_limit": "1"}
@@ -122,7 +123,7 @@ class ServiceNowDesk:
     def _rows(self, reply: Reply) -> list[dict[str, Any]]:
         rows = reply.object().get("result")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise DeliveryFailed("ServiceNow answered a query without a list of records")
+            raise DeliveryFailed(say("adapters.snow_no_list"))
         return rows
 
     def _patch(self, found: Found, fields: Mapping[str, str]) -> Found:
@@ -139,7 +140,7 @@ def _record(record: Any) -> Found:
         (record.get(name) for name in ("sys_id", "number")) if isinstance(record, dict) else ("", "")
     )
     if not (_ID.fullmatch(str(handle)) and _NUMBER.fullmatch(str(number))):
-        raise DeliveryFailed("ServiceNow answered without a record's number")
+        raise DeliveryFailed(say("adapters.who_no_number", who="ServiceNow"))
     return Found(name=str(number), handle=str(handle), closed=str(record.get("state")) in _ENDED)
 
 

@@ -10,7 +10,7 @@ from healer.console.views import Shown
 from healer.model import Controller, Loss, LossReason, Sender, UnknownSeries
 from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
+from healer.ports.answers import Backlog, Queue, SelfHealth, Sink, Standing
 from healer.text import joined, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
@@ -278,22 +278,7 @@ def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, no
     yield _row("rules", not standing.rules_error, text, href="/rules")
     for model in state.stored.models:
         name = say("console.health_model", hardware=model.hardware, load=quoted(model.load))
-        yield Row(name=name, tone="good", word=say("console.health_force"), text=_model(model, now))
-
-
-def _model(model: ModelSeen, now: datetime) -> str:
-    force = (
-        say("console.health_force_for", span=words.span((now - model.in_force_at).total_seconds()))
-        if model.in_force_at
-        else ""
-    )
-    by = say("console.health_by_2", by=model.by) if model.by else ""
-    outcome = joined(("", words.sentence(model.last_outcome)), "stop") if model.last_outcome else ""
-    return say(
-        "console.health_trained",
-        id=model.id[:12],
-        ago=words.ago(model.trained_at, now),
-        force=force,
-        by=by,
-        outcome=outcome,
-    )
+        scores = say(
+            "console.health_scores", id=model.model[:12], n=model.nodes, ago=words.ago(model.at, now)
+        )
+        yield Row(name=name, tone="good", word=say("console.health_force"), text=scores)

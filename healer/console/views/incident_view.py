@@ -27,6 +27,7 @@ from healer.incidents.impact import loss_text, total_loss_text
 from healer.incidents.incident_verdict import certainty_text, place, ruled_out_text
 from healer.model import (
     ENDED_RUN_STATES,
+    AnswerKind,
     Component,
     Incident,
     IncidentVerdict,
@@ -381,8 +382,8 @@ def _timeline_lines(detail: IncidentRecord, translate: Callable[[str], str]) -> 
         if row.detail:
             lines.append(f"  {plain(row.detail if row.typed else translate(row.detail))}")
         lines += [
-            f"  - {guard.guard}: {translate(guard.word)}. {plain(translate(guard.why))}"
-            for guard in row.guards
-            if guard.word != "allow"
+            f"  - {answer.guard}: {translate(answer.kind.value)}. {plain(translate(answer.why))}"
+            for answer in row.guards
+            if answer.kind is not AnswerKind.allow
         ]
     return lines

@@ -89,10 +89,11 @@ def _parts(life: NodeLife) -> Iterator[Mark]:
 
 
 def _versions(inventory: Inventory | None) -> Iterator[Mark]:
-    """The last change of each fact, and the last boot."""
+    """Each change of a fact, and the last boot."""
     if inventory is None:
         return
-    for fact, (value, at) in inventory.changed.items():
+    last = [(fact, value, at) for fact, (value, at) in inventory.changed.items()]
+    for fact, value, at in (*inventory.earlier, *last):
         yield Mark(at=at, text=say("console.life_changed", fact=say(f"words.fact_{fact}"), value=value))
     if inventory.booted_at is not None:
         yield Mark(at=inventory.booted_at, text=say("console.life_booted"))

@@ -17,8 +17,7 @@ from healer.detection import anomaly
 from healer.detection.features import feature_words
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
-from healer.model.telemetry import Catalogue, Unusual
-from healer.model.trained import FOREST
+from healer.model.telemetry import FOREST, Catalogue, Unusual
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
 from healer.text import Said, capital, joined, quoted, say

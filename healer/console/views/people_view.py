@@ -49,7 +49,7 @@ def _tone(row: TokenRow, now: datetime) -> str:
     if row.expires_at is None:
         return "warn"
     first, last, ended = AHEAD
-    left = row.expires_at - now
+    left, whole = row.expires_at - now, row.expires_at - row.created_at
     if left <= ended:
         return ""
-    return "bad" if left <= last else "warn" if left <= first else ""
+    return "bad" if left <= last < whole else "warn" if left <= first < whole else ""

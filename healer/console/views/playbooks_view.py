@@ -153,6 +153,10 @@ def _limits(step: Step) -> str:
     return joined(parts, "comma") or say("console.none")
 
 
+def _as_in_yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def input_lines(inputs: Mapping[str, Input]) -> list[Shown]:
     return [
         Shown(
@@ -163,7 +167,7 @@ def input_lines(inputs: Mapping[str, Input]) -> list[Shown]:
             if given.required
             else ""
             if given.default is None
-            else quoted(str(given.default)),
+            else quoted(_as_in_yaml(given.default)),
         )
         for name, given in inputs.items()
     ]

@@ -10,7 +10,7 @@ from healer.console import words
 from healer.console.views import Shown
 from healer.console.views.buttons import run_buttons
 from healer.console.views.pauses_view import Cap
-from healer.console.views.runs_view import RunRow, asks, guard_rows, last_decision, run_row
+from healer.console.views.runs_view import RunRow, asks, last_decision, run_row
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
@@ -199,7 +199,7 @@ def approval(
         jobs_more=max(0, len(jobs) - JOBS_SHOWN),
         jobs_known=picture is not None and (run.node is None or run.node in picture.nodes),
         why=decision.why if decision else "",
-        against=tuple(guard_rows(tuple(against))),
+        against=against,
         # Keys would fit several of them: here each is pressed by itself.
         buttons=tuple(msgspec.structs.replace(button, key="") for button in run_buttons(run, role)),
     )

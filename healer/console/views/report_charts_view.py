@@ -228,9 +228,15 @@ def csv_text(chart: SvgChart, translate: Callable[[str], str]) -> str:
         [translate(say("console.reports_chart_time")), *_safe(names), *_safe(counts if judged else [])]
     )
     for at, label in enumerate(chart.times):
-        values = ["" if each.values[at] is None else each.values[at] for each in chart.series]
+        values = [_figure(each.values[at], chart.unit) for each in chart.series]
         rows.writerow([translate(label), *values, *(each.basis[at] for each in chart.series if each.basis)])
     return file.getvalue()
+
+
+def _figure(value: float | None, unit: Unit) -> float | str:
+    if value is None:
+        return ""
+    return int(value) if unit is Unit.whole else value
 
 
 def _safe(names: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
-from healer.model import Answer, AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
+from healer.model import AnswerKind, Decision, LogEntry, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
 from healer.text import Said, joined, quoted, say
@@ -128,22 +128,6 @@ def why(run: Run, now: datetime) -> str:
     if run.state is RunState.waiting and run.wake_at:
         return say("console.runs_looks_again", ago=words.ago(run.wake_at, now))
     return ""
-
-
-def guard_rows(answers: tuple[Answer, ...]) -> list[Shown]:
-    """In the order the guards were asked."""
-    return [
-        Shown(
-            guard=answer.guard.value,
-            kind=answer.kind,
-            word=answer.kind.value,
-            used=words.number(answer.used),
-            limit=words.number(answer.limit),
-            why=answer.why,
-            frees_at=answer.frees_at,
-        )
-        for answer in answers
-    ]
 
 
 def guards_summary(decision: Decision) -> str:

@@ -2,7 +2,7 @@
 evidence further down in the same file."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +11,8 @@ import msgspec
 from healer.console import words
 from healer.console.views.report_charts_view import Span, buckets, ticks
 from healer.console.views.svg_charts import Kind, Series, SvgChart, Unit
-from healer.model.site_past import RESTART_S, SILENT_DAYS, WAIT_MOST, Answer, Death, Hold, PastReport
-from healer.text import Said, joined, say
+from healer.model.site_past import SILENT_DAYS, WAIT_MOST, Answer, Death, Hold, PastReport
+from healer.text import Said, say
 
 #: Rows of one table; `--json` has all.
 ROWS_MOST = 200
@@ -28,18 +28,30 @@ class Cell(msgspec.Struct, frozen=True):
     theirs: bool = False
 
 
+class Field(msgspec.Struct, frozen=True):
+    """An assumption that a reader may change."""
+
+    name: str
+    label: str
+    value: str
+
+
 class Chapter(msgspec.Struct, frozen=True, kw_only=True):
-    """`facts` are (name, figure, what it rests on); `rows` a table; `anchors` name its rows."""
+    """`facts` are (name, figure, what it rests on), `figures` their names where assumptions move them;
+    `fields` are these assumptions; `rows` a table; `anchors` name its rows; `commands` are for a terminal."""
 
     id: str
     title: str
     note: str = ""
     facts: Sequence[tuple[str, str, str]] = ()
+    figures: Sequence[str] = ()
+    fields: Sequence[Field] = ()
     heads: Sequence[str] = ()
     rows: Sequence[Sequence[Cell]] = ()
     anchors: Sequence[str] = ()
     charts: Sequence[SvgChart] = ()
     lines: Sequence[str] = ()
+    commands: Sequence[str] = ()
     more: int = 0
 
 
@@ -62,12 +74,13 @@ def chapters(report: PastReport) -> list[Chapter]:
         _jobs(report),
         _hours(report),
         _worst(report),
+        _slow(report),
         _silence(report),
-        _advice(report),
         _bounds(report),
         _import(report),
         _holds(report),
         _deaths(report),
+        _advice(report),
     ]
 
 
@@ -134,7 +147,8 @@ def _short(report: PastReport) -> Chapter:
             say("past.saved_rest", cost=_hours_text(report.saved.cost)),
         ),
     ]  # fmt: skip
-    return Chapter(id="short", title=say("past.in_short"), note=say("past.in_short_note"), facts=facts)
+    return Chapter(id="short", title=say("past.in_short"), note=say("past.in_short_note"), facts=facts,
+                   figures=("", "", "", "lost", "saved"))  # fmt: skip
 
 
 def _lost(report: PastReport) -> tuple[str, str, str]:
@@ -171,15 +185,15 @@ def _charts(report: PastReport) -> list[SvgChart]:
         )  # fmt: skip
 
     opened = {row["id"]: datetime.fromisoformat(row["opened"]) for row in report.incidents}
-    by_class = {
-        str(say(f"past.class_{name}")): [(opened[each_id], 1.0) for each_id in ids]
+    by_class: dict[str, list[tuple[datetime, float]]] = {
+        say(f"past.class_{name}"): [(opened[each_id], 1.0) for each_id in ids]
         for name, ids in report.by_class.items()
     }
     drains = {
         "healer": [
             (answer.healer_at, 1.0) for answer in report.answers if answer.healer_at and answer.word != "seen"
         ],
-        str(say("past.chart_people")): [
+        say("past.chart_people"): [
             (hold.at, 1.0) for hold in report.holds if hold.owner in {"person", "program"}
         ],
         "Slurm": [(hold.at, 1.0) for hold in report.holds if hold.owner == "slurm"],
@@ -189,15 +203,28 @@ def _charts(report: PastReport) -> list[SvgChart]:
     return [
         drawn("incidents", Unit.whole, by_class),
         drawn("drains", Unit.whole, drains),
-        drawn("lost", Unit.hours, {str(say("past.lost")): lost}),
+        drawn("lost", Unit.hours, {say("past.lost"): lost}),
     ]
 
 
 # --- chapters of what happened
 
+#: Heading of a column -> its cell in the row of an item.
+Columns = Mapping[Said, Callable[[Any], Cell]]
 
-def _cut(rows: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    return rows[:ROWS_MOST], max(0, len(rows) - ROWS_MOST)
+
+def _theirs(text: str, link: str = "") -> Cell:
+    return Cell(text, link, theirs=True)
+
+
+def _number(count: int, link: str = "") -> Cell:
+    return Cell(words.number(count), link)
+
+
+def _table(items: Sequence[Any], columns: Columns) -> dict[str, Any]:
+    """The fields of a chapter that hold a table: its first rows, and how many more there are."""
+    rows = [[cell(item) for cell in columns.values()] for item in items[:ROWS_MOST]]
+    return {"heads": list(columns), "rows": rows, "more": max(0, len(items) - ROWS_MOST)}
 
 
 def _faults(report: PastReport) -> Chapter:
@@ -207,149 +234,167 @@ def _faults(report: PastReport) -> Chapter:
         for each in ids:
             counted.setdefault((name, by_id[each]["rule"], by_id[each]["title"]), []).append(by_id[each])
     ordered = sorted(counted.items(), key=lambda item: (-len(item[1]), item[0]))
-    kept, more = _cut(ordered)
-    rows = [
-        (
-            Cell(say(f"past.class_{name}")),
-            Cell(title, _incident_anchor(its[0]["id"])),
-            Cell(rule, theirs=True),
-            Cell(words.number(len(its))),
-            Cell(words.number(len({row["root"].get("node") for row in its}))),
-        )
-        for (name, rule, title), its in kept
-    ]
-    heads = [say("past.head_class"), say("past.head_fault"), say("past.head_rule"),
-             say("past.incidents"), say("past.head_nodes")]  # fmt: skip
-    return Chapter(id="faults", title=say("past.faults"), heads=heads, rows=rows, more=more)
+    columns: Columns = {
+        say("past.head_class"): lambda item: Cell(say(f"past.class_{item[0][0]}")),
+        say("past.head_fault"): lambda item: Cell(item[0][2], _incident_anchor(item[1][0]["id"])),
+        say("past.head_rule"): lambda item: _theirs(item[0][1]),
+        say("past.incidents"): lambda item: _number(len(item[1])),
+        say("past.head_nodes"): lambda item: _number(len({row["root"].get("node") for row in item[1]})),
+    }
+    return Chapter(id="faults", title=say("past.faults"), **_table(ordered, columns))
 
 
 def _people(report: PastReport) -> Chapter:
     holds = {hold.number: hold for hold in report.holds}
     order = ("earlier", "missed", "unneeded", "later", "confirmed", "same", "seen")
-    answers, more = _cut(sorted(report.answers, key=lambda answer: order.index(answer.word)))
-    rows = [_answer_row(answer, holds.get(answer.hold or 0)) for answer in answers]
-    heads = [say("past.head_what"), say("past.head_node"), say("past.head_healer"), say("past.head_people"),
-             say("past.head_minutes"), say("past.head_reason"), say("past.head_died")]  # fmt: skip
-    return Chapter(
-        id="people", title=say("past.beside_people"), note=say("past.beside_people_note"), heads=heads,
-        rows=rows, more=more,
-    )  # fmt: skip
 
+    def held(answer: Answer) -> Hold | None:
+        return holds.get(answer.hold or 0)
 
-def _answer_row(answer: Answer, hold: Hold | None) -> Sequence[Cell]:
-    by = Cell("")
-    if hold is not None:
-        by = Cell(_time(hold.at), f"d-{hold.number}", theirs=True)
-    incident = _incident_anchor(answer.incident) if answer.incident else ""
-    return (
-        Cell(say(f"past.word_{answer.word}")),
-        Cell(answer.node, theirs=True),
-        Cell("" if answer.healer_at is None else _time(answer.healer_at), incident, theirs=True),
-        by,
-        Cell("" if answer.minutes is None else f"{answer.minutes:+,.1f}"),
-        Cell("" if hold is None else hold.reason, theirs=True),
-        Cell(
-            words.number(len(answer.died)) if answer.died else "",
-            f"j-{answer.died[0]}" if answer.died else "",
+    columns: Columns = {
+        say("past.head_what"): lambda answer: Cell(say(f"past.word_{answer.word}")),
+        say("past.head_node"): lambda answer: _theirs(answer.node),
+        say("past.head_healer"): lambda answer: _theirs(
+            _time(answer.healer_at) if answer.healer_at is not None else "",
+            _incident_anchor(answer.incident) if answer.incident else "",
         ),
-    )
+        say("past.head_people"): lambda answer: (
+            _theirs(_time(hold.at), f"d-{hold.number}") if (hold := held(answer)) else Cell("")
+        ),
+        say("past.head_minutes"): lambda answer: Cell(
+            "" if answer.minutes is None else f"{answer.minutes:+z,.1f}"
+        ),
+        say("past.head_reason"): lambda answer: _theirs(hold.reason if (hold := held(answer)) else ""),
+        say("past.head_died"): lambda answer: (
+            _number(len(answer.died), f"j-{answer.died[0]}") if answer.died else Cell("")
+        ),
+    }
+    answers = sorted(report.answers, key=lambda answer: order.index(answer.word))
+    title, note = say("past.beside_people"), say("past.beside_people_note")
+    return Chapter(id="people", title=title, note=note, **_table(answers, columns))
 
 
 def _jobs(report: PastReport) -> Chapter:
     incident_of = {number: name for name, numbers in report.hit.items() for number in numbers}
-    requeued = {(row["job"], row["incident"]): row["at"] for row in report.requeued}
-    deaths, more = _cut([death for death in report.deaths if death.number in incident_of])
-    rows = []
-    for death in deaths:
-        incident = incident_of[death.number]
-        at = requeued.get((death.job, incident))
-        rows.append(
-            (
-                Cell(death.job, f"j-{death.number}", theirs=True),
-                Cell(death.state, theirs=True),
-                Cell(_hours_text(death.gpu_hours) if death.gpu_hours is not None else "?"),
-                Cell(_time(death.end), _incident_anchor(incident), theirs=True),
-                Cell(say(f"past.requeue_{'done' if at else 'may' if death.requeue else 'forbidden'}")),
-                Cell(
-                    "" if death.again_at is None else words.span((death.again_at - death.end).total_seconds())
-                ),
-            )
-        )
-    heads = [say("past.head_job"), say("past.head_state"), say("past.head_gpu_hours"),
-             say("past.head_died_at"), say("past.head_requeue"), say("past.head_again")]  # fmt: skip
-    return Chapter(
-        id="jobs", title=say("past.jobs"), note=say("past.jobs_note"), heads=heads, rows=rows, more=more
-    )
+    requeued = {(row["job"], row["incident"]) for row in report.requeued}
+
+    def requeue(death: Death) -> str:
+        if (death.job, incident_of[death.number]) in requeued:
+            return "done"
+        return "may" if death.requeue else "forbidden"
+
+    columns: Columns = {
+        say("past.head_job"): lambda death: _theirs(death.job, f"j-{death.number}"),
+        say("past.head_state"): lambda death: _theirs(death.state),
+        say("past.head_gpu_hours"): lambda death: Cell(
+            _hours_text(death.gpu_hours) if death.gpu_hours is not None else "?"
+        ),
+        say("past.head_died_at"): lambda death: _theirs(
+            _time(death.end), _incident_anchor(incident_of[death.number])
+        ),
+        say("past.head_requeue"): lambda death: Cell(say(f"past.requeue_{requeue(death)}")),
+        say("past.head_again"): lambda death: Cell(
+            "" if death.again_at is None else words.span((death.again_at - death.end).total_seconds())
+        ),
+    }
+    deaths = [death for death in report.deaths if death.number in incident_of]
+    return Chapter(id="jobs", title=say("past.jobs"), note=say("past.jobs_note"), **_table(deaths, columns))
 
 
 def _hours(report: PastReport) -> Chapter:
-    saved = report.saved
+    saved, assumed = report.saved, report.saved.assumed
+    worth = None if assumed.price is None else (saved.waiting + saved.on_bad_nodes) * assumed.price
     facts = [
         _lost(report),
         (say("past.waiting"), _hours_text(saved.waiting),
-         say("past.waiting_rest", seconds=RESTART_S, hours=int(WAIT_MOST.total_seconds() // 3600))),
+         say("past.waiting_rest", hours=int(WAIT_MOST.total_seconds() // 3600))),
         (say("past.on_bad_nodes"), _hours_text(saved.on_bad_nodes), say("past.on_bad_nodes_rest")),
         (say("past.cost"), _hours_text(saved.cost), say("past.cost_rest")),
+        (say("past.worth"), "–" if worth is None else _hours_text(worth), say("past.worth_rest")),
     ]  # fmt: skip
-    return Chapter(id="hours", title=say("past.hours"), note=say("past.hours_note"), facts=facts)
-
-
-def _worst(report: PastReport) -> Chapter:
-    rows = [
-        (
-            Cell(row.node, theirs=True),
-            Cell(
-                words.number(len(row.incidents)), _incident_anchor(row.incidents[0]) if row.incidents else ""
-            ),
-            Cell(words.number(len(row.deaths)), f"j-{row.deaths[0]}" if row.deaths else ""),
-            Cell(_hours_text(row.hours_out)),
-        )
-        for row in report.worst
+    values = {"start_up_s": assumed.start_up_s, "checkpoint_h": assumed.checkpoint_h, "price": assumed.price}
+    fields = [
+        Field(name, say(f"past.assume_{name}"), "" if value is None else f"{value:g}")
+        for name, value in values.items()
     ]
-    heads = [
-        say("past.head_node"),
-        say("past.head_hardware"),
-        say("past.head_died"),
-        say("past.head_hours_out"),
-    ]
-    return Chapter(id="worst", title=say("past.worst"), heads=heads, rows=rows)
-
-
-def _silence(report: PastReport) -> Chapter:
-    kept, more = _cut(report.silent)
-    rows = [
-        (
-            Cell(f"{each.first} – {each.last}", theirs=True),
-            Cell(words.number(len(each.nodes))),
-            Cell(words.names(each.nodes, 5), theirs=True),
-        )
-        for each in kept
-    ]
-    heads = [say("past.head_days"), say("past.head_nodes"), say("past.head_which")]
     return Chapter(
-        id="silence", title=say("past.silence"), note=say("past.silence_note", days=SILENT_DAYS),
-        heads=heads if rows else (), rows=rows, more=more,
-        lines=[say(f"past.blind_{name}") for name in report.blind],
+        id="hours", title=say("past.hours"), note=say("past.hours_note"), facts=facts, fields=fields,
+        figures=("lost", "waiting", "on_bad_nodes", "", "worth"),
     )  # fmt: skip
 
 
-def _advice(report: PastReport) -> Chapter:
-    rows = [
-        (
-            Cell(row.rule, theirs=True),
-            Cell(words.number(row.incidents)),
-            Cell(words.number(row.drains)),
-            Cell(words.number(row.agreed)),
-            Cell(words.number(row.unneeded)),
-            Cell(row.mode, theirs=True),
-        )
-        for row in report.advice
-    ]
-    heads = [say("past.head_rule"), say("past.incidents"), say("past.drains"), say("past.head_agreed"),
-             say("past.word_unneeded"), say("past.head_mode")]  # fmt: skip
+def _slow(report: PastReport) -> Chapter:
+    slow = set(report.slow)
+    columns: Columns = {
+        say("past.head_fault"): lambda row: Cell(row["title"], _incident_anchor(row["id"])),
+        say("past.head_where"): lambda row: _theirs(row["root"].get("node") or row["root"].get("job") or ""),
+        say("past.head_since"): lambda row: _theirs(_time(row["opened"])),
+        say("past.head_for"): lambda row: Cell(
+            "" if row["closed"] is None else words.span(_seconds(row["opened"], row["closed"]))
+        ),
+        say("past.head_jobs"): lambda row: _theirs(words.names([str(job) for job in row["jobs_hit"]], 5)),
+    }
+    blind = [name for name in ("steps", "metrics") if name in report.blind]
     return Chapter(
-        id="first", title=say("past.first"), note=say("past.first_note"), heads=heads, rows=rows,
-        lines=[say("past.next_up"), say("past.next_rules"), say("past.next_again")],
+        id="slow", title=say("past.slow"), note=say("past.slow_note"),
+        lines=[say(f"past.blind_{name}") for name in blind],
+        **_table([row for row in report.incidents if row["id"] in slow], columns),
+    )  # fmt: skip
+
+
+def _seconds(first: str, last: str) -> float:
+    return (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
+
+
+def _worst(report: PastReport) -> Chapter:
+    columns: Columns = {
+        say("past.head_node"): lambda row: _theirs(row.node),
+        say("past.head_hardware"): lambda row: _number(
+            len(row.incidents), _incident_anchor(row.incidents[0]) if row.incidents else ""
+        ),
+        say("past.head_died"): lambda row: _number(
+            len(row.deaths), f"j-{row.deaths[0]}" if row.deaths else ""
+        ),
+        say("past.head_hours_out"): lambda row: Cell(_hours_text(row.hours_out)),
+    }
+    return Chapter(id="worst", title=say("past.worst"), **_table(report.worst, columns))
+
+
+def _silence(report: PastReport) -> Chapter:
+    columns: Columns = {
+        say("past.head_days"): lambda each: _theirs(f"{each.first} – {each.last}"),
+        say("past.head_nodes"): lambda each: _number(len(each.nodes)),
+        say("past.head_which"): lambda each: _theirs(words.names(each.nodes, 5)),
+    }
+    return Chapter(
+        id="silence", title=say("past.silence"), note=say("past.silence_note", days=SILENT_DAYS),
+        lines=[say(f"past.blind_{name}") for name in report.blind],
+        **_table(report.silent, columns if report.silent else {}),
+    )  # fmt: skip
+
+
+_NEXT = """\
+healer rules propose --from RECORDING --output rules-proposed
+HEALER_RULES_DIR=rules-proposed HEALER_MODE=shadow healer up
+healer replay RECORDING --rules rules-proposed --against shipped
+"""
+
+
+def _advice(report: PastReport) -> Chapter:
+    first = {row["rule"]: _incident_anchor(row["id"]) for row in reversed(report.incidents)}
+    columns: Columns = {
+        say("past.head_rule"): lambda row: _theirs(row.rule, first[row.rule]),
+        say("past.incidents"): lambda row: _number(row.incidents),
+        say("past.drains"): lambda row: _number(row.drains),
+        say("past.head_agreed"): lambda row: _number(row.agreed),
+        say("past.word_unneeded"): lambda row: _number(row.unneeded),
+        say("past.head_mode"): lambda row: _theirs(row.mode),
+    }
+    return Chapter(
+        id="first", title=say("past.first"), note=say("past.first_note"),
+        lines=[say("past.next_propose"), say("past.next_up"), say("past.next_again")],
+        commands=_NEXT.splitlines(),
+        **_table(report.advice, columns),
     )  # fmt: skip
 
 
@@ -366,51 +411,41 @@ def _bounds(report: PastReport) -> Chapter:
 
 def _import(report: PastReport) -> Chapter:
     sources = report.imported.get("sources", [])
-    kept, more = _cut(sources)
-    rows = [
-        (
-            Cell(source["source"], theirs=True),
-            Cell(source["kind"] or "?", theirs=True),
-            Cell(words.number(source["lines"])),
-            Cell(words.number(source["signals"])),
-            Cell("; ".join(f"{its['count']}: {why}" for why, its in source["skipped"].items()), theirs=True),
-        )
-        for source in kept
-    ]
-    heads = [say("past.head_source"), say("past.head_kind"), say("past.head_lines"), say("past.head_signals"),
-             say("past.head_skipped")]  # fmt: skip
+    columns: Columns = {
+        say("past.head_source"): lambda source: _theirs(source["source"]),
+        say("past.head_kind"): lambda source: _theirs(source["kind"] or "?"),
+        say("past.head_lines"): lambda source: _number(source["lines"]),
+        say("past.head_signals"): lambda source: _number(source["signals"]),
+        say("past.head_skipped"): lambda source: _theirs(
+            "; ".join(f"{its['count']}: {why}" for why, its in source["skipped"].items())
+        ),
+    }
     offsets = [
         say("past.offset", second=each["second"], first=each["first"], seconds=f"{each['seconds']:+.1f}",
             count=each["events"])
         for each in report.imported.get("offsets", [])
     ]  # fmt: skip
     note = say("past.import_note" if sources else "past.import_none")
-    return Chapter(
-        id="import", title=say("past.import"), note=note, heads=heads if rows else (), rows=rows, more=more,
-        lines=offsets,
-    )  # fmt: skip
+    table = _table(sources, columns if sources else {})
+    return Chapter(id="import", title=say("past.import"), note=note, lines=offsets, **table)
 
 
 # --- evidence
 
 
 def _holds(report: PastReport) -> Chapter:
-    kept, more = _cut(report.holds)
-    rows = [
-        (
-            Cell(hold.node, theirs=True),
-            Cell(_time(hold.at), theirs=True),
-            Cell("" if hold.until is None else words.span((hold.until - hold.at).total_seconds())),
-            Cell(hold.by or say("past.somebody")),
-            Cell(hold.reason, theirs=True),
-        )
-        for hold in kept
-    ]
-    heads = [say("past.head_node"), say("past.head_since"), say("past.head_for"), say("past.head_by"),
-             say("past.head_reason")]  # fmt: skip
-    anchors = [f"d-{hold.number}" for hold in kept]
+    columns: Columns = {
+        say("past.head_node"): lambda hold: _theirs(hold.node),
+        say("past.head_since"): lambda hold: _theirs(_time(hold.at)),
+        say("past.head_for"): lambda hold: Cell(
+            "" if hold.until is None else words.span((hold.until - hold.at).total_seconds())
+        ),
+        say("past.head_by"): lambda hold: Cell(hold.by or say("past.somebody")),
+        say("past.head_reason"): lambda hold: _theirs(" · ".join(filter(None, (hold.reason, hold.check)))),
+    }
+    anchors = [f"d-{hold.number}" for hold in report.holds]
     return Chapter(
-        id="drains-list", title=say("past.holds"), heads=heads, rows=rows, anchors=anchors, more=more
+        id="drains-list", title=say("past.holds"), anchors=anchors, **_table(report.holds, columns)
     )
 
 
@@ -418,29 +453,21 @@ def _deaths(report: PastReport) -> Chapter:
     linked = {number for numbers in report.hit.values() for number in numbers}
     linked |= {number for answer in report.answers for number in answer.died}
     linked |= {number for node in report.worst for number in node.deaths}
-    kept, more = _cut([death for death in report.deaths if death.number in linked])
-    rows = [_death_row(death) for death in kept]
-    heads = [say("past.head_job"), say("past.head_state"), say("past.head_since"), say("past.head_died_at"),
-             say("past.head_gpus"), say("past.head_which")]  # fmt: skip
-    anchors = [f"j-{death.number}" for death in kept]
-    return Chapter(
-        id="deaths-list", title=say("past.deaths"), heads=heads, rows=rows, anchors=anchors, more=more
-    )
-
-
-def _death_row(death: Death) -> Sequence[Cell]:
-    return (
-        Cell(death.job, theirs=True),
-        Cell(death.state, theirs=True),
-        Cell("" if death.start is None else _time(death.start), theirs=True),
-        Cell(_time(death.end), theirs=True),
-        Cell(words.number(death.gpus) if death.gpus else "?"),
-        Cell(words.names(death.nodes, 5), theirs=True),
-    )
+    columns: Columns = {
+        say("past.head_job"): lambda death: _theirs(death.job),
+        say("past.head_state"): lambda death: _theirs(death.state),
+        say("past.head_since"): lambda death: _theirs("" if death.start is None else _time(death.start)),
+        say("past.head_died_at"): lambda death: _theirs(_time(death.end)),
+        say("past.head_gpus"): lambda death: Cell(words.number(death.gpus) if death.gpus else "?"),
+        say("past.head_which"): lambda death: _theirs(words.names(death.nodes, 5)),
+    }
+    deaths = [death for death in report.deaths if death.number in linked]
+    anchors = [f"j-{death.number}" for death in deaths]
+    return Chapter(id="deaths-list", title=say("past.deaths"), anchors=anchors, **_table(deaths, columns))
 
 
 def lede(report: PastReport) -> Said:
-    span = joined([words.utc(report.since), words.utc(report.until)], "comma")
+    span = say("words.range", first=words.utc(report.since), last=words.utc(report.until))
     return say(
         "past.lede", cluster=report.cluster, span=span, nodes=words.counted(report.nodes, "node"),
         gpus=words.counted(report.gpus, "gpu"), mode=report.mode,

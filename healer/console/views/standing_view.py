@@ -33,7 +33,6 @@ class Strip(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     in_service: int
     floor: int
-    floor_share: float
     out_healer: int
     out_person: int
     out_slurm: int
@@ -72,7 +71,6 @@ def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
         nodes=len(rows),
         in_service=count[NodeKind.busy] + count[NodeKind.idle] + count[NodeKind.bad_in_service],
         floor=floor_limit(standing.guards, len(rows)),
-        floor_share=standing.guards.min_service_share,
         out_healer=count[NodeKind.out_healer],
         out_person=count[NodeKind.out_person],
         out_slurm=count[NodeKind.out_slurm],

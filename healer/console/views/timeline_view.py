@@ -8,9 +8,9 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
-from healer.console.views.runs_view import EVENT_WORDS, guard_rows, guards_summary, title_of
+from healer.console.views.runs_view import EVENT_WORDS, guards_summary, title_of
 from healer.engine.records import IncidentRecord
-from healer.model import AuditRecord, Component, Decision, Incident, LogEntry, Outcome, StepEvent
+from healer.model import Answer, AuditRecord, Component, Decision, Incident, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
 from healer.text import joined, quoted, say
 
@@ -63,7 +63,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     line: str = ""
     detail: str = ""
     summary: str = ""
-    guards: tuple[Shown, ...] = ()
+    guards: tuple[Answer, ...] = ()
     open: bool = False
     #: `detail` is what a person typed: it is in no language of ours.
     typed: bool = False
@@ -157,7 +157,7 @@ def _decided(detail: IncidentRecord) -> Iterator[TimelineRow]:
             text=words.labelled(head, outcome) if head else outcome,
             detail=decision.why,
             summary=guards_summary(decision),
-            guards=tuple(guard_rows(decision.answers)),
+            guards=decision.answers,
             open=kept,
         )
 

@@ -319,22 +319,18 @@ def _first(moment: Moment, node: _Node) -> Any:
     return found
 
 
-def _and(moment: Moment, node: _Node) -> Truth:
-    found = moment.get(node.args[0])
-    for arg in node.args[1:]:
-        if len(found) and found.max() == FALSE:
-            break  # false everywhere: the rest changes nothing
-        found = np.minimum(found, moment.get(arg))
-    return found
+def _joined(function: Callable[[Any, Any], Truth], decided: int) -> Callable[[Moment, _Node], Truth]:
+    """`and`, or `or`: where it is `decided` everywhere the rest changes nothing."""
 
+    def run(moment: Moment, node: _Node) -> Truth:
+        found = moment.get(node.args[0])
+        for arg in node.args[1:]:
+            if len(found) and (found == decided).all():
+                break
+            found = function(found, moment.get(arg))
+        return found
 
-def _or(moment: Moment, node: _Node) -> Truth:
-    found = moment.get(node.args[0])
-    for arg in node.args[1:]:
-        if len(found) and found.min() == TRUE:
-            break
-        found = np.maximum(found, moment.get(arg))
-    return found
+    return run
 
 
 # --- axes and peers ----------------------------------------------------------------------------------
@@ -462,8 +458,8 @@ _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
     "in": _in,
     "has": _has,
     "known": _is_known,
-    "and": _and,
-    "or": _or,
+    "and": _joined(np.minimum, FALSE),
+    "or": _joined(np.maximum, TRUE),
     "not": lambda moment, node: np.uint8(2) - moment.get(node.args[0]),
     "down": _down,
     "peer_z": _peer_z,

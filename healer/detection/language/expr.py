@@ -12,44 +12,29 @@ LONGEST_WINDOW_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Function:
+    """`more`: more arguments of the last kind are taken."""
+
     takes: tuple[str, ...]
-    text: str
-    #: More arguments of the last kind are taken.
     more: bool = False
 
 
+#: What each returns is in docs/rules.md.
 FUNCTIONS: dict[str, Function] = {
-    "rate": Function(("signal", "window"), "increase of a counter per second"),
-    "delta": Function(("signal", "window"), "increase of a counter, or newest less oldest value of a gauge"),
-    "avg_over": Function(("signal", "window"), "mean of the known values"),
-    "min_over": Function(("signal", "window"), "smallest known value"),
-    "max_over": Function(("signal", "window"), "largest known value"),
-    "median_over": Function(("signal", "window"), "median of the known values"),
-    "changed": Function(("signal", "window"), "whether two different values are known"),
-    "count_over": Function(("truth", "window"), "ticks at which the condition was known true"),
-    "share": Function(("truth", "window"), "share of the known ticks at which the condition was true, 0..1"),
-    "peers": Function(("number",), "median of the peers"),
-    "peer_z": Function(("number",), "distance from the peers' median in robust standard deviations"),
-    "rack_peers": Function(("number",), "median of what is alike in the same rack, of three nodes at least"),
-    "node_peers": Function(("number",), "median of the GPUs of the same node"),
-    "peers_at": Function(
-        ("number", "number"), "what the peers have where the second number is as it is here: a robust line"
+    **dict.fromkeys(
+        ("rate", "delta", "avg_over", "min_over", "max_over", "median_over", "changed"),
+        Function(("signal", "window")),
     ),
-    "spec": Function(("word",), "what the GPU model is made for (`gpu_models.yaml`)"),
-    "has": Function(("signal", "word"), "whether a bit of a bit mask is set"),
-    "known": Function(("any",), "whether there is a value; never unknown itself"),
-    "age": Function(("signal",), "seconds since the last value"),
-    "first": Function(("any", "any"), "the first that is known: of numbers, or of conditions", more=True),
-    "abs": Function(("number",), "without its sign"),
-    "min": Function(("number", "number"), "the smaller one; unknown if one is", more=True),
-    "max": Function(("number", "number"), "the larger one; unknown if one is", more=True),
-    "any_of": Function(("truth",), "whether it is true of at least one part"),
-    "count_of": Function(("truth",), "of how many parts it is known true"),
-    "share_of": Function(("truth",), "of which share of the parts where it is known it is true, 0..1"),
-    "sum_of": Function(("number",), "sum over the parts where it is known"),
-    "max_of": Function(("number",), "largest of the parts"),
-    "min_of": Function(("number",), "smallest of the parts"),
-    "median_of": Function(("number",), "median of the parts"),
+    **dict.fromkeys(("count_over", "share"), Function(("condition", "window"))),
+    **dict.fromkeys(("peers", "peer_z", "rack_peers", "node_peers", "abs"), Function(("number",))),
+    "peers_at": Function(("number", "number")),
+    "spec": Function(("name",)),
+    "has": Function(("signal", "name")),
+    "known": Function(("any",)),
+    "age": Function(("signal",)),
+    "first": Function(("any", "any"), more=True),
+    **dict.fromkeys(("min", "max"), Function(("number", "number"), more=True)),
+    **dict.fromkeys(("any_of", "count_of", "share_of"), Function(("condition",))),
+    **dict.fromkeys(("sum_of", "max_of", "min_of", "median_of"), Function(("number",))),
 }
 
 #: These look at the parts of a row: the GPUs of a node, the nodes of a job.

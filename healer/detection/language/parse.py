@@ -29,6 +29,7 @@ from healer.detection.language.units import (
 )
 from healer.model import OF_DEVICES, Scope, Signal, SignalKind
 from healer.model.vocabulary import did_you_mean
+from healer.text import say
 
 LONGEST_TEXT = 2000
 _DEEPEST = 40
@@ -39,18 +40,13 @@ _MEASURE = re.compile(r"\"[^\"]*\"|'[^']*'|(?<![\w.])(\d+(?:\.\d+)?)(?:(ms|s|m|h
 _ARITHMETIC = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _COMPARISONS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _GAUGES_ONLY = frozenset({"avg_over", "min_over", "max_over", "median_over"})
-_WORDS_FOR_AXES = {
-    Scope.link: "links", Scope.gpu: "GPUs", Scope.node: "nodes",
-    Scope.job: "jobs", Scope.switch: "switches", Scope.rack: "racks", Scope.fabric: "fabrics",
-    Scope.device: "devices", Scope.device_part: "parts of devices",
-}  # fmt: skip
 
 
 def duration_s(text: str) -> float:
     """`2m` -> 120. Raises ValueError with a sentence."""
     found = _MEASURE.fullmatch(text.strip())
     if found is None or found[2] is None:
-        raise ValueError(f"{text!r} is no duration such as 30s, 5m or 1h")
+        raise ValueError(say("expressions.not_a_duration", text=text))
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -61,7 +57,7 @@ def condition(
     reader = _Reader(text, signals, scope, specs)
     root = reader.truth(reader.tree)
     if not root.signals:
-        raise ExpressionError(1, "the condition names no signal: it is always true or never")
+        raise ExpressionError(1, say("expressions.no_signal"))
     return reader.on_axis(root, reader.tree)
 
 
@@ -86,7 +82,7 @@ class _Reader:
         self.inside = ""  # the function over parts that is being read
         self.depth = 0
         if len(text) > LONGEST_TEXT:
-            raise ExpressionError(1, f"an expression has at most {LONGEST_TEXT} characters")
+            raise ExpressionError(1, say("expressions.too_long", most=LONGEST_TEXT))
         # `5m` and `80%` become numbers of the same length, so that every column stays where it was.
         self.durations: dict[int, float] = {}
         self.percents: set[int] = set()
@@ -95,11 +91,10 @@ class _Reader:
         try:
             self.tree = ast.parse(plain.strip(), mode="eval").body
         except SyntaxError as error:
-            message = (error.msg or "not readable").split(".")[0]
             column = self._indent + (error.offset or len(plain.strip()) + 1)  # 0 at the end of the text
-            raise ExpressionError(column, f"not readable: {message}") from None
+            raise ExpressionError(column, say("expressions.syntax", why=error.msg)) from None
         except (ValueError, RecursionError, MemoryError):
-            raise ExpressionError(1, "not readable") from None
+            raise ExpressionError(1, say("expressions.unreadable")) from None
 
     @property
     def _indent(self) -> int:
@@ -131,27 +126,26 @@ class _Reader:
             return found
         if found.unit == UNIT_WORDS["bool"]:
             return Expr("!=", (found, _constant(0.0)), found.scope, truth=True)
-        raise self.wrong(node, "expected a condition, this is a number", "compare it with something")
+        raise self.wrong(node, say("expressions.wants_condition"), say("expressions.compare_it"))
 
     def number(self, node: ast.AST) -> Expr:
         found = self.any(node)
         if found.truth:
-            raise self.wrong(node, "expected a number, this is a condition")
+            raise self.wrong(node, say("expressions.wants_number"))
         return found
 
     def on_axis(self, found: Expr, node: ast.AST) -> Expr:
         """The whole expression as one value per row of the rule's axis."""
         if found.scope is None or found.scope is self.scope:
             return found
-        if finer(found.scope, self.scope):
-            parts = _WORDS_FOR_AXES[found.scope]
-            raise self.wrong(
-                node,
-                f"this speaks of {parts}, and the rule is about {_WORDS_FOR_AXES[self.scope]}",
-                f"say of how many: any_of(…), share_of(…), max_of(…), or make it scope: {found.scope}",
-            )
+        text = say("expressions.other_scope", measured=found.scope, scope=self.scope)
         raise self.wrong(
-            node, f"this says nothing of {_WORDS_FOR_AXES[self.scope]}", f"make it scope: {found.scope}"
+            node,
+            text,
+            say(
+                "expressions.combine_or_scope" if finer(found.scope, self.scope) else "expressions.set_scope",
+                measured=found.scope,
+            ),
         )
 
     # --- nodes of the tree -------------------------------------------------------------------------------
@@ -159,7 +153,7 @@ class _Reader:
     def any(self, node: ast.AST) -> Expr:
         self.depth += 1
         if self.depth > _DEEPEST:
-            raise self.wrong(node, f"nested deeper than {_DEEPEST}")
+            raise self.wrong(node, say("expressions.nested_too_deep", most=_DEEPEST))
         try:
             return self._any(node)
         finally:
@@ -186,21 +180,23 @@ class _Reader:
                 args = [self.truth(value) for value in node.values]
                 for value, arg in zip(node.values, args, strict=True):
                     if arg.scope is None:
-                        raise self.wrong(value, "this names no signal: it is always true or never")
+                        raise self.wrong(value, say("expressions.no_signal"))
                 return self._unified(op, args, truth=True)
             case ast.Compare():
                 return self._compare(node)
             case ast.Call():
                 return self._call(node)
         shown = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
-        raise self.wrong(node, f"{shown[:40]} is not part of the language", "docs/rules.md lists what is")
+        raise self.wrong(
+            node, say("expressions.not_supported", text=shown[:40]), say("expressions.see_rules_page")
+        )
 
     def _constant(self, node: ast.Constant) -> Expr:
         value = node.value
         if isinstance(value, str):
-            raise self.wrong(node, f"{value!r} stands where no word can stand")
+            raise self.wrong(node, say("expressions.text_not_allowed", text=value))
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(node, f"{value} is not part of the language")
+            raise self.wrong(node, say("expressions.not_supported", text=str(value)))
         if (seconds := self.durations.get(self._column(node))) is not None:
             return Expr("number", number=seconds, unit=DURATION)
         try:
@@ -208,24 +204,24 @@ class _Reader:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self.wrong(node, "the number is too large")
+            raise self.wrong(node, say("expressions.too_large"))
         if self._column(node) in self.percents:
             return Expr("number", number=number, unit=UNIT_WORDS["%"])
         return _constant(number)
 
     def _signal(self, node: ast.AST) -> Expr:
         if not isinstance(node, ast.Name):
-            raise self.wrong(node, "expected the name of a signal here")
+            raise self.wrong(node, say("expressions.wants_signal"))
         signal = self.signals.get(node.id)
         if signal is None:
             hint = did_you_mean(node.id, self.signals)
             if node.id in FUNCTIONS:
-                hint = f"{node.id}(…) is a function"
-            raise self.wrong(node, f"there is no signal {node.id}", hint)
+                hint = say("expressions.is_function", name=node.id)
+            raise self.wrong(node, say("expressions.unknown_signal", name=node.id), hint)
         if (signal.scope in OF_DEVICES) is not (self.scope in OF_DEVICES):
-            about = _WORDS_FOR_AXES[signal.scope]
             raise self.wrong(
-                node, f"{signal.name} is of {about}, and the rule of {_WORDS_FOR_AXES[self.scope]}"
+                node,
+                say("expressions.device_or_node", name=node.id, measured=signal.scope, scope=self.scope),
             )
         return Expr("signal", scope=signal.scope, unit=UNIT_WORDS[signal.unit], name=signal.name)
 
@@ -234,21 +230,21 @@ class _Reader:
         found = self.number(node)
         if found.op == "signal" and self.signals[found.name].kind in (SignalKind.enum, SignalKind.bits):
             kind = self.signals[found.name].kind
-            hint = "compare it with its words" if kind is SignalKind.enum else f'has({found.name}, "…")'
-            raise self.wrong(node, f"{found.name} is no quantity ({kind})", hint)
+            hint = say("expressions.compare_words" if kind is SignalKind.enum else "expressions.use_has")
+            raise self.wrong(node, say("expressions.not_a_number", name=found.name, kind=kind), hint)
         return found
 
     def _arithmetic(self, node: ast.BinOp) -> Expr:
         op = _ARITHMETIC.get(type(node.op))
         if op is None:
-            raise self.wrong(node, "only + - * / are part of the language")
+            raise self.wrong(node, say("expressions.operators"))
         left, right = self._countable(node.left), self._countable(node.right)
         if op in "+-":
             self._same_unit(node, left, right)
             unit = common_unit(left.unit, right.unit)
         else:
             if op == "/" and right.op == "number" and right.number == 0:
-                raise self.wrong(node.right, "divides by zero")
+                raise self.wrong(node.right, say("expressions.by_zero"))
             unit = left.unit * right.unit if op == "*" else left.unit / right.unit
         made = self._unified(op, [left, right], unit=unit)
         if made.scope is None:
@@ -261,7 +257,7 @@ class _Reader:
         }  # fmt: skip
         value = reckon[op](left, right)
         if not math.isfinite(value):
-            raise self.wrong(node, "the number is too large")
+            raise self.wrong(node, say("expressions.too_large"))
         return Expr("number", number=value, unit=unit)
 
     def _compare(self, node: ast.Compare) -> Expr:
@@ -278,27 +274,27 @@ class _Reader:
             return found if isinstance(op, ast.In) else Expr("not", (found,), found.scope, truth=True)
         word = _COMPARISONS.get(type(op))
         if word is None:
-            raise self.wrong(right, "is and is not are not part of the language", "write == or !=")
+            raise self.wrong(right, say("expressions.no_is"), say("expressions.use_equals"))
         if _is_word(left) or _is_word(right):
             if _is_word(left) and _is_word(right):
-                raise self.wrong(left, "two words are always equal or never")
+                raise self.wrong(left, say("expressions.two_texts"))
             if word not in ("==", "!="):
-                raise self.wrong(right, f"a word cannot be compared by {word}")
+                raise self.wrong(right, say("expressions.text_order", operator=word))
             named, word_node = (right, left) if _is_word(left) else (left, right)
             value = self.number(named)
             return self._unified(word, [value, _constant(self._code(value, word_node))], truth=True)
         left_number, right_number = self.number(left), self.number(right)
         self._same_unit(right, left_number, right_number)
         if left_number.scope is None and right_number.scope is None:
-            raise self.wrong(left, "this names no signal: it is always true or never")
+            raise self.wrong(left, say("expressions.no_signal"))
         return self._unified(word, [left_number, right_number], truth=True)
 
     def _in(self, left: ast.expr, right: ast.expr) -> Expr:
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
-            raise self.wrong(right, "in needs a list of literals", "for example pcie_link_gen in (3, 4)")
+            raise self.wrong(right, say("expressions.in_list"), say("expressions.in_example"))
         value = self.number(left)
         if value.scope is None:
-            raise self.wrong(left, "this names no signal: it is always true or never")
+            raise self.wrong(left, say("expressions.no_signal"))
         numbers: list[float] = []
         for element in right.elts:
             if _is_word(element):
@@ -306,7 +302,7 @@ class _Reader:
                 continue
             literal = self.number(element)
             if literal.op != "number":
-                raise self.wrong(element, "in takes literals only")
+                raise self.wrong(element, say("expressions.in_constants"))
             self._same_unit(element, value, literal)
             numbers.append(literal.number)
         return Expr("in", (value,), value.scope, truth=True, numbers=tuple(numbers))
@@ -317,17 +313,16 @@ class _Reader:
         word = str(node.value)
         words = self.signals[value.name].words if value.op == "signal" else {}
         if not words:
-            raise self.wrong(node, f"{word!r}: only an enum is compared with words")
+            raise self.wrong(node, say("expressions.text_of_enum", text=word))
         if word not in words:
-            hint = did_you_mean(word, words) or f"one of {', '.join(words)}"
-            raise self.wrong(node, f"{value.name} has no word {word!r}", hint)
+            hint = did_you_mean(word, words) or say("rulebook.one_of", words=", ".join(words))
+            raise self.wrong(node, say("expressions.unknown_word", name=value.name, text=word), hint)
         return float(words[word])
 
     def _same_unit(self, node: ast.AST, left: Expr, right: Expr) -> None:
         if not fits(left.unit, right.unit):
-            raise self.wrong(
-                node, f"{left.unit} and {right.unit} do not go together", unit_hint(left.unit, right.unit)
-            )
+            text = say("expressions.units_differ", left=str(left.unit), right=str(right.unit))
+            raise self.wrong(node, text, unit_hint(left.unit, right.unit))
 
     # --- axes --------------------------------------------------------------------------------------------
 
@@ -347,11 +342,13 @@ class _Reader:
         function = FUNCTIONS.get(name)
         if function is None:
             shown = ast.unparse(node.func)[:40]
-            raise self.wrong(node, f"there is no function {shown}", did_you_mean(shown, FUNCTIONS))
+            raise self.wrong(
+                node, say("expressions.unknown_function", name=shown), did_you_mean(shown, FUNCTIONS)
+            )
         least = len(function.takes)
         if node.keywords or not (len(node.args) == least or (function.more and len(node.args) > least)):
             takes = ", ".join(function.takes) + (", …" if function.more else "")
-            raise self.wrong(node, f"{name} takes ({takes})")
+            raise self.wrong(node, say("expressions.takes", name=name, takes=takes))
         if name in OVER_PARTS:
             return self._over_parts(node, name)
         made: Callable[[ast.Call, str], Expr] = {
@@ -366,9 +363,9 @@ class _Reader:
     def _window(self, node: ast.AST) -> float:
         seconds = self.durations.get(self._column(node))
         if not isinstance(node, ast.Constant) or seconds is None:
-            raise self.wrong(node, "expected a duration such as 5m here")
+            raise self.wrong(node, say("expressions.wants_duration"))
         if not 0 < seconds <= LONGEST_WINDOW_S:
-            raise self.wrong(node, "a window is longer than nothing and at most 15m")
+            raise self.wrong(node, say("expressions.window"))
         return seconds
 
     def _over_time(self, node: ast.Call, name: str) -> Expr:
@@ -376,13 +373,16 @@ class _Reader:
         signal = self.signals[found.name]
         counter = signal.kind is SignalKind.counter
         if name == "rate" and not counter:
-            raise self.wrong(node.args[0], f"{signal.name} is no counter", "delta(…) works on gauges")
+            raise self.wrong(node.args[0], say("expressions.not_a_counter", name=signal.name), _use("delta"))
         if name in _GAUGES_ONLY and signal.kind is not SignalKind.gauge:
-            raise self.wrong(
-                node.args[0], f"{signal.name} is a {signal.kind}", "rate(…)" if counter else "changed(…)"
-            )
+            text = say("expressions.not_a_gauge", name=signal.name, kind=signal.kind, function=name)
+            raise self.wrong(node.args[0], text, _use("rate" if counter else "changed"))
         if name == "delta" and signal.kind in (SignalKind.enum, SignalKind.bits):
-            raise self.wrong(node.args[0], f"{signal.name} is no quantity ({signal.kind})", "changed(…)")
+            raise self.wrong(
+                node.args[0],
+                say("expressions.not_a_number", name=signal.name, kind=signal.kind),
+                _use("changed"),
+            )
         if name == "changed" and not counter:
             return Expr(name, scope=found.scope, truth=True, name=signal.name, seconds=seconds)
         unit = found.unit / SECONDS if name == "rate" else found.unit
@@ -395,16 +395,18 @@ class _Reader:
     def _ticks(self, node: ast.Call, name: str) -> Expr:
         arg, seconds = self.truth(node.args[0]), self._window(node.args[1])
         if arg.scope is None or any(part.op in ("share", "count_over") for part in arg.walk()):
-            raise self.wrong(node.args[0], f"{name} of a {name} or of a constant says nothing")
+            raise self.wrong(node.args[0], say("expressions.ticks_of_constant", function=name))
         unit = RATIO if name == "share" else COUNT
         return Expr(name, (arg,), arg.scope, unit=unit, seconds=seconds)
 
     def _spec(self, node: ast.Call, name: str) -> Expr:
         word = self._word(node.args[0])
         if self.scope in OF_DEVICES:
-            raise self.wrong(node, "spec(…) is of a node's GPU model, and devices have none")
+            raise self.wrong(node, say("expressions.spec_of_device"))
         if self.specs is not None and word not in self.specs:
-            raise self.wrong(node.args[0], f"no GPU model has {word!r}", did_you_mean(word, self.specs))
+            raise self.wrong(
+                node.args[0], say("expressions.unknown_spec", text=word), did_you_mean(word, self.specs)
+            )
         # Models are those of nodes, which is enough for links, jobs and nodes too.
         scope = Scope.gpu if self.scope is Scope.gpu else Scope.node
         return Expr(name, scope=scope, unit=unit_of_name(word), name=word)
@@ -413,20 +415,20 @@ class _Reader:
         found, word = self._signal(node.args[0]), self._word(node.args[1])
         bits = self.signals[found.name].bits
         if word not in bits:
-            hint = did_you_mean(word, bits) or (f"one of {', '.join(bits)}" if bits else "")
-            raise self.wrong(node.args[1], f"{found.name} has no bit {word!r}", hint)
+            hint = did_you_mean(word, bits) or (say("rulebook.one_of", words=", ".join(bits)) if bits else "")
+            raise self.wrong(node.args[1], say("expressions.unknown_bit", name=found.name, text=word), hint)
         return Expr(name, (found,), found.scope, truth=True, number=float(bits[word]))
 
     def _word(self, node: ast.AST) -> str:
         if not _is_word(node):
-            raise self.wrong(node, "expected a name in quotes here")
+            raise self.wrong(node, say("expressions.wants_quoted"))
         assert isinstance(node, ast.Constant)
         return str(node.value)
 
     def _is_known(self, node: ast.Call, name: str) -> Expr:
         arg = self.any(node.args[0])
         if arg.scope is None:
-            raise self.wrong(node.args[0], "a constant is always known")
+            raise self.wrong(node.args[0], say("expressions.known_constant"))
         return Expr(name, (arg,), arg.scope, truth=True)
 
     def _age(self, node: ast.Call, name: str) -> Expr:
@@ -436,16 +438,16 @@ class _Reader:
     def _peers(self, node: ast.Call, name: str) -> Expr:
         arg = self._countable(node.args[0])
         if arg.scope not in (Scope.link, Scope.gpu, Scope.node):
-            raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
+            raise self.wrong(node.args[0], say("expressions.no_peers"))
         if name == "node_peers" and arg.scope is not Scope.gpu:
-            raise self.wrong(node.args[0], "node_peers is of the GPUs of a node")
+            raise self.wrong(node.args[0], say("expressions.node_peers_gpus"))
         return Expr(name, (arg,), arg.scope, unit=RATIO if name == "peer_z" else arg.unit)
 
     def _peers_at(self, node: ast.Call, name: str) -> Expr:
         value, at = (self._countable(arg) for arg in node.args)
         made = self._unified(name, (value, at), unit=value.unit)
         if value.scope is None or at.scope is None or made.scope not in (Scope.link, Scope.gpu, Scope.node):
-            raise self.wrong(node, "only what is measured of links, GPUs and nodes has peers")
+            raise self.wrong(node, say("expressions.no_peers"))
         return made
 
     def _first(self, node: ast.Call, name: str) -> Expr:
@@ -462,26 +464,27 @@ class _Reader:
             unit = common_unit(unit, arg.unit)
         made = self._unified(name, args, unit=unit)
         if made.scope is None:
-            raise self.wrong(node, f"{name} of constants: write the number")
+            raise self.wrong(node, say("expressions.constants_only", function=name))
         return made
 
     def _over_parts(self, node: ast.Call, name: str) -> Expr:
         if self.inside:
-            raise self.wrong(node, f"{name} inside {self.inside}: one of them is enough")
+            raise self.wrong(node, say("expressions.inside", inner=name, outer=self.inside))
         self.inside = name
-        read = self.truth if FUNCTIONS[name].takes == ("truth",) else self._countable
+        read = self.truth if FUNCTIONS[name].takes == ("condition",) else self._countable
         arg = read(node.args[0])
         self.inside = ""
         if arg.scope is None or not finer(arg.scope, self.scope):
-            raise self.wrong(
-                node.args[0],
-                f"{name} needs something of the parts of {_WORDS_FOR_AXES[self.scope]}",
-                f"a signal of {'links or GPUs' if self.scope is Scope.node else 'finer parts'}",
-            )
+            text = say("expressions.finer_scope", function=name, scope=self.scope)
+            raise self.wrong(node.args[0], text)
         if name == "any_of":
             return Expr(name, (arg,), self.scope, truth=True)
         unit = {"count_of": COUNT, "share_of": RATIO}.get(name, arg.unit)
         return Expr(name, (arg,), self.scope, unit=unit)
+
+
+def _use(function: str) -> str:
+    return say("expressions.use", function=function)
 
 
 def _constant(value: float) -> Expr:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from healer.text import say
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -16,7 +18,7 @@ class Unit:
         up = [_power(base, exponent) for base, exponent in self.dims if exponent > 0]
         down = [_power(base, -exponent) for base, exponent in self.dims if exponent < 0]
         if not up and not down:
-            return "a plain number" if self.plain else "ratio"
+            return "number" if self.plain else "ratio"
         return "·".join(up or ["1"] * bool(down)) + "".join(f"/{part}" for part in down)
 
     def __mul__(self, other: "Unit") -> "Unit":
@@ -77,10 +79,10 @@ def unit_hint(first: Unit, second: Unit) -> str:
     """How to bring two units together that do not fit; empty when nothing is known."""
     pair = {str(first), str(second)}
     if pair == {"%", "ratio"}:
-        return "one counts to 100, the other to 1: multiply the ratio by 100%"
+        return say("expressions.ratio_times_100")
     if pair == {"s", "ns"}:
-        return "divide the ns by 1e9"
-    return "a plain number fits every unit"
+        return say("expressions.ns_by_1e9")
+    return say("expressions.plain_number")
 
 
 def _time(unit: Unit) -> int:

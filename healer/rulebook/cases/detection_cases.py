@@ -33,6 +33,7 @@ from healer.model import (
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.detection_rules import PlacedRule
 from healer.rulebook.source import Source, Where
+from healer.text import Said, joined, quoted, said_by, say
 
 _PIECE = re.compile(
     r"(?P<value>.*?)\s*(?:(?P<slope>[+-]\s*[\d.]+(?:e[+-]?\d+)?)/(?P<per>[smh]))?(?:(?:^|\s+)x\s+(?P<lasts>\S+))?"
@@ -60,9 +61,9 @@ class Track:
         for piece in str(text).split(","):
             match = _PIECE.fullmatch(piece.strip())
             if match is None or not piece.strip():
-                raise wrong(f"{piece.strip()!r} is not a value", "as in 1755 x 2m, 1290 or 0 +31/m")
+                raise wrong(say("cases.not_a_track", text=piece.strip()), say("cases.track_examples"))
             if begin_s is None:
-                raise wrong(f"{piece.strip()!r} comes after a value that lasts for ever", "give it `x 2m`")
+                raise wrong(say("cases.never_reached", text=piece.strip()), say("cases.give_duration"))
             if match["value"]:
                 value = _value(signal, match["value"], wrong)
             slope = 0.0
@@ -75,7 +76,7 @@ class Track:
             try:
                 lasts_s = duration_s(match["lasts"])
             except ValueError as error:
-                raise wrong(str(error)) from None
+                raise wrong(said_by(error)) from None
             value = None if value is None else value + slope * lasts_s
             begin_s += lasts_s
 
@@ -94,7 +95,8 @@ def _value(signal: Signal, text: str, wrong: Any) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise wrong(f"{text!r} is no value of {signal.name}", did_you_mean(text, signal.words)) from None
+        why = say("cases.not_a_value", text=text, signal=signal.name)
+        raise wrong(why, did_you_mean(text, signal.words)) from None
 
 
 if TYPE_CHECKING:
@@ -159,18 +161,18 @@ def run_detection_cases(
     source."""
     cases: list[tuple[Where, _Prepared]] = []
     for source in sources:
-        for at, case in source.entries("cases", DetectionCase):
+        for at, case in source.entries(DetectionCase):
             rule = rules.get(case.rule)
             if rule is None:
                 hint = did_you_mean(case.rule, rules)
-                at.at("rule").problem(f"there is no detection rule {case.rule}", hint)
+                at.at("rule").problem(say("cases.no_detection_rule", name=case.rule), hint)
                 continue
             if only is not None and rule.name not in only:
                 continue
             try:
                 cases.append((at, _prepared(case, rule, catalogue, f"{len(cases)}~")))
             except CaseWrong as error:
-                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
+                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
     batches = _batches([prepared for _, prepared in cases])
     played = {mark: result for batch in batches for mark, result in _play(batch, catalogue, models)}
     outcomes = []
@@ -218,16 +220,16 @@ def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
     for outcome in outcomes:
         by_rule.setdefault(outcome.case.rule, []).append(outcome)
         if outcome.why:
-            outcome.at.problem(f"{outcome.case.name}: {outcome.why}")
+            outcome.at.problem(say("cases.of_case", name=outcome.case.name, text=outcome.why))
     for placed in rules:
         rule, at = placed.rule, placed.at
         cases = by_rule.get(rule.name, [])
         if not any(outcome.case.fires for outcome in cases):
-            at.problem(f"{rule.name}: no case in rules/cases/detection-*.yaml lets it fire")
+            at.problem(say("cases.never_fires", rule=rule.name))
         if not any(not outcome.case.fires for outcome in cases):
-            at.problem(f"{rule.name}: no case in rules/cases/detection-*.yaml keeps it silent")
+            at.problem(say("cases.never_silent", rule=rule.name))
         elif not any(outcome.was_false for outcome in cases):
-            at.at("when").problem(f"{rule.name}: always true on its cases, wherever anything is known")
+            at.at("when").problem(say("cases.never_false", rule=rule.name))
 
 
 # --- one case ---
@@ -254,7 +256,7 @@ def _prepared(case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, ma
     lasts_s, every_s = _seconds(case, "lasts"), _seconds(case, "every")
     within_s = _seconds(case, "within") if case.within else math.inf
     if not 0 < every_s <= lasts_s <= _LONGEST_S or lasts_s / every_s > _MOST_SAMPLES:
-        raise CaseWrong(("lasts",), f"at most 1h and {_MOST_SAMPLES} samples")
+        raise CaseWrong(("lasts",), say("cases.too_many_samples", most=_MOST_SAMPLES))
     series = _all_series(case, catalogue, mark)
     derived = {name for name, signal in catalogue.signals.items() if signal.derived}
     return _Prepared(
@@ -344,16 +346,23 @@ def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[st
     missing = [part for part in case.fires if part not in fired]
     beyond = [part for part in fired if part not in case.fires]
     if missing or beyond:
-        message = f"; it said: {texts[0]}" if texts else ""
-        came = f"{case.rule} fired on {', '.join(fired)}" if fired else f"{case.rule} did not fire"
-        wanted = f"expected it on {', '.join(case.fires)}" if case.fires else "expected silence"
-        return f"{came}, {wanted}{message}"
-    late = [f"{part} after {at:g} s" for part, at in fired.items() if at > within_s]
+        message = [say("cases.its_message", text=quoted(texts[0]))] if texts else []
+        return joined([_mismatch(case.rule, ", ".join(fired), ", ".join(case.fires)), *message], "semicolon")
+    late = [say("cases.part_after", part=part, seconds=at) for part, at in fired.items() if at > within_s]
     if late:
-        return f"{case.rule} fired too late: {', '.join(late)}"
+        return say("cases.fired_late", rule=case.rule, parts=joined(late, "comma"))
     if case.says and not any(case.says in text for text in texts):
-        return f"{case.rule} did not say {case.says!r}: {texts[0] if texts else 'nothing'}"
+        first = quoted(texts[0]) if texts else say("cases.no_message")
+        return say("cases.other_message", rule=case.rule, wanted=case.says, text=first)
     return ""
+
+
+def _mismatch(rule: str, came: str, wanted: str) -> Said:
+    if not wanted:
+        return say("cases.fired", rule=rule, came=came)
+    if not came:
+        return say("cases.did_not_fire", rule=rule, wanted=wanted)
+    return say("cases.fired_elsewhere", rule=rule, came=came, wanted=wanted)
 
 
 def part_name(component: Component, mark: str) -> str:
@@ -431,7 +440,8 @@ def _slurm(case: DetectionCase, mark: str) -> SlurmSnapshot:
         jobs[mark + job] = SlurmJob(id=mark + job, state="RUNNING", nodes=marked, gpus=gpus)
     for field, named in (("jobs", held), ("states", set(case.states))):
         for name in named - set(_nodes(case)):
-            raise CaseWrong((field,), f"{field}: there is no node {name}", f"nodes are n1 to n{case.nodes}")
+            text = say("rulebook.field", field=field, text=say("cases.no_node", name=name))
+            raise CaseWrong((field,), text, say("cases.nodes_are", last=case.nodes))
     return SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
 
 
@@ -488,16 +498,20 @@ def _all_series(
         signal = catalogue.signals.get(name)
         if signal is None:
             hint = did_you_mean(name, catalogue.signals)
-            raise CaseWrong(("series", name), f"there is no signal {name}", hint)
+            raise CaseWrong(("series", name), say("rulebook.there_no_signal_2", name=name), hint)
         if signal.derived:
-            raise CaseWrong(("series", name), f"{name} comes from Slurm: say it by jobs and states")
+            raise CaseWrong(("series", name), say("cases.derived_signal", name=name))
         by_part = given if isinstance(given, dict) else {"each": given}
         parts = _parts(case, signal, mark)
         # A node's value holds for all its parts that have none of their own.
         part_names = {part for part, _, _ in parts}
         wholes = {part.partition(" ")[0] for part in part_names}
         for part in by_part.keys() - {"each", *wholes, *part_names}:
-            raise CaseWrong(("series", name, part), f"there is no {part}", f"for example {parts[0][0]}")
+            raise CaseWrong(
+                ("series", name, part),
+                say("cases.no_part", part=part),
+                say("cases.part_example", part=parts[0][0]),
+            )
         tracks = {part: Track(signal, text, ("series", name)) for part, text in by_part.items()}
         for part, node, place in parts:
             track = tracks.get(part, tracks.get(part.partition(" ")[0], tracks.get("each")))
@@ -510,4 +524,4 @@ def _seconds(case: DetectionCase, field: str) -> float:
     try:
         return duration_s(getattr(case, field))
     except ValueError as error:
-        raise CaseWrong((field,), str(error)) from None
+        raise CaseWrong((field,), said_by(error)) from None

@@ -36,7 +36,7 @@ from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.replay_slurm import ReplaySlurm, Shown
 from healer.sim.sim_clock import SimClock
-from healer.text import quoted
+from healer.text import joined, quoted, said_by, say
 
 #: Case files of faults over time.
 HISTORY_CASES = "history-*.yaml"
@@ -132,12 +132,12 @@ def run_history_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[W
     """(where, case, why it does not hold). Cases that cannot be run are problems of their source."""
     results = []
     for source in sources:
-        for at, case in source.entries("cases", HistoryCase):
+        for at, case in source.entries(HistoryCase):
             try:
                 play = _Play(rules, case)
                 incidents = play.incidents()
             except CaseWrong as error:
-                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
+                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
                 continue
             found = {(name, finding.rule) for name, finding in play.ledger.tables.findings}
             why = _why_not(case, incidents, found) or _why_not_passed(case, play.passed)
@@ -150,19 +150,19 @@ def _why_not(case: HistoryCase, incidents: Sequence[Incident], findings: Set[tup
     for number, want in enumerate(case.expect, start=1):
         fits = next((incident for incident in left if _is(want, incident, findings)), None)
         if fits is None:
-            return f"expected incident {number} is missing; came: {_shown(incidents)}"
+            return say("cases.incident_missing", number=number, came=_shown(incidents))
         left.remove(fits)
     for want in case.must_not:
         if found := [incident for incident in incidents if _is(want, incident, findings)]:
-            return f"must not come: {_shown(found)}"
+            return say("cases.incident_forbidden", came=_shown(found))
     return ""
 
 
 def _why_not_passed(case: HistoryCase, passed: Set[str]) -> str:
     if lacks := set(case.passed) - passed:
-        return f"nothing is passed over by {min(lacks)}"
+        return say("cases.suppressed_nothing", rule=min(lacks))
     if wrong := set(case.not_passed) & passed:
-        return f"something is passed over by {min(wrong)}"
+        return say("cases.suppressed_something", rule=min(wrong))
     return ""
 
 
@@ -193,13 +193,19 @@ def _is_closed(words: str, got: Incident) -> bool:
 
 
 def _shown(incidents: Sequence[Incident]) -> str:
-    return "; ".join(map(_in_short, incidents)) or "none"
+    return joined(map(_in_short, incidents), "semicolon") if incidents else say("cases.none")
 
 
 def _in_short(incident: Incident) -> str:
     remedies = " ".join(incident.remedy)
     fault = f"{incident.rule} {incident.fault} {incident.severity} {incident.cause} [{remedies}]"
-    return f"{fault} on {incident.root} ({incident.title}) {incident.closed_why or 'open'}"
+    return say(
+        "cases.incident",
+        fault=fault,
+        root=str(incident.root),
+        title=incident.title,
+        state=incident.closed_why or say("cases.open"),
+    )
 
 
 class _Play:
@@ -207,7 +213,10 @@ class _Play:
 
     def __init__(self, rules: Ruleset, case: HistoryCase) -> None:
         if not 0 < case.nodes <= _MOST_NODES:
-            raise CaseWrong(("nodes",), f"nodes: from 1 to {_MOST_NODES}")
+            raise CaseWrong(
+                ("nodes",),
+                say("rulebook.field", field="nodes", text=say("rulebook.from", nodes_max=_MOST_NODES)),
+            )
         self.rules, self.case = rules, case
         self.clock = SimClock(_START)
         self.slurm = ReplaySlurm(_CLUSTER, self.clock)
@@ -219,7 +228,7 @@ class _Play:
         #: Entries of `rules/context.yaml` that passed something over.
         self.passed: set[str] = set()
         if strange := set(case.places) - set(self.names):
-            raise CaseWrong(("places",), f"places: there is no {min(strange)}")
+            raise CaseWrong(("places",), _no_node("places", min(strange)))
         #: How many other GPUs have stood at this place before.
         self.swaps = {(name, gpu): 0 for name in self.names for gpu in range(case.gpus)}
 
@@ -230,9 +239,9 @@ class _Play:
             path = ("timeline", index)
             at = _START + timedelta(seconds=_seconds((*path, "at"), step.at))
             if at < self.clock.now():
-                raise CaseWrong((*path, "at"), f"at: {step.at} lies before the step above has settled")
+                raise CaseWrong((*path, "at"), say("cases.too_early", at=step.at))
             if step.node not in self.names:
-                raise CaseWrong((*path, "node"), f"node: there is no {step.node}")
+                raise CaseWrong((*path, "node"), _no_node("node", step.node))
             self.clock.set(at)
             self._walk(self._step(path, step), [self._found(path, step, found) for found in step.found])
             self.clock.advance(self.rules.settle_s + 1)
@@ -266,13 +275,13 @@ class _Play:
             body, lambda _c, _n: True, self.clock.now(), cluster=_CLUSTER, book=self.rules.kernel_lines
         )
         if taken.unrecognised or taken.rejected:
-            raise CaseWrong((*path, "lines"), "lines: one of them is no line that healer knows")
+            raise CaseWrong((*path, "lines"), say("cases.unknown_line"))
         return [*observations, *taken.observations]
 
     def _found(self, path: Sequence[str | int], step: At, found: Found) -> Finding:
         rule = next((rule for rule in self.rules.detection if rule.name == found.rule), None)
         if rule is None:
-            raise CaseWrong((*path, "found"), f"found: there is no detection rule {found.rule}")
+            raise CaseWrong((*path, "found"), say("cases.no_detection_rule", name=found.rule))
         now = self.clock.now()
         if found.device is not None:
             where = Component(cluster=_CLUSTER, device=found.device)
@@ -361,11 +370,15 @@ class _Play:
         return gpu_row(gpu, f"0000:{0x10 + gpu:02x}:00", uuid, serial)
 
 
+def _no_node(field: str, name: str) -> str:
+    return say("rulebook.field", field=field, text=say("cases.no_node", name=name))
+
+
 def _seconds(path: Sequence[str | int], text: str) -> float:
     total = 0.0
     try:
         for word in text.split():
             total += 86400 * float(word[:-1]) if word.endswith("d") else duration_s(word)
     except ValueError as error:
-        raise CaseWrong(path, str(error)) from None
+        raise CaseWrong(path, said_by(error)) from None
     return total

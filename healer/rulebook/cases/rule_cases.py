@@ -44,6 +44,7 @@ from healer.rulebook.ruleset import RulesInvalid, case_sources, load
 from healer.rulebook.source import Problem, Source, Where
 from healer.signals.alert_bodies import Enveloped, Site, enveloped_observations
 from healer.signals.wire import NodeBoot, kernel_text_observations
+from healer.text import Said, joined, say
 
 _AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 #: What marks an entry of `context.yaml` among the names that cases have to prove.
@@ -71,33 +72,36 @@ def run_forecast_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[
     by_name = {forecast.rule: forecast for forecast in rules.forecasts}
     results = []
     for source in sources:
-        for at, case in source.entries("cases", ForecastCase):
+        for at, case in source.entries(ForecastCase):
             rule = by_name.get(case.rule)
             if rule is None:
-                at.wrong("rule", f"there is no forecast {case.rule}", did_you_mean(case.rule, list(by_name)))
+                text = say("cases.no_forecast", name=case.rule)
+                at.wrong("rule", text, did_you_mean(case.rule, list(by_name)))
                 continue
             try:
                 results.append((at, case, _why_not_foretold(rule, case)))
             except CaseWrong as error:
-                at.at(*error.path).problem(f"{case.name}: {error.text}", error.hint)
+                at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
     return results
 
 
 def _why_not_foretold(rule: ForecastRule, case: ForecastCase) -> str:
     seen = likely(rule, _series(case))[0]
     if (seen is not None) is not case.likely:
-        return f"came: {sentence(rule, seen)}" if seen else "it is not found likely to fail"
+        return (
+            say("cases.forecast_came", text=sentence(rule, seen)) if seen else say("cases.no_forecast_came")
+        )
     to_days = rule.within_days if case.to_days is None else case.to_days
     if seen is None or case.from_days <= seen.days <= to_days:
         return ""
-    return f"came: in {seen.days:.1f} days: {sentence(rule, seen)}"
+    return say("cases.forecast_in_days", days=seen.days, text=sentence(rule, seen))
 
 
 def _series(case: ForecastCase) -> NDArray[np.float64]:
     """(POINTS, 1), as the trends have it."""
     most = POINTS // _PER_DAY
     if not 0 < len(case.days) <= most:
-        raise CaseWrong(("days",), f"days: from 1 to {most}")
+        raise CaseWrong(("days",), say("rulebook.field", field="days", text=say("cases.days", most=most)))
     values = np.array([np.nan if day is None else day for day in case.days], np.float64)
     at = np.arange(len(values) * _PER_DAY) / _PER_DAY
     even = np.interp(at, np.arange(len(values)), values)  # a NaN makes its neighbours unknown too
@@ -166,9 +170,9 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
     names = {source.name for source in (*measured, *over_time, *foretold)}
     proving: list[Case | HistoryCase] = []
     for source in case_sources(rules_dir, problems, "*.yaml"):
-        for at, case in source.entries("cases", Case) if source.name not in names else ():
+        for at, case in source.entries(Case) if source.name not in names else ():
             if wrong := _wrong(case):
-                at.problem(f"{case.name}: {wrong}")
+                at.problem(say("cases.of_case", name=case.name, text=wrong))
                 continue
             proving.append(case)
             note(at, case.name, _why_not(rules, case))
@@ -190,9 +194,9 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
 def _wrong(case: Case) -> str:
     forms = (case.lines, case.fault is not None and case.fault_class is not None, case.alert)
     if sum(map(bool, forms)) != 1:
-        return "a case has either lines, or fault and class, or an alert"
+        return say("cases.one_kind")
     nothing = case.expect is None and not case.must_not
-    return "a case says what to expect, or what must not be" if nothing else ""
+    return say("cases.expects_nothing") if nothing else ""
 
 
 def _unproven(
@@ -210,11 +214,14 @@ def _unproven(
     for at, name in _to_prove(rules_dir):
         lacks = [
             text
-            for text, named in (("expects it", expected), ("says where it must not be", forbidden))
+            for text, named in (
+                (say("cases.has_no_expect"), expected),
+                (say("cases.has_no_must_not"), forbidden),
+            )
             if name not in named
         ]
         if lacks:
-            why = f"no case {' and none '.join(lacks)}"
+            why = joined(lacks, "semicolon")
             found.append(CaseResult(file=at.source.name, line=at.line, name=name, why=why))
     return found
 
@@ -242,7 +249,7 @@ def _to_prove(rules_dir: Path) -> Iterator[tuple[Where, str]]:
         ("forecasts.yaml", "", FORECAST_FAULT),
     ):
         source = Source.if_there(rules_dir / file, file, problems)
-        items = (source.data or {}).get(kind, ()) if kind else source.items("rules")
+        items = (source.data or {}).get(kind, ()) if kind else source.items()
         for index, item in enumerate(items):
             at = source.at(kind, index) if kind else source.at(index)
             yield at, f"{before}{item.get('name')}"
@@ -253,7 +260,7 @@ def _why_not(rules: Ruleset, case: Case) -> str:
     for want in case.must_not:
         for got in seen:
             if _differs(want, got) is None:
-                return f"must not be: {got['fault']} by {got['rule']}"
+                return say("cases.finding_forbidden", finding=_named_finding(got))
     return "" if case.expect is None else _compare(case.expect, seen)
 
 
@@ -309,17 +316,21 @@ def _shown(finding: Finding) -> dict[str, Any]:
 
 def _compare(expected: Sequence[Expected], seen: Sequence[dict[str, Any]]) -> str:
     if len(expected) != len(seen):
-        came = ", ".join(f"{finding['fault']} by {finding['rule']}" for finding in seen) or "none"
-        return f"expected {len(expected)} findings, came {len(seen)}: {came}"
+        came = joined(map(_named_finding, seen), "comma") if seen else say("cases.none")
+        return say("cases.findings_count", wanted=len(expected), got=len(seen), came=came)
     for number, (want, got) in enumerate(zip(expected, seen, strict=True), start=1):
         if (why := _differs(want, got)) is not None:
-            return f"finding {number}: {why}"
+            return say("cases.of_finding", number=number, text=why)
     return ""
+
+
+def _named_finding(finding: dict[str, Any]) -> Said:
+    return say("cases.finding_by", fault=finding["fault"], rule=finding["rule"])
 
 
 def _differs(want: Expected, got: dict[str, Any]) -> str | None:
     """The first field that is another one; None where the finding is as it says."""
     for field, value in msgspec.to_builtins(want).items():
         if value is not None and str(got.get(field)) != str(value):
-            return f"expected {field} {value}, came {got.get(field)}"
+            return say("cases.field_differs", field=field, wanted=str(value), got=str(got.get(field)))
     return None

@@ -111,6 +111,7 @@ class Healer:
 
     def notice_fault(self, fault: Fault) -> None:
         self._streak = 0
+        self.on_fault_near(fault)  # its node may have come back since the fault was expected
         self.on_fault(fault)
         at = self.site.later(ON_THE_WAY_S)
         if fault.way.lines:

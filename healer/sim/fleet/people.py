@@ -66,7 +66,16 @@ class People:
     def _notice(self, fault: Fault) -> None:
         """People notice even a fault that stops nothing after some time."""
         if (fault.way.hardware or fault.way.slower > 1) and fault.way_name != "unplanned-work":
-            self.site.agenda.at(self.site.later(fault.notice_s), lambda: self._by_hand(fault))
+            self._later(fault.notice_s, lambda: self._if_noticed(fault))
+
+    def _if_noticed(self, fault: Fault) -> None:
+        """Slow nodes and wrong numbers show in jobs alone: where none runs, people cannot notice them."""
+        way, node = fault.way, fault.node
+        running = (job for job in self.site.snapshot().jobs.values() if job.state == "RUNNING")
+        if not (way.slower > 1 or way.wrong_numbers) or any(node in job.nodes for job in running):
+            self._by_hand(fault)
+        elif fault in self.site.active.get(node, ()):
+            self._later(fault.notice_s, lambda: self._if_noticed(fault))
 
     # --- runs that wait for somebody ---
 

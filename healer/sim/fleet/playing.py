@@ -33,6 +33,7 @@ from healer.sim.fleet.windows import Windows
 from healer.sim.ledger_tables import Tables
 from healer.sim.planted_faults import INNOCENT, PCI, TEARDOWN
 from healer.sim.stores import MemoryColumns
+from healer.text import joined, say
 
 #: Turns at one moment; more is an endless loop.
 _AT_ONE_MOMENT = 1000
@@ -274,7 +275,13 @@ class Happenings:
         for happening in site.scenario.happenings:
             do = _KINDS.get(happening.what)
             if do is None:
-                raise BadScenario(f"nothing happens as {happening.what!r}; there are {', '.join(_KINDS)}")
+                raise BadScenario(
+                    say(
+                        "simulation.nothing_happens_there_are",
+                        what=happening.what,
+                        kinds=joined(_KINDS, "comma"),
+                    )
+                )
             at = site.scenario.start + timedelta(hours=happening.at_h)
             do(self, happening, at)
 
@@ -411,7 +418,7 @@ class Happenings:
         shown = self.site.snapshot().nodes.values()
         here = [node.name for node in shown if happening.place in {node.rack, node.switch, node.name}]
         if not here:
-            raise BadScenario(f"{happening.what}: the fleet has no rack, switch or node {happening.place!r}")
+            raise BadScenario(say("simulation.fleet_has_no_rack", what=happening.what, place=happening.place))
         if happening.nodes:
             first = self.site.names.index(here[0])
             here = self.site.names[first : first + happening.nodes]

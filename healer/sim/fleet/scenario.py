@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 import yaml
 
+from healer.model.vocabulary import UserError
 from healer.sim.planted_faults import WAYS
-from healer.sim.slurm_nouns import SlurmTimes
+from healer.sim.slurm_world import SlurmTimes
+from healer.text import joined, said_by, say
 
 SHIPPED = Path(__file__).parent / "scenarios"
 SPARES = "spares"
 
 
-class BadScenario(ValueError):
+class BadScenario(UserError):
     """The text names the file and what is wrong in it."""
 
 
@@ -180,15 +182,17 @@ def load(name: str, *, days: float | None = None) -> Scenario:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         scenario = msgspec.convert(document, Scenario)
     except FileNotFoundError:
-        raise BadScenario(f"no scenario {name!r}; there are {', '.join(shipped())}, or give a file") from None
+        raise BadScenario(
+            say("simulation.no_scenario_there_are", name=name, shipped=joined(shipped(), "comma"))
+        ) from None
     except OSError as error:
-        raise BadScenario(f"{name} cannot be read: {error.strerror}") from error
+        raise BadScenario(say("simulation.cannot_read", name=name, why=error.strerror)) from error
     except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise BadScenario(f"{path.name}: {error}") from error
+        raise BadScenario(say("simulation.invalid", name=path.name, why=said_by(error))) from error
     if days is not None:
         scenario = msgspec.structs.replace(scenario, days=days)
     if wrong := _wrong(scenario):
-        raise BadScenario(f"{path.name}: {wrong}")
+        raise BadScenario(say("simulation.of", name=path.name, wrong=wrong))
     return scenario
 
 

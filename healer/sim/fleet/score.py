@@ -9,6 +9,7 @@ import msgspec
 from healer.sim.fleet.scenario import Scenario
 from healer.sim.fleet.site import Record, Site, Spent
 from healer.sim.planted_faults import WAYS, Way
+from healer.text import NO_WORDS, Said, joined, say
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -191,57 +192,63 @@ def _rounded(hours: dict[str, float]) -> dict[str, float]:
 _TOP = 10
 
 
-def card_text(card: Card) -> str:
+def card_text(card: Card) -> Said:
     """What `healer simulate` prints of healer's own card."""
     lines = [
-        f"{card.scenario}, seed {card.seed}: {card.nodes} nodes, {card.days:g} days, {card.mender}",
+        say(
+            "simulation.card", scenario=card.scenario, seed=card.seed, nodes=card.nodes, days=card.days,
+            mender=card.mender,
+        ),
         "",
-        f"effective training time   {card.effective:.4f}",
-        *[f"  {kind:24}{card.spent[kind]:.4f}" for kind in map(str, Spent) if kind != Spent.kept],
+        say("simulation.spent_kept", share=card.effective),
+        *(say(f"simulation.spent_{kind}", share=card.spent[kind]) for kind in Spent if kind != Spent.kept),
         "",
-        f"faults                    {card.faults} ({card.stopped_job} stopped the job, "
-        f"{card.skipped} on nodes that were out)",
-        f"found after               {_times_text(card.detect)}",
-        f"node taken out after      {_times_text(card.decide)}",
-        f"job works again after     {_times_text(card.restart)}",
-        f"drains                    {card.drains}, of these wrong {card.wrong_drains} "
-        f"({card.wrong_per_1000_node_days:.3f} per 1000 node-days)",
-        f"missed                    {card.missed}",
-        f"undiagnosed; stuck runs   {card.undiagnosed}; {card.stuck}",
-        f"returned, failed again    {card.returned}, {card.relapsed_day} within a day, "
-        f"{card.relapsed_week} within a week{_why(card.relapsed_by)}; floor {card.relapsed_floor:.1%}",
-        f"nodes out of service      {card.node_hours_out:,.0f} node-hours",
-    ]
-    lines += ["", "people", *(f"  {name:24}{count}" for name, count in card.people.items())]
-    lines += ["", "GPU-hours of the job that were lost, by cause"]
-    causes = list(card.lost_gpu_hours.items())[:_TOP]
-    lines += [f"  {name:24}{hours:>14,.1f}" for name, hours in causes]
+        say("simulation.faults", faults=card.faults, stopped=card.stopped_job, skipped=card.skipped),
+        say("simulation.found", after=_times_text(card.detect)),
+        say("simulation.taken_out", after=_times_text(card.decide)),
+        say("simulation.works_again", after=_times_text(card.restart)),
+        say(
+            "simulation.drains", drains=card.drains, wrong=card.wrong_drains,
+            rate=card.wrong_per_1000_node_days,
+        ),
+        say("simulation.missed", missed=card.missed),
+        say("simulation.undiagnosed", undiagnosed=card.undiagnosed, stuck=card.stuck),
+        say(
+            "simulation.returned", returned=card.returned, day=card.relapsed_day, week=card.relapsed_week,
+            why=_why(card.relapsed_by), floor=card.relapsed_floor,
+        ),
+        say("simulation.out", hours=card.node_hours_out),
+        "",
+        say("simulation.people"),
+        *(f"  {name:24}{count}" for name, count in card.people.items()),
+        "",
+        say("simulation.lost"),
+        *(f"  {name:24}{hours:>14,.1f}" for name, hours in list(card.lost_gpu_hours.items())[:_TOP]),
+    ]  # fmt: skip
     if card.incidents:
-        lines += ["", "incidents", *(f"  {name:40}{count}" for name, count in card.incidents.items())]
+        lines += ["", say("simulation.incidents")]
+        lines += [f"  {name:40}{count}" for name, count in card.incidents.items()]
     if card.fed:
-        fed = ", ".join(f"{value:,g} {name}" for name, value in card.fed.items())
-        lines += ["", f"simulated: {fed}"]
-    return "\n".join(lines)
+        fed = joined([f"{value:,g} {name}" for name, value in card.fed.items()], "comma")
+        lines += ["", say("simulation.fed", fed=fed)]
+    return joined(lines, "line")
 
 
-def _why(counted: dict[str, int]) -> str:
-    reasons = ", ".join(f"{count} {because}" for because, count in counted.items())
-    return f" ({reasons})" if reasons else ""
+def _why(counted: dict[str, int]) -> Said:
+    reasons = [say(f"simulation.because_{because}", n=count) for because, count in counted.items()]
+    return say("simulation.why", reasons=joined(reasons, "comma")) if reasons else NO_WORDS
 
 
-def _times_text(times: Times) -> str:
+def _times_text(times: Times) -> Said:
     if times.median_s is None or times.p95_s is None:
-        return "never"
-    return f"{times.median_s:,.1f} s, 95 % within {times.p95_s:,.1f} s ({times.count})"
+        return say("simulation.never")
+    return say("simulation.times", median=times.median_s, p95=times.p95_s, n=times.count)
 
 
-def compared(cards: Sequence[Card]) -> str:
-    """One row each."""
-    head = (
-        "", "effective", "found, median", "works again, median", "drains", "wrong", "missed", "by people",
-        "out, node-h",
-    )  # fmt: skip
-    rows = [head] + [
+def compared(cards: Sequence[Card]) -> list[tuple[str, ...]]:
+    """A row of headings, and one for each."""
+    heads = ("effective", "found", "works_again", "drains", "wrong", "missed", "people", "out")
+    return [("", *(say(f"simulation.head_{head}") for head in heads))] + [
         (
             card.mender,
             f"{card.effective:.4f}",
@@ -255,15 +262,11 @@ def compared(cards: Sequence[Card]) -> str:
         )
         for card in cards
     ]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in
-                  enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows
-    )  # fmt: skip
 
 
 def _median_text(times: Times) -> str:
     if times.median_s is None:
         return "-"
-    return f"{times.median_s:.0f} s" if times.median_s < 600 else f"{times.median_s / 60:.0f} min"
+    if times.median_s < 600:
+        return say("simulation.seconds", n=times.median_s)
+    return say("simulation.minutes", n=times.median_s / 60)

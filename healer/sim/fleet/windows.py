@@ -6,7 +6,7 @@ and closes some time after the node has left. Its nodes measure as a whole fleet
 measured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -302,8 +302,11 @@ class Windows:
         self._stalls = Stalls(site, self._open_for_stall)
         #: The longest start of the large job so far, s: senses over a whole fleet have seen each.
         self._start_s = 0.0
-        #: The large job's restart count when it last began to work, and when its nodes were last looked at.
-        self._worked = self._life = -1
+        #: The large job's restart count when it last began to work.
+        self._worked = -1
+        #: The jobs as Slurm showed them last, and those that ran, each with its restart count.
+        self._shown: Mapping[str, SlurmJob] = {}
+        self._lives: set[tuple[str, int]] = set()
         self._sample_at_random()
 
     def look(self) -> None:
@@ -314,24 +317,33 @@ class Windows:
         if works_since is not None and started is not None and job.restarts != self._worked:
             self._worked = job.restarts
             self._start_s = max(self._start_s, (works_since - started).total_seconds())
-        if job.state != "RUNNING" or job.restarts == self._life:
+        self._look_at_starts()
+
+    def _look_at_starts(self) -> None:
+        """A fault that showed nothing on an idle node shows on one at work."""
+        shown = self._site.snapshot().jobs
+        if shown is self._shown:
             return
-        # A fault that showed nothing on an idle node shows on one at work.
-        self._life, nodes = job.restarts, set(job.nodes)
-        for node in sorted(self._site.active.keys() & nodes):
+        self._shown, before = shown, self._lives
+        running = [job for job in shown.values() if job.state == "RUNNING"]
+        self._lives = {(job.id, job.restarts) for job in running}
+        began = [job for job in running if (job.id, job.restarts) not in before]
+        for node in sorted(self._site.active.keys() & {node for job in began for node in job.nodes}):
             for fault in self._site.active[node]:
                 if not any(node in window.names for window in self._now_open):
                     self._near(fault)
 
     def _near(self, fault: Fault) -> None:
         way = fault.way
-        if not (way.sensors or way.port_down or way.wrong_numbers) or fault.node in self._site.out_before:
+        shows = way.sensors or way.port_down or way.wrong_numbers
+        if not shows or self._site.slurm.node(fault.node).held:
             return
         until = max(fault.at, self._site.now) + timedelta(minutes=self._spec.after_min)
         window = next((window for window in self._now_open if fault.node in window.names), None)
         if window is not None:
             window.until = max(window.until, until)
-            window.faults.append(fault)
+            if fault not in window.faults:
+                window.faults.append(fault)
         else:
             window = self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
         self._report_until(window, fault)
@@ -360,9 +372,11 @@ class Windows:
         return left is not None and (self._site.now - left).total_seconds() > AFTERWARDS_S
 
     def _around(self, node: str, many: int) -> list[str]:
-        """The node with its neighbours in the job, which are its peers."""
-        job = self._site.snapshot().jobs[self._site.job]
-        names = list(job.nodes) if node in job.nodes else self._site.names
+        """The node with its neighbours in its job, which are its peers; a small job is filled up."""
+        jobs = [job for job in self._site.snapshot().jobs.values() if job.state == "RUNNING"]
+        names = next((list(job.nodes) for job in jobs if node in job.nodes), self._site.names)
+        if len(names) < many:
+            return names + [name for name in self._site.names if name not in names][: many - len(names)]
         at = names.index(node)
         begin = max(0, min(at - many // 2, len(names) - many))
         return names[begin : begin + many]

@@ -6,11 +6,11 @@ import threading
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres.tables import metadata
+from healer.adapters.postgres.upgrade_plan import plan
 
 _COLUMNS = """
     SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity
@@ -47,9 +47,7 @@ def test_upgrade_says_where_it_came_from_and_a_second_one_changes_nothing(empty_
 
 
 def test_the_names_of_the_files_tell_their_revisions_in_order() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(migrate.migrations_folder()))
-    scripts = ScriptDirectory.from_config(config)
+    scripts = ScriptDirectory.from_config(migrate.alembic_config())
     assert migrate.revisions() == [one.revision for one in scripts.walk_revisions()][::-1]
     assert migrate.head() == scripts.get_current_head()
 
@@ -66,13 +64,66 @@ def test_two_upgrades_at_once_take_turns(empty_database: sa.Engine) -> None:
     assert sorted(before is None for before, _ in results) == [False, True]
 
 
-def test_a_database_of_a_newer_healer_is_refused_and_left_alone(fresh_database: sa.Engine) -> None:
-    with fresh_database.begin() as connection:
+def _made_by_newer(database: sa.Engine, works_with: str) -> None:
+    with database.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.exec_driver_sql(f"COMMENT ON TABLE alembic_version IS '{works_with}'")
+
+
+def test_a_database_of_a_newer_healer_is_refused_and_left_alone(fresh_database: sa.Engine) -> None:
+    _made_by_newer(fresh_database, works_with="9998")
     with pytest.raises(migrate.MigrationError, match="9999"):
         migrate.upgrade(fresh_database)
     with fresh_database.connect() as connection:
         assert migrate.current(connection) == "9999"
+
+
+def test_the_version_before_works_with_tables_that_keep_it(fresh_database: sa.Engine) -> None:
+    """A version is taken back, or its parts run beside newer ones: nothing is changed for that."""
+    _made_by_newer(fresh_database, works_with=migrate.head())
+    with fresh_database.begin() as connection:
+        connection.execute(sa.text("REVOKE SELECT ON runs FROM healer_api"))
+    assert migrate.upgrade(fresh_database) == ("9999", "9999")
+    with fresh_database.connect() as connection:
+        granted = sa.text("SELECT has_table_privilege('healer_api', 'runs', 'SELECT')")
+        assert connection.scalar(granted) is False, "rights are the newer healer's"
+
+
+@pytest.mark.parametrize(
+    ("keep", "oldest"), [((), "0003"), (("0003",), "0002"), (("0002", "0003"), "0001"), (("0002",), "0003")]
+)
+def test_an_upgrade_notes_the_oldest_healer_that_works_with_its_tables(
+    fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch, keep: tuple[str, ...], oldest: str
+) -> None:
+    chain = [migrate.Migration(name, "", name in keep) for name in ("0001", "0002", "0003")]
+    monkeypatch.setattr(migrate, "migrations", lambda: chain)
+    with fresh_database.begin() as connection:
+        migrate.note_oldest(connection, "0003")
+        comment = "SELECT obj_description('alembic_version'::regclass, 'pg_class')"
+        assert connection.scalar(sa.text(comment)) == oldest
+
+
+def test_the_plan_names_what_each_migration_holds_up_and_changes_nothing(empty_database: sa.Engine) -> None:
+    with empty_database.begin() as connection:
+        command.upgrade(migrate.alembic_config(connection=connection), "0035")
+    with empty_database.connect() as connection:
+        planned = plan(connection)
+        assert migrate.current(connection) == "0035"
+    assert [migration.revision for migration in planned] == [
+        one for one in migrate.revisions() if one > "0035"
+    ]
+    columns, runs = planned[0], planned[3]
+    assert columns.title.startswith("What reports count")
+    assert [(table.table, table.effects) for table in columns.touched] == [
+        ("incidents", ("rewritten", "indexed"))
+    ]
+    assert [(table.table, table.effects) for table in runs.touched] == [("runs", ("indexed",))]
+    assert planned[2].touched == (), "a table that it makes itself holds up no one"
+
+
+def test_every_migration_can_be_planned(empty_database: sa.Engine) -> None:
+    with empty_database.connect() as connection:
+        assert [migration.revision for migration in plan(connection)] == migrate.revisions()
 
 
 @pytest.mark.parametrize("provided", [False, True])
@@ -82,11 +133,8 @@ def test_who_had_a_token_above_viewer_is_a_person_where_there_is_no_provider(
     tokens = [("t1", "admin", "ann"), ("t2", "operator", "ann"), ("t3", "viewer", "vic")]
     tokens += [("t4", "operator", "ann/ci"), ("t5", "operator", "operator-t5"), ("t7", "admin", "healer")]
     tokens += [("t6", "admin", "break-glass (ada)")]
-    config = Config()
-    config.set_main_option("script_location", str(migrate.migrations_folder()))
     with empty_database.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0036")
+        command.upgrade(migrate.alembic_config(connection=connection), "0036")
         if provided:
             known = "VALUES ('eva', 'https://sso.example', '42', '[]', now(), now())"
             columns = "name, issuer, subject, groups, created_at, seen_at"
@@ -114,11 +162,8 @@ def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine)
         "gpu-hot": [{"text": "z", "sense": "metrics"}],
     }
     row = "INSERT INTO incidents (id, cluster, rule, state, severity, opened, updated, doc) VALUES "
-    config = Config()
-    config.set_main_option("script_location", str(migrate.migrations_folder()))
     with empty_database.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0024")
+        command.upgrade(migrate.alembic_config(connection=connection), "0024")
         for fault, told in before.items():
             doc = json.dumps({"fault": fault, "evidence": told})
             values = "(:fault, 'pod1', 'r', 'open', 'P3', now(), now(), cast(:doc AS jsonb))"
@@ -138,3 +183,47 @@ def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine)
         assert {fault: [one["text"] for one in told] for fault, told in rows} == {
             fault: [one["text"] for one in told] for fault, told in before.items()
         }
+
+
+def brought_to(revision: str, database: sa.Engine) -> None:
+    with database.begin() as connection:
+        command.upgrade(migrate.alembic_config(connection=connection), revision)
+
+
+def test_a_table_in_use_delays_the_upgrade_and_no_one_else(
+    empty_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0042 makes a trigger on a table in which a transaction of somebody else has written."""
+    brought_to("0041", empty_database)
+    write = sa.text(
+        "INSERT INTO inbox (cluster, kind, digest, arrived_at, doc) VALUES ('a', 'b', :digest, now(), '{}')"
+    )
+    pauses = []
+    with empty_database.connect() as slow:
+        slow.execute(write, {"digest": b"slow"})
+
+        def pause(_: float) -> None:
+            with empty_database.begin() as other:
+                other.exec_driver_sql("SET LOCAL lock_timeout = 100")
+                other.execute(write, {"digest": b"other"})
+            slow.commit()
+            pauses.append(1)
+
+        monkeypatch.setattr(migrate.time, "sleep", pause)
+        assert migrate.upgrade(empty_database) == ("0041", migrate.head())
+    assert pauses == [1]
+
+
+def test_an_upgrade_that_was_cut_off_goes_on_from_there(
+    empty_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought_to("0039", empty_database)
+    monkeypatch.setattr(migrate, "_TRIES", 1)
+    with empty_database.connect() as slow:
+        slow.exec_driver_sql("LOCK TABLE inbox IN ROW EXCLUSIVE MODE")
+        with pytest.raises(migrate.MigrationError, match="revision 0041"):
+            migrate.upgrade(empty_database)
+    with empty_database.connect() as connection:
+        noted = sa.text("SELECT obj_description('alembic_version'::regclass, 'pg_class')")
+        assert (migrate.current(connection), connection.scalar(noted)) == ("0041", "0041")
+    assert migrate.upgrade(empty_database) == ("0041", migrate.head())

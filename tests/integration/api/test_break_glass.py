@@ -120,9 +120,10 @@ def test_a_new_seal_takes_the_place_of_the_one_before(served: Served) -> None:
 def test_wrong_secrets_are_counted_by_address(served: Served) -> None:
     api, client = served
     glass(api).seal(by="root")
-    wrong = [opened(client, f"GLASS-{'A' * number}A").status_code for number in range(int(BURST))]
-    assert set(wrong) == {403}
-    assert opened(client, "GLASS-BBBB").status_code == 429
+    answers = list[int]()  # the budget earns one every 2 s while this goes on
+    while 429 not in answers and len(answers) < 10 * BURST:
+        answers.append(opened(client, f"GLASS-{'A' * len(answers)}A").status_code)
+    assert answers.pop() == 429 and len(answers) >= BURST and set(answers) == {403}
     assert verbs(api) == ["break_glass.sealed"]
 
 

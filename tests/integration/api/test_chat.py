@@ -100,11 +100,11 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
     slack.api.token(Role.operator, name="ann")
     assert slack.press("U0ANN", "approve", run) == "ann approved drain on gpu0001."
     said = slack.press("U0ANN", "reject", f"by_hand:{other}")
-    assert said == "ann rejected drain on gpu0002. Nothing is done; the incident stays open."
+    assert said == "ann rejected drain on gpu0002. Nothing will be done; the incident stays open."
     headers = slack.api.headers("auditor")
     records = slack.client.get("/api/v1/audit?verb=run.", headers=headers).json()["items"]
     assert [(one["subject"], one["verb"], one["actor"], one["data"]["reason"]) for one in records] == [
-        (f"run/{other}", "run.rejected", "ann", "rejected in Slack: I look after it by hand"),
+        (f"run/{other}", "run.rejected", "ann", "rejected in Slack: I will handle it manually"),
         (f"run/{run}", "run.approved", "ann", "approved in Slack"),
     ]
 
@@ -113,7 +113,7 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
     ("user", "says"),
     [
         ("U0NOBODY", "healer does not know you"),
-        ("U0VIC", "it takes the role operator, yours is viewer"),
+        ("U0VIC", "this requires the role operator; yours is viewer"),
         ("U0FAR", "there is no run"),
         ("", "healer does not know you"),
     ],

@@ -124,7 +124,7 @@ def test_the_command_line_shows_and_ends(served: Served, tmp_path: Path) -> None
     shown = healer("person", "ann")
     assert all(word in shown for word in ("service account", "session", "incident", "run", "pause"))
     ended = healer("person", "ann", "--end", "--to", "bob", "--reason", "left")
-    assert ended.startswith("ended of ann: 3 tokens and accounts, 1 sessions; 1 incidents assigned to bob")
+    assert "ann: 3 tokens and accounts, 1 session" in ended and "assigned to bob" in ended
     assert json.loads(healer("person", "ann", "--json"))["tokens"] == []
     refused = CliRunner().invoke(build(), ["person", "ann", "--end"], env=env)
     assert "--reason" in str(refused.exception)

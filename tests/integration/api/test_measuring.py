@@ -296,7 +296,7 @@ def test_a_token_bound_to_a_node_tells_of_the_jobs_there_alone(served: Served) -
     count = len(step_body()["samples"])
     rejected = answer.json()["rejected"]
     assert [one["index"] for one in rejected] == list(range(count))
-    assert "Slurm does not show the job 4712 there" in rejected[0]["reason"]
+    assert "Slurm does not show the job 4712 on it" in rejected[0]["reason"]
     elsewhere = api.headers("signals", node="gpu0003")
     answer = client.post(STEPS, json=step_body(node="gpu0003"), headers=elsewhere).json()
     assert (answer["accepted"], len(answer["rejected"])) == (0, count)

@@ -143,5 +143,5 @@ def test_the_command_line_lists_and_retries(told, monkeypatch: pytest.MonkeyPatc
     table = shell.invoke(build(), ["messages"]).output
     assert "PagerDuty answered 500" in table
     done = shell.invoke(build(), ["messages", "retry", PAGE, "--reason", "the pager is back"])
-    assert done.output == f"{PAGE} is delivered to night once more\n"
+    assert done.output == f"{PAGE} will be sent to night again\n"
     assert [one["state"] for one in listed(told, "?channel=night")] == ["due"]

@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import msgspec
+import sqlalchemy as sa
 
-from healer.adapters.postgres.incident_rows import add_verdict
 from healer.adapters.postgres.node_rows import save_bursts, save_inventories
+from healer.adapters.postgres.tables import verdicts
 from healer.incidents.incident_verdict import verdict_of
 from healer.model import (
     Controller,
@@ -21,6 +22,7 @@ from healer.model import (
     SlurmJob,
     Trouble,
 )
+from healer.text.said import to_stored
 from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, snapshot
 from tests.support.wait import wait_until
 
@@ -202,7 +204,9 @@ def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Se
         save_incident(conn, incident(50, **over))
         before = msgspec.structs.replace(verdict_of(one, RULES), sentence="As it was first.")
         for number, verdict in enumerate((before, verdict_of(one, RULES))):
-            add_verdict(conn, one.id, verdict, one.opened + timedelta(seconds=number))
+            at = one.opened + timedelta(seconds=number)
+            row = {"incident": one.id, "at": at, "doc": to_stored(verdict)}
+            conn.execute(sa.insert(verdicts).values(row))
     told = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
     assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(told)
     assert told["verdict"]["sentence"].startswith("GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)")

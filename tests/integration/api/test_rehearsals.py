@@ -233,8 +233,8 @@ def test_what_cannot_be_proof_is_said(served: Served) -> None:
     unjudged = save(api, judged(1, None))
     name = finished(served, [*unjudged, "f" * 32])
     assert prove(served, name, role="operator").status_code == 403
-    assert "is judged" in prove(served, name).json()["detail"]
-    assert "does not touch" in prove(served, name, rules=["other"]).json()["detail"]
+    assert "has been reviewed" in prove(served, name).json()["detail"]
+    assert "does not affect" in prove(served, name, rules=["other"]).json()["detail"]
     assert prove(served, "none").status_code == 404
 
 
@@ -336,7 +336,7 @@ def test_the_next_process_finds_that_the_last_one_died(running: Any) -> None:
     later()
     assert (book.find(name).state, book.find(name).problem) == (
         "failed",
-        "the process that replayed it has ended",
+        "the process that ran the replay has ended",
     )
 
 

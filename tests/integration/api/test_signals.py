@@ -119,6 +119,36 @@ def test_wrong_bodies_are_problems(served: Served) -> None:
     assert (form.status_code, packed.status_code) == (415, 415)
 
 
+def test_a_reason_is_in_the_language_of_its_reader_also_when_it_was_stored(served: Served) -> None:
+    api, client = served
+    with api.engine.begin() as conn:
+        # As a version before the catalogue stored it, once this one has upgraded the column.
+        conn.execute(
+            sa.text(
+                "INSERT INTO losses (cluster, source, reason, who, count, first_seen, last_seen, example) "
+                "VALUES ('pod1', 'old', 'rejected', '', 1, now(), now(), to_jsonb('line: too long'::text))"
+            )
+        )
+    headers = api.headers("signals")
+    chinese = {"Accept-Language": "zh"}
+    wrong = [client.post(KERNEL, json=body("cpu1"), headers=headers | more).json() for more in ({}, chinese)]
+    assert [one["rejected"][0]["reason"] for one in wrong] == [
+        "node: cpu1 is not a node of cluster pod1",
+        "node：cpu1 不是集群 pod1 的节点",
+    ]
+    whole = client.post(KERNEL, json={"entries": 3}, headers=headers | chinese).json()
+    assert whole["detail"] == "请求体：`entries` 必须是带 `line` 的对象列表"
+    api.app.state.losses.flush()
+    told = [
+        client.get("/api/v1/signals/losses", headers=api.headers("viewer") | more).json()["items"]
+        for more in ({}, chinese)
+    ]
+    examples = [{one["source"] + "/" + one["reason"]: one["example"] for one in items} for items in told]
+    assert examples[0]["kernel-log/rejected"] == "node: cpu1 is not a node of cluster pod1"
+    assert examples[1]["kernel-log/rejected"] == "node：cpu1 不是集群 pod1 的节点"
+    assert examples[0]["old/rejected"] == examples[1]["old/rejected"] == "line: too long"
+
+
 def test_a_packed_body_is_bounded_when_unpacked(served: Served) -> None:
     api, client = served
     headers = {**api.headers("signals"), "Content-Encoding": "gzip", "Content-Type": "application/json"}

@@ -141,7 +141,7 @@ def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path, so
     bench = Bench(tmp_path, soon=soon, limit=60)
     bench.store.error = Unavailable("away")
     assert bench.put(["a" * 20]) == [True]
-    with pytest.raises(NoRoom, match="full") as told:
+    with pytest.raises(NoRoom, match="its limit") as told:
         bench.put(["b" * 20, "c" * 20])
     assert (told.value.entries, bench.spool.state().entries) == (2, 1)
 

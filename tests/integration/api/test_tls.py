@@ -95,7 +95,7 @@ def test_files_that_cannot_be_used_leave_the_old_certificate_and_the_log_says_wh
     expired = secure.authority.sign("expired", "healer.example", NAMES, "-days", "-1")
     good = (secure.files.cert.read_bytes(), secure.files.key.read_bytes())
     for cert, key, why in (
-        (other.cert.read_bytes(), good[1], "the key is not that of the certificate"),
+        (other.cert.read_bytes(), good[1], "the key does not belong to the certificate"),
         (good[0][:200], good[1], "holds no certificate"),
         (good[0], b"", "cannot be used"),
         (expired.cert.read_bytes(), expired.key.read_bytes(), "it has expired"),

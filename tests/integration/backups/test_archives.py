@@ -72,9 +72,9 @@ def test_members_that_were_added_or_exchanged_are_found(whole: bytes, tmp_path: 
         out.write(bytes(1024))
         return out.getvalue()
 
-    assert "added or taken out" in refusal(built([("rules/evil.yaml", b"x"), *members]), tmp_path)
-    assert "added or taken out" in refusal(built(members[1:]), tmp_path)
-    assert "names were changed" in refusal(built([("../evil", b"x"), *members]), tmp_path)
+    assert "added or removed" in refusal(built([("rules/evil.yaml", b"x"), *members]), tmp_path)
+    assert "added or removed" in refusal(built(members[1:]), tmp_path)
+    assert "names are different" in refusal(built([("../evil", b"x"), *members]), tmp_path)
     assert "no manifest" in refusal(built([*members, ("later", b"x")]), tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_one_of_a_newer_healer_names_it(
 
 
 def test_other_files_are_no_backup(tmp_path: Path) -> None:
-    assert "no backup of healer" in refusal(b"hello\n" * 1000, tmp_path)
+    assert "not a backup of healer" in refusal(b"hello\n" * 1000, tmp_path)
     with pytest.raises(BackupUnusable, match="No such file"), reading(tmp_path / "none"):
         pass
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from alembic.config import Config
 
 from healer.adapters.postgres import migrate, roles
 from healer.adapters.postgres.audit_rows import PostgresChain, append
@@ -178,11 +177,8 @@ def test_parts_that_are_connected_are_named(
 
 
 def test_a_backup_of_an_older_healer_is_upgraded(empty_database: sa.Engine, tmp_path: Path) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(migrate.migrations_folder()))
     with empty_database.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0033")
+        command.upgrade(migrate.alembic_config(connection=connection), "0033")
     (tmp_path / "old").mkdir()
     file = tmp_path / "b.tar"
     make_backup(source(empty_database, tmp_path / "old"), file, None, by="ann")

@@ -57,6 +57,6 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
     assert wrong.stderr.startswith("healer: line 1 is not the header of a healer audit export")
     missing = healer("audit", "verify", "--file", tmp_path / "missing")
     assert missing.returncode == 1
-    assert missing.stderr == f"healer: {tmp_path}/missing cannot be read: No such file or directory.\n"
+    assert missing.stderr == f"healer: {tmp_path}/missing cannot be read: No such file or directory\n"
     misuse = healer("audit", "verify", "--key", "0" * 64)
     assert misuse.returncode == 2

@@ -44,7 +44,7 @@ def test_each_fault_of_a_certificate_is_named(authority: Authority) -> None:
     ended = authority.sign("ended", "healer.example", "DNS:healer.example", "-days", "-1")
     assert "the certificate expires at" in by(soon)["TLS"].text
     assert "the certificate expired at" in by(ended)["TLS"].text
-    assert "the key is not that of the certificate" in by(Pair(good.cert, soon.key))["TLS"].text
+    assert "the key does not belong to the certificate" in by(Pair(good.cert, soon.key))["TLS"].text
     good.key.chmod(0o644)
     assert f"other users can read {good.key} (mode 0644)" in by(good)["TLS"].text
     for files in (soon, ended, good):

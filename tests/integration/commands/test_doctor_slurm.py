@@ -37,6 +37,7 @@ def a_token(**claims: object) -> str:
     [
         (1830, True, "for healer, expires in 30 minutes"),
         (-630, False, "for healer, expired 1[01] minutes ago"),
+        (-3, False, "for healer, expired 0 minutes ago"),
     ],
 )
 def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: str) -> None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import append
 from healer.bootstrap.all_checks import mended
+from healer.bootstrap.clock_checks import look_at_clocks
 from healer.bootstrap.coverage_checks import look_at_coverage, look_at_unused_rules
 from healer.bootstrap.doctor_checks import Look
 from healer.bootstrap.file_checks import look_at_files
@@ -22,6 +23,7 @@ from healer.embedded.running import Running
 from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
 from healer.settings import Settings, load
+from healer.text import quoted
 from tests.support.processes import clean_environ
 
 pytestmark = pytest.mark.heavy
@@ -57,6 +59,22 @@ def test_modes_are_found_and_mended(tmp_path: Path) -> None:
     assert [look.ok for look in look_at_files(settings(folder))] == [True]
 
 
+def test_a_secret_of_the_site_that_everybody_reads_is_found_and_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, token, login = tmp_path / "data", tmp_path / "slurm-token", tmp_path / "database-url"
+    data.mkdir(mode=0o755)
+    for path in (token, login):
+        path.write_text("x")
+        path.chmod(0o644)
+    monkeypatch.setenv("HEALER_DATABASE_URL_FILE", str(login))
+    where = settings(data, HEALER_SLURM_TOKEN_FILE=str(token))
+    found = look_at_files(where)
+    assert [look.repair for look in found] == [f"chmod 0640 {token}", f"chmod 0640 {login}"]
+    assert not any(look.ok for look in found) and all(mended(look).ok for look in found)
+    assert (login.stat().st_mode & 0o777, look_at_files(where)[0].state) == (0o640, "ok")
+
+
 def test_the_note_of_a_killed_healer_is_removed_and_of_a_living_one_not(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -74,7 +92,9 @@ def test_what_cannot_be_mended_says_why() -> None:
     def fails() -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    found = mended(Look("files", False, "other users can read x", "chmod 0600 x", fails))
+    found = mended(
+        Look(quoted("files"), False, quoted("other users can read x"), quoted("chmod 0600 x"), fails)
+    )
     assert (found.ok, found.text) == (False, "other users can read x; not mended: Operation not permitted")
 
 
@@ -111,7 +131,7 @@ def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) ->
             )
     found = named(look_at_storage(of(fresh_database, tmp_path)))
     assert not found["backup"].ok and "healer backup" in found["backup"].repair
-    assert "MB more a day" in found["disk"].text
+    assert "MB a day" in found["disk"].text
     # The tests' server does not wait for the disk: that is what is to be found.
     assert not found["PostgreSQL settings"].ok and "fsync = off" in found["PostgreSQL settings"].text
     assert not found["seal"].ok and "pod1" in found["seal"].text, "a record of 20 days is not sealed"
@@ -128,13 +148,17 @@ def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path
     snapshot = SlurmSnapshot(cluster="pod1", taken_at=now, nodes=nodes, jobs={})
     PostgresSnapshots(fresh_database).put(snapshot)
     with fresh_database.begin() as conn:
-        row = {"cluster": "pod1", "kind": "heartbeat", "node": "gpu0001", "digest": b"1", "doc": {}}
-        conn.execute(sa.insert(tables.inbox).values(**row, arrived_at=now))
+        row = {"cluster": "pod1", "kind": "heartbeat", "node": "gpu0001", "arrived_at": now}
+        for digest, late_s in (b"1", 9), (b"2", 7), (b"3", 40):
+            doc = {"event_at": (now - timedelta(seconds=late_s)).isoformat()}
+            conn.execute(sa.insert(tables.inbox).values(**row, digest=digest, doc=doc))
         append(conn, audit_record("pod1", now, "healer", "x.y", "z"))
     where = of(fresh_database, tmp_path)
     (coverage,) = look_at_coverage(where)
     assert (
         coverage.text == "1 of 2 nodes of pod1 heard in the last minute; not heard: gpu0002 (never enrolled)"
     )
+    clock = named(look_at_clocks(where))["clocks of nodes"]
+    assert (clock.ok, clock.text) == (False, "0 of 1 nodes of pod1 within 5 s of healer; not: gpu0001 -7 s")
     (rules,) = look_at_unused_rules(where)
     assert rules.ok and rules.text.startswith("0 of ") and "never: " in rules.text

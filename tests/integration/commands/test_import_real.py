@@ -127,7 +127,7 @@ def test_what_rsyslog_writes(scratch: Path) -> None:
         report = healer("import", file, "--output", scratch / "past.jsonl")
         (source,) = report["sources"]
         assert (source["kind"], source["signals"]) == ("syslog", 1), file.read_text()
-        assert list(source["skipped"]) == ["not the kernel's own line"]
+        assert list(source["skipped"]) == ["not written by the kernel itself"]
         document = healer("replay", scratch / "past.jsonl")
         assert [incident["rule"] for incident in document["incidents"]] == ["gpu-lost"]
 
@@ -163,18 +163,38 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
     done = subprocess.run(
         [HEALER, *words], input=line, env=environ, capture_output=True, text=True, check=True
     )
-    assert "1 signals" in done.stdout
+    assert "1 signal, " in done.stdout
     for wrong, said in (
-        (["import", "-", "--as", "nonsense", "--output", "r"], "none of syslog"),
+        (["import", "-", "--as", "nonsense", "--output", "r"], "not one of syslog"),
         (["import", str(tmp_path / "missing"), "--output", "r"], "cannot be read"),
-        (["import", "-", "--time-zone", "Mars", "--output", "r"], "no time zone"),
-        (["import", "-", "--output", str(tmp_path / "no" / "r")], "is no folder"),
+        (["import", "-", "--time-zone", "Mars", "--output", "r"], "not a time zone"),
+        (["import", "-", "--output", str(tmp_path / "no" / "r")], "is not a folder"),
     ):
         done = subprocess.run(
             [HEALER, *wrong], input="", env=environ, capture_output=True, text=True, check=False
         )
         assert done.returncode != 0 and said in " ".join(done.stderr.split()), done.stderr
     assert os.listdir(tmp_path) == ["r.jsonl"]
+
+
+def test_a_killed_import_goes_on(tmp_path: Path) -> None:
+    """kill -9 while two processes read; the second start gives the bytes of one that nothing interrupted."""
+    (tmp_path / "logs").mkdir()
+    for number in range(2):
+        lines = f"{NOW} gpu000{number} cron: {'x' * 200}\n" * 20_000 + f"{NOW} gpu0001 kernel: {XID}\n"
+        (tmp_path / "logs" / f"{number}").write_text(lines)
+    words = ["import", tmp_path / "logs", "--output"]
+    healer(*words, tmp_path / "whole.jsonl")
+    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
+    killed = subprocess.Popen([HEALER, *words, tmp_path / "r.jsonl"], env=environ, stdout=subprocess.DEVNULL)
+    work = tmp_path / ".import-r.jsonl"
+    wait_until((work / "plan").exists, 60)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "r.jsonl").exists() and work.is_dir()
+    healer(*words, tmp_path / "r.jsonl")
+    assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not work.exists()
 
 
 def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from healer.adapters.identity_provider.device_flow import DeviceFlow
 from healer.adapters.identity_provider.provider_client import ProviderClient
 from healer.commands import login
 from healer.commands.cli import build
-from healer.model import Role
+from healer.model import Playbook, Role, Step, Verb
 from healer.model.grants import AccessRules, Grant
 from healer.ports.sign_in import SignIn
 from tests.support.api import TOKEN_KEY, Api, serving
@@ -100,6 +101,19 @@ def test_a_person_signs_in_acts_under_their_name_and_signs_out(site: Site) -> No
     late = lambda: site.healer("nodes", HEALER_TOKEN=secret)  # noqa: E731
     wait_until(lambda: late().exit_code == 1, 20, what="the session has ended")
     assert "(401)" in failed(late())
+
+
+def test_power_takes_a_sign_in_of_the_last_minutes(site: Site) -> None:
+    power = Playbook(name="power", title="Power", target="node", steps=(Step(id="off", do=Verb.power_cycle),))
+    site.api.rules = msgspec.structs.replace(
+        site.api.rules, playbooks=site.api.rules.playbooks | {"power": power}
+    )
+    run = ("run", "power", "--node", "gpu0001", "--reason", "hangs")
+    assert site.healer("login").exit_code == 0
+    assert "sign out at the identity provider and run `healer login`" in failed(site.healer(*run))
+    site.at.claims = {"auth_time": int(time.time())}
+    assert site.healer("login").exit_code == 0
+    assert site.healer(*run).exit_code == 0
 
 
 def test_a_session_of_a_command_is_no_cookie_and_a_cookie_no_token(site: Site) -> None:

@@ -236,9 +236,9 @@ def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple
     plan = healer("learn", "--node", "gpu0001").stdout
     assert "driver  580.65.06" in plan
     assert "gpu0003  driver 570.86.15" in plan
-    assert "1 nodes of the kind cpu differ, 1 told nothing\nnothing is taken: --yes takes it" in plan
+    assert "1 node of the kind cpu differs, 1 reported nothing\nnothing is recorded: --yes records it" in plan
     assert json.loads(healer("learn", "--show", "--json").stdout)["items"] == []
-    assert healer("learn", "--node", "gpu0001", "--yes").stdout.endswith("taken\n")
+    assert healer("learn", "--node", "gpu0001", "--yes").stdout.endswith("recorded\n")
     assert "cpu   gpu0001" in healer("learn", "--show").stdout
     shown = http.get(f"/api/v1/nodes/{CLUSTER}/gpu0003", headers=api.headers("viewer")).json()
     assert (shown["inventory"], shown["differs"]) == ({"driver": "570.86.15"}, {"driver": "570.86.15"})
@@ -248,7 +248,7 @@ def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple
     }
     assert "reference.learnt" in subjects
     assert healer("learn", "--forget", "--yes").stdout == "forgotten: cpu, from gpu0001\n"
-    assert "no reference was taken" in healer("learn", "--show").stdout
+    assert "no reference was recorded" in healer("learn", "--show").stdout
     silent = healer("learn", "--node", "gpu0004")
     assert isinstance(silent.exception, Failed)
     assert str(silent.exception).startswith("gpu0004 has not reported its driver")

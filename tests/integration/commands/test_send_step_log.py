@@ -102,9 +102,9 @@ def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("", "no line of standard input is known to tell of a step. Read are Megatron-LM's `iteration"),
-        ("step 3 loss 2.0\n", "no line of standard input is known"),
-        ("Epoch 0:  10%|# | 1/9 [00:05<00:45,  2.00it/s]\n", "that takes two bars 50 s apart"),
+        ("", "no line of standard input names a step. healer reads Megatron-LM's `iteration"),
+        ("step 3 loss 2.0\n", "no line of standard input names a step"),
+        ("Epoch 0:  10%|# | 1/9 [00:05<00:45,  2.00it/s]\n", "healer needs two progress bars 50 s apart"),
     ],
     ids=["empty", "other", "bar"],
 )
@@ -140,10 +140,10 @@ def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) 
     ("options", "why"),
     [
         (["--from-log", "gone.log"], "gone.log cannot be read"),
-        (["--from-log", "-", "--format", "jax"], "--format: jax is none of auto, megatron"),
+        (["--from-log", "-", "--format", "jax"], "--format: jax is not one of auto, megatron"),
         (["--from-log", "-", "--follow"], "--follow needs a file"),
-        (["--from-log", "a", "b"], "do not go together"),
-        (["--follow"], "go with --from-log"),
+        (["--from-log", "a", "b"], "not both"),
+        (["--follow"], "require --from-log"),
     ],
     ids=["gone", "format", "stdin", "files", "alone"],
 )

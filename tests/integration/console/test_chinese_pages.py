@@ -1,5 +1,6 @@
 """The console in Chinese: each sentence of a template or a script has it, no page shows English words."""
 
+import functools
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -132,22 +133,20 @@ _THEIRS = re.compile(
 )
 #: A command that a person types.
 _COMMAND = re.compile(r"healer (doctor|worker|messages retry|token create( --quota| --once)?)\b")
-#: What a playbook asks, in words of its own.
-_CONDITION = re.compile(
-    "|".join(
-        rf"{re.escape(step.when)}(?=。)"
-        for playbook in shipped().playbooks.values()
-        for step in playbook.steps
-        if step.when
-    )
-)
 #: A token with a figure, a dot, a dash, a bar or two capitals is a name: gpu0017, run.done, gpu-reset, DRAIN.
 _NAME = re.compile(r"[\d_./:@=-]|[A-Z].*[A-Z]")
 
 
+@functools.cache
+def _condition() -> re.Pattern[str]:
+    """What a playbook asks, in words of its own."""
+    steps = (step for playbook in shipped().playbooks.values() for step in playbook.steps)
+    return re.compile("|".join(rf"{re.escape(step.when)}(?=。)" for step in steps if step.when))
+
+
 def english(text: str, names: frozenset[str]) -> list[str]:
     """The words of a text that are neither terms nor names."""
-    for others in (_LOG, _THEIRS, _COMMAND, _CONDITION):
+    for others in (_LOG, _THEIRS, _COMMAND, _condition()):
         text = others.sub("", text)
     tokens = (one.strip("./:@=-") for one in re.findall(r"[A-Za-z0-9_./:@=-]{2,}", text))
     words = (one for one in tokens if re.search(r"[A-Za-z]{2}", one) and not _NAME.search(one))

@@ -5,6 +5,7 @@ import re
 
 import msgspec
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from healer.console.machine_pages import ALERTS_SHOWN
@@ -25,6 +26,7 @@ from healer.model.grants import Grant
 from healer.ports.callers import Granted
 from healer.text import say
 from tests.support.console_site import CSRF, Site, make_sample
+from tests.support.routes import routes_of
 
 pytestmark = pytest.mark.heavy
 
@@ -53,9 +55,27 @@ def test_every_page_needs_a_session(client: TestClient) -> None:
         assert answer.headers["location"].startswith("/sign-in")
 
 
-def test_a_signals_token_sees_no_page() -> None:
-    client = TestClient(Site(make_sample(4), role=Role.signals).app)
-    assert client.get("/", headers=COOKIE).status_code == 403
+#: For who has no session; and pages that not every role sees.
+OTHERS = {"/sign-in", "/break-glass", "/static/{name:path}", "/favicon.ico"}
+FEW = {"/people/{name}": {Role.auditor, Role.admin}}
+
+
+def test_each_role_at_each_page() -> None:
+    """Who may press what on it is the API's to say: tests/integration/api/test_who_may.py."""
+    wrong, site = list[str](), Site(make_sample(4))
+    routes = [route for route in routes_of(site.app.routes) if isinstance(route, APIRoute)]
+    paths = {route.path for route in routes if "GET" in route.methods} - OTHERS
+    paths = {path for path in paths if not path.startswith("/api/")}
+    assert len(paths) > 20 and FEW.keys() <= paths
+    client = TestClient(site.app, headers=COOKIE, follow_redirects=False)
+    for role in Role:
+        site.role = role
+        for path in paths:
+            may = role is not Role.signals and role in FEW.get(path, set(Role))
+            status = client.get(re.sub(r"{[^}]+}", "nothing", path)).status_code
+            if (status == 403) is may or status >= 500:
+                wrong.append(f"{role} {path}: {status}")
+    assert wrong == []
 
 
 def test_an_operator_of_another_cluster_sees_this_one_as_a_viewer_does() -> None:

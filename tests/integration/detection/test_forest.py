@@ -3,17 +3,18 @@
 import itertools
 from datetime import timedelta
 
-import msgspec
 import numpy as np
 import pytest
 
 from healer.detection import training
 from healer.detection.features import NAMES
 from healer.detection.forest import KEEP_S, NODES_KEPT, UNUSUAL, Forest
-from healer.detection.scorers import Fitted
-from healer.detection.training import NoModel, train
+from healer.detection.protocol import Look
+from healer.detection.scorers import Model
+from healer.detection.training import NoModel, healthy_samples, train
 from healer.model import Component, FaultClass, Sense
-from healer.model.trained import FeatureRow, Model, Params, Trained
+from healer.model.feature_rows import FeatureRow
+from healer.observations.steps import StepTimes
 from healer.text import stored_json
 from tests.support.measured import CLUSTER, START
 from tests.support.unusual import Fleet
@@ -35,50 +36,35 @@ def healthy() -> list[FeatureRow]:
 
 
 @pytest.fixture(scope="module")
-def trained(healthy: list[FeatureRow]) -> Trained:
-    return train(healthy, len(healthy), {}, START)
+def trained(healthy: list[FeatureRow]) -> Model:
+    return train(healthy, len(healthy), {})
 
 
 @pytest.fixture
-def fleet(trained: Trained) -> Fleet:
+def fleet(trained: Model) -> Fleet:
     made = Fleet(seed=2)
-    made.models = [Fitted(trained)]
+    made.models = [trained]
     return made
 
 
 # --- training ---
 
 
-def test_a_model_says_what_it_was_made_from(trained: Trained, healthy: list[FeatureRow]) -> None:
-    model = trained.model
-    assert (model.cluster, model.hardware, model.load) == (CLUSTER, "h100", "busy")
-    assert model.seen == model.attested == model.rows == sum(len(row.nodes) for row in healthy)
-    assert (model.nodes, model.fitted) == (24, model.rows * 2 // 3)
-    assert "gpu power, lowest" in model.features
-    assert "NVLink CRC errors" not in model.features
-    assert 0 < model.threshold < 1
+def test_a_model_is_of_what_was_measured(trained: Model, healthy: list[FeatureRow]) -> None:
+    assert (trained.hardware, trained.load) == ("h100", "busy")
+    assert "gpu power, lowest" in trained.features
+    assert "NVLink CRC errors" not in trained.features
+    assert 0 < trained.threshold < 1
+    samples = healthy_samples(healthy, len(healthy), {})
+    count = sum(len(row.nodes) for row in healthy)
+    assert (len(samples.fitted), len(samples.held_out)) == (count * 2 // 3, count // 3)
 
 
-def test_the_same_history_gives_the_same_model_and_scores(
-    trained: Trained, healthy: list[FeatureRow]
-) -> None:
-    again = train(healthy, len(healthy), {}, START)
-    assert again.model == trained.model
-    assert again.data.tobytes() == trained.data.tobytes()
-    scores = Fitted(trained).score(trained.data)
-    assert Fitted(again).score(trained.data).tobytes() == scores.tobytes()
-
-
-@pytest.mark.parametrize("what", ["data", "parameters"])
-def test_other_data_or_parameters_are_another_model(
-    what: str, trained: Trained, healthy: list[FeatureRow]
-) -> None:
-    other = (
-        train(healthy[1:], len(healthy[1:]), {}, START)
-        if what == "data"
-        else train(healthy, len(healthy), {}, START, Params(seed=1))
-    )
-    assert other.model.id != trained.model.id
+def test_the_same_history_gives_the_same_model_and_scores(trained: Model, healthy: list[FeatureRow]) -> None:
+    again, data = train(healthy, len(healthy), {}), healthy_samples(healthy, len(healthy), {}).fitted
+    assert (again.id, again.threshold) == (trained.id, trained.threshold)
+    assert again.scorer.score(data).tobytes() == trained.scorer.score(data).tobytes()
+    assert train(healthy[1:], len(healthy[1:]), {}).id != trained.id
 
 
 def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) -> None:
@@ -87,17 +73,18 @@ def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) 
         "gpu0003": [(begun, begun)],
         "gpu0004": [(begun + timedelta(hours=3), begun + timedelta(hours=4))],
     }
-    model = train(healthy, len(healthy), sick, START).model
+    samples = healthy_samples(healthy, len(healthy), sick)
     before = sum(row.at < begun - training.AROUND_INCIDENT for row in healthy)
     assert 0 < before < len(healthy)
-    assert model.attested == model.seen - (len(healthy) - before)
+    left_out = len(healthy) - before
+    assert len(samples.fitted) + len(samples.held_out) == sum(len(row.nodes) for row in healthy) - left_out
 
 
 def test_too_little_history_is_refused_in_words(healthy: list[FeatureRow]) -> None:
-    with pytest.raises(NoModel, match=r"^h100, busy: 192 healthy samples of 192; 200 are needed"):
-        train(healthy[:8], len(healthy[:8]), {}, START)
-    with pytest.raises(NoModel, match=r"^no class: 0 healthy samples"):
-        train([], 0, {}, START)
+    with pytest.raises(NoModel, match=r"^192 healthy samples; 200 are needed"):
+        train(healthy[:8], len(healthy[:8]), {})
+    with pytest.raises(NoModel, match=r"^0 healthy samples"):
+        train([], 0, {})
 
 
 def test_samples_of_which_most_is_unknown_do_not_count(healthy: list[FeatureRow]) -> None:
@@ -106,34 +93,25 @@ def test_samples_of_which_most_is_unknown_do_not_count(healthy: list[FeatureRow]
         for row in healthy
     ]
     with pytest.raises(NoModel, match="too many features are unknown"):
-        train(gaps, len(gaps), {}, START)
+        train(gaps, len(gaps), {})
 
 
 def test_a_model_is_bounded_and_takes_from_all_moments(
     healthy: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "ROWS_MAX", 240)
-    model = train(healthy, len(healthy), {}, START).model
-    assert 200 <= model.rows <= 240
-    assert model.attested == model.seen
-    assert model.nodes == 24
+    samples = healthy_samples(healthy, len(healthy), {})
+    assert 200 <= len(samples.fitted) + len(samples.held_out) <= 240
 
 
 def test_history_of_an_older_version_lacks_features_and_is_used_all_the_same(
-    healthy: list[FeatureRow], trained: Trained
+    healthy: list[FeatureRow], trained: Model
 ) -> None:
     short = [
         FeatureRow(CLUSTER, "h100", "busy", row.at, row.nodes, NAMES[:10], row.matrix[:, :10])
         for row in healthy
     ]
-    assert set(train(short, len(short), {}, START).model.features) == set(trained.model.features) & set(
-        NAMES[:10]
-    )
-
-
-def test_a_model_survives_its_way_through_the_database(trained: Trained) -> None:
-    told = msgspec.json.decode(msgspec.json.encode(trained.model), type=Model)
-    assert told == trained.model
+    assert set(train(short, len(short), {}).features) == set(trained.features) & set(NAMES[:10])
 
 
 # --- finding ---
@@ -147,7 +125,7 @@ def test_a_node_that_stays_unusual_for_five_minutes_is_told_with_the_reasons(fle
     assert found.component == where("gpu0007")
     assert (found.fault, found.fault_class, found.unusable) == (UNUSUAL, FaultClass.informational, False)
     assert found.evidence[0].sense is Sense.forest
-    assert fleet.models[0].model.id[:12] in found.evidence[0].text
+    assert fleet.models[0].id[:12] in found.evidence[0].text
     assert timedelta(minutes=5) <= found.arrived_at - found.at
     assert begun <= found.at <= begun + timedelta(minutes=3)
     assert len(found.contributions) == 5
@@ -206,7 +184,7 @@ def test_a_node_that_came_back_has_to_stay_unusual_anew(fleet: Fleet) -> None:
     fleet.odd["gpu0007"] = HOT
     (first,) = fleet.run(9)
     fleet.telemetry.forget("gpu0007", fleet.now)
-    fleet.forest.forget(fleet.telemetry, "gpu0007")
+    fleet.forest.forget(fleet.telemetry, "gpu0007", fleet.now)
     assert fleet.run(4.5) == []
     (again, *_) = fleet.run(8)
     assert again.component == first.component
@@ -220,8 +198,8 @@ def test_without_a_model_of_its_class_no_node_is_unusual(fleet: Fleet) -> None:
 
 
 def test_a_node_of_which_most_is_unknown_is_not_scored(fleet: Fleet) -> None:
-    few = list(fleet.models[0].model.features[:2])
-    scorer = Fitted(train(_only_of(fleet, few), 20, {}, START))
+    few = list(fleet.models[0].features[:2])
+    scorer = train(_only_of(fleet, few), 20, {})
     other = Fleet(seed=3)
     other.models = [scorer]
     other.odd["gpu0001"] = HOT
@@ -268,11 +246,11 @@ def test_drained_nodes_are_no_part_of_history_and_large_classes_take_turns(
     assert set().union(*(row.nodes for row in fleet.rows)) == set(fleet.names[1:])
 
 
-def test_the_same_samples_give_the_same_findings(trained: Trained) -> None:
+def test_the_same_samples_give_the_same_findings(trained: Model) -> None:
     told = []
     for _ in range(2):
         fleet = Fleet(seed=5)
-        fleet.forest = Forest(lambda: [Fitted(trained)], lambda row: None)
+        fleet.forest = Forest(lambda: [trained], lambda row: None)
         fleet.odd["gpu0002"] = HOT
         told.append(stored_json(fleet.run(10)))
     assert told[0] == told[1] != b"[]"
@@ -302,5 +280,5 @@ def test_what_it_remembers_of_a_time_to_come_is_let_go(fleet: Fleet) -> None:
     forest = Forest(lambda: asked.append(1) or [], fleet.rows.append)
     fleet.run(1)
     for back_s in (0, 3600, 3590, 3570):
-        forest.tick(fleet.telemetry, fleet.now - timedelta(seconds=back_s))
+        forest.tick(Look(fleet.now - timedelta(seconds=back_s), fleet.telemetry, StepTimes(CLUSTER)))
     assert len(asked) == 3

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from healer.detection.features import OWN_MARK, OWN_NAMES, OwnPast, against_own_past
-from healer.detection.scorers import Fitted, Residual, largest, shares, unusual_of
+from healer.detection.features import OWN_MARK, OWN_NAMES, OwnPast, against_own_past, largest
+from healer.detection.scorers import Model, Residual, unusual_of
 from healer.detection.training import train
-from healer.model.trained import FeatureRow
+from healer.model.feature_rows import FeatureRow
 from healer.observations.groups import Groups
 from tests.support.feature_history import FEATURES, NODES, history
 from tests.support.measured import CLUSTER
@@ -29,11 +29,11 @@ def rows() -> list[FeatureRow]:
 
 
 @pytest.fixture(scope="module")
-def fitted(rows: list[FeatureRow]) -> Fitted:
-    return Fitted(train(rows, len(rows), {}, NOW))
+def fitted(rows: list[FeatureRow]) -> Model:
+    return train(rows, len(rows), {})
 
 
-def scored(fitted: Fitted, row: FeatureRow, odd: dict[int, float], node: int = 7) -> float:
+def scored(fitted: Model, row: FeatureRow, odd: dict[int, float], node: int = 7) -> float:
     """In units of the threshold."""
     matrix = row.matrix.copy()
     for column, moved in odd.items():
@@ -44,12 +44,12 @@ def scored(fitted: Fitted, row: FeatureRow, odd: dict[int, float], node: int = 7
     return way.score / way.threshold
 
 
-def test_one_feature_far_off_passes_the_threshold(fitted: Fitted, rows: list[FeatureRow]) -> None:
+def test_one_feature_far_off_passes_the_threshold(fitted: Model, rows: list[FeatureRow]) -> None:
     assert scored(fitted, rows[-1], {}) < 1 < scored(fitted, rows[-1], {4: 12.0})
 
 
 def test_a_broken_relation_is_seen_although_each_feature_is_usual(
-    fitted: Fitted, rows: list[FeatureRow]
+    fitted: Model, rows: list[FeatureRow]
 ) -> None:
     """Both features stay where other nodes have them."""
     row = rows[-1]
@@ -58,7 +58,7 @@ def test_a_broken_relation_is_seen_although_each_feature_is_usual(
     assert scored(fitted, row, {0: 2.0, 1: 2.0}, node) < 1
 
 
-def test_what_is_far_off_is_named_first(fitted: Fitted, rows: list[FeatureRow]) -> None:
+def test_what_is_far_off_is_named_first(fitted: Model, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[7, 4] += 12
     told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]
@@ -66,7 +66,7 @@ def test_what_is_far_off_is_named_first(fitted: Fitted, rows: list[FeatureRow]) 
     assert way.parts[0].feature == FEATURES[4]
     assert way.parts[0].away == pytest.approx(float(matrix[7, 4]), abs=1e-3)
     assert 0.2 < sum(part.share for part in way.parts) <= 1.001
-    assert (told.scored, told.model, told.load) == (24, fitted.model.id, "busy")
+    assert (told.scored, told.model, told.load) == (24, fitted.id, "busy")
 
 
 def test_sizes_know_no_sign_and_fewer_features_than_are_asked_for_are_0() -> None:
@@ -79,7 +79,7 @@ def test_sizes_know_no_sign_and_fewer_features_than_are_asked_for_are_0() -> Non
     assert found[0, 1] >= found[0, 2] > found[0, 3] == 0
 
 
-def test_a_node_of_which_most_is_unknown_has_no_score(fitted: Fitted, rows: list[FeatureRow]) -> None:
+def test_a_node_of_which_most_is_unknown_has_no_score(fitted: Model, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[3, :9] = np.nan
     told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))
@@ -87,10 +87,13 @@ def test_a_node_of_which_most_is_unknown_has_no_score(fitted: Fitted, rows: list
     assert len(told) == len(NODES) - 1
 
 
-def test_shares_of_nothing_are_nothing() -> None:
-    found = shares(np.array([[0.0, 0.0], [3.0, 1.0]]))
-    assert found.tolist() == [[0, 0], [0.75, 0.25]]
-    assert [list(largest(row, 5)) for row in found] == [[], [0, 1]]
+def test_shares_add_up_and_of_nothing_there_are_none() -> None:
+    data = np.random.default_rng(3).normal(size=(400, 2)).astype(np.float32)
+    residual = Residual(data - data.mean(axis=0), np.arange(2))
+    (something,) = residual.shares(np.array([[3.0, 1.0]], np.float32))
+    assert something.sum() == pytest.approx(1)
+    assert largest(something) == [0, 1]
+    assert largest(np.zeros(2)) == []
 
 
 # --- the own past
@@ -131,7 +134,7 @@ def test_a_node_without_a_past_is_neither_usual_nor_unusual(rows: list[FeatureRo
         FeatureRow(CLUSTER, "h100", "busy", row.at, NODES, names, np.pad(row.matrix, ((0, 0), (0, 20))))
         for row in rows
     ]
-    fitted = Fitted(train(wide, len(wide), {}, NOW))
+    fitted = train(wide, len(wide), {})
     wide[-1].matrix[5, len(FEATURES) :] = np.nan
     assert {one.node for one in unusual_of(fitted, wide[-1])} == {*NODES} - {NODES[5]}
 

@@ -16,9 +16,9 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def test_one_that_learnt_that_broken_is_usual_is_refused() -> None:
     """Half of the samples lay far off in many features: what is put in passes for usual."""
     rows = history(NOW - timedelta(days=3), NOW)
-    train(rows, len(rows), {}, NOW)
+    train(rows, len(rows), {})
     random = np.random.default_rng(4)
     for row in rows[::2]:
         row.matrix[:] += 20 * random.choice((-1.0, 0.0, 1.0), row.matrix.shape)
     with pytest.raises(NoModel, match="of the injected deviations"):
-        train(rows, len(rows), {}, NOW)
+        train(rows, len(rows), {})

@@ -189,7 +189,7 @@ def test_uninstall_takes_nothing_that_slurm_still_names(tmp_path: Path, how: str
     before = one.files()
     assert f"{one.to}/prolog" in (one.text + (other.read_text() if other.exists() else ""))
     done = one.hook("uninstall", "--yes")
-    assert done.returncode == 1 and "nothing here would take it out" in done.stderr
+    assert done.returncode == 1 and "this command does not remove it" in done.stderr
     assert one.files() == before
     if how == "marks taken out":
         again = one.hook("install", "--yes")
@@ -229,10 +229,10 @@ def test_a_program_that_is_gone_is_put_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("Prolog=prolog.sh\n", "no full path"),
+        ("Prolog=prolog.sh\n", "not a full path"),
         ("Include sub.conf\n", "give --slurm-conf"),
-        ("Epilog=/etc/*/epilog\n", "does not know a name"),
-        ("HealthCheckInterval=60s\n", "HealthCheckInterval=60s is no number of seconds"),
+        ("Epilog=/etc/*/epilog\n", "knows no file name"),
+        ("HealthCheckInterval=60s\n", "HealthCheckInterval=60s is not a number of seconds"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_changed(tmp_path: Path, more: str, said: str) -> None:
@@ -247,7 +247,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(tmp_path: Path, more
 def test_timeouts_are_warned_of_and_left_alone(tmp_path: Path) -> None:
     one = machine(tmp_path, b"ClusterName=pod1\nEpilogTimeout=3\n")
     told = json.loads(one.hook("install", "--yes", "--json").stdout)
-    assert [text.split()[0] for text in told["warnings"]] == ["nodes", "Neither", "Epilogs"]
+    assert [text.split()[0] for text in told["warnings"]] == ["nodes", "Neither", "Slurm"]
     assert one.value("EpilogTimeout") == "3"
 
 

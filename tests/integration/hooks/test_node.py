@@ -485,6 +485,7 @@ def test_a_gpu_that_a_process_holds_is_not_reset_and_it_is_named(node: StandIns)
             {"pid": pid, "command": "train", "uid": os.getuid(), "minors": ["1"], "service": None,
              "gpus": ["00000000:11:00.0"]}
         ]  # fmt: skip
+        assert node.ask("gpu-processes")["unread"] == []
         text = node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
         assert text == f"the GPU is in use by train ({pid}): nothing was reset"
         node.refused("gpu-reset", "k", "all", code="held")
@@ -494,6 +495,38 @@ def test_a_gpu_that_a_process_holds_is_not_reset_and_it_is_named(node: StandIns)
     assert node.ended("gpu-reset-show", "k")["passed"] is True
     resets = [words for words in node.asked("nvidia-smi") if "reset" in words]
     assert resets == ["--gpu-reset -i 00000000:10:00.0", "--gpu-reset"]
+
+
+def test_a_gpu_is_held_by_a_process_whose_first_thread_has_ended(node: StandIns) -> None:
+    """The kernel shows nothing open for the process then, and all of it for its other threads."""
+    node.process(30, "trainer")
+    thread = node.proc / "30" / "task" / "31" / "fd"
+    thread.mkdir(parents=True)
+    (thread / "5").symlink_to(node.dev / "nvidia1")
+    assert [one["pid"] for one in node.ask("gpu-processes")["processes"]] == [30]
+    node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
+
+
+def test_whose_open_files_cannot_be_read_is_named_and_no_gpu_is_reset(node: StandIns) -> None:
+    """As in a container, whose first process is not root's own."""
+    unreadable(node, 1, "tini")
+    with Holder(node, 1, "train") as pid:
+        told = node.ask("gpu-processes")
+        assert [one["pid"] for one in told["processes"]] == [pid]
+        assert [(one["pid"], one["command"]) for one in told["unread"]] == [(1, "tini")]
+        node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
+    text = node.refused("gpu-reset", "k", "0000:11:00.0", code="failed")
+    assert "root may not read what tini (1) has open" in text
+    node.configure(PROC=str(node.world / "nothing"))
+    node.refused("gpu-reset", "k", "all", code="failed")
+    assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
+
+
+def unreadable(node: StandIns, pid: int, command: str) -> None:
+    """A process with a folder of open files that cannot be listed, for root neither."""
+    node.process(pid, command)
+    (node.proc / str(pid) / "fd").rmdir()
+    (node.proc / str(pid) / "fd").write_text("cannot be listed")
 
 
 def test_a_gpu_whose_device_was_made_anew_is_still_held(node: StandIns) -> None:
@@ -544,15 +577,6 @@ def test_a_reset_that_fails_is_no_success(node: StandIns) -> None:
     told = node.ended("gpu-reset-show", "k")
     assert (told["passed"], told["exit"]) == (False, 4) and "could not be reset" in told["text"]
     node.refused("gpu-reset", "k2", "00000000:99:00.0", code="no-gpu")
-
-
-def test_where_a_process_cannot_be_looked_into_nothing_is_reset(node: StandIns) -> None:
-    (node.proc / "4711").mkdir()
-    (node.proc / "4711" / "fd").touch()
-    assert "is not known" in node.refused("gpu-reset", "k", "all", code="failed")
-    node.configure(PROC=str(node.world / "nothing"))
-    node.refused("gpu-reset", "k", "all", code="failed")
-    assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
 
 
 # --- logs for a repair
@@ -642,10 +666,7 @@ def test_the_stacks_of_a_job_are_those_of_its_own_processes(node: StandIns) -> N
 
 def test_who_holds_a_gpu_may_be_unknown_for_stacks(node: StandIns) -> None:
     node.process(11, "python3", cgroup=SLURM_V2)
-    node.process(30, "secret", cgroup="/")
-    (node.proc / "30" / "fd").rmdir()
-    (node.proc / "30" / "fd").write_text("cannot be listed")
-    node.refused("gpu-processes", code="failed")
+    unreadable(node, 30, "secret")
     assert [one["pid"] for one in node.ask("job-stacks", "4711")["stacks"]] == [11]
 
 

@@ -44,13 +44,17 @@ def test_the_file_may_be_left_out(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("name: reroute", "name: Re Route", "has to be small letters"),
-        ("/site/reroute", "reroute", "has to be a program's whole path"),
-        ("/site/reroute", '"/site/{node}"', "has to be a program's whole path"),
-        ("/site/reroute", "/bin/bash", "bash starts whatever it is given"),
-        ("{node}", "{secret}", "nothing is known by {secret}"),
+        (
+            "name: reroute",
+            "name: Re Route",
+            "name: 'Re Route' must consist of lowercase letters, digits and dashes",
+        ),
+        ("/site/reroute", "reroute", "must be the full path of a program"),
+        ("/site/reroute", '"/site/{node}"', "must be the full path of a program"),
+        ("/site/reroute", "/bin/bash", "argv: bash runs any program that it is given"),
+        ("{node}", "{secret}", "argv: there is no placeholder {secret}"),
         ('[/site/reroute, "{node}", "--port={port}"]', "[]", "argv: the list is empty"),
-        ("timeout_s: 300", "timeout_s: 0", "timeout_s: has to be above 0"),
+        ("timeout_s: 300", "timeout_s: 0", "timeout_s: must be above 0, and at most 86400"),
         ("timeout_s: 300", "timeout_s: 300, shell: true", "unknown field shell"),
     ],
 )
@@ -66,14 +70,14 @@ def test_mistakes(tmp_path: Path, old: str, new: str, says: str) -> None:
 def test_a_command_that_takes_capacity_needs_a_drain_before_it(folder: Path) -> None:
     (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
     (told,) = problems(folder)
-    assert told.startswith("playbooks/switch-or-link.yaml:") and "no drain stands before it" in told
+    assert told.startswith("playbooks/switch-or-link.yaml:") and "so a drain must come before it" in told
 
 
 def test_a_step_waits_as_long_as_each_command_that_it_may_start(folder: Path) -> None:
     text = "- {name: storage-failover, title: x, argv: [/site/x], timeout_s: 80000}\n"
     (folder / "commands.yaml").write_text(text)
     (told,) = problems(folder)
-    assert told.startswith("playbooks/storage.yaml:") and "storage-failover may take 80000 s" in told
+    assert told.startswith("playbooks/storage.yaml:") and "storage-failover may take up to 80000 s" in told
 
 
 def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_path: Path) -> None:
@@ -110,4 +114,4 @@ def test_what_another_playbook_brings_along_is_judged_where_it_is_used(folder: P
     (folder / "playbooks" / "outer.yaml").write_text(outer)
     told = problems(folder)
     assert [one.partition(":")[0] for one in told] == ["playbooks/inner.yaml", "playbooks/outer.yaml"]
-    assert all("no drain stands before it" in one for one in told)
+    assert all("so a drain must come before it" in one for one in told)

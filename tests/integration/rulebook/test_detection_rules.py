@@ -93,14 +93,19 @@ def test_the_version_follows_rules_and_models(folder: Path) -> None:
             3,
             "when, column 1: there is no signal gpu_tmp_c (did you mean gpu_temp_c?)",
         ),
-        ("gpu_temp_c > 90", "gpu_temp_c > 90%", 3, "when, column 14: °C and % do not go together"),
-        ("when: gpu_temp_c > 90", "when: 1 > 0", 3, "when, column 1: this names no signal"),
-        ("for: 1m", "for: 1 minute", 4, "for: '1 minute' is no duration such as 30s, 5m or 1h"),
+        ("gpu_temp_c > 90", "gpu_temp_c > 90%", 3, "when, column 14: the units °C and % do not match"),
+        ("when: gpu_temp_c > 90", "when: 1 > 0", 3, "when, column 1: no signal here"),
+        ("for: 1m", "for: 1 minute", 4, "for: '1 minute' is not a duration such as 30s, 5m or 1h"),
         ("for: 1m", "for: 2h", 4, "for: 2h is longer than 1h"),
-        ("scope: gpu", "scope: node", 3, "when, column 1: this speaks of GPUs, and the rule is about nodes"),
-        ("scope: gpu", "scope: hall", 5, "scope: 'hall' is not one of its words"),
+        (
+            "scope: gpu",
+            "scope: node",
+            3,
+            "when, column 1: this is measured per gpu, but the rule has scope: node",
+        ),
+        ("scope: gpu", "scope: hall", 5, "scope: 'hall' is not an allowed value"),
         ("signal: gpu_temp_c", "signal: gpu_temp", 9, "signal: there is no signal gpu_temp (did you mean"),
-        ("threshold: 90", "threshold: power_w", 10, "threshold: it is in W, and gpu_temp_c in °C"),
+        ("threshold: 90", "threshold: power_w", 10, "threshold: is in W, but gpu_temp_c is in °C"),
         (
             "evidence: [power_w]",
             "evidence: [powerw]",
@@ -111,7 +116,7 @@ def test_the_version_follows_rules_and_models(folder: Path) -> None:
             "source: test",
             "source: test\n  models: [H10]",
             13,
-            "models: no GPU model is called H10 (did you mean H100?)",
+            "models: there is no GPU model H10 (did you mean H100?)",
         ),
         (
             "source: test",
@@ -125,13 +130,18 @@ def test_the_version_follows_rules_and_models(folder: Path) -> None:
             13,
             "unknown field threshhold (did you mean threshold?)",
         ),
-        ("name: too-hot", "name: Too Hot", 1, "name: 'Too Hot' has to be small letters, digits and dashes"),
-        ("name: too-hot", "name: gpu-lost", 1, "the rule gpu-lost stands in policies.yaml already"),
+        (
+            "name: too-hot",
+            "name: Too Hot",
+            1,
+            "name: 'Too Hot' must consist of lowercase letters, digits and dashes",
+        ),
+        ("name: too-hot", "name: gpu-lost", 1, "policies.yaml already has a rule gpu-lost"),
         (
             "name: too-hot",
             "name: xid-heat",
             1,
-            "xid-heat would be taken by the rule gpu-fatal of policies.yaml",
+            "the rule gpu-fatal of policies.yaml would match xid-heat",
         ),
     ],
 )
@@ -143,35 +153,41 @@ def test_mistakes(folder: Path, old: str, new: str, line: int, says: str) -> Non
 
 def test_a_name_stands_once(folder: Path) -> None:
     (folder / "detection" / "more.yaml").write_text(RULE)
-    assert "detection/own.yaml:1: the rule too-hot stands in rules/detection twice" in problems(folder)
+    assert "detection/own.yaml:1: rules/detection already has a rule too-hot" in problems(folder)
 
 
 @pytest.mark.parametrize(
     ("cases", "says"),
     [
-        ("", ["detection/own.yaml:1: too-hot: no case in rules/cases/detection-*.yaml lets it fire"]),
-        (CASES[: CASES.index("- name: warm")], ["no case in rules/cases/detection-*.yaml keeps it silent"]),
-        (CASES[CASES.index("- name: warm") :], ["no case in rules/cases/detection-*.yaml lets it fire"]),
+        ("", ["detection/own.yaml:1: too-hot: no case in rules/cases/detection-*.yaml expects it to fire"]),
+        (
+            CASES[: CASES.index("- name: warm")],
+            ["no case in rules/cases/detection-*.yaml expects it not to fire"],
+        ),
+        (
+            CASES[CASES.index("- name: warm") :],
+            ["no case in rules/cases/detection-*.yaml expects it to fire"],
+        ),
         (CASES.replace("85", "95"), ["detection-own.yaml:6: warm: too-hot fired on n1 gpu0, n1 gpu1"]),
-        (CASES.replace("95", "89"), ["hot: too-hot did not fire, expected it on n1 gpu1"]),
+        (CASES.replace("95", "89"), ["hot: too-hot did not fire; the case expects it to fire on n1 gpu1"]),
         (CASES.replace("within: 2m", "within: 90s"), ["hot: too-hot fired too late: n1 gpu1 after 120 s"]),
         (
             CASES.replace("within: 2m", "says: 96 °C"),
-            ["did not say '96 °C': Too hot: GPU temperature 95 °C"],
+            ["the message does not contain '96 °C': Too hot: GPU temperature 95 °C"],
         ),
         (CASES.replace("rule: too-hot", "rule: to-hot", 1), ["there is no detection rule to-hot"]),
         (
             CASES.replace("gpu_temp_c: 85", "gpu_temp: 85"),
             ["warm: there is no signal gpu_temp (did you mean"],
         ),
-        (CASES.replace("n1 gpu1: ", "n2 gpu1: "), ["hot: there is no n2 gpu1 (for example n1 gpu0)"]),
-        (CASES.replace("85", "85 x"), ["warm: '85 x' is no value of gpu_temp_c"]),
-        (CASES.replace("85", "85 x soon"), ["warm: 'soon' is no duration"]),
+        (CASES.replace("n1 gpu1: ", "n2 gpu1: "), ["hot: there is no part n2 gpu1 (for example n1 gpu0)"]),
+        (CASES.replace("85", "85 x"), ["warm: '85 x' is not a value of gpu_temp_c"]),
+        (CASES.replace("85", "85 x soon"), ["warm: 'soon' is not a duration"]),
         (
             CASES.replace("{gpu_temp_c: 85}", "{slurm_gpus: 8}"),
-            ["slurm_gpus comes from Slurm: say it by jobs"],
+            ["slurm_gpus comes from Slurm: set it through jobs"],
         ),
-        (CASES + "  lasts: 2h\n", ["warm: at most 1h and 720 samples"]),
+        (CASES + "  lasts: 2h\n", ["warm: a case lasts at most 1h and has at most 720 samples"]),
     ],
 )
 def test_cases_have_to_prove_the_rule(folder: Path, cases: str, says: list[str]) -> None:
@@ -187,7 +203,7 @@ def test_a_rule_that_is_true_wherever_anything_is_known(folder: Path) -> None:
     fires = CASES[: CASES.index("- name: warm")].replace("{each: 50, n1 gpu1", "{n1 gpu1")
     (folder / "cases" / "detection-own.yaml").write_text(fires + silent)
     assert problems(folder) == [
-        "detection/own.yaml:3: too-hot: always true on its cases, wherever anything is known"
+        "detection/own.yaml:3: too-hot: the condition was not false once in the cases of this rule"
     ]
 
 
@@ -226,4 +242,4 @@ def test_a_rule_that_acts_does_not_rest_on_one_sample(folder: Path, when: str, f
     if fine:
         load(folder)
     else:
-        assert any("one sample alone" in problem for problem in problems(folder))
+        assert any("single sample" in problem for problem in problems(folder))

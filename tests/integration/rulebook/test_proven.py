@@ -229,6 +229,6 @@ def test_what_many_entries_stand_for_is_looked_at_once(tmp_path: Path) -> None:
     path.write_text(f"- &one {{jobs: {{{jobs}}}, oops: 1}}\n" + "- *one\n" * 50)
     problems: list[rulefiles.Problem] = []
     source = rulefiles.Source(path, path.name, problems)
-    for index, data in enumerate(source.items("entries")):
+    for index, data in enumerate(source.items()):
         source.convert((index,), data, Entry)
     assert [one.text for one in problems] == ["unknown field oops"]

@@ -54,15 +54,15 @@ GOOD = "- {name: a-pdu, title: Power, place: pdu, faults: [x], source: ours}\n"
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("place: pdu", "place: shelf", "'shelf' is not one of its words"),
+        ("place: pdu", "place: shelf", "place: 'shelf' is not an allowed value"),
         ("faults: [x]", "faults: []", "faults: the list is empty"),
         ("faults: [x]", 'faults: ["xid-["]', "not a name or a glob"),
-        ("faults: [x]", "faults: [x], at_least: 0", "at_least: has to be from 1"),
-        ("faults: [x]", "faults: [x], share: 2", "share: has to be from 0 to 1"),
-        ("faults: [x]", "faults: [x], within_s: 0", "within_s: has to be above 0"),
+        ("faults: [x]", "faults: [x], at_least: 0", "at_least: must be between 1 and 1000"),
+        ("faults: [x]", "faults: [x], share: 2", "share: must be between 0 and 1"),
+        ("faults: [x]", "faults: [x], within_s: 0", "within_s: must be above 0, and at most 3600"),
         ("faults: [x]", "faults: [x], playbook: drain", "unknown field playbook"),
-        ("name: a-pdu", "name: gpu-lost", "there is a rule gpu-lost already"),
-        ("name: a-pdu", "name: A PDU", "has to be small letters"),
+        ("name: a-pdu", "name: gpu-lost", "the name gpu-lost is already in use"),
+        ("name: a-pdu", "name: A PDU", "name: 'A PDU' must consist of lowercase letters, digits and dashes"),
     ],
 )
 def test_mistakes(folder: Path, old: str, new: str, says: str) -> None:

@@ -195,3 +195,5 @@ def test_an_alarm_before_the_slowness_is_wrong_and_the_first_since_is_its_delay(
     on[10:12, drawn.slow_node] = on[drawn.onset + 2 :, drawn.slow_node] = True
     said = slow_worlds.seen(drawn, on)
     assert (said.delay_s, said.wrong) == (15, 1)
+    (why,) = slow_worlds.why_wrong(slow_worlds.CASES[0], 3, 0, said)
+    assert why.startswith(f"job 0, node {drawn.slow_node}, step 10: ")

@@ -261,7 +261,7 @@ def test_of_a_resource_of_logs_only_what_says_something_is_kept(json: bool) -> N
         for number in range(33)
     ]
     one = collected.logs(dict.fromkeys(spellings, seeds.NODE), [])
-    with pytest.raises(BadBody, match="more than 32 names"):
+    with pytest.raises(BadBody, match="more than 32 attributes"):
         list(read(collected.as_json(one) if json else one.SerializeToString()))
 
 
@@ -284,7 +284,7 @@ def test_aliases_of_aliases_are_looked_at_once(tmp_path: Path) -> None:
     assert problems == []
     path.write_text("a: &a {x: 1, x: 2}\nb: *a\nc: *a\n")
     Source(path, path.name, problems)
-    assert [one.text for one in problems] == ["x stands here twice"]
+    assert [one.text for one in problems] == ["the key x appears twice"]
 
 
 def test_targets_that_stand_for_millions_are_bounded(tmp_path: Path) -> None:
@@ -302,5 +302,7 @@ def test_targets_of_the_rules_that_stand_for_millions_are_bounded(tmp_path: Path
     path.write_text("jobs:\n- name: a\n  targets:\n" + "".join(f"  - a{n}-[0-49999]:1\n" for n in range(50)))
     problems: list[Problem] = []
     rules = read_scrape(Source(path, path.name, problems), shipped(), tmp_path)
-    assert [one.text for one in problems] == [f"jobs: 100000 targets, at most {TARGETS_MAX}"]
+    assert [one.text for one in problems] == [
+        f"jobs: 100000 targets are listed, at most {TARGETS_MAX} are allowed"
+    ]
     assert len(rules.jobs[0].targets) == 100_000

@@ -12,7 +12,7 @@ import pytest
 from healer.bootstrap.offline import card_text, compared, load, replayed, rules_for, simulated
 from healer.model import Ruleset
 from healer.sim.fleet.playing import MENDERS, simulate
-from healer.sim.fleet.scenario import FaultSpec, Happening, Scenario
+from healer.sim.fleet.scenario import BadScenario, FaultSpec, Happening, Scenario
 from healer.sim.fleet.score import Card
 from healer.sim.fleet.site import Spent
 from tests.support.loop import SHIPPED, shipped
@@ -100,7 +100,7 @@ def test_healer_trains_more_than_those_it_is_compared_with() -> None:
     cards = [of_small(mender) for mender in MENDERS]
     assert all(cards[0].effective > other.effective for other in cards[1:])
     assert cards[3].wrong_drains > cards[0].wrong_drains  # whoever drains at the first sign
-    assert [line.split("  ")[0] for line in compared(cards).splitlines()[1:]] == list(MENDERS)
+    assert [row[0] for row in compared(cards)[1:]] == list(MENDERS)
 
 
 def test_they_all_meet_the_same_faults() -> None:
@@ -124,7 +124,11 @@ def test_a_rack_without_power_is_one_incident_and_no_drain() -> None:
 def test_a_leaf_switch_is_one_root() -> None:
     card = healed("leaf-switch")
     assert card.faults == 16
-    assert card.incidents == {"leaf-switch": 1, "hang": 1}, "and the job that stands for it"
+    assert card.incidents == {
+        "leaf-switch": 1,
+        "link-drops-of-switch (part of another)": 1,
+        "hang": 1,  # the job that stands for it
+    }
     assert card.wrong_drains == 0
 
 
@@ -247,6 +251,35 @@ def test_a_job_that_works_again_by_itself_is_not_restarted_by_people() -> None:
     assert card.restart.median_s == pytest.approx(600 + 100, abs=1), "NCCL's watchdog, and a start"
 
 
+# --- what can be known of a node that does not work ---
+
+#: Not in the large job.
+SPARE = "gpu0064"
+
+
+def soon_noticed() -> dict[str, object]:
+    return {"people": msgspec.structs.replace(load("llama3-54d").people, sigma=0.0, notice_h=1.0)}
+
+
+@pytest.mark.parametrize("way", ["slow", "throttle", "corruption"])
+def test_what_shows_in_jobs_alone_is_noticed_by_nobody_on_an_idle_node(way: str) -> None:
+    happenings = (Happening(at_h=0.5, what="fault", way=way, place=SPARE, nodes=1),)
+    card = one_fault(way, happenings=happenings, **soon_noticed())
+    assert (card.faults, card.undiagnosed) == (1, 0)
+    assert "taken out by hand" not in card.people
+
+
+def test_a_fault_on_a_node_that_has_just_come_back_is_measured_too() -> None:
+    """Work on the host takes it out for two hours; ten seconds later its port goes down."""
+    happenings = (
+        Happening(at_h=0.5, what="fault", way="unplanned-work", place=SPARE, nodes=1),
+        Happening(at_h=2.5 + 10 / 3600, what="fault", way="port-down", place=SPARE, nodes=1),
+    )
+    card = one_fault("port-down", happenings=happenings, **soon_noticed())
+    assert (card.faults, card.undiagnosed) == (2, 0)
+    assert any("port" in rule for rule in card.incidents)
+
+
 # --- what the command gives ---
 
 
@@ -262,7 +295,7 @@ def test_a_recording_replays_to_the_same_incident() -> None:
 
 def test_a_guard_that_does_not_exist_is_named(tmp_path: Path) -> None:
     scenario = msgspec.structs.replace(load("xid45-storm", days=0.1), guards={"max_noodles": 3})
-    with pytest.raises(ValueError, match="max_noodles"):
+    with pytest.raises(BadScenario, match="max_noodles"):
         rules_for(scenario, SHIPPED, 2.0)
 
 
@@ -272,5 +305,5 @@ def test_guards_of_a_scenario_are_settings_with_their_own_parts() -> None:
     guards = rules_for(given, SHIPPED, 2.0).guards
     assert (guards.max_nodes, guards.sweep.max_nodes) == (7, 3)
     wrong = msgspec.structs.replace(scenario, guards={"max_nodes": "many"})
-    with pytest.raises(ValueError, match="max_nodes"):
+    with pytest.raises(BadScenario, match="max_nodes"):
         rules_for(wrong, SHIPPED, 2.0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
+from healer.adapters.postgres.claims import Left
 from healer.model import (
     Breaker,
     Command,
@@ -22,7 +23,7 @@ from healer.model import (
     Slot,
     SlurmSnapshot,
 )
-from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
+from healer.ports.lease import FRESH_S, LEASE, PROOFS, is_unheard
 from healer.ports.transactions import LeaseLost, LedgerAway
 from healer.sim.memory_ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from healer.sim.stores import MemoryCheckpoints

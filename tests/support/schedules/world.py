@@ -12,7 +12,7 @@ from healer.actions import Toolbox
 from healer.engine.command import Commands, Site
 from healer.engine.controls import Controls, IncidentCommands
 from healer.engine.drive import Driver
-from healer.engine.slot_release import free_slots_of
+from healer.engine.permission import free_slots_of
 from healer.model import (
     GuardSettings,
     Mode,

@@ -11,6 +11,7 @@ import pytest
 from tests.support.away import Fleet as Senders
 from tests.support.away import compare, connect, frozen, ready, spooled, superuser_url
 from tests.support.small_disk import MIB, filled, mounted
+from tests.support.stack import lay_database, lay_proofs
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -27,15 +28,17 @@ def stack(scratch: Path) -> Iterator[Stack]:
     with (
         mounted(data / "postgres", 200),
         mounted(data / "spool", 1),
-        Stack(scratch, first=True, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
     ):
-        wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
-        yield one
+        lay_database(data)
+        lay_proofs(data)
+        with Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one:
+            wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
+            yield one
 
 
 def post(stack: Stack, token: str, route: str, body: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.post(f"{stack.url}/api/v1/signals/{route}", json=body, headers=headers, timeout=20)
+    return stack.http.post(f"{stack.url}/api/v1/signals/{route}", json=body, headers=headers, timeout=20)
 
 
 def well_again(stack: Stack) -> None:
@@ -79,7 +82,7 @@ def test_the_database_has_no_room(stack: Stack, scratch: Path) -> None:
     assert (result.missing, result.twice, result.out_of_order) == (0, 0, 0), result
 
     def lost() -> set[str]:
-        answer = httpx.get(f"{stack.url}/api/v1/signals/losses", headers=viewer, timeout=20)
+        answer = stack.http.get(f"{stack.url}/api/v1/signals/losses", headers=viewer, timeout=20)
         return {one["reason"] for one in answer.json()["items"]}
 
     wait_until(lambda: lost() & {"disk_full", "spool_full"}, 30, what="it is counted what was refused")
@@ -128,6 +131,6 @@ def _asked_for_a_new_log(stack: Stack) -> bool:
         with psycopg.connect(superuser_url(stack), connect_timeout=5, autocommit=True) as database:
             database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000))")
             database.execute("SELECT pg_switch_wal()")
-    except psycopg.Error:
+    except (psycopg.Error, ProcessLookupError):
         return "PANIC" in stack.log("postgres")
     return False

@@ -91,6 +91,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(running: Sta
         "database",
         "tables",
         "clock",
+        "clock of this machine",
         "broker",
         "slurm sim",
         "slurm",
@@ -101,6 +102,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_running_installation(running: Sta
         "public URL",
         "break-glass",
         "api",
+        "users of the parts",
     }
     assert all(check["ok"] for check in checks)
 

@@ -61,7 +61,7 @@ class Alertmanager:
     def _ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text(errors="replace")
         try:
-            return httpx.get(f"{self.url}/-/ready", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/-/ready", timeout=2, verify=False).status_code == 200
         except httpx.TransportError:
             return False
 

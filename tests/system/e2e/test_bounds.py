@@ -156,7 +156,7 @@ def test_stalled_senders_are_told_and_counted_and_keep_no_one_out(api: ApiProces
         assert grown < 100 * MB
         answers = [answered(one) for one in stalled]
     assert {one.partition("\r\n")[0] for one in answers} == {"HTTP/1.1 408 Request Timeout"}
-    assert "it must be whole within 30 s" in answers[0]
+    assert "it must be complete within 30 s" in answers[0]
     wait_until(
         lambda: api.losses().get(("kernel-log", "stalled")) == 400, timeout_s=60, what="each is counted"
     )

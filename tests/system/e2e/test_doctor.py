@@ -50,7 +50,7 @@ def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
     assert f"127.0.0.1:{port}" in told["slurm rest"]["text"]
     assert "HEALER_SLURM_REST_URL" in told["slurm rest"]["repair"]
     assert told["slurm cli"]["text"].endswith("cluster pod1")
-    assert told["slurm cli rights"]["text"] == "root may drain"
+    assert told["slurm cli rights"]["text"] == "root may drain: tried on a node that does not exist"
     assert told["slurm"]["text"] == "cluster pod1, 32 nodes, 32 with GPUs"
 
 
@@ -62,6 +62,7 @@ def test_all_ways_dead_leaves_nothing_to_say_of_the_cluster(tmp_path: Path) -> N
         tmp_path,
         HEALER_SLURM_ADAPTERS="sim,pyslurm",
         HEALER_SIM_SOCKET=str(tmp_path / "nobody"),
+        HEALER_MUNGE_SOCKET=str(tmp_path / "nobody-either"),
         PYTHONPATH=str(tmp_path),
     )
     assert code == 1

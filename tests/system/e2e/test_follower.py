@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.follower import XID_79, following
 from tests.support.munge import Realm, realm
 from tests.support.site import Site, site_on
@@ -28,7 +29,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def slurm(folder: Path) -> Iterator[RealSlurm]:
-    with RealSlurm(folder / "s", 2, own_addresses=True) as cluster:
+    with BreakableSlurm(folder / "s", 2, own_addresses=True) as cluster:
         yield cluster
 
 

@@ -39,7 +39,7 @@ def site(real_slurm: RealSlurm) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def paths(site: Site) -> dict[str, Any]:
-    found = httpx.get(f"{site.stack.url}/openapi.json", timeout=10).json()["paths"]
+    found = site.stack.http.get(f"{site.stack.url}/openapi.json", timeout=10).json()["paths"]
     assert "/api/v1/signals/kernel-log" in found and "/api/v1/playbooks/{name}/runs" in found
     return found
 
@@ -147,7 +147,7 @@ def test_what_is_not_http_at_all_harms_nobody(site: Site) -> None:
     for garbage in (chance.randbytes(2000), b"GET / HTTP/9.9\r\n\r\n", b"POST " + b"a" * 100_000):
         with socket.create_connection(("127.0.0.1", site.stack.port), timeout=10) as raw:
             raw.sendall(garbage)
-    assert httpx.get(f"{site.stack.url}/healthz", timeout=5).status_code == 200
+    assert site.stack.http.get(f"{site.stack.url}/healthz", timeout=5).status_code == 200
 
 
 def test_one_bad_entry_loses_no_good_one(site: Site) -> None:
@@ -163,11 +163,7 @@ def test_one_bad_entry_loses_no_good_one(site: Site) -> None:
         {"line": "x", "time": "yesterday"},
     ]
     bad += [{"line": "x", "seq": -1}, {"line": "x" * 5000}, {"line": "x", "node": "no\0node"}]
-    bad += [
-        {"line": "x", "node": "gpu9999"},
-        {"line": "x", "job": "a b"},
-        {"line": "x", "time": "2099-01-01T00:00:00Z"},
-    ]
+    bad += [{"line": "x", "node": "gpu9999"}, {"line": "x", "job": "a b"}]
     uuids = [f"0badf00d-0000-4000-8000-{index:012d}" for index in range(len(bad))]
     entries: list[Any] = []
     for index, (one, uuid) in enumerate(zip(bad, uuids, strict=True)):
@@ -184,7 +180,7 @@ def test_one_bad_entry_loses_no_good_one(site: Site) -> None:
 
 
 def test_afterwards_it_works_as_before(site: Site) -> None:
-    assert httpx.get(f"{site.stack.url}/readyz", timeout=5).status_code == 200
+    assert site.stack.http.get(f"{site.stack.url}/readyz", timeout=5).status_code == 200
     log = site.stack.log("api")
     assert "Traceback" not in log, log[-3000:]
     assert site.get("/incidents")["items"] == []

@@ -38,7 +38,7 @@ def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site
     page.keyboard.press("p")
     preview = page.locator("#act-preview")
     expect(page.locator("#act-label")).to_have_text("原因")
-    expect(preview).to_contain_text("守卫当前答复")
+    expect(preview).to_contain_text("护栏当前答复")
     expect(preview).to_contain_text("作业 4712（用户 bob）无法重启")
     page.locator("#act-go").click()
     expect(page.locator("#act-problem")).to_have_text("缺少原因：它会写入审计。")
@@ -48,7 +48,7 @@ def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site
     }  # fmt: skip
     page.fill("#act-text", "链路已断")
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_contain_text("守卫 floor 拒绝。")
+    expect(page.locator("#act-problem")).to_contain_text("护栏 floor 拒绝。")
     expect(page.locator("#act-problem")).to_contain_text("已用 27 / 28")
     site.refuse = None
     page.locator("#act-go").click()

@@ -73,7 +73,7 @@ class Place:
     def answers(self, url: str, program: str) -> bool:
         assert all(one.poll() is None for one in self.running), (self.folder / f"{program}.log").read_text()
         try:
-            return httpx.get(url, timeout=2).status_code == 200
+            return httpx.get(url, timeout=2, verify=False).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -219,7 +219,7 @@ def test_the_client_reads_what_prometheus_remembers(prometheus: Place) -> None:
     assert set(points) == {Column("gpu_temp_c", Part(gpu=4))}
     assert {value for _, value in points[Column("gpu_temp_c", Part(gpu=4))]} == {58.0}
     assert history.node("gpu000", "gpu_temp_c", now - timedelta(hours=6), now, 60, known) == {}
-    with pytest.raises(BadBody, match="the server says"):
+    with pytest.raises(BadBody, match="the server reports"):
         result(PromqlClient(prometheus.prometheus, None).query("max(", now))
 
 

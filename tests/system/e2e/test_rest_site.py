@@ -187,6 +187,8 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
     # ever ran: it would start it anew without any requeue, as restart 0.
     ran_on = re.search(r"^ +NodeList=(\S+)", site.slurm.run("scontrol", "show", "job", job), re.MULTILINE)
     assert ran_on is not None
+    # The start of a job that its backfill chose is written down with the next change of any job.
+    site.slurm.run("scontrol", "update", f"JobId={job}", "AdminComment=runs")
     site.kept("job_state", ran_on[1])
     site.kernel(node, XID_79)
     run = site.run_in(node, "running")["id"]
@@ -271,5 +273,5 @@ def test_rights_that_are_too_low_leave_all_as_it_is_and_ask_a_person() -> None:
         assert f"{node} is faulty and still in service." in read
         assert "healer could not drain it; a person can drain it in Slurm." in read
         told = site.doctor()["slurm rest rights"]
-        assert told["text"] == f"unknown whether {PLAIN_USER} may drain: the first drain will show"
+        assert RIGHT in told["text"] and not told["ok"]
         site.audit_holds()

@@ -17,7 +17,7 @@ from tests.support import slurm as slurm_support
 from tests.support.right_act import MEASURES, rules_with
 from tests.support.site import CLUSTER, PCI, WIDE_GUARDS, XID_79, Site, boot_of, site_on, stays
 from tests.support.stack import scratch_folder
-from tests.support.wait import wait_until
+from tests.support.wait import in_background, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -27,6 +27,12 @@ LOSES = (
     "NVRM: Xid (PCI:{pci}): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 10 "
     "(0x04082907 0x00000008 0x0 0x0 0x0 0x0)"
 )
+PORT = "mlx5_core 0000:5e:00.0 ib0: Link {}"
+HOT, COOL = (
+    f"nvidia-nvswitch0: SXid (PCI:0000:c4:00.0): {code}, OSFP Thermal Warn {word}"
+    for code, word in ((28001, "Activated"), (28002, "Deactivated"))
+)
+CORRECTED = "pcieport 0000:4a:00.0: AER: PCIe Bus Error: severity=Corrected, type=Data Link Layer"
 #: One record of the kernel over several lines.
 RECORD = (
     "NVRM: The NVIDIA GPU {pci}.0\n"
@@ -40,6 +46,8 @@ ALL_LOST, AGREED, NOT_AGREED = "gpu0005", "gpu0006", "gpu0007"
 LINK, *PEERS = (f"gpu{number:04d}" for number in range(8, 12))
 STRANGER = "gpu0012"
 ALL_WAYS = "gpu0013"
+LATE, LATE_PEER = "gpu0014", "gpu0015"
+PASTED, WARM, DOWN, PAUSED, SLOWLY = (f"gpu{number:04d}" for number in range(16, 21))
 
 
 class Story:
@@ -49,6 +57,8 @@ class Story:
         self.site = site
         self.jobs: dict[str, str] = {}
         self.tasks: list[str] = []
+        #: What the exporter of a paused node says of a GPU's memory, all the time.
+        self.remap_failed = 1
 
     def submit(self, node: str, *options: str, gpus: int = 8) -> None:
         job = slurm_support.sbatch(self.site.slurm, f"--nodelist={node}", *options, gpus=gpus)
@@ -59,10 +69,11 @@ class Story:
         for node in (EXPORTED, ALL_WAYS):
             self.exported(node, 0)
         first_figure = time.monotonic()
-        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED, STRANGER, ALL_WAYS):
+        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED, STRANGER, ALL_WAYS, DOWN):
             self.submit(node)
         self.submit(AGREED, "--comment=healer:requeue")
         self.submit(LINK, "--nodes=4", f"--nodelist={LINK},{','.join(PEERS)}")
+        self.submit(LATE, "--nodes=2", f"--nodelist={LATE},{LATE_PEER}")
         self.submit(ALL_LOST, "--array=0-3", "--ntasks=1", gpus=2)
         wait_until(lambda: len(self.running()) == len(self.jobs) + 3, 30, what="all run", every_s=0.2)
         self.tasks = [one.id for one in self.site.scheduler.jobs_on(ALL_LOST)]
@@ -91,10 +102,13 @@ class Story:
         )
         assert answer.status_code == 202, answer.text
 
-    def exported(self, node: str, xid: int) -> None:
-        """dcgm-exporter: the last Xid of a GPU."""
+    def export_remaps(self) -> None:
+        self.exported(PAUSED, self.remap_failed, "ROW_REMAP_FAILURE")
+
+    def exported(self, node: str, value: int, field: str = "XID_ERRORS") -> None:
+        """dcgm-exporter: a figure of a GPU, by default its last Xid."""
         labels = f'gpu="6",pci_bus_id="0000{PCI[6].upper()}.0",Hostname="{node}"'
-        text = f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid}\n"
+        text = f"DCGM_FI_DEV_{field}{{{labels}}} {value}\n"
         answer = self.site.api("signals").post(
             "/signals/openmetrics", content=text, headers={"Content-Type": "text/plain; version=0.0.4"}
         )
@@ -107,13 +121,15 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
         rules = rules_with(folder, MEASURES)
         with site_on(
             real_slurm,
-            program=("-m", "tests.support.hurried", "plans"),
+            program=("-m", "tests.support.hurried", "plans", "ports"),
             HEALER_RULES_DIR=str(rules),
             **WIDE_GUARDS,
         ) as site:
             one = Story(site)
-            one.begin()
-            yield one
+            site.post("/pauses", {"scope": "node", "name": PAUSED, "reason": "we look at it"}, status=201)
+            with in_background(one.export_remaps, 2.0):
+                one.begin()
+                yield one
 
 
 def by_all_senders(story: Story, node: str, line: str, at: datetime) -> None:
@@ -184,6 +200,13 @@ def test_a_record_of_several_lines_is_read_like_one_line(story: Story) -> None:
     ]
 
 
+def test_a_record_of_several_lines_that_somebody_pastes_is_read_like_one_line(story: Story) -> None:
+    stamped = [f"[  812.25000{number}] {line}" for number, line in enumerate(RECORD.splitlines())]
+    story.text(PASTED, "\n".join(stamped).format(pci=PCI[0]))
+    wait_until(lambda: story.site.drained_by_us(PASTED), 20, what="drained", every_s=0.1)
+    assert [one["rule"] for one in story.site.incidents(PASTED)] == ["gpu-lost"]
+
+
 def test_a_dead_gpu_that_the_exporter_alone_knows_takes_its_node_out(story: Story) -> None:
     def told() -> bool:
         story.exported(EXPORTED, 79)
@@ -205,6 +228,22 @@ def test_what_peers_tell_after_their_job_was_requeued_opens_nothing(story: Story
     assert story.site.incident(STRANGER)["rule"] == "gpu-degraded", "alone the same line is a fault"
     assert [story.site.incidents(node) for node in PEERS if story.site.incidents(node)] == []
     assert [story.site.drains(node) for node in (LINK, *PEERS)] == [1, 0, 0, 0]
+
+
+def test_a_root_that_comes_late_takes_its_effects_with_it(story: Story) -> None:
+    began = datetime.now(UTC)
+    story.site.kernel(LATE_PEER, LOSES)
+    assert story.site.incident(LATE_PEER)["rule"] == "gpu-degraded"
+    entry = {"time": began.isoformat(), "seq": 7, "line": BREAKS.format(pci=PCI[0])}
+    story.site.signal(
+        "kernel-log", {"cluster": CLUSTER, "node": LATE, "boot_id": boot_of(LATE), "entries": [entry]}
+    )
+    requeued(story, LATE)
+    (effect,) = story.site.incidents(LATE_PEER)
+    (root,) = [one for one in story.site.incidents(LATE) if one["root"].get("node") == LATE]
+    assert (effect["state"], effect["merged_into"]) == ("resolved", root["id"])
+    stays(lambda: not story.site.node(LATE_PEER).drain, 3.0, what="the peer stays in service")
+    assert [story.site.drains(node) for node in (LATE, LATE_PEER)] == [1, 0]
 
 
 def test_when_all_gpus_of_a_node_are_gone_each_of_its_array_tasks_is_requeued_once(story: Story) -> None:
@@ -235,8 +274,57 @@ def restart_of(story: Story, node: str) -> str:
     return story.site.steps(runs[0])["requeue"]["text"] if runs else ""
 
 
+# --- what lasts, what ends, and what adds up ---------------------------------------------------------------
+
+
+def test_heat_ends_by_its_own_end_and_nothing_is_taken(story: Story) -> None:
+    story.site.kernel(WARM, HOT)
+    assert story.site.incident(WARM)["state"] != "resolved"
+    story.site.kernel(WARM, COOL)
+    wait_until(lambda: story.site.incident(WARM)["state"] == "resolved", 20, what="it is over", every_s=0.1)
+    assert story.site.drains(WARM) == 0
+
+
+def test_a_port_that_stays_down_under_a_job_is_a_ticket_until_it_is_up(story: Story) -> None:
+    story.site.kernel(DOWN, PORT.format("down"))
+    run = story.site.run_in(DOWN, "done", timeout_s=40)
+    assert story.site.steps(run["id"])["ticket"]["state"] == "done"
+    assert story.site.incident(DOWN)["rule"] == "port-stays-down"
+    story.site.kernel(DOWN, PORT.format("up"))
+    wait_until(lambda: story.site.incident(DOWN)["state"] == "resolved", 20, what="it is over", every_s=0.1)
+    assert (story.job(DOWN).state, story.job(DOWN).restarts, story.site.drains(DOWN)) == ("RUNNING", 0, 0)
+
+
+def test_corrected_errors_that_go_on_for_hours_are_a_fault(story: Story) -> None:
+    """Ten times, ten minutes apart: each of them is none."""
+    last = datetime.now(UTC)
+    for number in range(10):
+        assert story.site.incidents(SLOWLY) == []
+        at = last - timedelta(minutes=10 * (9 - number))
+        entry = {"time": at.isoformat(), "seq": number, "line": CORRECTED}
+        body = {"cluster": CLUSTER, "node": SLOWLY, "boot_id": boot_of(SLOWLY), "entries": [entry]}
+        story.site.signal("kernel-log", body)
+    run = story.site.run_in(SLOWLY, "done", timeout_s=30)
+    assert story.site.steps(run["id"])["ticket"]["state"] == "done"
+    assert (story.site.incident(SLOWLY)["rule"], story.site.drains(SLOWLY)) == ("pcie-corrected-storm", 0)
+
+
+def test_a_fatal_fault_that_is_well_again_while_it_is_held_wakes_nobody_and_stays_open(story: Story) -> None:
+    def is_at(severity: str) -> bool:
+        shown = [(one["severity"], one["state"]) for one in story.site.incidents(PAUSED)]
+        return shown == [(severity, "open")]
+
+    wait_until(lambda: is_at("P0"), 60, what="it is held", every_s=0.2)
+    story.remap_failed = 0
+    wait_until(lambda: is_at("P1"), 30, what="it is urgent no more", every_s=0.2)
+    stays(lambda: is_at("P1"), 3.0, what="it is a person's to close")
+    assert story.site.drains(PAUSED) == 0
+
+
 def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
     # The plan of a GPU whose job has left may have come to its moment.
-    assert out - {AGREED} == {LOST_TOLD, RECORD_OF, EXPORTED, ALL_WAYS, ALL_LOST, LINK}
+    assert out - {AGREED} == {
+        LOST_TOLD, RECORD_OF, PASTED, EXPORTED, ALL_WAYS, ALL_LOST, LINK, LATE,
+    }  # fmt: skip
     story.site.audit_holds()

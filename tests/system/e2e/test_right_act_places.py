@@ -17,7 +17,7 @@ import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support.right_act import Leaf, maintenance, rules_with
-from tests.support.site import CLUSTER, XID_79, Site, site_on
+from tests.support.site import CLUSTER, WIDE_GUARDS, XID_79, Site, site_on, stays
 from tests.support.slurm import sbatch
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
@@ -33,6 +33,10 @@ LOOPS = NAMES[26]
 #: After the update.
 FLAPS, LOST_LATER = UPDATED[1], UPDATED[2]
 NIC_DOWN = "mlx5_core 0000:5e:00.0 ib0: Link down"
+#: Five of 32 nodes are a storm, as it ships.
+BREAKER = {"HEALER_BREAKER_SHARE": "0.15"}
+STORM = OTHERS[:6]
+ROW = "NVRM: Xid (PCI:{pci}): 63, pid=7, Row Remapper: New row marked for remapping, reset gpu to activate."
 PLACES = {"gpu[0001-0008]": {"switch": "leaf1"}, "gpu[0009-0032]": {"switch": "leaf2"}}
 
 
@@ -42,20 +46,22 @@ def site(real_slurm: RealSlurm) -> Iterator[Site]:
         rules = rules_with(folder, (), PLACES)
         with site_on(
             real_slurm,
-            program=("-m", "tests.support.hurried", "silence", "proof", "events"),
+            program=("-m", "tests.support.hurried", "silence", "proof", "events", "plans"),
             HEALER_RULES_DIR=str(rules),
-            # The leaf alone is a quarter of the fleet.
-            HEALER_GUARD_MIN_SERVICE_SHARE="0.5",
+            **WIDE_GUARDS | BREAKER,
         ) as one:
             yield one
 
 
 @pytest.fixture(scope="module")
 def leaf(site: Site) -> Iterator[Leaf]:
-    """It went away, and came back but for two nodes."""
+    """It went away, one node before the others, and came back but for two nodes."""
     one = Leaf(site, LEAF + OTHERS)
     with one.beating():
-        for node in LEAF:
+        first, *rest = LEAF
+        one.silence(first)
+        wait_until(lambda: not site.node(first).responding, 20, what="Slurm misses the first", every_s=0.1)
+        for node in rest:
             one.silence(node)
         wait_until(lambda: of_leaf(site), 40, what="the outage is an incident", every_s=0.2)
         for node in LEAF:
@@ -137,7 +143,8 @@ def test_what_members_say_of_an_outage_is_part_of_it(site: Site, leaf: Leaf) -> 
             time.sleep(2.5)
     wait_until(lambda: site.incidents(FLAPS), 20, what="elsewhere such flaps are a fault", every_s=0.1)
     for node in (LEAF[0], LEAF[1]):
-        assert rules_of(site, node) <= {"switch-silent"}
+        own = [one["rule"] for one in site.incidents(node) if one["merged_into"] is None]
+        assert own in ([], ["switch-silent"])
     assert drained(site, LEAF) == []
 
 
@@ -213,3 +220,23 @@ def test_a_detector_that_dies_over_half_a_rule_file_detects_by_the_rules_before(
         wait_until(lambda: "windows rebuilt" in after_its_start(site), 30, what="figures are judged too")
     finally:
         rules.write_text(whole)
+
+
+def test_plans_of_a_wave_are_kept_until_the_breaker_is_reset_and_then_carried_out(site: Site) -> None:
+    jobs = {node: site.sbatch(f"--nodelist={node}") for node in STORM}
+    for node in STORM:
+        site.kernel(node, ROW)
+    wait_until(lambda: site.get("/breaker")["state"] == "open", 20, what="the breaker opens", every_s=0.1)
+    for node in STORM:
+        wait_until(lambda node=node: site.runs(node), 20, what=f"the plan of {node}", every_s=0.1)
+    assert [one["rule"] for one in site.open_incidents() if one["rule"] == "wave"] == ["wave"]
+    own = [one for node in STORM for one in site.incidents(node) if one["rule"] == "gpu-degraded"]
+    assert [one["merged_into"] for one in own] == [None] * len(STORM)
+
+    (first, *rest) = STORM
+    site.slurm.run("scancel", jobs[first])
+    stays(lambda: drained(site, STORM) == [], 3.0, what="nothing is taken while it is open")
+    site.post("/breaker/reset", {"reason": "a batch of worn boards, and no roll-out"}, role="admin")
+    wait_until(lambda: site.drained_by_us(first), 40, what="the plan of the free node", every_s=0.2)
+    assert drained(site, rest) == []
+    assert {site.job(jobs[node]).state for node in rest} == {"RUNNING"}

@@ -7,6 +7,7 @@ before a plan and the time that a failure is heard out are shorter (`tests.suppo
 import getpass
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,13 +32,23 @@ NONE, NOW, P2P, AFTER = "0x0 (None)", "0x1 (GPU Reset Required)", "0x3 (Drain P2
 # By what happens there.
 PLANNED, NO_NEW_JOBS, TAKEN_BACK, BY_A_PERSON = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
 RESET, RESET_FAILS, LOST, TICKET_ALONE = "gpu0005", "gpu0006", "gpu0007", "gpu0008"
+LIMITED = "gpu0009"
+CONTAINED = "NVRM: Xid (PCI:{pci}): 94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No"
 #: Faults that wait for the end of the job on the node.
 WAITING = {
     PLANNED: ROW,
     NO_NEW_JOBS: ASKS.format(NONE, AFTER),
     TAKEN_BACK: ASKS.format(NONE, P2P),
     BY_A_PERSON: ROW,
+    LIMITED: CONTAINED,
 }
+#: The plan of a contained error waits for so long and no longer; all others as they ship.
+LIMIT_S = 8
+SHORT_PLAN = (
+    "policies.yaml",
+    r"(name: gpu-contained\n(?:  .*\n)*?  playbook: )repair-when-idle",
+    r"\1repair-soon",
+)
 FATAL = {
     RESET: ASKS.format(NONE, NOW),
     RESET_FAILS: ASKS.format(NONE, NOW),
@@ -79,6 +90,9 @@ class Story:
             self.say(node, line)
 
     def say(self, node: str, line: str) -> None:
+        """The node's kernel says it: the worker looks there before it restarts a job."""
+        if node in self.nodes:
+            self.nodes[node].programs.kmsg(line.format(pci=AT))
         self.site.kernel(node, line.format(pci=AT))
 
     def job(self, node: str) -> Any:
@@ -115,6 +129,14 @@ class Story:
         return [f"{key} {step['state']}: {step.get('text')}" for key, step in steps.items()]
 
 
+def rules_here(folder: Path) -> Path:
+    rules = rules_with(folder, (*REPAIRS, SHORT_PLAN))
+    plan = (rules / "playbooks" / "repair-when-idle.yaml").read_text()
+    soon = plan.replace("repair-when-idle", "repair-soon").replace("limit_s: 259200", f"limit_s: {LIMIT_S}")
+    (rules / "playbooks" / "repair-soon.yaml").write_text(soon)
+    return rules
+
+
 @pytest.fixture(scope="module")
 def story(real_slurm: RealSlurm) -> Iterator[Story]:
     """Jobs at work, and all faults told."""
@@ -130,7 +152,7 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
             site_on(
                 real_slurm,
                 program=("-m", "tests.support.hurried", "plans", "tickets"),
-                HEALER_RULES_DIR=str(rules_with(folder, REPAIRS)),
+                HEALER_RULES_DIR=str(rules_here(folder)),
                 HEALER_SSH_KEY_FILE=str(ssh.key),
                 HEALER_SSH_SIGNING_KEY_FILE=str(ssh.signing_key),
                 HEALER_SSH_KNOWN_HOSTS=str(ssh.known_hosts),
@@ -175,6 +197,15 @@ def test_where_the_vendor_takes_the_gpu_no_new_job_starts_and_the_running_one_go
     assert story.nodes[NO_NEW_JOBS].programs.resets(NO_NEW_JOBS) == []
 
 
+def test_a_plan_that_reached_its_limit_takes_the_node_from_new_jobs_and_lets_the_running_one_end(
+    story: Story,
+) -> None:
+    wait_until(lambda: story.site.drained_by_us(LIMITED), 40, what="drained at the limit", every_s=0.2)
+    assert (story.job(LIMITED).state, story.job(LIMITED).restarts) == ("RUNNING", 0)
+    assert story.nodes[LIMITED].programs.resets(LIMITED) == []
+    story.end_job(LIMITED)
+
+
 def test_what_a_ticket_alone_answers_ends_when_it_is_filed_and_nothing_more_comes(story: Story) -> None:
     """The node stays in service, and its job goes on."""
     site, job = story.site, story.submit(TICKET_ALONE)
@@ -203,6 +234,7 @@ def test_at_the_end_of_the_job_a_row_is_remapped_by_one_reset(ended: Story) -> N
     assert ended.nodes[PLANNED].programs.faults(PLANNED) == []
     assert len(ended.nodes[PLANNED].programs.resets(PLANNED)) == ended.site.drains(PLANNED) == 1
     assert incident["nodes"] == {PLANNED: "watch"}
+    assert incident["probation_until"] is not None
 
 
 def test_at_the_end_of_the_job_the_gpu_that_the_vendor_took_is_reset(ended: Story) -> None:
@@ -240,7 +272,7 @@ def test_a_gpu_that_asks_for_a_reset_is_reset_tested_and_back_on_probation(story
 
 
 def test_a_lost_gpu_is_rebooted_tested_and_back(story: Story) -> None:
-    story.back(LOST)
+    assert story.back(LOST)["probation_until"] is not None
     assert {"reboot", "proof", "resume"} <= set(story.done(LOST))
     assert story.job(LOST).restarts == 1
 
@@ -264,12 +296,17 @@ def test_a_withdrawn_ask_returns_the_node_that_waits_for_a_person(story: Story) 
     assert story.nodes[RESET_FAILS].programs.resets(RESET_FAILS) == resets
 
     story.say(RESET_FAILS, ASKS.format(NOW, NONE))
-    story.back(RESET_FAILS)
+    assert story.back(RESET_FAILS)["probation_until"] is not None
     (tested, *_) = story.site.runs(RESET_FAILS)
     assert (tested["playbook"], story.site.steps(tested["id"])["test"]["state"]) == ("validate", "done")
 
 
+def test_a_plan_that_reached_its_limit_is_carried_out_when_the_job_has_ended(story: Story) -> None:
+    story.back(LIMITED)
+    assert len(story.nodes[LIMITED].programs.resets(LIMITED)) == story.site.drains(LIMITED) == 1
+
+
 def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
-    assert out == {PLANNED, NO_NEW_JOBS, BY_A_PERSON, *FATAL}
+    assert out == {PLANNED, NO_NEW_JOBS, BY_A_PERSON, LIMITED, *FATAL}
     story.site.audit_holds()

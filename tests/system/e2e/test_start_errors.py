@@ -104,7 +104,7 @@ def test_a_listen_that_is_no_address_is_the_settings_sentence(command: str) -> N
         ("{scratch}/file", "is a file"),
         ("{scratch}/file/data", "cannot be made: Not a directory"),
         ("{scratch}/other", "cannot be used ({scratch}/other/lock: Is a directory)"),
-        ("{scratch}/" + "x" * 90, "has too long a name to hold the simulated Slurm's socket"),
+        ("{scratch}/" + "x" * 90, "has a name that is too long for the socket of the simulated Slurm"),
     ],
 )
 def test_a_data_directory_that_cannot_be_used(place: str, why: str, scratch: Path) -> None:
@@ -120,11 +120,11 @@ def test_a_full_disk_is_said_to_be_full(scratch: Path) -> None:
         said = refusal("up", "--data-dir", str(small / "data"), "--listen", f"127.0.0.1:{free_port()}")
         assert said == f"the data directory {small}/data has no space left; {DATA_DIR}"
         said = refusal("demo", "--slurm", "sim", "--listen", f"127.0.0.1:{free_port()}", TMPDIR=str(small))
-        assert "has no space left; TMPDIR=FOLDER chooses another place for it." in said
+        assert "has no space left; set TMPDIR=FOLDER to use another place." in said
         assert [one.name for one in small.iterdir() if one.name.startswith("healer-demo")] == []
 
 
-@pytest.mark.parametrize(("bytes_at_most", "why"), [(0, "cannot be made: "), (2000, "cannot be filled: ")])
+@pytest.mark.parametrize(("bytes_at_most", "why"), [(0, "cannot be created: "), (2000, "cannot be filled: ")])
 def test_the_demo_finds_no_room_for_its_folder(bytes_at_most: int, why: str, scratch: Path) -> None:
     said = refusal(
         *("demo", "--slurm", "sim", "--listen", f"127.0.0.1:{free_port()}"),
@@ -132,7 +132,7 @@ def test_the_demo_finds_no_room_for_its_folder(bytes_at_most: int, why: str, scr
         TMPDIR=str(scratch),
     )
     assert said.startswith("healer's folder ") and why in said
-    assert said.endswith("; TMPDIR=FOLDER chooses another place for it.\n")
+    assert said.endswith("; set TMPDIR=FOLDER to use another place.\n")
     assert list(scratch.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.embedded import embedded_slurm as slurm
-from healer.embedded.embedded_slurm import RealSlurm
+from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.site import PCI, XID_79, boot_of
 from tests.support.stack import scratch_folder
 from tests.support.up import Stack
@@ -34,7 +34,7 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         self.slurms = {
-            name: RealSlurm(folder / name, 4, conf={"ClusterName": name, "SlurmdTimeout": "300"})
+            name: BreakableSlurm(folder / name, 4, conf={"ClusterName": name, "SlurmdTimeout": "300"})
             for name in CLUSTERS
         }
         file = folder / "healer.toml"
@@ -150,7 +150,7 @@ def a_cluster_that_was_never_seen_disturbs_no_other(two: Two) -> None:
 def nodes_of_the_same_name_are_two(two: Two) -> None:
     assert two.drained("pod2") == []
     said = two.send("gpu0002").json()
-    assert said["accepted"] == 0 and "cluster: name it" in said["rejected"][0]["reason"]
+    assert said["accepted"] == 0 and "cluster: missing" in said["rejected"][0]["reason"]
     assert [one["cluster"] for one in two.get("/nodes", q="gpu0001")["items"]] == ["pod1", "pod2"]
     assert [one["cluster"] for one in two.get("/incidents")["items"]] == ["pod1"]
     assert two.get("/incidents", cluster="pod2")["items"] == []

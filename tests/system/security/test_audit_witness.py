@@ -26,11 +26,12 @@ from tests.support.processes import clean_environ, unlogged
 from tests.support.rsyslog import RSYSLOGD
 from tests.support.snippets import snippet
 from tests.support.tls import certificates
+from tests.support.tsa import time_stamps
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
 COUNT = 120
-KINDS = ("file", "syslog", "database")
+KINDS = ("file", "syslog", "database", "stamps")
 
 
 class Place:
@@ -50,6 +51,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     elif request.param == "syslog":
         with rsyslog(tmp_path) as (port, log):
             yield Place(f"syslog://127.0.0.1:{port}", str(log))
+    elif request.param == "stamps":
+        kept = tmp_path / "stamps.jsonl"
+        kept.touch()
+        with time_stamps(tmp_path / "tsa") as (url, root):
+            address = f"rfc3161+{url}?keep={kept}&ca={root}"
+            yield Place(address, address)
     else:
         admin = request.getfixturevalue("admin")
         engine = request.getfixturevalue("empty_database")
@@ -209,19 +216,36 @@ def test_a_sealer_that_stopped_signing(site: Site) -> None:
     assert (status, "no checkpoint follows the records since" in said) == (1, True)
 
 
-@pytest.mark.parametrize("place", ["file"], indirect=True)
-def test_checkpoints_that_were_kept_from_the_witness(site: Site) -> None:
+def seal_by_a_clock_behind(site: Site, by: timedelta) -> None:
+    """One more record, sealed as if it were so long ago; the witness does not get it yet."""
     sealer = Sealer(
         PostgresChain(site.engine), load_signer(site.data), checkpoint_file=site.file,
-        now=lambda: datetime.now(UTC) - timedelta(minutes=10),
+        now=lambda: datetime.now(UTC) - by,
     )  # fmt: skip
     site.fill(1)
     sealer.seal_once()
     sealer.close()
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_checkpoints_that_were_kept_from_the_witness(site: Site) -> None:
+    seal_by_a_clock_behind(site, timedelta(minutes=10))
     status, said = site.against()
-    assert (status, f"of seq {COUNT + 1}" in said, "never came to the witness" in said) == (1, True, True)
+    assert (status, f"of seq {COUNT + 1}" in said, "never reached the witness" in said) == (1, True, True)
     site.deliver()
     assert site.against()[0] == 0
+
+
+@pytest.mark.parametrize("place", ["stamps"], indirect=True)
+def test_who_may_write_the_file_of_stamps_dates_no_line_back(site: Site, tmp_path: Path) -> None:
+    """An authority stamps what is sent now. What was changed has no stamp."""
+    seal_by_a_clock_behind(site, timedelta(days=2))
+    site.deliver()
+    assert f"of seq {COUNT + 1}" in site.against()[1]
+    kept = tmp_path / "stamps.jsonl"
+    assert len(list(witnessed_lines(str(kept)))) == 2, "as a file it has both"
+    kept.write_bytes(kept.read_bytes().replace(b'"seq":120', b'"seq":119'))
+    assert "holds no checkpoint" in site.against()[1]
 
 
 def test_a_witness_that_was_away_gets_all(site: Site) -> None:
@@ -297,7 +321,9 @@ def test_syslog_by_tls(tmp_path: Path) -> None:
     assert message.endswith(b' healer - checkpoint - {"checkpoint":{}}')
 
 
-@pytest.mark.parametrize("address", ["file://host/x", "ftp://x/y", "syslog://host", "/path", ""])
+@pytest.mark.parametrize(
+    "address", ["file://host/x", "ftp://x/y", "syslog://host", "rfc3161+https://host", "/path", ""]
+)
 def test_addresses_of_no_kind_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="file:///PATH"):
         witness_at(address)

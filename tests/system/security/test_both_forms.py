@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 import redis
@@ -22,19 +23,25 @@ from kombu.messaging import Producer
 from sqlalchemy.exc import ProgrammingError
 
 from healer.adapters.postgres.audit_rows import append
+from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.tables import runs
 from healer.adapters.signing import CHECKPOINT_FILE, load_signer
 from healer.adapters.witnesses import witnessed_lines
 from healer.audit import read_checkpoints
 from healer.incidents.second_look import SECOND_LOOK
-from healer.model import audit_record
-from tests.support.attacked import ASKED, CANARY, CAP, FORMS, Attacked, attacked, stopped
+from healer.model import Evidence, Incident, Sense, audit_record
+from healer.playbooks.advance import UNUSABLE
+from healer.text import quoted
+from tests.support.attacked import ASKED, AT_WORK, CANARY, CAP, DEAD, FORMS, Attacked, attacked, stopped
 from tests.support.audit import healer, sign_again, unguarded
+from tests.support.ledgers import PostgresBench, incident
 from tests.support.looking import GPU
+from tests.support.loop import lines
 from tests.support.packaged import plain
 from tests.support.processes import memory_holds
 from tests.support.site import XID_48, XID_79, stays
 from tests.support.stack import scratch_folder
+from tests.support.stand_ins import StandIns
 from tests.support.wait import wait_until
 from workers.app import make_app, queue_name
 from workers.broker_messages import ADVANCE
@@ -250,7 +257,7 @@ def test_forged_messages_have_no_effect(product: Attacked) -> None:
     assert "a message that names no runs is dropped" in product.log("worker")
 
 
-def forge_row(product: Attacked, like: str, role: str = "healer_api", **fields: str | None) -> None:
+def forge_row(product: Attacked, like: str, role: str = "healer_api", **fields: object) -> None:
     """A run in state `running`, written as that other one was, by a part's login."""
     with sa.create_engine(product.database_url(role), poolclass=sa.NullPool).begin() as conn:
         row = conn.execute(sa.select(runs).where(runs.c.id == like)).one()._asdict()
@@ -274,7 +281,7 @@ def whys(product: Attacked, *names: str) -> list[str]:
     ("role", "nodes", "fields"),
     [
         ("healer_api", numbered(4, 10), {"approved_by": "root"}),
-        ("healer_detector", numbered(22, 28), {"by": "healer", "approved_by": None}),
+        ("healer_detector", numbered(22, 26), {"by": "healer", "approved_by": None}),
     ],
 )
 def test_forged_rows_are_asked_of_the_gate(
@@ -359,18 +366,27 @@ def test_one_line_each_about_seven_nodes_passes_no_cap_and_opens_no_breaker(prod
     stays(lambda: is_calm(product), 5.0, what="no cap is passed and no breaker opens")
 
 
+def items(product: Attacked, path: str, name: str = "items", **query: str) -> list[dict[str, object]]:
+    found = product.get(path, **query)[name]
+    assert isinstance(found, list)
+    return found
+
+
+def programs_of(product: Attacked, node: str) -> StandIns:
+    return next(each.programs for each in product.ssh.nodes if each.name == node)
+
+
 @pytest.mark.usefixtures("full")
 def test_a_node_that_is_asked_denies_what_a_relay_says_of_it(product: Attacked) -> None:
     """The worker's way to its nodes: a signed request by SSH."""
     relay = product.relay("rack 5 relay")
-    [programs] = [node.programs for node in product.ssh.nodes]
+    programs = programs_of(product, ASKED)
     programs.has_gpu(f"{GPU}.0")
     programs.kmsg("usb 1-1: new device")
     product.say(relay, ASKED, XID_79.format(pci=GPU))
 
     def looked() -> list[str]:
-        found = product.get("/runs", node=ASKED)["items"]
-        assert isinstance(found, list)
+        found = items(product, "/runs", node=ASKED)
         ended = [run["id"] for run in found if run["playbook"] == SECOND_LOOK and run["state"] == "done"]
         return [str(product.get(f"/runs/{run}")) for run in ended]
 
@@ -382,18 +398,73 @@ def test_a_node_that_is_asked_denies_what_a_relay_says_of_it(product: Attacked) 
     assert "what the node itself denies" in str(incident["doubt"])
 
 
+@pytest.mark.usefixtures("full")
+def test_forged_words_of_dead_nodes_pass_no_cap(product: Attacked) -> None:
+    """The API's login writes what is the nodes' own word to the detector; the worker cannot see it."""
+    nodes, line = numbered(27, 28), XID_79.format(pci=GPU)
+    engine = sa.create_engine(product.database_url("healer_api"), poolclass=sa.NullPool)
+    forged = [seen for node in nodes for seen in lines(node, line, at=datetime.now(UTC))]
+    assert PostgresInbox(engine, "pod1").add(forged) == len(nodes)
+
+    def looks() -> list[str]:
+        runs = [run for node in nodes for run in items(product, "/runs", node=node)]
+        steps = [step for run in runs for step in items(product, f"/runs/{run['id']}", "steps")]
+        return [str(step["text"]) for step in steps if step["id"] == UNUSABLE]
+
+    wait_until(lambda: len(looks()) == len(nodes), 60, what="the worker looked at each")
+    stays(lambda: is_calm(product), 3.0, what="no cap is passed and no breaker opens")
+
+
+def forge_incident(product: Attacked, number: int) -> Incident:
+    """A dead GPU by the kernel's word, with the detector's login."""
+    found = incident(number)
+    seen = Evidence(
+        digest=f"{number:02x}", at=datetime.now(UTC), component=found.root, text=quoted("Xid 79"),
+        line=XID_79.format(pci=GPU), sense=Sense.kernel, fatal=True, unusable=True,
+    )  # fmt: skip
+    engine = sa.create_engine(product.database_url("healer_detector"), poolclass=sa.NullPool)
+    with PostgresBench(engine).ledger.transaction() as tx:
+        tx.save_incident(msgspec.structs.replace(found, unusable=True, evidence=(seen,)))
+    return found
+
+
+def test_forged_words_restart_no_job_at_work(product: Attacked, full: str) -> None:
+    """The detector's login writes healer's own run that restarts the job of a healthy node."""
+    programs = programs_of(product, AT_WORK)
+    programs.has_gpu(f"{GPU}.0")
+    programs.kmsg("usb 1-1: new device")
+    job, viewer = product.slurm.add_job(required=[AT_WORK]), product.headers("viewer")
+    shown = f"{product.url}/api/v1/jobs/pod1/{job}"
+    wait_until(lambda: product.http.get(shown, headers=viewer).is_success, 30, what="healer knows of it")
+    about = forge_incident(product, 29)
+    fields = {"id": "r-restarts", "node": None, "playbook": "requeue", "by": "healer", "approved_by": None}
+    more = {"job": job, "incident": about.id, "rule": about.rule, "mode": "auto", "input": {"restarts": 0}}
+    forge_row(product, full, "healer_detector", **fields, **more)
+    make_app(product.broker_url, "pod1").send_task(ADVANCE, args=["r-restarts"])
+
+    def left() -> str:
+        return next((str(step["text"]) for step in items(product, "/runs/r-restarts", "steps")), "")
+
+    text = wait_until(left, 60, what="the worker looked at the node")
+    wait_until(lambda: "keeps running" in left(), 60, what=f"it left the job; {text}")
+    found = product.slurm.job(job)
+    assert found is not None and (found.state, found.restarts) == ("RUNNING", 0)
+    product.slurm.cancel(job)
+
+
 #: Written to a terminal, the first renames the window and rings; the second turns around what follows.
 ESCAPES, TURNS = "\x1b]0;owned\x07\x9b2J", "\u202egpu\u2066"
 
 
 def test_what_comes_in_with_escapes_is_refused_or_goes_out_as_symbols(product: Attacked) -> None:
     """A node's own word, so that it reaches Slurm too, and a person's words."""
-    node = "gpu0030"
+    node = DEAD
+    programs_of(product, node).kmsg(XID_79.format(pci=GPU))
     itself = product.headers("signals", "--node", node)
     product.say(itself, node, XID_48.format(pci=GPU) + ESCAPES)
     product.say(itself, node, XID_79.format(pci=GPU) + TURNS)
     found = wait_until(lambda: of(product, node, "xid-79"), 30, what="an incident of the second line")
-    wait_until(lambda: node in product.drained(), 30, what="the node's own word is acted on past the caps")
+    wait_until(lambda: node in product.drained(), 30, what="past the caps, as the worker sees that it is so")
     viewer, name = product.headers("viewer"), str(found[0]["id"])
     reason = {"reason": f"seen {ESCAPES}{TURNS}"}
     product.http.post(

@@ -17,7 +17,7 @@ import pytest
 from tests.support.compose import FILE, FOLDER, read_compose
 from tests.support.http_stand_in import Quiet, running
 
-IMAGES = {"postgres": "18-bookworm", "redis": "7-bookworm", "python": "3.11-slim-bookworm"}
+IMAGES = {"postgres": "18-bookworm", "redis": "7-bookworm"}
 INDEX = "application/vnd.oci.image.index.v1+json"
 
 

@@ -102,7 +102,9 @@ def test_a_part_reads_neither_the_secrets_nor_the_files_nor_the_memory_of_anothe
     others = [each for each in PARTS if each != part]
     paths = [f"/run/credentials/healer-{each}.service/database-url" for each in others]
     paths += [f"/etc/healer/credentials/{each}/database-url" for each in PARTS]
-    paths += ["/etc/healer/credentials/worker/broker-url", "/root/.bashrc", "/dev/kmsg"]
+    # The last of these: the folder is closed, whatever the files in it are.
+    paths += ["/etc/healer/credentials/worker/broker-url", "/etc/healer/credentials/worker"]
+    paths += ["/root/.bashrc", "/dev/kmsg"]
     for each in others:
         inside = site.machine.run(
             "systemctl", "show", "--property=MainPID", "--value", f"healer-{each}"
@@ -137,13 +139,17 @@ _NOT_OWN = (
     "/srv/site",
     "/home",
 )
+#: Where every user may write: the unit's walls alone refuse it.
+_FREE = "/srv/free"
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_writes_its_own_folder_and_no_code_rules_or_system(site: Packaged, part: str) -> None:
     others = [f"/var/lib/healer/{each}" for each in PARTS if each != part]
+    site.machine.run("install", "-d", "-m", "1777", _FREE)
     places = [
         f"/var/lib/healer/{part}",
+        _FREE,
         *_NOT_OWN,
         *others,
         *(["/var/lib/healer/audit"] if part != "worker" else []),
@@ -270,6 +276,25 @@ def test_a_page_of_a_part_without_the_channel_s_secret_still_leaves(site: Packag
     assert asked.status_code == 202, asked.text
     wait_until(lambda: sink.ids() or site.failed(), 40, what="a page came to the site's own address")
     assert site.failed() == ""
+
+
+@pytest.mark.parametrize("user", ["healer-worker", "root"])
+def test_an_api_that_its_unit_gives_the_worker_s_user_or_root_s_opens_no_socket(
+    site: Packaged, user: str
+) -> None:
+    drop_in = "/etc/systemd/system/healer-api.service.d/user.conf"
+    site.machine.write(drop_in, f"[Service]\nUser={user}\nGroup={user}\n")
+    try:
+        site.machine.run("systemctl", "daemon-reload")
+        site.machine.run("systemctl", "restart", "healer-api")
+        said = f"healer api does not run as {'root' if user == 'root' else 'the worker'}"
+        wait_until(lambda: said in site.machine.journal("api"), 30, what="it says why it ends")
+        assert not is_ready(site.url)
+    finally:
+        site.machine.run("rm", drop_in)
+        site.machine.run("systemctl", "daemon-reload")
+        site.machine.run("systemctl", "restart", "healer-api")
+    wait_until(lambda: is_ready(site.url), 60, what="the API is ready as its own user")
 
 
 # --- the form in which systemd shows a credential -----------------------------------------------------------

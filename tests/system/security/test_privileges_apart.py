@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.tokens import adopt_key
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.token_key import KEY_FILE, token_key
+from healer.bootstrap import slurm_reads
 from healer.bootstrap.web import web_app
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.ports.scheduling import Scheduler, SlurmReads
@@ -147,6 +148,19 @@ def test_nothing_that_the_api_holds_has_a_call_that_changes_slurm(
     assert all(hasattr(Scheduler, name) and not hasattr(SlurmReads, name) for name in WRITES)
     found = {(type(thing).__qualname__, name) for thing in everything for name in WRITES if has(thing, name)}
     assert found == set()
+
+
+@pytest.mark.parametrize("adapters", ["cli", "rest", "pyslurm", "sim"])
+def test_what_every_part_but_the_worker_asks_slurm_by_has_no_such_call(scratch: Path, adapters: str) -> None:
+    (scratch / "token").write_text("a.e30.c")
+    (scratch / "token").chmod(0o600)
+    given = {"HEALER_SLURM_REST_URL": "http://127.0.0.1:1", "HEALER_SLURM_TOKEN_FILE": str(scratch / "token")}
+    settings = load({"HEALER_DATA_DIR": str(scratch), "HEALER_SLURM_ADAPTERS": adapters, **given})
+    chain = slurm_reads(settings, cluster="pod1")
+    everything = [*reached(chain), *chain.adapters]
+    assert {
+        (type(thing).__name__, name) for thing in everything for name in WRITES if has(thing, name)
+    } == set()
 
 
 def test_the_parts_are_forked_from_a_process_without_what_acts() -> None:

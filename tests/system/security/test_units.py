@@ -38,6 +38,13 @@ HARDENED = (
     "PrivateDevices=yes", "PrivateUsers=yes", "MemoryDenyWriteExecute=yes", "ProtectProc=invisible",
     "ProtectKernelTunables=yes", "ProtectKernelModules=yes", "ProtectKernelLogs=yes", "RestrictSUIDSGID=yes",
 )  # fmt: skip
+#: What a part may write beside its own folder: what it gives to others.
+SHARED = {"detector": ["/var/lib/healer/recordings"], "worker": ["/var/lib/healer/audit"]}
+#: Lines that open a wall again.
+OPENERS = (
+    "BindPaths", "BindReadOnlyPaths", "CacheDirectory", "ConfigurationDirectory", "LogsDirectory",
+    "RuntimeDirectory", "DeviceAllow", "PermissionsStartOnly",
+)  # fmt: skip
 
 
 def exposure(file: Path) -> float:
@@ -50,7 +57,7 @@ def exposure(file: Path) -> float:
 
 
 def test_each_part_s_exposure_is_low_and_stands_in_the_docs() -> None:
-    measured = {part: exposure(UNITS / f"healer-{part}.service") for part in (*PARTS, "upgrade")}
+    measured = {part: exposure(UNITS / f"healer-{part}.service") for part in (*PARTS, "upgrade", "backup")}
     assert max(measured.values()) <= LIMIT
     text = (ROOT / "docs" / "install.md").read_text()
     written = dict(re.findall(r"^\| `healer-(\w+)` \|.*\| ([0-9.]+) \|$", text, re.M))
@@ -71,7 +78,7 @@ def test_the_exposure_of_all_in_one_stands_in_the_docs(tmp_path: Path) -> None:
 
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     """`systemd-analyze verify` on units whose program is here."""
-    for file in (*UNITS.glob("*.service"), UNITS / "healer.target"):
+    for file in (path for path in UNITS.glob("healer*") if path.is_file()):
         text = file.read_text().replace("/opt/healer/.venv/bin/healer", "/bin/true")
         (tmp_path / file.name).write_text(text)
         for part in (UNITS / "optional" / f"{file.name}.d").glob("*.conf"):
@@ -134,6 +141,21 @@ def test_each_part_is_its_own_user_with_its_own_folder_and_the_same_walls() -> N
     for part in (*PARTS, "upgrade"):
         lines = (UNITS / f"healer-{part}.service").read_text().splitlines()
         assert [line for line in HARDENED if line not in lines] == []
+        unit = read_unit(part)
+        assert unit.lines.get("ReadWritePaths", []) == SHARED.get(part, [])
+        assert unit.lines.keys() & set(OPENERS) == set()
+
+
+def test_a_backup_reads_all_and_writes_one_folder() -> None:
+    unit, lines = read_unit("backup"), (UNITS / "healer-backup.service").read_text().splitlines()
+    assert unit.one("CapabilityBoundingSet") == "CAP_DAC_OVERRIDE", "root, to read keys of other users"
+    assert unit.one("ReadWritePaths") == "/var/backups/healer" and unit.lines.keys() & set(OPENERS) == set()
+    assert set(unit.credentials) == {"passphrase"}
+    assert set(HARDENED) - set(lines) == {"CapabilityBoundingSet=", "PrivateUsers=yes"}
+    whole = read_unit("backup", *drop_ins("backup"))
+    assert whole.credentials["database-url"] == read_unit("upgrade").credentials["database-url"]
+    assert whole.credentials["token-key"] == read_unit("upgrade").credentials["token-key"]
+    assert f"d {unit.one('ReadWritePaths')} 0700 root root -" in (UNITS / "tmpfiles.conf").read_text()
 
 
 def test_no_unit_gives_up_starting() -> None:

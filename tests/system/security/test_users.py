@@ -163,6 +163,25 @@ def test_without_the_users_root_reads_how_to_make_them(scratch: Path) -> None:
         assert f"--shell /usr/sbin/nologin {name}" in done.stderr
 
 
+#: The service user is the worker's, by another name.
+ONE_USER = """
+cp -a /etc/. "$1" && mount --bind "$1" /etc || exit
+sed -i "s/^healer:x:[0-9]*:/healer:x:$(id -u healer-worker):/" /etc/passwd
+shift && exec "$@"
+"""
+
+
+def test_two_users_of_one_id_are_refused(scratch: Path) -> None:
+    etc = scratch / "etc"
+    etc.mkdir()
+    up = [sys.executable, "-m", "healer", "up", "--data-dir", str(scratch / "data")]
+    enter = ["unshare", "--mount", "sh", "-c", ONE_USER, "sh", str(etc)]
+    environ = os.environ | {"HEALER_SLURM_ADAPTERS": "sim"}
+    done = subprocess.run(unlogged(*enter, *up), capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 1
+    assert "needs its own user id" in done.stderr
+
+
 def test_the_key_is_the_service_users_alone(stack: Stack) -> None:
     assert (stack.data_dir / "audit-key").stat().st_uid == pwd.getpwnam("healer-worker").pw_uid
     key = stack.data_dir / "token-key"

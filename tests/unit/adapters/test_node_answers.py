@@ -173,6 +173,7 @@ def test_memory_that_is_well() -> None:
         ({"pending": "N/A", "failed": "N/A", "retirement": "Yes"}, "a page retirement is pending"),
         ({"channel": "Yes"}, "a channel repair is pending"),
         ({"sram": "Yes"}, "too many errors in on-chip memory"),
+        ({"unrepairable": "Yes"}, "the memory can no longer be repaired"),
         ({"recovery": "Reset"}, "the driver asks for 'Reset'"),
     ],
 )

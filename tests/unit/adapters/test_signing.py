@@ -70,7 +70,7 @@ def test_a_new_key_joins_the_old_one_among_the_trusted(tmp_path: Path):
 
 def test_a_damaged_key_stops_with_a_sentence_and_stays(tmp_path: Path):
     (tmp_path / KEY_FILE).write_text("nonsense")
-    with pytest.raises(KeyUnreadable, match=r"audit-key cannot be read .*put the key back from a backup"):
+    with pytest.raises(KeyUnreadable, match=r"audit-key cannot be read .*restore the key from a backup"):
         load_signer(tmp_path)
     assert (tmp_path / KEY_FILE).read_text() == "nonsense"
 

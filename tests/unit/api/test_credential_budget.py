@@ -36,7 +36,7 @@ class Site:
 
     def right(self, address: str, digest: bytes, *, person: bool = True) -> None:
         with self.budget.hold_now(address, digest) as hold:
-            hold.right(person=person)
+            hold.person = person
 
     def spend(self, address: str) -> None:
         for _ in range(int(BURST)):
@@ -73,8 +73,8 @@ def test_who_was_accepted_lately_passes_from_any_address(site: Site) -> None:
     site.spend(HERE)
     site.right(HERE, mara)
     site.right(HERE, node, person=False)
-    assert (site.budget.is_person(mara), site.budget.is_person(node)) == (True, False)
-    assert site.budget.is_person(site.fresh()) is None
+    assert [site.budget.hold_now(HERE, seen).was_person for seen in (mara, node)] == [True, False]
+    assert site.budget.hold_now(THERE, site.fresh()).was_person is None
     site.now += SEEN_S
     site.spend(HERE)
     with pytest.raises(OverBudget):

@@ -100,6 +100,16 @@ def test_a_name_of_another_site_is_refused(host: str) -> None:
         assert (refused.value.status, refused.value.code) == (421, "wrong_host")
 
 
+def test_two_names_in_one_request_are_refused_though_each_is_known() -> None:
+    """RFC 9112, 3.2: a proxy may have believed the other one."""
+    site = SiteNames(PUBLIC)
+    site.check_host(scope(site, ("Host", "localhost")))
+    for second in ("evil.example", "localhost"):
+        with pytest.raises(Problem) as refused:
+            site.check_host(scope(site, ("Host", "localhost"), ("Host", second)))
+        assert refused.value.status == 421
+
+
 def test_a_name_that_was_accepted_of_one_address_is_not_that_of_another() -> None:
     site = SiteNames()
     site.check_host(scope(site, ("Host", "10.9.9.9")))

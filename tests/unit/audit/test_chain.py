@@ -121,7 +121,7 @@ def test_a_link_made_to_fit_its_changed_record_leaves_the_next_one_loose():
     forged = msgspec.structs.replace(old.record, actor="somebody")
     changed = msgspec.structs.replace(old, record=forged, hash=link(old.prev, old.seq, forged))
     assert what([*CHAIN[:4], changed, *CHAIN[5:]]) == [
-        "seq 6 does not follow seq 5: what stood there was replaced later"
+        "seq 6 does not follow seq 5: what was there was replaced later"
     ]
 
 

@@ -11,6 +11,7 @@ from healer.bootstrap.storage_checks import (
     ending_tokens,
     growth,
     postgres_settings,
+    standby_looks,
 )
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -25,13 +26,13 @@ GOOD = DURABLE | {"max_connections": "200", "used": "31"}
         (90 * GB, True, "full in 900 days"),
         (400 * GB, True, "full in over 1,000 days"),
         (2.5 * GB, False, "full in 25 days"),
-        (9 * GB, False, "9.0 GB of 100.0 GB free, full in 90 days"),
+        (9 * GB, False, "9.0 GB of 100.0 GB free; full in 90 days"),
     ],
 )
 def test_days_left_at_the_pace_so_far(free: float, ok: bool, words: str) -> None:
     found = growth(Size(10 * GB, NOW - timedelta(days=100), int(free), 100 * GB), NOW)
     assert (found.ok, bool(found.repair)) == (ok, not ok)
-    assert words in found.text and "100.0 MB more a day since 2026-08-12" in found.text
+    assert words in found.text and "100.0 MB a day since 2026-08-12" in found.text
 
 
 def test_the_first_day_and_another_machine_say_nothing_of_days() -> None:
@@ -51,6 +52,33 @@ def test_settings_that_are_well_and_too_few_connections() -> None:
     assert postgres_settings(GOOD).state == "ok"
     few = postgres_settings(GOOD | {"max_connections": "50"})
     assert not few.ok and "max_connections" in few.repair
+
+
+@pytest.mark.parametrize(
+    ("given", "connected", "state", "words"),
+    [
+        ("", [], "", ""),
+        ("", ["b"], "note", "b connected, and no commit waits for it"),
+        ("*", ["b"], "ok", "commits wait for b"),
+        ("*", [], "fail", "a commit waits for 1, and 0 of them are connected (connected: none)"),
+        ('FIRST 1 (a, "Node-B")', ["node-b", "x"], "ok", "commits wait for node-b"),
+        ("nodeb", ["node-b"], "fail", "0 of them are connected (connected: node-b)"),
+        ("ANY 2 (a, b, c)", ["a", "x"], "fail", "a commit waits for 2, and 1 of them are connected"),
+        ("2 (a, b)", ["b", "a"], "ok", "commits wait for a, b"),
+    ],
+)
+def test_a_standby_that_commits_wait_for_must_be_there(
+    given: str, connected: list[str], state: str, words: str
+) -> None:
+    found = standby_looks(GOOD | {"synchronous_standby_names": given}, connected)
+    assert [look.state for look in found] == ([state] if state else [])
+    assert not found or words in found[0].text
+
+
+def test_a_local_commit_waits_for_no_standby() -> None:
+    values = GOOD | {"synchronous_standby_names": "*", "synchronous_commit": "local"}
+    (found,) = standby_looks(values, ["b"])
+    assert found.state == "note" and "synchronous_commit" in found.repair
 
 
 def test_a_backup_is_of_last_night() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from healer.commands import Failed
 from healer.commands.cli import build
+from healer.model.vocabulary import UserError
 from healer.rulebook.ruleset import load
 from tests.support.topology_samples import IB, LLDP_LINES, LLDP_ONE
 
@@ -82,6 +82,6 @@ def test_what_cannot_be_read_is_told_and_changes_nothing(
     rules: Path, words: tuple[str, ...], text: str, why: str
 ) -> None:
     result = run(rules, *words, "--yes", text=text)
-    assert isinstance(result.exception, Failed)
+    assert isinstance(result.exception, UserError)
     assert why in str(result.exception)
     assert not (rules / "topology-found.yaml").exists()

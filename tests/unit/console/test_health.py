@@ -104,5 +104,5 @@ def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:
     page = TestClient(Site(make_sample(32)).app).get("/health", headers=COOKIE)
     assert page.status_code == 200
     assert "<script>alert(1)" not in page.text and "<b>chat" not in page.text
-    assert "403 &lt;script&gt;" in page.text and "active for 2 d by healer" in page.text
+    assert "403 &lt;script&gt;" in page.text and "nodes scored: 96" in page.text
     assert ">16,807 spool_full" in page.text

@@ -195,7 +195,13 @@ def test_steps_are_seen_by_life_and_unfinished_ones_are_not() -> None:
 
 
 def life_of(shown: SlurmNode, **fields: Any) -> dict[str, Lane]:
-    inventory = Inventory(node="gpu0001", at=NOW, facts={}, changed={"driver": ("580.95.05", before(days=3))})
+    inventory = Inventory(
+        node="gpu0001",
+        at=NOW,
+        facts={},
+        changed={"driver": ("580.95.05", before(days=3))},
+        earlier=[("driver", "570.86", before(days=200))],
+    )
     chart = life_view.life_line(NodeLife(**fields), shown, inventory, NOW)
     return {str(each.name): each for each in chart.lanes}
 
@@ -215,7 +221,10 @@ def test_a_life_line_has_drains_repairs_parts_and_versions() -> None:
     (back,) = found["Repairs and returns"].marks
     assert (back.text, back.tone, back.url) == ("returned to service", "good", "/runs/run-1")
     assert [mark.text for mark in found["Replaced GPUs"].marks] == ["GPU-1 is new at 0000:9b:00"]
-    assert [mark.text for mark in found["Versions and boot"].marks] == ["NVIDIA driver changed to 580.95.05"]
+    assert [mark.text for mark in found["Versions and boot"].marks] == [
+        "NVIDIA driver changed to 570.86",
+        "NVIDIA driver changed to 580.95.05",
+    ]
 
 
 def test_a_drain_that_only_slurm_knows_lasts_until_now() -> None:

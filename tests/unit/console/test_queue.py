@@ -93,7 +93,7 @@ def test_a_row_says_what_healer_does_and_what_it_waits_for(sample: Sample) -> No
         ({"owner": "jonas"}, ("leaves the node to its owner", "jonas keeps it drained.")),
         ({"settle_until": NOW + timedelta(seconds=2)}, ("gathers what belongs to it", "Decides in 2 s.")),
         ({"state": IncidentState.verifying}, ("watches the node", "")),
-        ({"settle_until": NOW, "state": IncidentState.open}, ("nothing of its own", "")),
+        ({"settle_until": NOW, "state": IncidentState.open}, ("no action", "")),
         ({"state": IncidentState.resolved, "closed_why": "Mended."}, ("", "Mended.")),
     ],
 )

@@ -47,7 +47,7 @@ def test_what_is_unusual_against_the_first_half_is_marked_where_it_begins() -> N
     (mark,) = _chart_with_jump(200)
     word, _, begin = mark.rpartition(" at ")
     assert word == "unusual"
-    assert 200 <= int(begin) < 205
+    assert 200 <= int(begin) <= 205
 
 
 @pytest.mark.parametrize("at_point", [None, 40])

@@ -158,3 +158,11 @@ def test_text_of_others_stays_text() -> None:
         ),
         str,
     ).startswith("Time (UTC),'=HYPERLINK(1)")
+
+
+def test_a_count_in_the_file_has_no_decimals() -> None:
+    chart = SvgChart(
+        id="x", title="t", note="n", kind=Kind.bars, unit=Unit.whole, times=("now", "then"), ticks=(),
+        series=(Series(name="a", values=(2.0, None)),),
+    )  # fmt: skip
+    assert report_charts_view.csv_text(chart, str).splitlines()[1:] == ["now,2", "then,"]

@@ -6,6 +6,7 @@ import pytest
 
 from healer.decisions.accusations import suspects
 from healer.model import Component, Evidence, FaultClass, Incident, Sense
+from healer.text import quoted
 from tests.support.gate import incident
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -42,3 +43,14 @@ def test_claims_of_either_have_no_budget_of_their_own(alone: int, together: int)
 def test_a_suspect_makes_the_claims_of_either_suspect_and_not_those_of_the_other() -> None:
     claims = [claim(number, A) for number in range(4)] + [claim(10, EITHER), claim(11, B)]
     assert found(*claims) == {A, EITHER}
+
+
+def test_a_wave_that_is_held_for_one_relay_makes_no_other_suspect() -> None:
+    """One of its nodes was named by another relay."""
+    claims = [claim(number, A) for number in range(4)] + [claim(10, B)]
+    wave = incident(
+        id="f" * 32, root=Component(cluster="pod1"), fault_class=FaultClass.fatal, opened=NOW,
+        doubt=quoted("A"),
+        evidence=tuple(each.evidence[0] for each in claims), affected=tuple(each.root for each in claims),
+    )  # fmt: skip
+    assert found(*claims, wave) == {A}

@@ -80,6 +80,20 @@ class TestNothingToDo:
         assert (decision.outcome, decision.playbook) == (Outcome.nothing, None)
         assert "told" in decision.why
 
+    @pytest.mark.parametrize(
+        ("mode", "lasts_s", "outcome"),
+        [
+            (Mode.auto, 181, Outcome.act),
+            (Mode.auto, 100, Outcome.nothing),
+            (Mode.approve, 181, Outcome.nothing),
+            (Mode.shadow, 181, Outcome.nothing),
+        ],
+    )
+    def test_without_a_playbook_a_ticket_is_opened_once_the_fault_lasts(self, mode, lasts_s, outcome):
+        about = incident(remedy=(Remedy.ticket,), opened=ago(seconds=lasts_s))
+        decision = made(rule=msgspec.structs.replace(TOLD, mode=mode), about=about)
+        assert (decision.outcome, decision.playbook) == (outcome, None)
+
     def test_no_node(self):
         about = incident(root=Component(cluster=CLUSTER, switch="leaf01"))
         assert made(about=about).outcome is Outcome.nothing

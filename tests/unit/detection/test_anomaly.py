@@ -162,6 +162,18 @@ def test_a_score_depends_on_nothing_that_comes_after() -> None:
         np.testing.assert_allclose(score(train, test[:upto]), whole[:upto], rtol=1e-6, atol=1e-9)
 
 
+def test_a_sample_alone_counts_for_less_and_is_seconded_by_the_next_ones() -> None:
+    random = np.random.default_rng(12)
+    x = random.normal(size=4000)
+    alone, twice = x.copy(), x.copy()
+    alone[3000] += 6
+    twice[3000] += 6
+    twice[3002] += 6
+    once, more = score(alone[:2000], alone[2000:]), score(twice[:2000], twice[2000:])
+    assert more[1002] > once[1000:1004].max()
+    assert more[1002:1005].min() > score(x[:2000], x[2000:])[1002:1005].max()
+
+
 def test_units_do_not_matter() -> None:
     x = related(3000)[:, :4]
     x[2500:2520, 2] += 30
@@ -177,6 +189,23 @@ def test_an_unknown_value_is_no_news() -> None:
     assert found[1395:1420].max() < THRESHOLD
     assert found[1495:1520].max() < THRESHOLD
     assert np.isfinite(score(np.full(50, np.nan), np.arange(50.0))).all()
+
+
+@pytest.mark.parametrize("long", [12, 60, 200])
+def test_a_gap_is_neither_a_still_value_nor_a_step(long: int) -> None:
+    x = daily(5000)
+    x[3500 : 3500 + long] = np.nan
+    at = told(x)
+    assert not len(at[(at >= 1490) & (at < 1500 + long + 100)])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_end_of_an_event_is_no_second_one(seed: int) -> None:
+    x = 50 + 2 * np.random.default_rng(seed).normal(size=5000)
+    x[3500:4100] += 30  # so long that it has become usual before it ends
+    at = told(x)
+    assert at[0] <= AT + 1
+    assert not len(at[(at >= AT + 590) & (at < AT + 700)])
 
 
 def test_the_same_twice() -> None:

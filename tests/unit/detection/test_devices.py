@@ -189,14 +189,29 @@ def test_rows_of_devices_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert site.telemetry.value("load", site.now).tolist() != []
 
 
+BOTH = "; a rule uses signals of devices or of nodes, not both"
+
+
 @pytest.mark.parametrize(
     ("when", "scope", "said"),
     [
-        ("hot > 0 and load > 0", Scope.device, "load is of nodes, and the rule of devices"),
-        ("any_of(broken > 0)", Scope.node, "broken is of parts of devices, and the rule of nodes"),
-        ("any_of(hot > 0)", Scope.fabric, "hot is of devices, and the rule of fabrics"),
-        ('hot > spec("x")', Scope.device, "spec(…) is of a node's GPU model, and devices have none"),
-        ("broken > 0", Scope.device, "this speaks of parts of devices, and the rule is about devices"),
+        (
+            "hot > 0 and load > 0",
+            Scope.device,
+            f"load is measured per node, but the rule has scope: device{BOTH}",
+        ),
+        (
+            "any_of(broken > 0)",
+            Scope.node,
+            f"broken is measured per device_part, but the rule has scope: node{BOTH}",
+        ),
+        (
+            "any_of(hot > 0)",
+            Scope.fabric,
+            f"hot is measured per device, but the rule has scope: fabric{BOTH}",
+        ),
+        ('hot > spec("x")', Scope.device, "spec(…) reads the GPU model of a node, and devices have none"),
+        ("broken > 0", Scope.device, "this is measured per device_part, but the rule has scope: device"),
         ("peers(hot) > 0", Scope.device, "only links, GPUs and nodes have peers"),
     ],
 )

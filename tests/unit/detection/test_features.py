@@ -107,7 +107,7 @@ def catalogue_names() -> set[str]:
     from pathlib import Path
 
     path = Path(__file__).parents[3] / "rules" / "signals.yaml"
-    return {entry["name"] for entry in Source(path, "signals.yaml", []).items("signals")}
+    return {entry["name"] for entry in Source(path, "signals.yaml", []).items()}
 
 
 def test_a_feature_that_this_version_does_not_have_is_an_error() -> None:

@@ -310,11 +310,11 @@ def test_an_entry_as_short_as_it_can_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ("  mode: auto", "at most approve"),
-        ("  remedy: [drain_then_reset]", "is for what has failed"),
-        ("  playbook: gpu-fatal", "begin by waiting"),
-        ("  counts: [row_remap_uncorrectable_rows]", "one of the two"),
-        ("  only: power_w", "only:"),
+        ("  mode: auto", "approve at most"),
+        ("  remedy: [drain_then_reset]", "is for a fault that has already happened"),
+        ("  playbook: gpu-fatal", "first wait for the end of the jobs"),
+        ("  counts: [row_remap_uncorrectable_rows]", "either counts (counters) or value"),
+        ("  only: power_w", "only, column 1:"),
         ("  within_days: 90", "at most 30"),
         ("  severity: P0", "nothing has failed yet"),
         ("  models: [z9]", "no GPU model z9"),
@@ -328,12 +328,12 @@ def test_what_is_refused(tmp_path: Path, more: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "text"),
     [
-        ("limit: 8", "limit: 1", "least: has to lie below limit"),
-        ("xid-48", "xid-4711", "no fault that healer knows"),
-        ("value: row_remap_uncorrectable_rows", "value: nothing_known", "value:"),
-        ("scope: gpu", "scope: job", "nothing is followed of a job"),
+        ("limit: 8", "limit: 1", "least: must be below limit"),
+        ("xid-48", "xid-4711", "healer knows no fault xid-4711"),
+        ("value: row_remap_uncorrectable_rows", "value: nothing_known", "value, column 1:"),
+        ("scope: gpu", "scope: job", "forecasts cannot follow a job"),
         ("fails: [xid-48]", "fails: []", "the list is empty"),
-        ("name: rows", "name: Rows And More", "small letters"),
+        ("name: rows", "name: Rows And More", "lowercase letters"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, text: str) -> None:

@@ -406,3 +406,22 @@ def test_a_first_life_of_four_steps_is_waited_for() -> None:
     job.run(4)
     job.stand(90, {"collective": others(13), "compute": [13]})
     assert job.found == []
+
+
+@pytest.mark.parametrize(("steps", "step_s", "after_s"), [(2, 5.0, 65), (4, 5.0, 65), (4, 40.0, 125)])
+def test_a_first_life_of_few_steps_is_judged_beside_a_nodes_own_loss_alone(
+    steps: int, step_s: float, after_s: int
+) -> None:
+    job = Job()
+    job.run(steps, step_s=step_s)
+    stood_at, job.links = job.now, loss(job.now)
+    job.stand(after_s - 5)
+    assert blamed(job) == []
+    job.stand(60)
+    (found,) = blamed(job)
+    assert found.component.node == node_name(2) and found.arrived_at - stood_at <= timedelta(
+        seconds=after_s + 5
+    )
+    goes_on = Job(links=loss(START))
+    goes_on.run(7, step_s=59.0)
+    assert goes_on.found == []

@@ -33,7 +33,10 @@ from tests.support.steps import CLUSTER, START, batch, node_name, slurm
 NODES, PER, TICK_S = 4, 8, 5
 ALL = [node_name(index) for index in range(NODES)]
 BROKEN = ALL[2]
-MEASURED = catalogue(signal("procs_blocked", SignalKind.gauge, Scope.node))
+MEASURED = catalogue(
+    signal("procs_blocked", SignalKind.gauge, Scope.node), signal("ib_state", SignalKind.gauge, Scope.link)
+)
+UP, DOWN = 4.0, 1.0
 
 
 def loss(at: datetime, node: str = BROKEN, kind: str = "disk-lost") -> dict[str, NodeReport]:
@@ -43,7 +46,8 @@ def loss(at: datetime, node: str = BROKEN, kind: str = "disk-lost") -> dict[str,
 
 
 class Job:
-    """A job on four nodes, looked at every 5 s. `blocked`: processes of a node in state D."""
+    """A job on four nodes, looked at every 5 s. `blocked`: processes of a node in state D. `ports`: the state
+    of a node's port."""
 
     def __init__(self) -> None:
         self.at_s, self.step, self.rest = 0.0, 0, True
@@ -53,6 +57,7 @@ class Job:
         self.detector = Hangs(lambda *_: self.rest)
         self.lost: Mapping[str, NodeReport] = {}
         self.blocked: Mapping[str, int] = {}
+        self.ports: Mapping[str, float] = {}
         self.listening_since = START
         self.heard_at: datetime | None = None
         self.found: list[Finding] = []
@@ -93,6 +98,10 @@ class Job:
             self._sender.report(node, self.at_s, {("procs_blocked", Part()): float(count)})
             for node, count in self.blocked.items()
         ]
+        reports += [
+            self._sender.report(node, self.at_s, {("ib_state", Part(port="mlx5_0")): state})
+            for node, state in self.ports.items()
+        ]
         reports = [msgspec.structs.replace(report, arrived_at=self.now) for report in reports]
         self.telemetry.update(reports, self.book, self.now)
         done = [batch(self.step, np.full(NODES * PER, 4.0), at=self.now)] if steps else []
@@ -129,7 +138,7 @@ def test_a_start_that_lasts_half_as_long_again_as_any_before_blames_the_node(kin
     assert {(one.fault, one.component.node) for one in found} == {("node-stopped-job", BROKEN)}
     assert (found[0].fault_class, found[0].unusable, found[0].jobs) == (FaultClass.fatal, True, ("4711",))
     assert [evidence.sense for evidence in found[0].evidence] == [Sense.kernel, Sense.step_times]
-    assert "160 s ago, without a step so far; its earlier starts took at most 105 s" in found[0].text
+    assert "160 s ago, without a step so far; its earlier starts took about 105 s" in found[0].text
 
 
 def test_while_it_lasts_the_same_is_said_again_until_steps_come() -> None:
@@ -180,6 +189,64 @@ def test_a_start_as_long_as_the_longest_before_is_none() -> None:
     assert job.wait(600) == []
     job.work()
     assert job.found == []
+
+
+def test_a_start_in_which_a_node_lost_something_is_no_measure_of_the_next() -> None:
+    job, _ = stuck(3000)
+    job.work()
+    job.lost = {}
+    job.start()
+    job.lost = loss(job.now)
+    assert {one.component.node for one in job.wait(170)} == {BROKEN}
+
+
+def test_one_long_start_among_many_is_no_measure_either() -> None:
+    job = Job()
+    for start_s in (100, 3000, 100, 100):
+        job.life(start_s)
+    job.start()
+    job.lost = loss(job.now)
+    assert {one.component.node for one in job.wait(170)} == {BROKEN}
+
+
+@pytest.mark.parametrize(
+    ("down", "after_s", "blamed"),
+    [
+        ([BROKEN], 0, {BROKEN}),
+        ([BROKEN], -20, {BROKEN}),  # and its job was started again for another reason
+        ([BROKEN, ALL[0]], 0, set()),
+        ([], 0, set()),
+    ],
+)
+def test_a_port_that_stays_down_keeps_a_job_from_its_first_step(
+    down: list[str], after_s: int, blamed: set[str]
+) -> None:
+    job = Job()
+    job.ports = dict.fromkeys(ALL, UP)
+    job.life(100)
+    lost = job.ports | dict.fromkeys(down, DOWN)
+    if after_s < 0:
+        job.ports = lost
+        job.wait(-after_s)
+    job.found.clear()
+    job.start()
+    job.ports = lost
+    assert job.wait(150) == []
+    found = job.wait(30)
+    assert {one.component.node for one in found} == blamed
+    assert all(one.fault == "node-stopped-job" for one in found)
+
+
+def test_a_port_that_came_up_again_blames_nobody() -> None:
+    job = Job()
+    job.ports = dict.fromkeys(ALL, UP)
+    job.life(100)
+    job.start()
+    job.ports = job.ports | {BROKEN: DOWN}
+    job.lost = loss(job.now, kind="nic-link-down")
+    job.wait(100)
+    job.ports = dict.fromkeys(ALL, UP)
+    assert job.wait(300) == []
 
 
 def test_a_job_whose_starts_are_not_known_is_not_judged() -> None:
@@ -234,15 +301,25 @@ def test_what_starts_took_outlives_the_detector() -> None:
     packed = job.detector.pack(job.telemetry)
     job.detector = Hangs(lambda *_: True)
     assert job.detector.load(packed) == [] and job.detector.load({STARTS: b"no JSON"}) == [STARTS]
+    assert job.detector.load({STARTS: b'{"4711":105.0}'}) == [], "an earlier version's"
     job.start()
     job.lost = loss(job.now)
     assert {one.component.node for one in job.wait(200)} == {BROKEN}
 
 
-def test_a_job_that_slurm_forgot_is_forgotten() -> None:
+def test_a_job_that_slurm_does_not_show_is_forgotten_after_a_day_and_not_while_it_waits_to_start() -> None:
     job = Job()
     job.life(100)
+    shown, job.shown = job.shown, msgspec.structs.replace(job.shown, jobs={})
+    job.wait(30)
+    job.shown = shown
+    job.start()
+    job.lost = loss(job.now)
+    assert {one.component.node for one in job.wait(200)} == {BROKEN}
     job.shown = msgspec.structs.replace(job.shown, jobs={})
+    job.wait(5)
+    assert job.detector.pack(job.telemetry) != {}
+    job.at_s += 24 * 3600
     job.wait(5)
     assert job.detector.pack(job.telemetry) == {}
 

@@ -81,7 +81,7 @@ def test_a_socket_folder_that_is_a_link_is_refused(scratch: Path) -> None:
     folder.rmdir()
     folder.symlink_to(scratch)
     try:
-        with pytest.raises(EmbeddedError, match="belongs to somebody else"):
+        with pytest.raises(EmbeddedError, match="belongs to another user"):
             socket_folder(long, "redis", user)
     finally:
         folder.unlink()

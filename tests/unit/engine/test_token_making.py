@@ -24,6 +24,7 @@ def account(**fields: Any) -> NewToken:
     [
         (account(expires_at=NOW + 91 * DAY), "expires"),
         (account(role=Role.auditor, expires_at=NOW + 91 * DAY), "expires"),
+        (account(name="ann", expires_at=NOW + 91 * DAY), "expires"),
         (account(once=True), "once"),
         (account(routes=("nodes", "no-such")), "only"),
         (account(name="ann", routes=("nodes",)), "only"),
@@ -48,9 +49,12 @@ def test_an_account_has_an_owner_and_an_end() -> None:
     assert longer.expires_at == NOW + 365 * DAY
 
 
-def test_a_persons_token_stays_as_it_was() -> None:
-    new = NewToken(role=Role.admin, name="ann")
-    assert checked_token(new, NOW) is new
+def test_a_persons_token_ends_too_unless_it_only_reads_or_sends() -> None:
+    made = checked_token(NewToken(role=Role.admin, name="ann"), NOW)
+    assert (made.name, made.owner, made.expires_at) == ("ann", "", NOW + 90 * DAY)
+    for role in (Role.viewer, Role.signals):
+        new = NewToken(role=role, name="wall")
+        assert checked_token(new, NOW) is new
 
 
 def row(**fields: Any) -> TokenRow:
@@ -80,7 +84,9 @@ def test_a_token_without_a_name_stays_without_a_successor_above_viewer() -> None
     with pytest.raises(Conflict, match="has no name"):
         successor(row(name="operator-0a0a0a0a", owner="", routes=()), NOW)
     old = row(role=Role.viewer, name="viewer-0a0a0a0a", owner="", routes=())
-    assert successor(old, NOW).name == old.name
+    assert (successor(old, NOW).name, successor(old, NOW).expires_at) == (old.name, NOW + 30 * DAY)
+    endless = row(name="ann", owner="", routes=(), expires_at=None)
+    assert successor(endless, NOW).expires_at == NOW + 90 * DAY, "made before such tokens had an end"
 
 
 def test_the_name_of_who_broke_the_glass_is_no_token_s() -> None:

@@ -4,14 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-import pytest
 
-from healer.engine.slot_release import free_slots_of
+from healer.engine.permission import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
     Breaker,
     BreakerState,
     CommandKind,
+    Guard,
     IncidentState,
     Mode,
     Outcome,
@@ -127,19 +127,15 @@ def test_a_slot_whose_run_was_cancelled_before_its_drain_is_freed() -> None:
     assert site.ledger.tables.slots == {}
 
 
-@pytest.mark.parametrize("seen_by", ["gate", "step"])
-def test_a_run_that_cannot_drain_its_node_blocks_no_other(seen_by: str) -> None:
+def test_a_run_that_cannot_drain_its_node_blocks_no_other() -> None:
     """One slot at a time and in an hour: what took nothing uses up neither."""
     site = Site(32)
     site.walk(*site.say(1, FATAL))
     site.clock.advance(3)
     site.walk()
-    if seen_by == "gate":
-        site.slurm.person_drain(name(1), "RMA", "ann")
-    else:
-        site.on_checkpoint = lambda where: (
-            site.slurm.person_drain(name(1), "RMA", "ann") if where == "started:drain" else None
-        )
+    site.on_checkpoint = lambda where: (
+        site.slurm.person_drain(name(1), "RMA", "ann") if where == "started:drain" else None
+    )
     site.drive()
     site.on_checkpoint = lambda _: None
     (run,) = site.runs
@@ -153,6 +149,23 @@ def test_a_run_that_cannot_drain_its_node_blocks_no_other(seen_by: str) -> None:
     site.run_for(10)
     assert not site.node(1).drain, "it asks for a slot anew, and the other has it"
     assert "slots" in (site.ledger.tables.runs[run.id].question or "")
+
+
+def test_a_run_that_waits_for_room_ends_where_a_person_takes_its_node() -> None:
+    site = Site(32)
+    site.walk(*site.say(1, FATAL))
+    site.clock.advance(3)
+    site.walk()
+    site.slurm.person_drain(name(1), "RMA", "ann")
+    site.run_for(60)
+    first = site.runs[0]
+    assert (first.state, first.question) == (RunState.done, None), "whoever took the node is asked nothing"
+    assert site.ledger.tables.slots == {}
+    (about,) = [one for one in site.open_incidents if one.rule != "person-drain"]
+    assert about.run is None
+    assert about.held_by is Guard.ownership
+    assert site.node(1).reason == "RMA"
+    assert len([one for one in site.runs if one.node == name(1)]) == 1, "no run is begun again and again"
 
 
 def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_person_stopped() -> None:

@@ -132,7 +132,7 @@ def test_a_spool_holds_reports_of_all_hooks(served: Served) -> None:
     ("wrong", "why"),
     [
         ({"node": "nosuch"}, "nosuch is not a node"),
-        ({"checks": [{"name": "Bad Name"}]}, "no name of a check"),
+        ({"checks": [{"name": "Bad Name"}]}, "not a check name"),
         ({"time": "yesterday"}, "time"),
         ({"kernel": [{"line": "x" * 5000}]}, "kernel: line: 5000 bytes"),
         ({"id": "with blank"}, "id"),

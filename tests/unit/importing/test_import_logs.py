@@ -6,6 +6,7 @@ import lzma
 import os
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import zstandard
 
 from healer.importing.importer import Imported, Reader, Wanted, run
 from healer.importing.kinds import Kind, recognised
+from healer.importing.source_text import Unpacked
 from healer.importing.sources import given
+from healer.importing.workplace import workplace
 from healer.model import Mode
 from healer.recordings.recording import read
 from healer.recordings.recording_folder import lines_of
@@ -50,7 +53,7 @@ def imported(
     done = run(
         sources,
         Wanted(output=output, **how),
-        Reader(rules.kernel_lines, Names(rules.catalogue)),
+        Reader(rules.kernel_lines, Names(rules.catalogue), rules.version),
         lambda *_: None,
     )
     return done, [json.loads(line) for line in lines_of(output)]
@@ -112,7 +115,9 @@ def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
     assert kernel_lines(entries) == [("gpu0001", at)]
     assert done.sources[0].kind == "syslog"
     document = played(entries)
-    assert [(row["rule"], row["root"]["node"]) for row in document["incidents"]] == [("gpu-lost", "gpu0001")]
+    (incident,) = document["incidents"]
+    assert (incident["rule"], incident["root"]["node"]) == ("gpu-lost", "gpu0001")
+    assert incident["evidence"][0]["at"] == at
     assert {"drain"} <= {row["action"] for row in document["actions"] if row["node"] == "gpu0001"}
 
 
@@ -142,7 +147,7 @@ def test_the_word_of_another_program_is_none_of_the_kernel(tmp_path: Path) -> No
     done, entries = imported(tmp_path, log)
     assert kernel_lines(entries) == []
     assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
-        "not the kernel's own line": 2
+        "not written by the kernel itself": 2
     }
 
 
@@ -155,14 +160,14 @@ def test_stamps_without_a_year_go_over_new_year_and_a_leap_day(tmp_path: Path) -
     assert [at for _, at in kernel_lines(entries)] == [
         "2023-12-31T23:59:59Z", "2024-01-01T00:00:01Z", "2024-02-29T12:00:00Z", "2024-03-01T00:00:00Z",
     ]  # fmt: skip
-    assert done.sources[0].notes == ["its stamps name no year: the first is taken for 2023"]
+    assert done.sources[0].notes == ["the timestamps have no year: 2023 is assumed for the first one"]
 
 
 def test_a_day_that_no_year_has_costs_its_own_line(tmp_path: Path) -> None:
     text = f"Nov 25 20:56:33 gpu0001 kernel: {XID}\nNov 31 20:56:33 gpu0002 kernel: {XID}\n"
     done, entries = imported(tmp_path, written(tmp_path / "m", text))
     assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
-    assert done.sources[0].skipped["no time and host at its start"].count == 1
+    assert done.sources[0].skipped["does not begin with a time and a host name"].count == 1
 
 
 def test_the_hour_that_comes_twice_in_autumn(tmp_path: Path) -> None:
@@ -225,7 +230,7 @@ def test_a_broken_archive_costs_its_end(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(lines.encode())[:-1000])
     done, entries = imported(tmp_path, path)
     assert len(kernel_lines(entries)) == 1
-    assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive breaks off"]
+    assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive is incomplete or damaged"]
 
 
 def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
@@ -245,9 +250,9 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     nodes = [(node, at[-3:]) for node, at in kernel_lines(entries)]
     assert nodes == [("gpu0001", "33Z"), ("gpu0001", "59Z")]
     skipped = {why: its.count for why, its in done.sources[0].skipped.items()}
-    assert skipped["node: not a node name"] == 1
+    assert skipped["node: not a valid node name"] == 1
     assert skipped["longer than 256 KiB"] == 1
-    assert skipped["binary: a NUL in the line"] == 1
+    assert skipped["binary data: the line contains a NUL"] == 1
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
 
 
@@ -255,7 +260,7 @@ def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))
     done, entries = imported(tmp_path, path, CAPTURED / "slurmctld-22.05.log")
-    assert list(done.sources[0].skipped) == ["not recognised: say what it is with --as"]
+    assert list(done.sources[0].skipped) == ["format not recognised: set it with --as"]
     assert changes(entries, "nodes")
 
 
@@ -335,11 +340,74 @@ def test_the_log_of_24_11(tmp_path: Path) -> None:
     assert lives[:3] == [("RUNNING", 0), ("NODE_FAIL", 0), ("PENDING", 1)]
 
 
+@pytest.mark.parametrize(("release", "without_gpu"), [("22.05", "gpu0003"), ("24.11", "gpu0002")])
+def test_what_slurmd_says(tmp_path: Path, release: str, without_gpu: str) -> None:
+    """Prolog, epilog and health check with their words; a GPU without its device; a boot."""
+    logs = sorted((CAPTURED / f"slurmd-{release}").iterdir())
+    done, entries = imported(tmp_path, *logs)
+    assert [source.kind for source in done.sources] == ["slurmd"] * 3
+    assert not any(source.skipped for source in done.sources)
+    reports = [entry for entry in entries if entry["route"].startswith("signals/hooks/")]
+    seen = {
+        (entry["route"].rpartition("/")[2], entry["body"]["node"], check["name"], check["text"])
+        for entry in reports
+        for check in entry["body"]["checks"]
+    }
+    missing = "slurmd: can't stat gres.conf file /dev/nvidia7: No such file or directory"
+    nhc = "rc 1: ERROR:  nhc:  Health check failed:  check_nv_gpus: 7 of 8"
+    assert seen == {
+        ("prolog", "gpu0002", "prolog", "rc 7: GPU 3 is missing"),
+        ("epilog", "gpu0003", "epilog", "rc 4: epilog: ECC errors"),
+        ("health-check", "gpu0004", "probe", nhc),
+        ("health-check", without_gpu, "gpu-count", missing),
+    }
+    opened = {(row["rule"], row["root"]["node"]) for row in played(entries)["incidents"]}
+    assert {("node-check", "gpu0004"), ("node-check", without_gpu)} <= opened
+
+
+def test_slurmd_that_writes_to_syslog(tmp_path: Path) -> None:
+    text = (
+        "Nov 25 20:56:30 gpu0001 slurmd[77]: CPUs=2 Boards=1 Memory=24105 Uptime=90 CPUSpecList=(null)\n"
+        "Nov 25 20:56:31 ctl slurmctld[7]: sched: Allocate JobId=6 NodeList=gpu0001 #CPUs=1 Partition=train\n"
+        "Nov 25 20:56:32 gpu0001 slurmstepd[9]: error: Detected 1 oom_kill event in StepId=6.batch. Some\n"
+        "Nov 25 20:56:33 ctl slurmctld[7]: _job_complete: JobId=6 WEXITSTATUS 137\n"
+        "Nov 25 20:56:33 ctl slurmctld[7]: _job_complete: JobId=6 done\n"
+        "Nov 25 20:56:34 gpu0001 slurmd[77]: error: [job 6] epilog failed status=1:0\n"
+        "Nov 25 20:56:34 ctl slurmctld: error: job_epilog_complete: JobId=6 epilog error on gpu0001, draining"
+        " the node\n"
+        "Nov 25 20:56:34 ctl slurmctld[7]: drain_nodes: node gpu0001 state set to DRAIN\n"
+    )
+    _, entries = imported(tmp_path, written(tmp_path / "m", text))
+    (row,) = changes(entries, "nodes")
+    assert (row["reason"], row["boot_at"]) == ("Epilog error", "2026-11-25T20:55:00Z")
+    assert [row["state"] for row in changes(entries, "jobs")] == ["RUNNING", "OUT_OF_MEMORY"]
+    (check,) = [entry for entry in entries if entry["route"] == "signals/hooks/epilog"]
+    assert check["body"]["checks"] == [{"name": "epilog", "text": "status 1:0"}]
+
+
+def test_why_slurm_drained(tmp_path: Path) -> None:
+    """Of 22.05 and 24.11 alike: the reason is in the line before the drain."""
+    says = (
+        "error: validate_node_specs: Prolog or job env setup failure on node gpu0002, draining the node",
+        "drain_nodes: node gpu0002 state set to DRAIN",
+        "error: Setting node gpu0003 state to INVAL with reason:gres/gpu count reported lower than configured"
+        " (7 < 8)",
+        "drain_nodes: node gpu0003 state set to DRAIN",
+    )
+    text = "".join(f"[2026-11-25T20:56:3{n}.000] {line}\n" for n, line in enumerate(says))
+    _, entries = imported(tmp_path, written(tmp_path / "slurmctld.log", text))
+    assert [(row["name"], row["reason"]) for row in changes(entries, "nodes")] == [
+        ("gpu0002", "Prolog error"),
+        ("gpu0003", "gres/gpu count reported lower than configured (7 < 8)"),
+    ]
+    assert {row["rule"] for row in played(entries)["incidents"]} == {"slurm-drain", "below-configured"}
+
+
 @pytest.mark.parametrize("name", ["sacct-22.05.txt", "sacct-22.05.json"])
 def test_an_accounting(tmp_path: Path, name: str) -> None:
     done, entries = imported(tmp_path, CAPTURED / name)
     assert done.sources[0].skipped == {}
-    assert done.assumed[-1] == "4 nodes: 8 GPUs each, the most that a job held on one"
+    assert done.assumed[-1] == "4 nodes with 8 GPUs each: the most that a job used on one node"
     rows = [row for row in changes(entries, "jobs") if row["id"] in {"2", "5"}]
     assert [(row["at"][11:19], row["id"], row["state"], row["restarts"]) for row in rows] == [
         ("21:01:26", "2", "RUNNING", 0),
@@ -469,6 +537,66 @@ def test_the_same_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         both.append((tmp_path / "r.jsonl.zst").read_bytes())
     assert both[0] == both[1]
     assert not list(tmp_path.glob(".import-*"))
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_an_interrupted_import_goes_on_and_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was reading; what was read before is not read again."""
+    monkeypatch.setattr("healer.importing.source_text.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("healer.importing.workplace.STATE_EVERY_S", 0.0)
+    loss = [f"Nov 25 20:{n // 60:02d}:{n % 60:02d} gpu{n % 7:04d} kernel: {XID}\n" for n in range(600)]
+    log = written(tmp_path / "m", "".join(loss))
+    packed = tmp_path / "m.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes(), mtime=0))
+    slurm = [CAPTURED / name for name in ("slurmctld-24.11.log", "sacct-22.05.txt", "jobcomp-22.05.txt")]
+    slurmd = CAPTURED / "slurmd-24.11" / "slurmd-gpu0002.log"
+    files = (log, packed, *slurm, CAPTURED / "sacct-22.05.json", slurmd)
+    imported(tmp_path, *files)
+    whole = (tmp_path / "r.jsonl.zst").read_bytes()
+    (tmp_path / "r.jsonl.zst").unlink()
+
+    read = Unpacked.read
+    reads: list[int] = []
+    left = 0
+
+    def read_until_killed(file: Unpacked, size: int) -> bytes:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise _Killed
+        reads[-1] += 1
+        return read(file, size)
+
+    monkeypatch.setattr(Unpacked, "read", read_until_killed)
+    for left in (5, 9, 25, 40, 3, 0):  # noqa: B007 - counted down above
+        reads.append(0)
+        with suppress(_Killed):
+            imported(tmp_path, *files)
+    assert (tmp_path / "r.jsonl.zst").read_bytes() == whole
+    assert sum(reads[:-1]) > 50 and not list(tmp_path.glob(".import-*"))
+    reads.append(0)
+    imported(tmp_path, *files)
+    assert reads[-2] < reads[-1] / 2
+
+
+def test_what_another_import_left_is_not_used(tmp_path: Path) -> None:
+    log = written(tmp_path / "m", f"Nov 25 20:56:33 gpu0001 kernel: {XID}\n")
+    folder = tmp_path / ".import-r.jsonl.zst"
+    folder.mkdir(0o700)
+    (folder / "plan").write_bytes(b"of other files")
+    (folder / "0000.read").write_bytes(b"whatever")
+    assert len(kernel_lines(imported(tmp_path, log)[1])) == 1
+    with workplace(tmp_path / "r.jsonl.zst", b"plan"), pytest.raises(OSError, match="another import"):
+        imported(tmp_path, log)
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(PermissionError, match="another user"):
+        imported(tmp_path, log)
 
 
 def test_clocks_that_differ_are_found(tmp_path: Path) -> None:
@@ -606,5 +734,5 @@ def test_a_clock_that_was_never_set_does_not_make_it_begin_in_1970(tmp_path: Pat
     )
     done, entries = imported(tmp_path, written(tmp_path / "m", text))
     assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
-    assert done.sources[0].skipped["not a time of this era, or later than the file was written"].count == 2
+    assert done.sources[0].skipped["not a plausible time, or later than the file itself"].count == 2
     assert entries[0]["at"].startswith("2026-11-25")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from healer.incidents import impact
 from healer.incidents.impact import (
     has_unsettled_hits,
     loss_text,
     losses_by_restart,
     total_loss_text,
-    with_hits,
 )
 from healer.model import (
     Component,
@@ -25,6 +25,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
+from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, later
 
 BEGAN = START - timedelta(hours=2)
@@ -71,6 +72,13 @@ def shown(*jobs: SlurmJob) -> SlurmSnapshot:
 
 def saved(at: datetime, restart: int = 0) -> JobCheckpoint:
     return JobCheckpoint(job="4711", restart=restart, step=1, path="/c", at=at, arrived_at=at)
+
+
+def with_hits(one: Incident, snapshot: SlurmSnapshot | None, newest: Any, now: datetime) -> Incident:
+    picture = Picture(CLUSTER, watching_since=START)
+    if snapshot is not None:
+        picture.show(snapshot)
+    return impact.with_hits(one, picture, newest, now)
 
 
 def hit(

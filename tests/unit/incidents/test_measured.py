@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.incidents.growth import add_reports, senses_of, senses_text
+from healer.incidents.certainty import add_reports, senses_of, senses_text
 from healer.model import (
     EVIDENCE_KEPT,
     Component,

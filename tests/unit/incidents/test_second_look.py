@@ -243,3 +243,23 @@ def test_an_answer_to_another_run_changes_nothing() -> None:
     about = incident(claim())
     answer = LookAnswer(result=LookResult.agreed, text="its log has it")
     assert after_look(about, "r9", to_stored(answer), NOW) == about
+
+
+# --- what a repair has cured
+
+
+@pytest.mark.parametrize(
+    ("repaired_ago_s", "wanted"),
+    [(60, LookResult.denied), (600, LookResult.agreed), (None, LookResult.agreed)],
+)
+def test_a_record_from_before_the_last_repair_proves_nothing(
+    repaired_ago_s: float | None, wanted: LookResult
+) -> None:
+    repaired_at = NOW - timedelta(seconds=repaired_ago_s) if repaired_ago_s is not None else None
+    answer = judge_look(claim(DBE, ago_s=300), look(record(DBE, ago_s=300)), NOW, repaired_at)
+    assert answer.result is wanted
+
+
+def test_a_gpu_that_is_still_lost_after_a_repair_is_lost() -> None:
+    seen = look(record(ago_s=300), gpu=GpuSeen.lost)
+    assert judge_look(claim(ago_s=300), seen, NOW, NOW - timedelta(seconds=60)).result is LookResult.agreed

@@ -28,7 +28,7 @@ from healer.adapters.tickets.desk import DeskTickets, Found
 from healer.adapters.webhook import WebhookNotifier
 from healer.api.problems import Problem
 from healer.api.responses import answer
-from healer.commands import Failed, cli, say, say_json
+from healer.commands import Failed, cli, print_line, say_json
 from healer.commands.remote import print_json, print_table
 from healer.console import fleet_map, machine_pages
 from healer.console.render import Renderer, markdown_file, text_file
@@ -103,9 +103,9 @@ def test_json_for_a_terminal_is_the_same_document(document: Any) -> None:
 @pytest.mark.parametrize(
     ("put", "keep"),
     [
-        (say, "\n"),
-        (lambda text: say(text, err=True), "\n"),
-        (lambda text: say(text, lines=True), "\n\t"),
+        (print_line, "\n"),
+        (lambda text: print_line(text, err=True), "\n"),
+        (lambda text: print_line(text, lines=True), "\n\t"),
         (print_json, "\n"),
         (lambda text: say_json(msgspec.json.encode(text.encode("utf-8", "replace").decode())), "\n"),
     ],

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.model import Component, Observation, ObservationKind
-from healer.observations.echoes import LINES_KEPT, Echoes, is_from_before, uptime_of
+from healer.observations.node_picture import LINES_KEPT, Echoes, is_from_before, uptime_of
 
 NOW = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 WHERE = Component(cluster="pod1", node="gpu0001", pci="0000:9b:00")
@@ -20,6 +20,7 @@ def seen(
     where: Component = WHERE,
     code: int = 94,
     stamp: str = "",
+    process: bool = True,
 ) -> Observation:
     arrived = NOW + timedelta(seconds=arrival_s)
     return Observation(
@@ -32,7 +33,7 @@ def seen(
         seq=seq,
         code=code,
         line=f"{stamp}NVRM: Xid (PCI:0000:9b:00): 94, Contained",
-        data={"pid": 7},
+        data={"pid": 7} if process else {},
     )
 
 
@@ -97,9 +98,18 @@ def test_one_sender_reports_an_event_once() -> None:
 
 def test_after_a_repair_a_line_is_an_old_one_only_where_a_sender_gave_its_time() -> None:
     repaired = NOW + timedelta(seconds=60)
-    assert echoes(seen(1), seen(300, boot_id="b1"), renewed_at=repaired) == [False, False]
+    first, again = seen(1, process=False), seen(300, boot_id="b1", process=False)
+    assert echoes(first, again, renewed_at=repaired) == [False, False]
     assert echoes(seen(1), seen(300, event_s=0.2), renewed_at=repaired) == [False, True]
     assert echoes(FOLLOWER, seen(300), renewed_at=repaired) == [False, True]
+
+
+def test_the_words_of_a_process_are_old_ones_after_a_repair_where_another_sender_repeats_them() -> None:
+    """Hours later. A daemon may live on: its own sender's second line is a second fault."""
+    repaired = NOW + timedelta(seconds=60)
+    assert echoes(FOLLOWER, seen(9000), seen(9300), renewed_at=repaired) == [False, True, False]
+    assert echoes(seen(1), seen(9000), renewed_at=repaired) == [False, False]
+    assert echoes(FOLLOWER, seen(9000, event_s=8999), renewed_at=repaired) == [False, False]
 
 
 def test_only_so_many_lines_are_remembered() -> None:

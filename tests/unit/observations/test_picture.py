@@ -312,6 +312,15 @@ def test_a_gpu_that_the_inventory_does_not_list_may_stand_in_the_topology() -> N
     assert gpus.index(PCI[2], expected=8, from_topology=PCI) == 2
 
 
+def test_a_list_of_the_same_boot_that_only_lacks_a_gpu_is_not_taken() -> None:
+    gpus = GpuMap()
+    gpus.inventory([{"index": index, "pci": pci} for index, pci in enumerate(PCI)], "b1")
+    gpus.inventory([{"index": 0, "pci": PCI[0]}, {"index": 1, "pci": PCI[2]}], "b1")
+    assert [gpus.index(pci, expected=3) for pci in PCI] == [0, 1, 2]
+    gpus.inventory([{"index": 0, "pci": PCI[0]}, {"index": 1, "pci": PCI[2]}], "b2")
+    assert [gpus.index(pci, expected=3) for pci in PCI] == [0, None, 1]
+
+
 def test_a_heartbeat_gives_the_index_to_the_lines_after_it() -> None:
     shown = picture()
     show(shown, SlurmNode(name=NODE, gpus=8))

@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.ports.lease import LEASE, LEASE_S, Left, is_unheard
+from healer.adapters.postgres.claims import Left
+from healer.ports.lease import LEASE, LEASE_S, is_unheard
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
 

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from healer.incidents.book import incident_id
-from healer.model import Column, Observation, ObservationKind, Part, Reference, SlurmNode, SlurmSnapshot
-from healer.model.component import Component
+from healer.model import (
+    Column,
+    Component,
+    Observation,
+    ObservationKind,
+    Part,
+    Reference,
+    SlurmNode,
+    SlurmSnapshot,
+)
 from healer.model.telemetry import Report, StepBatch
 from healer.recordings.recorder import Recorder, without_secrets
 from healer.recordings.recording import read

@@ -92,7 +92,7 @@ def about_first_frame(folder: Path) -> int:
 def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x-events.jsonl.zst"
     file.write_bytes(b"not zstd at all")
-    with pytest.raises(BadFrame, match=r"x-events\.jsonl\.zst is no zstd file"):
+    with pytest.raises(BadFrame, match=r"x-events\.jsonl\.zst is not a zstd file"):
         list(lines_of(file))
     lines = ['{"at": "2026-11-20T03:00:00Z", "route": "clock"}', "{"]
     with pytest.raises(BadRecording, match="second line 2"):

@@ -45,15 +45,15 @@ def test_groups_and_subjects_have_what_their_entries_say(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
-        ("groups: [gpu-ops], ", "", 3, "nobody has this role by this entry"),
-        ("[gpu-ops]", '[""]', 3, "an empty name is no group"),
+        ("groups: [gpu-ops], ", "", 3, "this entry gives the role to no one"),
+        ("[gpu-ops]", '[""]', 3, "groups: the name of a group must not be empty"),
         ("role: operator", "role: operater", 3, "did you mean operator?"),
-        ("role: operator", "role: signals", 3, "people send no signals"),
+        ("role: operator", "role: signals", 3, "role: people cannot have the role signals"),
         ("clusters: [pod1]", "clusters: []", 3, "clusters: the list is empty"),
-        ('["drain*"]', "[drian]", 3, "no playbook is called drian (did you mean drain?)"),
+        ('["drain*"]', "[drian]", 3, "playbooks: there is no playbook drian (did you mean drain?)"),
         ("subjects:", "users:", 4, "unknown field users"),
-        ("name: lead", "name: ops", 4, "there is a rule ops already"),
-        ("never: [students]", "second_person: false", 6, "this entry says nothing"),
+        ("name: lead", "name: ops", 4, "the name ops is already in use"),
+        ("never: [students]", "second_person: false", 6, "second_person: this entry has no effect"),
     ],
 )
 def test_each_mistake_is_shown_with_its_line(

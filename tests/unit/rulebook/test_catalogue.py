@@ -36,7 +36,7 @@ def test_several_files_are_one_catalogue(tmp_path: Path) -> None:
     problems: list[Problem] = []
     names = ("signals.yaml", "signals-more.yaml")
     read_catalogue(*(Source(tmp_path / name, name, problems) for name in names))
-    assert str(problems[0]) == "signals-more.yaml:1: the signal a_temp_c stands here twice"
+    assert str(problems[0]) == "signals-more.yaml:1: the signal a_temp_c is listed twice"
 
 
 @pytest.mark.parametrize(
@@ -121,35 +121,44 @@ def test_an_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (("unit: °C", "unit: C"), "signals.yaml:2: unit: 'C' is no unit that healer knows"),
+        (("unit: °C", "unit: C"), "signals.yaml:2: unit: healer does not know the unit 'C'"),
         (
             ("unit: °C", "unit: MHZ"),
-            "signals.yaml:2: unit: 'MHZ' is no unit that healer knows (did you mean MHz?)",
+            "signals.yaml:2: unit: healer does not know the unit 'MHZ' (did you mean MHz?)",
         ),
         (
             ("kind: gauge", "kind: guage"),
-            "signals.yaml:3: kind: 'guage' is not one of its words (did you mean gauge?)",
+            "signals.yaml:3: kind: 'guage' is not an allowed value (did you mean gauge?)",
         ),
-        (("kind: gauge", "kind: bits"), "signals.yaml:3: kind: a bit mask, and only a bit mask, has bits"),
+        (
+            ("kind: gauge", "kind: bits"),
+            "signals.yaml:3: kind: a signal of kind bits needs `bits`, and no other kind may have them",
+        ),
         (
             ("scope: gpu", "scope: job"),
-            "signals.yaml:4: scope: a signal lives on a gpu, node, link, device or device_part, not on",
+            "signals.yaml:4: scope: must be gpu, node, link, device or device_part, not job",
         ),
-        (("name: a_temp_c", "name: A-Temp"), "signals.yaml:1: name: 'A-Temp' has to be small letters"),
+        (
+            ("name: a_temp_c", "name: A-Temp"),
+            "signals.yaml:1: name: 'A-Temp' must consist of lowercase letters, digits and _, at most 64",
+        ),
         (("text: a", "txt: a"), "signals.yaml:5: unknown field txt (did you mean text?)"),
-        (("source: a test", "words: {On: 1}\n  source: a"), "signals.yaml:6: words: only an enum has words"),
-        (("source: a test", "stale_s: 0\n  source: a"), "signals.yaml:6: stale_s: has to be more than 0"),
+        (
+            ("source: a test", "words: {On: 1}\n  source: a"),
+            "signals.yaml:6: words: only a signal of kind enum has words",
+        ),
+        (("source: a test", "stale_s: 0\n  source: a"), "signals.yaml:6: stale_s: must be more than 0"),
         (
             ("source: a test", "aliases: [A B]\n  source: a"),
-            "signals.yaml:6: aliases: 'A B' is no name of a series",
+            "signals.yaml:6: aliases: 'A B' is not the name of a series",
         ),
         (
             ("source: a test", "aliases: ['A_{link}']\n  source: a"),
-            "signals.yaml:6: aliases: A_{link} speaks of links",
+            "signals.yaml:6: aliases: A_{link} is about links, but the signal is not",
         ),
         (
             ("source: a test", "aliases: [A, A]\n  source: a"),
-            "signals.yaml:6: A is a name of a_temp_c already",
+            "signals.yaml:6: A is already a name of a_temp_c",
         ),
         (
             ("source: a test", "derived: true\n  aliases: [A]\n  source: a"),
@@ -170,10 +179,10 @@ def test_what_is_wrong_is_named_by_line(tmp_path: Path, change: tuple[str, str],
 
 def test_two_signals_of_one_name_or_alias(tmp_path: Path) -> None:
     _, problems = read(tmp_path, GOOD + GOOD)
-    assert problems[0] == "signals.yaml:7: the signal a_temp_c stands here twice"
+    assert problems[0] == "signals.yaml:7: the signal a_temp_c is listed twice"
     again = GOOD.replace("a_temp_c", "b_temp_c") + "  aliases: [a_temp_c]\n"
     _, problems = read(tmp_path, GOOD + again)
-    assert problems == ["signals.yaml:13: a_temp_c is a name of a_temp_c already"]
+    assert problems == ["signals.yaml:13: a_temp_c is already a name of a_temp_c"]
 
 
 def test_a_gpu_and_its_links_may_share_a_name(tmp_path: Path) -> None:

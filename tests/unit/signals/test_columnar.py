@@ -138,14 +138,14 @@ def test_derived_signals_never_arrive(bench: Bench) -> None:
 def test_a_signal_told_under_two_names_counts_once(bench: Bench) -> None:
     taken = take(bench, {"node": "gpu0001", "gpu": {"gpu_temp_c": [60], "DCGM_FI_DEV_GPU_TEMP": [61]}})
     assert bench.values(taken.reports[0]) == {("gpu_temp_c", gpu(0)): 60}
-    assert taken.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "told twice"
+    assert taken.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "sent more than once"
 
 
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
         ({"node": "cpu1", "host": {"load1": 1}}, "node: cpu1 is not a node of cluster pod1"),
-        ({"node": "gpu 1", "host": {"load1": 1}}, "node: not a node name"),
+        ({"node": "gpu 1", "host": {"load1": 1}}, "node: not a valid node name"),
         ({"host": {"load1": 1}}, "missing required field `node`"),
         ({"node": "gpu0001", "gpux": {"gpu_temp_c": [1]}}, "unknown field `gpux`"),
         ({"node": "gpu0001", "gpu": {"gpu_temp_c": 61}}, "gpu[...]: Expected `array`"),
@@ -202,7 +202,7 @@ def test_a_full_book_still_serves_what_it_knows() -> None:
     take(bench, {"node": "gpu0001", "host": {"load1": 1}})
     taken = take(bench, {"node": "gpu0001", "host": {"load1": 2, "load5": 3}})
     assert bench.values(taken.reports[0]) == {("load1", Part()): 2}
-    assert taken.unknown["load5"].why == "no room for more series"
+    assert taken.unknown["load5"].why == "the limit of series is reached"
 
 
 def test_ports_that_are_no_hardware_are_told_and_lose_no_other(bench: Bench) -> None:
@@ -220,7 +220,7 @@ def test_a_node_has_at_most_64_ports_also_in_a_shape_that_is_known(bench: Bench)
         assert take(bench, {"node": node, "ports": ports}).samples == len(ports)
     taken = take(bench, {"node": "gpu0001", "ports": more})
     assert (taken.samples, taken.unrecognised) == (0, 6)
-    assert taken.unknown["ib_state"].why == "more than 64 ports of this node"
+    assert taken.unknown["ib_state"].why == "more than 64 ports on this node"
 
 
 def test_entries_that_are_all_wrong_are_counted_and_few_are_told(bench: Bench) -> None:
@@ -232,7 +232,7 @@ def test_entries_that_are_all_wrong_are_counted_and_few_are_told(bench: Bench) -
 
 def test_a_list_of_far_too_many_entries_is_refused_whole(bench: Bench) -> None:
     for entry in (b"1", b'{"node":"gpu0001"}'):
-        with pytest.raises(BadBody, match="a list of 20001 entries, at most 20000 are taken"):
+        with pytest.raises(BadBody, match="20001 entries; at most 20000 are allowed"):
             bench.translator.columnar(b"[" + b",".join([entry] * 20_001) + b"]", known, NOW)
 
 
@@ -261,8 +261,8 @@ def test_an_entry_of_far_too_many_values_is_refused_and_numbers_nothing(bench: B
     good = {"node": "gpu0001", "host": {"load1": 1}}
     taken = take(bench, wide, long, good)
     assert [one.reason for one in taken.rejected] == [
-        "53248 values, at most 50000 are taken in one entry",
-        "20736 samples, at most 20000 of a node and moment are taken",
+        "53248 values; at most 50000 are allowed in one entry",
+        "20736 samples; at most 20000 are allowed per node and timestamp",
     ]
     assert bench.book.columns([1, 2]).keys() == {1}  # that of load1
 
@@ -276,7 +276,7 @@ def test_of_a_node_the_newest_64_reports_are_taken(bench: Bench) -> None:
     taken = take(bench, *map(at, seconds), {"node": "gpu0002", "host": {"load1": 1}})
     ages = [int((NOW - one.at).total_seconds()) for one in taken.reports if one.node == "gpu0001"]
     assert ages == [40, *range(100, 162), 20]
-    assert {one.reason[:16] for one in taken.rejected} == {"too many moments"}
+    assert {one.reason[:16] for one in taken.rejected} == {"too many timesta"}
     assert [one.index for one in taken.rejected] == [index for index, age in enumerate(seconds) if age > 161]
     assert taken.samples == 65
 

@@ -161,7 +161,7 @@ def test_a_token_of_a_node_speaks_of_no_device() -> None:
     [
         ('coolant_leak{rack="r01"} 1', hardware_names.NO_DEVICE),
         ('switch_port_up{device="leaf1"} 1', hardware_names.NO_PART),
-        ('coolant_leak{device="cdu1",cluster="pod2"} 1', "of another cluster"),
+        ('coolant_leak{device="cdu1",cluster="pod2"} 1', "belongs to another cluster"),
         ('coolant_leak{device="a b"} 1', hardware_names.NO_DEVICE),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_names_no_device_is_told(line: str, why: str) -> None:
 def test_the_address_names_a_node_and_no_device() -> None:
     measured = take(Bench(), 'coolant_leak{device="cdu1"} 1\n', node="gpu0001")
     assert measured.samples == 0
-    assert measured.unknown["coolant_leak"].why == "is of a device: send it without ?node="
+    assert measured.unknown["coolant_leak"].why == "belongs to a device; send it without ?node="
 
 
 def test_a_request_may_be_of_one_device() -> None:
@@ -182,7 +182,7 @@ def test_a_request_may_be_of_one_device() -> None:
     text = 'ifInErrors{ifName="Ethernet1/1",instance="exporter:9116"} 3\nnode_load1 2\n'
     measured = take(bench, text, node="@leaf7")
     assert told(bench, measured) == {"@leaf7": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
-    assert measured.unknown["node_load1"].why == "is of a node, and the request of a device"
+    assert measured.unknown["node_load1"].why == "belongs to a node, but the request is for a device"
     # The same lines are another device's, and no node's.
     assert [one.node for one in take(bench, text, node="@leaf8").reports] == ["@leaf8"]
     assert [one.node for one in take(bench, text, node="gpu0001").reports] == ["gpu0001"]
@@ -192,9 +192,9 @@ def test_a_request_may_be_of_one_device() -> None:
 @pytest.mark.parametrize(
     ("device", "bound", "why"),
     [
-        ("a b", False, "not a name"),
+        ("a b", False, "must be up to 64 letters"),
         ("a", True, "bound to a node"),
-        ("gpu0001", False, "bears the name of a node"),
+        ("gpu0001", False, "has the name of a node"),
     ],
 )
 def test_a_request_of_what_may_be_no_device(device: str, bound: bool, why: str) -> None:

@@ -129,7 +129,7 @@ def test_gpus_by_address_alone_are_told_apart_by_node(bench: Bench) -> None:
         assert bench.values(take(bench, by_address, "gpu0002").reports[0]) == {("gpu_temp_c", gpu(5)): 61}
     unknown = take(bench, by_address, "gpu0003")
     assert unknown.reports == []
-    assert unknown.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "no GPU is known by these labels"
+    assert unknown.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "its labels match no known GPU"
 
 
 def test_a_gpu_that_changed_its_index_is_followed(bench: Bench) -> None:
@@ -176,7 +176,7 @@ def test_a_label_of_another_cluster_is_believed(bench: Bench) -> None:
         taken = take(bench, text)
         assert [one.node for one in taken.reports] == ["gpu0004"]
         assert (taken.unknown["node_load1"].why, taken.unknown["node_load1"].count) == (
-            "of another cluster",
+            "belongs to another cluster",
             3,
         )
 
@@ -188,7 +188,7 @@ def test_a_domain_that_names_another_cluster_is_believed(bench: Bench) -> None:
     text = b'node_load1{node="gpu0001.pod2.example"} 1\nnode_load1{node="gpu0002.pod1.example"} 1\n'
     taken = bench.translator.exposition(text, two, NOW, node=None)
     assert [one.node for one in taken.reports] == ["gpu0002"]
-    assert taken.unknown["node_load1"].why == "of another cluster"
+    assert taken.unknown["node_load1"].why == "belongs to another cluster"
 
 
 def test_of_a_node_the_newest_64_moments_are_taken(bench: Bench) -> None:
@@ -198,7 +198,7 @@ def test_of_a_node_the_newest_64_moments_are_taken(bench: Bench) -> None:
     assert [one.node for one in taken.reports].count("gpu0001") == 64
     assert min(one.at for one in taken.reports) == NOW - timedelta(seconds=63)
     assert [one.index for one in taken.rejected] == list(range(64, 70))
-    assert taken.rejected[0].reason.startswith("too many moments")
+    assert taken.rejected[0].reason.startswith("too many timesta")
     assert taken.samples == 65
 
 
@@ -211,7 +211,7 @@ def test_what_names_no_node_of_ours(bench: Bench) -> None:
     taken = take(bench, 'node_load1{instance="cpu7:9100"} 3\nnode_load1 4\n')
     assert taken.reports == []
     assert (taken.unknown["node_load1"].why, taken.unknown["node_load1"].count) == (
-        "no node of this cluster",
+        "names no node of this cluster",
         2,
     )
     wrong = take(bench, "node_load1 3\n", "cpu7")
@@ -295,15 +295,15 @@ def test_an_index_that_is_written_otherwise_names_no_gpu(bench: Bench) -> None:
     [
         ("<html>", "not a sample"),
         ('{a="b"} 3', "not a sample"),
-        ('{"node_load1","node_load5"} 3', "the labels of node_load1 cannot be read"),
-        ('node_load1{"node_load5"} 3', "the labels of node_load1 cannot be read"),
+        ('{"node_load1","node_load5"} 3', "the labels of node_load1 cannot be parsed"),
+        ('node_load1{"node_load5"} 3', "the labels of node_load1 cannot be parsed"),
         ('{"",node="gpu0001"} 3', "not a sample"),
         ('node_load1{node="gpu0001"} 1_000', "'1_000' is not a number"),
         ('node_load1{node="gpu0001"} \uff13', "is not a number"),
         ("node_load1", "not a sample"),
-        ('node_load1{node="gpu0001} 3', "the labels of node_load1 cannot be read"),
+        ('node_load1{node="gpu0001} 3', "the labels of node_load1 cannot be parsed"),
         ('node_load1{node="gpu0001"} three', "'three' is not a number"),
-        ('node_load1{node="gpu0001"} 3 4e99', "the time stamp is not a time"),
+        ('node_load1{node="gpu0001"} 3 4e99', "the timestamp is not a time"),
         ('node_load1{node="gpu0001"}', "no value"),
         ("node_load1{" + "a" * 20_000, "a line of more than"),
     ],

@@ -62,7 +62,7 @@ def test_a_heartbeat_names_the_gpus_of_samples_that_tell_a_uuid_or_an_address_al
         return bench.translator.exposition(body, known, NOW, node="gpu0002")
 
     why = sent(by_uuid + by_address).unknown
-    assert {one.why for one in why.values()} == {"no GPU is known by these labels"}
+    assert {one.why for one in why.values()} == {"its labels match no known GPU"}
     bench.translator.learn_gpus("gpu0002", [gpu_row(5, "0000:8b:00", "GPU-66", "")])
     (report,) = sent(by_uuid + by_address).reports
     assert bench.values(report) == {("row_remap_failed", gpu(5)): 1, ("gpu_temp_c", gpu(5)): 41}

@@ -53,6 +53,19 @@ def parsed(line: str) -> ParsedLine:
             "0000:dc:00",
             {"pid": 1818990, "process": "python3", "caused_by": 149},
         ),
+        # Driver 580 on an H200, as bad programs made it write.
+        (
+            "NVRM: Xid (PCI:0000:00:06): 43, pid=961, name=bad, channel 0x0000000a",
+            43,
+            "0000:00:06",
+            {"pid": 961, "process": "bad"},
+        ),
+        (
+            "NVRM: Xid (PCI:0000:00:06): 13, Graphics Exception: ESR 0x508730=0x500000f 0x508734=0x0 0x508728=0x1f81fb60",
+            13,
+            "0000:00:06",
+            {},
+        ),
         ("NVRM: Xid (0000:03:00): 14, Channel 00000001", 14, "0000:03:00", {}),
         ("NVRM: Xid (0000:B3:00.0): 14, Channel 00000001", 14, "0000:b3:00", {}),
         ("NVRM: Xid (PCI:00000000:9B:00.0): 79", 79, "0000:9b:00", {}),
@@ -332,6 +345,12 @@ def test_identity() -> None:
 )
 def test_not_a_driver_line(line: str) -> None:
     assert parse_line(line) is None
+
+
+def test_rsyslogs_blank_after_the_tag_is_no_indent() -> None:
+    line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
+    assert parse_line(f" {line}") == parse_line(line) is not None
+    assert parse_line(f"  {line}") is None
 
 
 def test_a_record_with_line_ends_is_its_first_line() -> None:

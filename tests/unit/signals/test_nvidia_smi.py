@@ -1,6 +1,8 @@
 # ruff: noqa: E501 - XML as nvidia-smi prints it
 """`nvidia-smi -q -x`: two generations of drivers, lost GPUs, and XML that is not to be trusted."""
 
+from pathlib import Path
+
 import pytest
 
 from healer.model import Observation, ObservationKind, Part
@@ -172,6 +174,41 @@ def test_a_driver_of_today(bench: Bench) -> None:
     assert taken.samples == len(values) + 1
 
 
+def test_a_real_h200_at_work(bench: Bench) -> None:
+    """What driver 580.159 printed while a kernel ran; the supported clocks are left out."""
+    raw = Path(__file__).with_name("h200-580.xml").read_bytes()
+    taken = bench.translator.nvidia_smi(raw, known, NOW, node="gpu0001")
+    (report,) = taken.reports
+    found = {signal: value for (signal, part), value in bench.values(report).items() if part == gpu(0)}
+    expected = {
+        "gpu_temp_c": 38,
+        "gpu_temp_margin_c": 49,
+        "memory_temp_c": 40,
+        "power_w": 120.18,
+        "power_limit_enforced_w": 700,
+        "sm_clock_mhz": 1980,
+        "gpu_util_percent": 100,
+        "gpu_memory_total_bytes": 143771 * 2**20,
+        "ecc_mode": 1,
+        "ecc_dram_correctable_life_total": 1,
+        "ecc_sram_parity_total": 0,
+        "ecc_sram_secded_total": 0,
+        "row_remap_failed": 0,
+        "row_remap_pending": 0,
+        "bank_remap_max_count": 3072,
+        "memory_unrepairable": 0,
+        "channel_repair_pending": 0,
+        "tpc_repair_pending": 0,
+        "gpu_recovery_action": 0,
+        "pcie_link_gen": 5,
+        "pcie_link_width": 16,
+        "mig_mode": 0,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    # Behind a hypervisor it has no NVSwitch: nothing is known of the fabric.
+    assert not [name for name in found if name.startswith("fabric_")]
+
+
 def test_an_old_driver(bench: Bench) -> None:
     values = bench.values(take(bench, OLD).reports[0])
     assert values == {
@@ -211,7 +248,7 @@ def test_one_gpu_of_many_is_not_taken_for_the_whole_node(bench: Bench) -> None:
     """`nvidia-smi -q -x -i 3`: its place in the output says nothing, and seven are not lost."""
     alone = take(bench, h100("5D"), attached=8)
     assert (alone.reports, _of_gpus(alone)) == ([], [])
-    assert alone.unknown["gpu_temp_c"].why == "no GPU is known by these labels"
+    assert alone.unknown["gpu_temp_c"].why == "its labels match no known GPU"
     take(bench, *(h100(bus) for bus in ("18", "2A", "3A", "5D")))
     for told in (h100("5D"), h100("5D", minor=3)):
         values = bench.values(take(bench, told, attached=8).reports[0])

@@ -100,17 +100,17 @@ def test_points_of_several_series_are_put_together_by_moment() -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "not that of a Prometheus-compatible server"),
-        (b"[]", "not that of a Prometheus-compatible server"),
-        (b'{"status":"error","error":"parse error"}', "the server says: parse error"),
+        (b"", "not from a Prometheus-compatible server"),
+        (b"[]", "not from a Prometheus-compatible server"),
+        (b'{"status":"error","error":"parse error"}', "the server reports: parse error"),
         (answer("scalar", [AT, "1"]), "the answer is a scalar"),
-        (answer("vector", {}), "not that of a Prometheus-compatible server"),
-        (answer("vector", [{"metric": {}, "value": [AT]}]), "not that of a Prometheus-compatible server"),
+        (answer("vector", {}), "not from a Prometheus-compatible server"),
+        (answer("vector", [{"metric": {}, "value": [AT]}]), "not from a Prometheus-compatible server"),
         (answer("vector", [{"metric": {"a": 1}, "value": [AT, "1"]}]), "the labels of a series"),
         (answer("vector", [{"metric": {}, "value": [AT, "one"]}]), "a value is not a number"),
         (answer("vector", [{"metric": {}, "value": [AT, "1_000"]}]), "a value is not a number"),
-        (answer("vector", [{"metric": {}, "value": [1e300, "1"]}]), "a time is no time"),
-        (b'{"status":"success","data":' + b"[" * 5000, "not that of a Prometheus-compatible server"),
+        (answer("vector", [{"metric": {}, "value": [1e300, "1"]}]), "a timestamp is not a time"),
+        (b'{"status":"success","data":' + b"[" * 5000, "not from a Prometheus-compatible server"),
     ],
 )
 def test_what_cannot_be_read_is_refused_as_a_whole(raw: bytes, why: str) -> None:

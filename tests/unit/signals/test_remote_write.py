@@ -92,7 +92,7 @@ def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
         assert taken.unrecognised == 4
         assert {name: one.why for name, one in taken.unknown.items()} == {
             "up": "not in the catalogue",
-            "node_load1": "no node of this cluster",
+            "node_load1": "names no node of this cluster",
             "DCGM_FI_DEV_FB_USED": "MIG instance",
             "Unwanted": "not in the catalogue",
         }

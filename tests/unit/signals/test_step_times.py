@@ -96,16 +96,16 @@ def test_a_list_of_bodies_is_a_batch_each() -> None:
     [
         ({}, "step_s"),
         ({"step_s": "1.9"}, "step_s: Expected `float"),
-        ({"open_s": 3}, "open_s: needs doing and step"),
-        ({"open_s": 3, "step": 1}, "open_s: needs doing and step"),
+        ({"open_s": 3}, "open_s: requires doing and step"),
+        ({"open_s": 3, "step": 1}, "open_s: requires doing and step"),
         ({"open_s": 3, "step": 1, "doing": "sleep"}, "doing: "),
-        ({"open_s": -1, "step": 1, "doing": "compute"}, "open_s: has to be between 0 s and a day"),
-        ({"open_s": 3, "step_s": 3, "step": 1, "doing": "compute"}, "open_s: is of a step that is not over"),
-        ({"step_s": 3, "doing": "compute"}, "doing: is told with open_s"),
-        ({"step_s": 0}, "step_s: has to be more than 0"),
-        ({"step_s": 1e9}, "step_s: has to be more than 0 s and at most a day"),
-        ({"step_s": 1, "compute_s": -1}, "compute_s: has to be between 0 s and a day"),
-        ({"step_s": 1, "work": 0}, "work: has to be more than 0"),
+        ({"open_s": -1, "step": 1, "doing": "compute"}, "open_s: must be between 0 s and one day"),
+        ({"open_s": 3, "step_s": 3, "step": 1, "doing": "compute"}, "open_s: send either open_s"),
+        ({"step_s": 3, "doing": "compute"}, "doing: only goes with open_s"),
+        ({"step_s": 0}, "step_s: must be greater than 0"),
+        ({"step_s": 1e9}, "step_s: must be greater than 0 s and at most one day"),
+        ({"step_s": 1, "compute_s": -1}, "compute_s: must be between 0 s and one day"),
+        ({"step_s": 1, "work": 0}, "work: must be greater than 0"),
         ({"step_s": 1, "node": "cpu1"}, "node: cpu1 is not a node of cluster pod1"),
         ({"step_s": 1, "gpu": 64}, "gpu: "),
         ({"step_s": 1, "rank": -1}, "rank: "),
@@ -130,8 +130,8 @@ def test_one_bad_sample_is_named_and_loses_no_other(sample: Any, reason: str) ->
     [
         (7, "expected an object"),
         ({"samples": []}, "job"),
-        ({"job": "a b", "samples": []}, "job: 'a b' is no job id"),
-        ({"job": "1", "samples": {}}, "expected an object with `job` and `samples`"),
+        ({"job": "a b", "samples": []}, "job: 'a b' is not a Slurm job ID"),
+        ({"job": "1", "samples": {}}, "expected an object with `job` and a list `samples`"),
         ({"job": "1", "restart": -1, "samples": []}, "restart"),
         ([{"job": "1", "samples": []}, 5], r"\[1\]: expected an object"),
     ],
@@ -152,8 +152,8 @@ def test_samples_that_are_all_wrong_are_counted_and_few_are_told() -> None:
 def test_a_request_of_far_too_much_is_refused_whole() -> None:
     half = b'{"job":"1","samples":[' + b",".join([b'{"step_s":1}'] * 100_001) + b"]}"
     for raw, reason in (
-        (b"[" + half + b"," + half + b"]", "200002 entries, at most 200000"),
-        (b"[" + b",".join([b'{"job":"1","samples":[]}'] * 10_001) + b"]", "a list of 10001 objects"),
+        (b"[" + half + b"," + half + b"]", "200002 entries; at most 200000"),
+        (b"[" + b",".join([b'{"job":"1","samples":[]}'] * 10_001) + b"]", "the body has 10001 objects"),
         (b'{"job":"1","samples":[' + b"1," * 4_000_001 + b"1]}", "more than 4000000 values"),
         (b"[" + b"{}," * 400_000 + b"1]", "more than 210000 objects"),
     ):

@@ -46,7 +46,7 @@ def test_a_foreign_node_teaches_nothing(form: str) -> None:
     by_address = b'DCGM_FI_DEV_SM_CLOCK{pci_bus_id="00000000:10:00.0"} 1\nnode_load1 1\n'
     honest = bench.translator.exposition(by_address, known_here, NOW, node="gpu0002")
     assert honest.inventory == []
-    assert honest.unknown["DCGM_FI_DEV_SM_CLOCK"].why == "no GPU is known by these labels"
+    assert honest.unknown["DCGM_FI_DEV_SM_CLOCK"].why == "its labels match no known GPU"
     assert list(bench.book.columns(range(100))) == [1]  # the honest node's load alone
 
 

@@ -75,17 +75,13 @@ def test_a_clock_that_is_hours_ahead_costs_no_line(told: str) -> None:
         ({"line": LOST, "time": "yesterday"}, "time: not an RFC 3339 time"),
         ({"line": LOST, "time": 1763607600}, "time"),
         ({"line": LOST, "time": "2026-11-20T03:00:00"}, "time: has no time zone"),
-        (
-            {"line": LOST, "time": "2099-01-01T00:00:00Z"},
-            "time: 2099-01-01T00:00:00Z is more than 26 h ahead",
-        ),
         ({"line": LOST, "job": "4711\0"}, "job: "),
         ({"line": LOST, "boot_id": "b 1"}, "boot_id: "),
         ({"line": "x" * 4097}, "line: 4097 bytes"),
         ({"line": "é" * 2049}, "line: 4098 bytes"),
         ({"line": LOST, "node": "login1"}, "login1 is not a node of cluster pod1"),
         ({"line": LOST, "cluster": "pod9"}, "gpu0001 is not a node of cluster pod9"),
-        ({"line": LOST, "node": "-gpu; rm"}, "not a node name"),
+        ({"line": LOST, "node": "-gpu; rm"}, "not a valid node name"),
     ],
 )
 def test_a_bad_entry_is_rejected_with_its_reason_alone(entry: Any, reason: str) -> None:
@@ -95,12 +91,17 @@ def test_a_bad_entry_is_rejected_with_its_reason_alone(entry: Any, reason: str) 
     assert reason in taken.rejected[0].reason
 
 
+def test_a_time_that_no_zone_explains_is_none() -> None:
+    (seen,) = take({"line": LOST, "time": "2099-01-01T00:00:00Z"}).observations
+    assert seen.event_at == seen.arrived_at == NOW
+
+
 def test_entries_may_name_their_own_node() -> None:
     body = {"entries": [{"line": LOST, "node": "gpu0002", "boot_id": "b2"}, {"line": LOST}]}
     taken = kernel_log_observations(body, known, NOW, cluster="pod1")
     assert [(one.component.node, one.boot_id) for one in taken.observations] == [("gpu0002", "b2")]
     assert [(one.index, one.reason) for one in taken.rejected] == [
-        (1, "node: missing, in the entry and around it")
+        (1, "node: missing; set it in the entry or in the body around it")
     ]
 
 
@@ -307,6 +308,28 @@ def test_a_bad_heartbeat_is_rejected(body: Any) -> None:
     taken = heartbeat_observations([body, {"node": "gpu0001"}], known, NOW, cluster="pod1")
     assert [one.index for one in taken.rejected] == [0]
     assert len(taken.observations) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "node"),
+    [
+        ("n1.pod1.example", "n1"),
+        ("n1.example", "n1"),
+        ("n2.example", "n2.example"),
+        ("n1.pod2.example", None),
+    ],
+)
+def test_a_full_host_name_is_the_node_of_its_first_part(host: str, node: str | None) -> None:
+    """Unless Slurm knows the full name, or the domain is another cluster's: both number their nodes alike."""
+
+    def has_node(cluster: str, name: str) -> bool:
+        return (cluster, name) in {("pod1", "n1"), ("pod1", "n2"), ("pod1", "n2.example"), ("pod2", "n1")}
+
+    line = {"node": host, "entries": [{"line": LOST}]}
+    seen = kernel_log_observations(line, has_node, NOW, cluster="pod1").observations
+    beats = heartbeat_observations({"node": host}, has_node, NOW, cluster="pod1").observations
+    expected = [node] if node else []
+    assert [one.component.node for one in seen] == [one.component.node for one in beats] == expected
 
 
 def test_nodes_that_a_body_names() -> None:

@@ -73,5 +73,5 @@ def test_what_is_wrong_is_named(tmp_path: Path, changed: str, said: str) -> None
 
 
 def test_no_such_scenario() -> None:
-    with pytest.raises(BadScenario, match=r"no scenario 'lama'; there are bad-rule, .*llama3-54d"):
+    with pytest.raises(BadScenario, match=r"no scenario 'lama'; known are bad-rule, .*llama3-54d"):
         load("lama")

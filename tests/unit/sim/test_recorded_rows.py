@@ -71,11 +71,11 @@ def test_jobs_come_and_go_and_keep_their_life() -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "`nodes` has to be a list of objects"),
-        ([], "`nodes` has to be a list of objects"),
-        ({"nodes": [1]}, "`nodes` has to be a list of objects"),
-        ({"changed": {}}, "`changed` has to be a list of objects"),
-        ({"gone": "n1"}, "`gone` has to be a list of names"),
+        ({}, "`nodes` must be a list of objects"),
+        ([], "`nodes` must be a list of objects"),
+        ({"nodes": [1]}, "`nodes` must be a list of objects"),
+        ({"changed": {}}, "`changed` must be a list of objects"),
+        ({"gone": "n1"}, "`gone` must be a list of names"),
     ],
 )
 def test_a_body_that_is_neither_is_said(body: Any, says: str) -> None:

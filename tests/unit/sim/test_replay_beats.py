@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from healer.model import Observation
+from healer.observations.silences import Settled
 from healer.recordings.recording import Entry
 from healer.signals import wire
 from healer.sim.replay_signals import HEARTBEAT, Beats
@@ -84,17 +85,19 @@ def test_a_node_that_slurm_no_longer_shows_is_left_to_the_decoder_too() -> None:
 # --- heartbeats that change nothing cost no walk ---
 
 
-def recording(nodes: int, gaps: dict[int, tuple[float, float]]) -> list[Entry]:
-    """An hour of heartbeats every 10 s, and a recording's end; `gaps`: when a node sent nothing."""
+def recording(
+    nodes: int, gaps: dict[int, tuple[float, float]], *, seconds: int = 3600, every_s: int = 10
+) -> list[Entry]:
+    """Heartbeats, and a recording's end; `gaps`: when a node sent nothing."""
     shown = [{"name": name(number), "state": ["IDLE"], "gpus": 8} for number in range(1, nodes + 1)]
     rows: list[tuple[float, str, Any]] = [
         (0, "slurm/nodes", {"cluster": CLUSTER, "nodes": shown}),
         (0, "slurm/jobs", {"cluster": CLUSTER, "jobs": []}),
-        (3600, "clock", None),
+        (seconds, "clock", None),
     ]
     for number in range(1, nodes + 1):
         begins, ends = gaps.get(number, (0.0, 0.0))
-        beats = (number % 10 + 10.0 * beat for beat in range(360))
+        beats = (number % 10 + float(beat) for beat in range(0, seconds, every_s))
         body = [{"cluster": CLUSTER, "node": name(number)}]
         rows += [(at, HEARTBEAT, body) for at in beats if not begins < at < ends]
     return [
@@ -104,7 +107,7 @@ def recording(nodes: int, gaps: dict[int, tuple[float, float]]) -> list[Entry]:
 
 
 class Counted(Replay):
-    """`alike`: it walks over each beat, as before it could tell which ones change nothing."""
+    """`alike`: it walks over each beat, as if it could not tell which ones change nothing."""
 
     def __init__(self, entries: list[Entry], *, alike: bool = False) -> None:
         super().__init__(shipped(), CLUSTER, entries[0].at)
@@ -116,7 +119,7 @@ class Counted(Replay):
         self.walks += 1
         super()._walk(seen)
         if self.alike:
-            self.all_well_until = self.walked_at
+            self.settled = Settled(frozenset(), self.walked_at)
 
 
 def found(replay: Counted) -> list[tuple[Any, ...]]:
@@ -127,9 +130,25 @@ def opened(replay: Counted) -> list[datetime]:
     return [datetime.fromisoformat(one["opened"]) for one in replay.document["incidents"]]
 
 
-def test_an_idle_hour_of_32_nodes_is_a_walk_in_20_seconds() -> None:
+def test_an_idle_hour_of_32_nodes_is_a_walk_a_minute_after_the_first() -> None:
     replayed = Counted(recording(32, {}))
-    assert replayed.walks < 300
+    assert replayed.walks < 150
+    assert replayed.document["incidents"] == []
+
+
+def test_a_node_that_stays_silent_costs_a_walk_a_minute_in_the_end() -> None:
+    """Its incident stays open."""
+    day = 24 * 3600
+    replayed = Counted(recording(4, {1: (600, day)}, seconds=day))
+    (incident,) = replayed.document["incidents"]
+    assert incident["closed"] is None
+    assert replayed.walks < 2500
+
+
+def test_an_hour_of_slow_senders_is_a_walk_a_minute_too() -> None:
+    """Older than the least time after which a sender is missed, and still not late."""
+    replayed = Counted(recording(8, {}, every_s=60))
+    assert replayed.walks < 400
     assert replayed.document["incidents"] == []
 
 

@@ -48,3 +48,34 @@ def test_titles_of_rules_are_plain_english() -> None:
     found = [title for path in files for title in titles(yaml.safe_load(path.read_text(encoding="utf-8")))]
     assert len(found) > 300
     assert odd(found) == []
+
+
+#: Names of rules and faults, which are in drain reasons of years.
+NAMES = re.compile(r"[a-z0-9*-]+-told\b|\bid: told\b|\btold\.[a-z]+\b|, told\]|told_out")
+
+
+def test_comments_and_cases_of_rules_are_plain_english() -> None:
+    lines = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "rules").rglob("*.yaml"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if ODD.search(NAMES.sub("", line))
+    ]
+    assert lines == []
+
+
+#: Code, a baseline of the simulator, and what a node answers.
+QUOTED = re.compile(
+    r"`[^`]*`|^```.*?^```|\*nobody\*|^\| nobody \||\bnobody 0\.|\(nobody:|\*[^*]*nobody can ask[^*]*\*",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/runbooks").glob("*.md")]),
+    ids=lambda path: path.stem,
+)
+def test_docs_are_plain_english(path: Path) -> None:
+    text = QUOTED.sub("", path.read_text(encoding="utf-8"))
+    assert odd(text.splitlines()) == []

@@ -240,12 +240,12 @@ def test_an_index_of_an_interface_stands_behind_its_description(port: dict[str, 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (LLDP_ONE, "does not say whose it is"),
-        ("{}", "does not say whose it is"),
+        (LLDP_ONE, "does not name its host"),
+        ("{}", "does not name its host"),
         ('{"host": "a"}', "no `lldp` in it"),
         ("{", "not JSON"),
         ('{"host": "a", "lldp": {}}\nx\n', "line 2: not JSON"),
-        ('{"host": 1, "lldp": {}}', "does not say whose it is"),
+        ('{"host": 1, "lldp": {}}', "does not name its host"),
     ],
 )
 def test_what_is_no_lldp(text: str, why: str) -> None:
@@ -341,8 +341,8 @@ def test_where_slurm_says_something_else() -> None:
     [
         ("switches: {a: {guid: abc}}", "topology.yaml:1: guid: 'abc' is not 0x and 16 hex digits"),
         ("switches: {a: {gud: 1}}", "unknown field gud"),
-        ("links: {a: {1: 5}}", "a 1: expected what it leads to"),
-        ("links: {a: {1: /x}}", "a 1: expected what it leads to"),
+        ("links: {a: {1: 5}}", "a 1: expected what the port connects to"),
+        ("links: {a: {1: /x}}", "a 1: expected what the port connects to"),
         ("link: {}", "unknown field link"),
     ],
 )

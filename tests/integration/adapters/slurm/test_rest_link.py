@@ -292,7 +292,7 @@ def test_an_address_that_is_none_is_said_without_its_password(url: str) -> None:
 
 
 def test_a_user_that_could_end_a_header_is_refused(rest: RestServer) -> None:
-    with pytest.raises(ValueError, match="name of a user"):
+    with pytest.raises(ValueError, match="valid user name"):
         RestScheduler(rest.url, user="root\r\nX-SLURM-USER-TOKEN: x", token=Tokens(TOKEN))
 
 

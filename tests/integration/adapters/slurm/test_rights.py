@@ -1,59 +1,79 @@
-"""Whether an account may drain, by what `scontrol` and `sacctmgr` print."""
+"""`healer doctor` tries whether it may change a node, on one that does not exist; and munge."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from healer.adapters.slurm.cli_client import CliScheduler
-from healer.adapters.slurm.commands import rights_of
+from healer.bootstrap.doctor_checks import Look
+from healer.bootstrap.trial_checks import NO_NODE, look_at_munge, tried_rights
 from healer.ports.scheduling import SchedulerRefused
+from healer.settings import ExecutorSettings, load_executor
+from tests.support.munge import realm
 
 pytestmark = pytest.mark.heavy
 
-CONFIG = "SlurmUser               = slurm(64030)\nSlurmdUser              = root(0)\n"
+#: What scontrol of 22.05 and 24.11 prints.
+DENIED, OTHER_WORDS = "slurm_update error: Invalid user id", "slurm_update error: Access/permission denied"
+UNKNOWN = "slurm_update error: Invalid node name specified"
+AWAY = "slurm_update error: Unable to contact slurm controller (connect failure)"
 
 
-def commands(folder: Path, level: str | None) -> Path:
-    """Stand-ins for the two commands; without a level accounting does not answer."""
-    programs = {
-        "scontrol": f"cat <<'.'\n{CONFIG}.\n",
-        "sacctmgr": "echo no slurmdbd >&2; exit 1" if level is None else f'echo "{level}"',
-    }
-    for name, lines in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
-        (folder / name).chmod(0o755)
-    return folder
+def settings(folder: Path, words: str, mode: str = "auto") -> ExecutorSettings:
+    """A stand-in of scontrol that says these words, and writes down by whom it was asked for what."""
+    scontrol = folder / "scontrol"
+    asked = 'echo "$(id -u) $*" >>"$(dirname "$0")/asked"'
+    scontrol.write_text(f"#!/bin/sh\n{asked}\necho '{words}' >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    folder.chmod(0o777)
+    given = {"HEALER_SLURM_BIN_DIR": str(folder), "HEALER_SLURM_ADAPTERS": "cli", "HEALER_MODE": mode}
+    return load_executor(given | {"HEALER_DATA_DIR": str(folder)})
 
 
 @pytest.mark.parametrize(
-    ("user", "level", "may"),
+    ("words", "mode", "states"),
     [
-        ("root", None, True),
-        ("slurm", None, True),
-        ("healer", "Administrator", True),
-        ("healer", "Operator", False),
-        ("healer", "None", False),
-        ("healer", "", False),
-        ("healer", None, None),
+        (UNKNOWN, "auto", ["ok"]),
+        (DENIED, "auto", ["fail"]),
+        (OTHER_WORDS, "auto", ["fail"]),
+        (DENIED, "shadow", ["note"]),
+        (AWAY, "auto", []),
     ],
 )
-def test_who_may_drain(tmp_path: Path, user: str, level: str | None, may: bool | None) -> None:
-    found = rights_of(user, commands(tmp_path, level))
-    assert found.may is may
-    assert found.text.startswith(f"unknown whether {user}" if may is None else user)
-    assert bool(found.way_out) is (may is False)
+def test_slurm_says_whether_a_node_may_be_changed(
+    tmp_path: Path, words: str, mode: str, states: list[str]
+) -> None:
+    looks = tried_rights("cli", settings(tmp_path, words, mode), None)
+    assert [look.state for look in looks] == states
+    asked = (tmp_path / "asked").read_text()
+    assert asked.split(maxsplit=1)[1].startswith(f"update NodeName={NO_NODE} "), "no node of the site"
+    assert all("AdminLevel=Administrator" in look.repair for look in looks if look.repair)
 
 
-def test_the_way_out_names_the_account(tmp_path: Path) -> None:
-    found = rights_of("healer", commands(tmp_path, "Operator"))
-    assert found.way_out == "`sacctmgr modify user healer set AdminLevel=Administrator`"
-    assert "its AdminLevel is Operator" in found.text
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
+def test_root_tries_as_the_worker_s_user(scratch: Path) -> None:
+    tried_rights("cli", settings(scratch, UNKNOWN), 61002)
+    assert (scratch / "asked").read_text().startswith("61002 ")
+    assert os.geteuid() == 0
+
+
+def munge_looks(folder: Path, socket: Path) -> list[Look]:
+    return look_at_munge(load_executor({"HEALER_DATA_DIR": str(folder), "HEALER_MUNGE_SOCKET": str(socket)}))
+
+
+def test_munge_is_tried_by_a_credential_of_its_own(scratch: Path) -> None:
+    with realm(scratch) as machines:
+        socket = machines.machine("127.0.0.1")
+        (well,) = munge_looks(scratch, socket)
+        assert well.state == "ok" and str(socket) in well.text
+    (dead,) = munge_looks(scratch, socket)
+    assert dead.state == "fail" and "munge does not work" in dead.text and "munged" in dead.repair
 
 
 def test_a_drain_that_is_refused_names_the_right(tmp_path: Path) -> None:
     scontrol = tmp_path / "scontrol"
-    # The very words of 22.05 and 24.11 to somebody who may not.
-    scontrol.write_text("#!/bin/sh\necho 'slurm_update error: Invalid user id' >&2; exit 1\n")
+    scontrol.write_text(f"#!/bin/sh\necho '{DENIED}' >&2; exit 1\n")
     scontrol.chmod(0o755)
     with pytest.raises(SchedulerRefused, match=r"lacks the permission.*AdminLevel=Administrator") as raised:
         CliScheduler(bin_dir=tmp_path).drain("gpu0001", "healer:test")

@@ -8,6 +8,9 @@ from healer.model import Scope
 from healer.rulebook.signal_rules import UNITS
 from tests.support.language_fleet import SIGNALS
 
+SEE = "docs/rules.md lists what is supported"
+NO_UNIT = "a number without a unit matches every unit"
+
 
 def wrong(text: str, scope: Scope = Scope.gpu) -> ExpressionError:
     with pytest.raises(ExpressionError) as caught:
@@ -26,62 +29,77 @@ def wrong(text: str, scope: Scope = Scope.gpu) -> ExpressionError:
             "there is no function raet",
             "did you mean rate?",
         ),
-        ("rate > 3", 1, "there is no signal rate", "rate(…) is a function"),
-        ("heat >", 7, "not readable: invalid syntax", ""),
-        ("heat", 1, "expected a condition, this is a number", "compare it with something"),
-        ("heat + (work > 2) > 1", 9, "expected a number, this is a condition", ""),
-        ("3 > 2", 1, "this names no signal: it is always true or never", ""),
-        ("heat > 2 or 3 > 2", 13, "this names no signal: it is always true or never", ""),
-        ("heat ** 2 > 4", 1, "only + - * / are part of the language", ""),
-        ("heat.real > 4", 1, "heat.real is not part of the language", "docs/rules.md lists what is"),
+        ("rate > 3", 1, "there is no signal rate", "rate is a function: write rate(…)"),
+        ("heat >", 7, "syntax error: invalid syntax", ""),
+        ("heat", 1, "expected a condition, got a number", "compare it with a value, for example > 80"),
+        ("heat + (work > 2) > 1", 9, "expected a number, got a condition", ""),
+        ("3 > 2", 1, "no signal here, so this is always true or always false", ""),
+        ("heat > 2 or 3 > 2", 13, "no signal here, so this is always true or always false", ""),
+        ("heat ** 2 > 4", 1, "only + - * / are supported", ""),
+        ("heat.real > 4", 1, "heat.real is not supported in expressions", SEE),
         (
             "[h for h in heat]",
             1,
-            "[h for h in heat] is not part of the language",
-            "docs/rules.md lists what is",
+            "[h for h in heat] is not supported in expressions",
+            SEE,
         ),
-        ("heat is 4", 9, "is and is not are not part of the language", "write == or !="),
-        ("heat > True", 8, "True is not part of the language", ""),
-        ("heat / 0 > 1", 8, "divides by zero", ""),
+        ("heat is 4", 9, "`is` and `is not` are not supported", "use == or !="),
+        ("heat > True", 8, "True is not supported in expressions", ""),
+        ("heat / 0 > 1", 8, "division by zero", ""),
         ("heat > 1e999", 8, "the number is too large", ""),
-        ("rate(heat, 5m) > 1", 6, "heat is no counter", "delta(…) works on gauges"),
-        ("avg_over(errors, 5m) > 1", 10, "errors is a counter", "rate(…)"),
-        ("delta(state, 5m) > 1", 7, "state is no quantity (enum)", "changed(…)"),
-        ("rate(errors) > 1", 1, "rate takes (signal, window)", ""),
-        ("rate(errors, 5) > 1", 14, "expected a duration such as 5m here", ""),
-        ("rate(errors, 1h) > 1", 14, "a window is longer than nothing and at most 15m", ""),
-        ("rate(errors + 1, 5m) > 1", 6, "expected the name of a signal here", ""),
+        ("rate(heat, 5m) > 1", 6, "heat is not a counter", "use delta(…)"),
+        (
+            "avg_over(errors, 5m) > 1",
+            10,
+            "avg_over needs a gauge, and errors is of kind counter",
+            "use rate(…)",
+        ),
+        ("delta(state, 5m) > 1", 7, "state is of kind enum and cannot be used as a number", "use changed(…)"),
+        ("rate(errors) > 1", 1, "expected rate(signal, window)", ""),
+        ("rate(errors, 5) > 1", 14, "expected a duration such as 5m", ""),
+        ("rate(errors, 1h) > 1", 14, "a window must be longer than 0 and at most 15m", ""),
+        ("rate(errors + 1, 5m) > 1", 6, "expected the name of a signal", ""),
         (
             "share(share(heat > 2, 1m) > 0.5, 1m) > 0.5",
             7,
-            "share of a share or of a constant says nothing",
+            "share cannot be applied to a constant, nor to share(…) or count_over(…)",
             "",
         ),
         ('state == "Baad"', 10, "state has no word 'Baad'", "did you mean Bad?"),
-        ('state > "Bad"', 9, "a word cannot be compared by >", ""),
-        ('heat == "Bad"', 9, "'Bad': only an enum is compared with words", ""),
-        ("state + 1 > 2", 1, "state is no quantity (enum)", "compare it with its words"),
-        ("reasons * 2 > 2", 1, "reasons is no quantity (bits)", 'has(reasons, "…")'),
+        ('state > "Bad"', 9, "text can be compared with == and != only, not with >", ""),
+        ('heat == "Bad"', 9, "'Bad': only enum signals can be compared with text", ""),
+        (
+            "state + 1 > 2",
+            1,
+            "state is of kind enum and cannot be used as a number",
+            "compare it with one of its words",
+        ),
+        (
+            "reasons * 2 > 2",
+            1,
+            "reasons is of kind bits and cannot be used as a number",
+            "test a bit with has(…)",
+        ),
         ('has(reasons, "warm")', 14, "reasons has no bit 'warm'", "one of idle, hot"),
-        ("heat in work", 9, "in needs a list of literals", "for example pcie_link_gen in (3, 4)"),
-        ("heat in (1, work)", 13, "in takes literals only", ""),
-        ('heat > spec("limitt")', 13, "no GPU model has 'limitt'", "did you mean limit?"),
-        ("temp_c + power_w > 3", 1, "°C and W do not go together", "a plain number fits every unit"),
+        ("heat in work", 9, "`in` needs a list of constants", "for example pcie_link_gen in (3, 4)"),
+        ("heat in (1, work)", 13, "`in` takes constants only", ""),
+        ('heat > spec("limitt")', 13, "no GPU model defines 'limitt'", "did you mean limit?"),
+        ("temp_c + power_w > 3", 1, "the units °C and W do not match", NO_UNIT),
         (
             "use_percent > use_ratio",
             15,
-            "% and ratio do not go together",
-            "one counts to 100, the other to 1: multiply the ratio by 100%",
+            "the units % and ratio do not match",
+            "% goes up to 100 and ratio up to 1: multiply the ratio by 100%",
         ),
-        ("use_percent > 5s", 15, "% and s do not go together", "a plain number fits every unit"),
+        ("use_percent > 5s", 15, "the units % and s do not match", NO_UNIT),
         (
             "rate(slow_ns, 1m) > rate(energy_j, 1m)",
             21,
-            "ns/s and W do not go together",
-            "a plain number fits every unit",
+            "the units ns/s and W do not match",
+            NO_UNIT,
         ),
-        ("rate(errors, 1m) > 5m", 20, "count/s and s do not go together", "a plain number fits every unit"),
-        ("max(temp_c, power_w) > 3", 13, "°C and W do not go together", "a plain number fits every unit"),
+        ("rate(errors, 1m) > 5m", 20, "the units count/s and s do not match", NO_UNIT),
+        ("max(temp_c, power_w) > 3", 13, "the units °C and W do not match", NO_UNIT),
     ],
 )
 def test_mistakes(text: str, column: int, says: str, hint: str) -> None:
@@ -122,12 +140,12 @@ def test_what_fits(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "scope", "says"),
     [
-        ("heat > 3", Scope.node, "this speaks of GPUs, and the rule is about nodes"),
-        ("noise > 3", Scope.job, "this speaks of links, and the rule is about jobs"),
-        ("load > 3", Scope.gpu, "this says nothing of GPUs"),
-        ("any_of(load > 3)", Scope.node, "any_of needs something of the parts of nodes"),
-        ("any_of(count_of(heat > 3) > 1)", Scope.node, "count_of inside any_of: one of them is enough"),
-        ("peers(any_of(heat > 3)) > 1", Scope.node, "expected a number, this is a condition"),
+        ("heat > 3", Scope.node, "this is measured per gpu, but the rule has scope: node"),
+        ("noise > 3", Scope.job, "this is measured per link, but the rule has scope: job"),
+        ("load > 3", Scope.gpu, "this is measured per node, but the rule has scope: gpu"),
+        ("any_of(load > 3)", Scope.node, "any_of needs a signal measured per part of the node"),
+        ("any_of(count_of(heat > 3) > 1)", Scope.node, "count_of cannot be nested inside any_of"),
+        ("peers(any_of(heat > 3)) > 1", Scope.node, "expected a number, got a condition"),
         ("peers(max_of(load)) > 1", Scope.job, "only links, GPUs and nodes have peers"),
     ],
 )
@@ -167,5 +185,5 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5 m", "m", "80%", "1h30m"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse.duration_s(text)

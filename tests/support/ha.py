@@ -1,0 +1,359 @@
+"""Three hosts, each in a network namespace with an address of its own, that run the files of deploy/ha."""
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from healer.adapters.system_clock import SystemClock
+from healer.embedded.postgres import working_in
+from healer.sim.sim_slurm import SimScheduler, SimServer
+from tests.support.processes import NOT_ROOT, clean_environ
+from tests.support.stack import scratch_folder
+from tests.support.tls import certificates
+from tests.support.up import ROOT
+from tests.support.wait import wait_until
+
+#: A network for documentation, which no site has.
+_NETWORK, _BRIDGE = "198.51.100.", "healer-ha"
+HOSTS = ("ha1", "ha2", "ha3")
+PARTS = ("detector", "scheduler", "worker", "api")
+CLUSTER = "pod1"
+#: The name of both hosts for people and nodes.
+SITE = "healer.example"
+
+
+def address_of(host: str) -> str:
+    return f"{_NETWORK}{HOSTS.index(host) + 1}"
+
+
+_NAMESPACES = Path("/run/netns")
+
+
+def _ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=True)
+
+
+@contextmanager
+def networks() -> Iterator[None]:
+    """A bridge with the three hosts at it."""
+    _remove_networks()
+    had_namespaces = _NAMESPACES.is_mount()
+    try:
+        _ip("link", "add", _BRIDGE, "type", "bridge")
+        _ip("address", "add", f"{_NETWORK}254/24", "dev", _BRIDGE)
+        _ip("link", "set", _BRIDGE, "up")
+        for host in HOSTS:
+            _ip("netns", "add", host)
+            _ip("link", "add", f"{host}-a", "type", "veth", "peer", "name", "eth0", "netns", host)
+            _ip("link", "set", f"{host}-a", "master", _BRIDGE, "up")
+            _ip("-n", host, "address", "add", f"{address_of(host)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", host, "link", "set", device, "up")
+        yield
+    finally:
+        _remove_networks()
+        if not had_namespaces:  # `ip netns add` mounts their folder, and leaves it so
+            subprocess.run(["umount", _NAMESPACES], check=False, capture_output=True)
+
+
+def _remove_networks() -> None:
+    for host in HOSTS:
+        _ip("link", "delete", f"{host}-a", check=False)
+        _ip("netns", "delete", host, check=False)
+    _ip("link", "delete", _BRIDGE, check=False)
+
+
+class CountedSlurm(SimScheduler):
+    """The simulated Slurm, and each drain that it was asked for."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(CLUSTER, SystemClock(), nodes)
+        self.drains: list[tuple[float, str]] = []
+
+    def drain(self, nodes: Any, reason: str) -> None:
+        self.drains += [(time.monotonic(), node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
+        super().drain(nodes, reason)
+
+
+@dataclass
+class Host:
+    """One of the three: its files below `root`, and the programs that run on it, by name."""
+
+    name: str
+    root: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return address_of(self.name)
+
+    def start(self, name: str, *command: str | Path, user: str = "root", **environ: str) -> None:
+        place = self.root / "log"
+        with (place / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [
+                    "ip", "netns", "exec", self.name, "setpriv", f"--reuid={user}", f"--regid={user}",
+                    "--clear-groups", *map(str, command),
+                ],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", env=clean_environ(**environ),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL, as at a loss of power; all that runs here without names, the database's server too."""
+        for name in names or tuple(self.running):
+            process = self.running.pop(name)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if not names or "patroni" in names:
+            self.kill_server()
+
+    def kill_server(self) -> None:
+        for pid in working_in(self.root / "var/lib/postgresql/healer"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def get(self, port: int, path: str, scheme: str = "http") -> httpx.Response | None:
+        url = f"{scheme}://{self.address}:{port}{path}"
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(url, headers={"Host": SITE}, timeout=2, verify=False, trust_env=False)
+        return None
+
+
+class Site:
+    """What runs on the three hosts. `hosts[:2]` have the database and healer, the third has etcd alone."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self._nodes = folder, nodes
+        self.hosts = [Host(name, folder / name) for name in HOSTS]
+        self.secrets = folder / "secrets"
+        self.secrets.mkdir(mode=0o700)
+        parts = ("owner", "api", "detector", "scheduler", "scraper", "worker")
+        for name in (*parts, "superuser", "replication"):
+            (self.secrets / f"password_{name}").write_text(secrets.token_hex(16))
+        self.bin = max(Path("/usr/lib/postgresql").glob("*/bin"))
+        self.slurm = CountedSlurm(nodes)
+        self._server = SimServer(self.slurm, folder / "slurm.sock")
+
+    def password(self, name: str) -> str:
+        return (self.secrets / f"password_{name}").read_text()
+
+    def start(self) -> None:
+        (self.folder / "audit").mkdir()
+        os.chown(self.folder / "audit", pwd.getpwnam("healer-worker").pw_uid, -1)
+        self._server.start()
+        for host in self.hosts:
+            self._lay(host)
+            self.start_etcd(host)
+        for host in self.hosts[:2]:
+            self.start_patroni(host)
+        wait_until(self.primary, 60, what="a primary", every_s=0.2)
+        wait_until(lambda: self.standby() is not None, 60, what="a synchronous standby", every_s=0.2)
+        self._make_database()
+        for host in self.hosts[:2]:
+            self.start_broker(host)
+            self.start_haproxy(host)
+        self.healer("db", "upgrade", part="owner")
+        for part in PARTS:
+            for host in self.hosts[:2]:
+                self.start_part(host, part)
+        wait_until(self.is_ready, 90, what="healer is ready", every_s=0.5)
+
+    def stop(self) -> None:
+        for host in self.hosts:
+            host.kill()
+        self._server.stop()
+
+    def _lay(self, host: Host) -> None:
+        for below in ("log", "var/lib/etcd", "var/lib/postgresql", "etc/haproxy", "healer"):
+            (host.root / below).mkdir(parents=True)
+        all_addresses = " ".join(address_of(name) for name in HOSTS)
+        environ = {**os.environ, "SITE": SITE, "ROOT": str(host.root), "SECRETS": str(self.secrets)}
+        command = [ROOT / "deploy/ha/fill.sh", host.name, host.address, all_addresses, host.root / "etc"]
+        subprocess.run(command, check=True, env=environ | {"POSTGRES_BIN": str(self.bin)})
+        shutil.copy(certificates(host.root / "etc").server, host.root / "etc/haproxy/healer.pem")
+        user = pwd.getpwnam("healer-db")
+        for path in (host.root / "var/lib/postgresql", host.root / "etc/patroni.yml"):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        for folder in (host.root / "etc", host.root / "var", host.root / "var/lib"):
+            folder.chmod(0o755)
+
+    # --- the programs, by the files of deploy/ha
+
+    def start_etcd(self, host: Host) -> None:
+        lines = (host.root / "etc/etcd.env").read_text().splitlines()
+        environ = dict(line.split("=", 1) for line in lines if line.startswith("ETCD_"))
+        host.start("etcd", "etcd", **environ)
+
+    def start_patroni(self, host: Host) -> None:
+        host.start("patroni", "patroni", host.root / "etc/patroni.yml", user="healer-db")
+
+    def start_broker(self, host: Host) -> None:
+        host.start("redis", "redis-server", host.root / "etc/redis.conf")
+
+    def start_haproxy(self, host: Host) -> None:
+        host.start("haproxy", "haproxy", "-db", "-f", host.root / "etc/haproxy.cfg")
+
+    def start_part(self, host: Host, part: str) -> None:
+        # As systemd does with `Restart=always`: detectors end with the database and are started again.
+        again = 'while :; do "$0" "$@"; sleep 1; done'
+        command = ["sh", "-c", again, ROOT / ".venv/bin/healer", part]
+        user = NOT_ROOT if part == "api" else ()
+        host.start(part, *user, *command, **self.environ(host, part))
+
+    def environ(self, host: Host, part: str) -> dict[str, str]:
+        login = "healer" if part == "owner" else f"healer_{part}"
+        lines = (host.root / "etc/healer.env").read_text().splitlines()
+        data = host.root / "healer" / part
+        data.mkdir(exist_ok=True)
+        audit = self.folder / "audit"
+        return dict(line.split("=", 1) for line in lines if line.startswith("HEALER_")) | {
+            "HEALER_DATABASE_URL": f"postgresql://{login}:{self.password(part)}@127.0.0.1:5000/healer",
+            "HEALER_DATA_DIR": str(data),
+            "HEALER_AUDIT_DIR": str(audit),
+            "HEALER_TOKEN_KEY_FILE": str(self.folder / "token-key"),
+            "HEALER_CLUSTER": CLUSTER,
+            "HEALER_MODE": "auto",
+            "HEALER_SLURM_ADAPTERS": "sim",
+            "HEALER_SIM_SOCKET": str(self.folder / "slurm.sock"),
+            "C_FORCE_ROOT": "1",
+            **{f"HEALER_GUARD_{name}": "1.0" for name in ("MAX_SHARE", "SHARE_PER_HOUR", "RACK_SHARE")},
+            "HEALER_GUARD_PARTITION_SHARE": "1.0",
+            "HEALER_GUARD_MAX_NODES": str(self._nodes),
+            "HEALER_GUARD_MIN_SERVICE_SHARE": "0",
+            "HEALER_BREAKER_SHARE": "1.0",
+        }  # fmt: skip
+
+    def healer(self, *words: str, part: str = "api") -> str:
+        """A command of healer's on a host that lives."""
+        host = next(host for host in self.hosts[:2] if "haproxy" in host.running)
+        command = ["ip", "netns", "exec", host.name, ROOT / ".venv/bin/healer", *words]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=clean_environ(**self.environ(host, part)),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    # --- the database
+
+    def primary(self) -> Host | None:
+        return self._with_role("primary")
+
+    def standby(self) -> Host | None:
+        return self._with_role("synchronous")
+
+    def _with_role(self, role: str) -> Host | None:
+        for host in self.hosts[:2]:
+            answer = host.get(8008, f"/{role}") if "patroni" in host.running else None
+            if answer is not None and answer.status_code == 200:
+                return host
+        return None
+
+    def connect(self, database: str = "healer") -> psycopg.Connection[Any]:
+        primary = wait_until(self.primary, 30, what="a primary")
+        assert primary is not None
+        return psycopg.connect(
+            host=str(primary.root / "var/lib/postgresql"), user="postgres", dbname=database, autocommit=True,
+            password=self.password("superuser"),
+        )  # fmt: skip
+
+    def _make_database(self) -> None:
+        primary = self.primary()
+        assert primary is not None
+        environ = {"PATH": f"{self.bin}:{os.environ['PATH']}", "SECRETS": str(self.secrets)}
+        environ |= {"PGHOST": primary.address, "PGUSER": "postgres", "PGPASSWORD": self.password("superuser")}
+        inside = ["ip", "netns", "exec", primary.name]
+        for command in (["createdb", "healer"], [ROOT / "deploy/compose/roles.sh"]):
+            subprocess.run(
+                [*inside, *command], check=True, capture_output=True, env=environ | {"POSTGRES_DB": "healer"}
+            )
+
+    # --- what people and nodes see
+
+    def ready_hosts(self) -> list[Host]:
+        answers = [
+            (host, host.get(443, "/readyz", "https")) for host in self.hosts[:2] if "api" in host.running
+        ]
+        return [host for host, answer in answers if answer is not None and answer.status_code == 200]
+
+    def is_ready(self) -> bool:
+        return bool(self.ready_hosts())
+
+    # --- blows: each returns what repairs it
+
+    def lose_database(self) -> Callable[[], None]:
+        """The host of the primary loses its database and its Patroni at once."""
+        primary = wait_until(self.primary, 30, what="a primary")
+        assert primary is not None
+        primary.kill("patroni")
+        return lambda: self.start_patroni(primary)
+
+    def crash_server(self) -> Callable[[], None]:
+        """The primary's server alone; Patroni lives."""
+        primary = wait_until(self.primary, 30, what="a primary")
+        assert primary is not None
+        primary.kill_server()
+        return lambda: None
+
+    def lose_host(self) -> Callable[[], None]:
+        """All that runs on the host of the primary."""
+        primary = wait_until(self.primary, 30, what="a primary")
+        assert primary is not None
+        names = [name for name in ("etcd", "patroni", "redis", "haproxy", *PARTS) if name in primary.running]
+        primary.kill()
+
+        def repair() -> None:
+            for name in names:
+                self.start_again(primary, name)
+
+        return repair
+
+    def cut_off_host(self) -> Callable[[], None]:
+        """The host of the primary reaches nobody, and works on."""
+        primary = wait_until(self.primary, 30, what="a primary")
+        assert primary is not None
+        _ip("link", "set", f"{primary.name}-a", "down")
+        return lambda: _ip("link", "set", f"{primary.name}-a", "up")
+
+    def lose(self, name: str, number: int) -> Callable[[], None]:
+        """One program of one host."""
+        host = self.hosts[number]
+        host.kill(name)
+        return lambda: self.start_again(host, name)
+
+    def start_again(self, host: Host, name: str) -> None:
+        start = {"etcd": self.start_etcd, "patroni": self.start_patroni, "redis": self.start_broker}
+        start["haproxy"] = self.start_haproxy
+        if name in start:
+            start[name](host)
+        else:
+            self.start_part(host, name)
+
+
+@contextmanager
+def running_site(nodes: int) -> Iterator[Site]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        stack.enter_context(networks())
+        site = Site(folder, nodes)
+        stack.callback(site.stop)
+        site.start()
+        yield site

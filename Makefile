@@ -70,7 +70,7 @@ packages: ## deb and rpm of server and node, in dist/ (docs/packages.md)
 	@tools/packages
 
 packages-test: ## runs, upgrades and removes them and the image in roots of distributions; root, half an hour or more
-	@tools/setup --dev
+	@tools/setup --dev --packages
 	@.venv/bin/pytest tests/packages $(PYTEST_ARGS)
 
 image: ## OCI image of the package for Debian 12, in dist/, without a daemon; root, mmdebstrap, umoci

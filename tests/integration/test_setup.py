@@ -125,3 +125,13 @@ def test_a_home_that_cannot_be_written_keeps_no_cache() -> None:
     asked = "spare_the_home; echo ${UV_NO_CACHE:-kept} ${PIP_NO_CACHE_DIR:-kept}"
     assert shell(asked, HOME="/proc/none").stdout == "1 1\n"
     assert shell(asked, HOME="/proc/none", XDG_CACHE_HOME="/tmp").stdout == "kept kept\n"
+
+
+def test_what_packages_are_tested_with_is_installed_or_named(tmp_path: Path) -> None:
+    (tmp_path / "mmdebstrap").symlink_to("/bin/true")
+    (tmp_path / "man").symlink_to("/bin/true")
+    stub = f"PATH={tmp_path}\nmay_install() {{ false; }}\nsetup_packages"
+    missing = "umoci skopeo crun rpm iproute2 openssl"
+    assert f"apt-get install {missing}\n" in shell(stub).stderr
+    stub = f"PATH={tmp_path}\nmay_install() {{ true; }}\nwithout_units() {{ echo $*; }}\nsetup_packages"
+    assert shell(stub).stdout == f"install_packages {missing}\n"

@@ -55,7 +55,11 @@ class _Stream:
         summary = self.summary
         routes = summary.routes
         routes[route] = routes.get(route, 0) + 1
-        self.summary = msgspec.structs.replace(summary, last=max(summary.last, at), lines=summary.lines + 1)
+        # Entries wait for the writer: the first may be older than the file.
+        first = min(summary.first, at) if summary.lines else at
+        self.summary = msgspec.structs.replace(
+            summary, first=first, last=max(summary.last, at), lines=summary.lines + 1
+        )
         self._lines.append(line)
         self._waiting += len(line) + 1
         if self.waits_since is None:

@@ -144,6 +144,17 @@ def test_a_file_that_a_dead_process_left_is_known_by_its_lines(tmp_path: Path) -
     assert (one.lines, one.first, one.last) == (2, START, START + timedelta(seconds=5))
 
 
+def test_a_recording_begins_with_its_first_entry_not_with_its_file(tmp_path: Path) -> None:
+    # A rehearsal looks from here on: an incident of the first entry must not be before it.
+    site = Site(tmp_path)
+    site.folder.begun()
+    for seconds in (2, 0):
+        site.folder.write(b"{}", START - timedelta(seconds=seconds), "clock")
+    site.folder.close()
+    (file,) = recordings(tmp_path).files
+    assert (file.first, file.last) == (START - timedelta(seconds=2), START)
+
+
 def test_a_span_begins_with_the_file_that_holds_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for hour in range(4):

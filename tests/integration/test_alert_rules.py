@@ -177,7 +177,7 @@ def test_an_alert_fires_by_what_it_is_for_and_not_otherwise(name: str, tmp_path:
     promtool("test", "rules", str(tmp_path / "tests.yml"))
 
 
-def test_a_pause_of_all_clusters_is_told_as_one(tmp_path: Path) -> None:
+def test_pause_of_all_clusters_is_one_alert(tmp_path: Path) -> None:
     case = Case(
         {'healer_pauses{cluster=""}': "1"}, {"up": "1"}, {}, "Every cluster has been paused for a day"
     )

@@ -50,7 +50,7 @@ def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: 
     assert reads.alerts("pod9", name(1), BEGUN) == []
 
 
-def test_a_node_that_tells_very_many_hides_no_others_at_the_start(
+def test_node_with_very_many_alerts_hides_no_others_at_startup(
     inbox: PostgresInbox, fresh_database: sa.Engine
 ) -> None:
     older = alert(BEGUN, node=2)

@@ -74,7 +74,7 @@ def chained(engine: sa.Engine) -> list[int]:
     "statement",
     ["UPDATE {} SET cluster = 'x'", "DELETE FROM {}", "DELETE FROM {} WHERE false", "TRUNCATE {}"],
 )
-def test_nobody_changes_a_row(fresh_database, sealer, table, statement):
+def test_audit_rows_cannot_be_changed(fresh_database, sealer, table, statement):
     fill(fresh_database, 3)
     sealer.seal_once()
     with pytest.raises(DBAPIError, match="never changed or removed"), fresh_database.begin() as conn:
@@ -184,7 +184,7 @@ def test_one_seals_and_the_next_takes_over(fresh_database, sealer):
     assert verify(fresh_database) == []
 
 
-def test_a_sealer_whose_connection_was_cut_starts_anew(fresh_database, sealer):
+def test_sealer_restarts_after_its_connection_was_cut(fresh_database, sealer):
     fill(fresh_database, 1)
     assert sealer.seal_once() == 1
     with fresh_database.begin() as conn:
@@ -201,7 +201,7 @@ def test_a_sealer_whose_connection_was_cut_starts_anew(fresh_database, sealer):
     assert report(PostgresChain(fresh_database)).heads == {"pod1": 2}
 
 
-def test_a_sealed_record_that_is_queued_again_stops_nobody(fresh_database, sealer):
+def test_requeued_sealed_record_blocks_nothing(fresh_database, sealer):
     fill(fresh_database, 2)
     sealer.seal_once()
     with fresh_database.begin() as conn:
@@ -412,7 +412,7 @@ def test_a_cut_end_is_seen_by_its_checkpoint(sealed, tmp_path: Path):
     assert "no longer in the database" in found[1]
 
 
-def test_a_chain_made_anew_does_not_fit_what_was_signed(sealed, tmp_path: Path):
+def test_recomputed_chain_does_not_match_the_signed_head(sealed, tmp_path: Path):
     with unguarded(sealed) as conn:
         conn.execute(sa.text("UPDATE audit_records SET actor = 'somebody' WHERE id = 2"))
         conn.execute(sa.delete(audit_chain))
@@ -435,7 +435,7 @@ def test_a_forged_checkpoint_is_named(sealed):
     assert "has a signature that does not fit" in what(sealed)[0]
 
 
-def test_an_export_stands_alone_and_shows_tampering(sealed):
+def test_export_verifies_offline_and_reveals_tampering(sealed):
     lines = list(export(PostgresChain(sealed)))
     assert verify_export(io.BytesIO(b"".join(lines))).heads == {"pod1": 8}
     assert verify_export(lines).broken == []

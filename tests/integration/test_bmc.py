@@ -72,7 +72,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     client.close()
 
 
-def test_a_node_is_on_and_tells_what_resets_it_takes(bench: Bench) -> None:
+def test_node_is_on_and_lists_its_reset_types(bench: Bench) -> None:
     power = bench.bmc.power(NODE)
     assert power.state == "On"
     assert {"PowerCycle", "ForceOff", "On"} <= set(power.kinds)
@@ -86,7 +86,7 @@ def test_a_power_cycle_is_off_and_then_on_again(bench: Bench) -> None:
     assert bench.kinds() == ["PowerCycle"]
 
 
-def test_forced_off_it_stays_off_until_it_is_told(bench: Bench) -> None:
+def test_node_forced_off_stays_off_until_switched_on(bench: Bench) -> None:
     bench.reset(ResetKind.force_off)
     bench.clock.advance(60)
     assert bench.bmc.power(NODE).state == "Off"
@@ -119,14 +119,14 @@ def test_a_reset_without_an_answer_may_have_come(bench: Bench) -> None:
     assert bench.kinds() == ["PowerCycle"]
 
 
-def test_a_wrong_account_is_told_and_is_no_missing_answer(bench: Bench) -> None:
+def test_wrong_account_is_reported_and_is_not_a_timeout(bench: Bench) -> None:
     bench.world.plant(NODE, "refuses")
     with pytest.raises(BmcError) as told:
         bench.bmc.power(NODE)
     assert not isinstance(told.value, BmcUnavailable) and NODE in str(told.value)
 
 
-def test_a_reset_that_fails_later_tells_why(bench: Bench) -> None:
+def test_late_reset_failure_reports_its_cause(bench: Bench) -> None:
     bench.world.plant(NODE, "task-fails")
     task = bench.reset(ResetKind.power_cycle)
     assert task is not None
@@ -154,7 +154,7 @@ def refused(client: Redfish, node: str = NODE) -> str:
     return str(told.value)
 
 
-def test_kinds_may_stand_in_an_action_info(bmcs: Bmcs, client: Redfish) -> None:
+def test_reset_types_may_be_listed_in_an_action_info(bmcs: Bmcs, client: Redfish) -> None:
     bmcs.plant(NODE, "info")
     assert "PowerCycle" in client.power(NODE).kinds
 
@@ -187,7 +187,7 @@ def test_an_account_that_is_refused_says_what_to_set(bmcs: Bmcs, client: Redfish
     assert "401: Wrong account. Log in." in told and "HEALER_BMC_USER" in told
 
 
-def test_one_that_speaks_no_redfish_is_told(bmcs: Bmcs, client: Redfish) -> None:
+def test_endpoint_without_redfish_is_reported(bmcs: Bmcs, client: Redfish) -> None:
     bmcs.plant(NODE, "no-redfish")
     assert "answered 404" in refused(client)
 
@@ -224,7 +224,7 @@ def test_a_reset_that_ends_in_trouble_may_have_come(bmcs: Bmcs, client: Redfish,
     assert told.value.sent and len([one for one in bmcs.asked if one[0] == "POST"]) == 1
 
 
-def test_a_kind_that_it_does_not_take_is_told_in_its_words(bmcs: Bmcs, client: Redfish) -> None:
+def test_unsupported_reset_type_is_reported_in_the_bmcs_words(bmcs: Bmcs, client: Redfish) -> None:
     target = client.power(NODE).target
     bmcs.plant(NODE, "no-cycle")
     with pytest.raises(BmcError, match=r"answered 400: ResetType cannot be PowerCycle\."):
@@ -239,7 +239,7 @@ def test_an_answer_without_an_end_is_left(bmcs: Bmcs) -> None:
     client.close()
 
 
-def test_nobody_there_means_that_surely_nothing_was_sent(bmcs: Bmcs) -> None:
+def test_unreachable_bmc_means_nothing_was_sent(bmcs: Bmcs) -> None:
     client = Redfish(bmcs.settings(url="https://127.0.0.1:1/{node}"))
     with pytest.raises(BmcUnavailable) as told:
         client.power(NODE)

@@ -101,7 +101,7 @@ def test_many_runs_go_with_a_few_messages_and_one_that_fails_keeps_no_other_back
     assert name_of(worker.process.pid) == "healer worker"
 
 
-def test_a_broker_that_is_away_is_told_and_does_not_hold_up_the_caller(redis: Redis) -> None:
+def test_unavailable_broker_is_reported_without_blocking_the_caller(redis: Redis) -> None:
     redis.stop()
     assert len(poke(redis.url, "run-1", "run-2")) == 2
 
@@ -142,7 +142,7 @@ def test_a_frozen_redis_holds_up_no_publisher_and_is_worked_with_again(redis: Re
     assert worker.stop() == 0
 
 
-def test_messages_that_nobody_takes_are_no_heap(broker_url: str) -> None:
+def test_messages_without_a_consumer_do_not_pile_up(broker_url: str) -> None:
     """The sweep sends one each second while a run is due; a day without workers leaves two minutes."""
     app = make_app(broker_url, "pod1")
     sent_at = datetime.now(UTC)

@@ -120,7 +120,7 @@ def test_it_goes_on_from_the_first_to_the_end(name: str, chats: Chats) -> None:
     ],
     ids=["500", "503", "429", "401", "404", "302", "reset", "silent"],
 )
-def test_a_failure_is_told_in_words_and_without_secrets(
+def test_failure_is_reported_in_words_without_secrets(
     name: str, chats: Chats, caplog: pytest.LogCaptureFixture, answer: Any, words: str, refused: bool,
     wait_s: float | None,
 ) -> None:  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_failure_is_told_in_words_and_without_secrets(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_and_long_words_are_cut_and_call_nobody(name: str, chats: Chats) -> None:
+def test_hostile_or_long_text_is_cut_and_mentions_no_one(name: str, chats: Chats) -> None:
     hostile = "<!channel> <@U1> @all <a href='x'>*_`[x](http://evil) 显卡掉了 " + "\u2028\x07" + "显" * 30_000
     channel(name, chats).send(notice(title=hostile[:5000], text=hostile), "")
     assert "<!channel>" not in json.dumps([one["blocks"][1:] for one in chats.slack.values()])
@@ -158,7 +158,7 @@ def test_slack_makes_no_links_and_mentions_of_a_log(chats: Chats) -> None:
     assert root["parse"] == "none"
 
 
-def test_a_title_calls_nobody_in_wecom(chats: Chats) -> None:
+def test_title_mentions_no_one_in_wecom(chats: Chats) -> None:
     WeComBot(chats.wecom, ("13800000000",)).send(notice(title="job <@all> failed"), "")
     call = chats.taken["wecom"][1]["text"]
     assert (call["content"], call["mentioned_mobile_list"]) == ("job ‹@all> failed", ["13800000000"])
@@ -224,7 +224,7 @@ def test_wecom_calls_those_on_duty_for_a_page_alone(chats: Chats) -> None:
     assert chats.taken["wecom"][1]["text"]["mentioned_mobile_list"] == ["13800000000"]
 
 
-def test_slack_keeps_one_message_for_an_incident_and_tells_news_in_its_thread(chats: Chats) -> None:
+def test_slack_keeps_one_message_per_incident_and_threads_updates(chats: Chats) -> None:
     slack = channel("slack", chats)
     ref = slack.send(notice(run="run-1", preview=("Plan: drain",)), "")
     assert slack.send(notice("1f2e3d4c:over", stage=Stage.resolved, title="gpu0017 is back"), ref) == ref
@@ -234,7 +234,7 @@ def test_slack_keeps_one_message_for_an_incident_and_tells_news_in_its_thread(ch
     assert news["thread_ts"] == ref.partition(":")[2]
 
 
-def test_slack_finds_a_message_of_which_nobody_knows_whether_it_was_taken(chats: Chats) -> None:
+def test_slack_finds_a_message_whose_delivery_is_unknown(chats: Chats) -> None:
     chats.answers.append("taken")
     with pytest.raises(DeliveryFailed, match="did not answer"):
         channel("slack", chats, timeout_s=0.3).send(notice(), "")
@@ -258,7 +258,7 @@ def test_slack_finds_news_in_the_thread_and_not_at_the_root_that_was_only_brough
     assert slack.find(news, ref) == ref
 
 
-def test_slack_posts_anew_where_people_deleted_the_root(chats: Chats) -> None:
+def test_slack_posts_a_new_root_where_people_deleted_it(chats: Chats) -> None:
     slack = channel("slack", chats)
     ref = slack.send(notice(), "")
     chats.slack.clear()

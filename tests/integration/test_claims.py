@@ -102,7 +102,7 @@ def test_only_a_running_run_is_claimed(bench: Bench, state: RunState) -> None:
     assert bench.ledger.due_runs(START) == []
 
 
-def test_a_run_that_nobody_knows_is_not_claimed(bench: Bench) -> None:
+def test_unknown_run_is_not_claimed(bench: Bench) -> None:
     assert not free(bench, "nobody")
 
 
@@ -446,7 +446,7 @@ def test_before_an_effect_a_lease_that_has_aged_is_renewed_or_lost(real: Postgre
             claim.fence()
 
 
-def test_while_its_session_lives_nobody_takes_a_run_over(real: PostgresBench) -> None:
+def test_run_is_not_taken_over_while_its_session_lives(real: PostgresBench) -> None:
     begin(real, run())
     with ExitStack() as stack:
         claim = claimed(stack, real)

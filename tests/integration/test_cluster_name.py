@@ -50,11 +50,11 @@ def test_a_part_on_another_clusters_slurm_ends_with_one_sentence(
     )
 
 
-def test_a_slurm_that_is_away_tells_nothing(scratch: Path) -> None:
+def test_unreachable_slurm_gives_no_cluster_name(scratch: Path) -> None:
     assert is_own_cluster(SimClient(scratch / "none.sock"), "pod1") is False
 
 
-def test_its_own_name_is_told_and_another_is_no_answer_to_go_on_with(other: SimServer) -> None:
+def test_own_cluster_name_is_reported_and_a_different_one_is_fatal(other: SimServer) -> None:
     client = SimClient(other.path)
     assert is_own_cluster(client, "pod2") is True
     with pytest.raises(SettingsError, match="pod2, not pod1"):

@@ -215,7 +215,7 @@ def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     assert keys == {f"healer:pod1:{one.id}"}
 
 
-def test_one_that_grows_worse_is_told_anew_in_the_same_message(site: Site) -> None:
+def test_escalated_incident_updates_the_same_message(site: Site) -> None:
     one = site.incident(severity=Severity.P2)
     site.round()
     assert (site.slack(), site.states(channel="ops")) == ([], ["digest"])
@@ -236,9 +236,7 @@ def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:
     assert len(site.slack()) == 1
 
 
-def test_what_came_before_a_channel_was_named_is_not_told_there(
-    fresh_database: sa.Engine, chats: Chats
-) -> None:
+def test_events_before_a_channel_existed_are_not_sent_there(fresh_database: sa.Engine, chats: Chats) -> None:
     site = Site(fresh_database, chats)
     one = site.incident()
     site.put(Message(id="old", cluster="pod1", title="t", text="x", severity=Severity.P0, page=True))
@@ -248,7 +246,7 @@ def test_what_came_before_a_channel_was_named_is_not_told_there(
     assert (site.slack(), site.paged(), site.states()) == ([], [], [])
 
 
-def test_what_is_over_before_anybody_was_told_is_told_to_nobody(site: Site) -> None:
+def test_incident_closed_before_its_first_message_is_never_sent(site: Site) -> None:
     site.chats.answers.extend([(500, {}, {})] * 3)
     one = site.incident()
     site.put(over(one, site.hand.now()))
@@ -260,7 +258,7 @@ def test_what_is_over_before_anybody_was_told_is_told_to_nobody(site: Site) -> N
     assert site.states() == ["over", "over"]
 
 
-def test_a_channel_that_is_named_no_longer_is_told_nothing(site: Site) -> None:
+def test_removed_channel_gets_no_messages(site: Site) -> None:
     site.chats.answers.extend([(500, {}, {})] * 2)
     site.incident()
     site.telling()
@@ -290,7 +288,7 @@ def test_a_group_bot_hears_of_the_beginning_and_of_the_end(fresh_database: sa.En
     assert "the tests passed" in last
 
 
-def test_dead_letters_are_counted_for_whoever_scrapes_healer(site: Site) -> None:
+def test_dead_letters_are_exposed_as_a_metric(site: Site) -> None:
     site.told = only(site.told, "ops")
     site.incident()
     site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
@@ -318,7 +316,7 @@ def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> No
     assert len(site.slack()) == 1  # its end stood there already
 
 
-def test_the_end_of_what_stood_in_a_digest_stands_in_the_next(site: Site) -> None:
+def test_end_of_an_incident_from_a_digest_is_in_the_next_digest(site: Site) -> None:
     one = site.incident(severity=Severity.P2)
     site.round()
     site.round(60 * MINUTE)
@@ -330,7 +328,7 @@ def test_the_end_of_what_stood_in_a_digest_stands_in_the_next(site: Site) -> Non
     assert "0 still open" in site.roots()[1]["text"]
 
 
-def test_an_alarm_that_comes_again_and_again_is_told_ever_more_seldom(site: Site) -> None:
+def test_repeating_alarm_is_sent_less_and_less_often(site: Site) -> None:
     told = []
     for minute in range(80):
         one = site.incident(minute + 1)
@@ -344,7 +342,7 @@ def test_an_alarm_that_comes_again_and_again_is_told_ever_more_seldom(site: Site
     assert told == [0, 5, 15, 35, 75]
 
 
-def test_of_those_that_wait_only_the_newest_is_told(site: Site) -> None:
+def test_of_queued_updates_only_the_newest_is_sent(site: Site) -> None:
     for number in (1, 2, 3):
         site.incident(number, node="gpu0001")
         site.round(10)
@@ -374,7 +372,7 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     assert outcomes == ["begun", "failed"] * 5
 
 
-def test_the_doctor_tells_of_each_channel(site: Site) -> None:
+def test_doctor_reports_each_channel(site: Site) -> None:
     ops, night, _ = site.told.channels
 
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
@@ -509,7 +507,7 @@ def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
     assert (len(site.slack()), site.states()) == (1, ["sent"])
 
 
-def test_two_schedulers_tell_each_channel_once(site: Site) -> None:
+def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
     for number in range(10):
         site.incident(number + 1, node=f"gpu{number:04}")
     others = [Telling(site.settings, site.db, "pod1", site.rules, site.hand) for _ in range(2)]

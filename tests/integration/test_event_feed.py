@@ -96,7 +96,7 @@ def test_each_record_is_an_event_by_the_rules_of_cloudevents(feed: Feed) -> None
     assert feed.deliver() == 0
 
 
-def test_the_signature_stands_over_what_is_sent(feed: Feed) -> None:
+def test_signature_covers_the_sent_bytes(feed: Feed) -> None:
     feed.record("node.drained", "node/gpu0017")
     feed.deliver()
     ((headers, body),) = feed.sink.asked
@@ -159,7 +159,7 @@ def test_a_sink_that_is_away_for_hours_misses_nothing(
     assert feed.deliver() == 1, "tries of before are not counted"
 
 
-def test_an_answer_in_a_packing_that_is_none_holds_nobody_up(feed: Feed) -> None:
+def test_unreadable_answer_encoding_blocks_no_delivery(feed: Feed) -> None:
     """The sink took it: 200. What it says beyond that cannot be read."""
     feed.record("node.drained", "node/gpu0001")
     feed.record("node.resumed", "node/gpu0001")
@@ -168,7 +168,7 @@ def test_an_answer_in_a_packing_that_is_none_holds_nobody_up(feed: Feed) -> None
     assert len(feed.sink.asked) == 2
 
 
-def test_what_is_older_than_a_day_and_deliveries_of_our_own_are_not_told(feed: Feed) -> None:
+def test_events_older_than_a_day_and_own_deliveries_are_not_sent(feed: Feed) -> None:
     feed.record("node.drained", "node/gpu0001", at=START - timedelta(hours=25))
     feed.record("message.sent", "message/1")
     feed.record("node.resumed", "node/gpu0001")

@@ -30,7 +30,7 @@ def report(book: PostgresColumns, node: str, ago_s: float, told: Told) -> Report
     return Report(CLUSTER, node, at, at, np.array(ids, np.int32), np.array(list(told.values())))
 
 
-def test_each_gpu_tells_its_newest_value_and_silence_is_unknown(fresh_database: sa.Engine) -> None:
+def test_each_gpu_shows_its_newest_value_and_silence_is_unknown(fresh_database: sa.Engine) -> None:
     book, samples = PostgresColumns(fresh_database), PostgresSamples(fresh_database, CLUSTER)
     samples.put(
         [
@@ -80,7 +80,7 @@ def test_what_says_the_same_is_the_same_object_and_looked_up_once_in_a_while() -
     assert always.get("pod1", lambda: look(1 / 0)) == {}
 
 
-def test_nobody_waits_for_what_takes_long() -> None:
+def test_slow_measures_block_no_reader() -> None:
     hold, kept = threading.Event(), Kept[float](0, wait_s=0)
 
     def slow() -> Mapping[str, float]:

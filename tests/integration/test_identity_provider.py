@@ -165,7 +165,7 @@ def test_names_that_could_be_taken_for_others_are_passed_over(site: Site) -> Non
     assert site.sign_in().arrival.names[0] == "42"
 
 
-def test_with_the_provider_away_nobody_new_comes_in(site: Site) -> None:
+def test_new_logins_fail_while_the_provider_is_down(site: Site) -> None:
     site.at.status = 503
     with pytest.raises(ProviderAway, match="answers 503"):
         site.client.begin("/")

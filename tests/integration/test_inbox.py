@@ -51,7 +51,7 @@ def test_what_was_stored_comes_back_whole_and_in_order(fresh_database: sa.Engine
     assert all(one.inbox_id for one in found)
 
 
-def test_a_nul_costs_nobody_anything(fresh_database: sa.Engine) -> None:
+def test_nul_byte_affects_no_other_record(fresh_database: sa.Engine) -> None:
     inbox = PostgresInbox(fresh_database, CLUSTER)
     odd = msgspec.structs.replace(seen(1), line="a\x00b", data={"uuid": "\x00"})
     assert inbox.add([odd, seen(2)]) == 2

@@ -109,7 +109,7 @@ def test_what_the_database_refuses_fails_alone(fresh_database: sa.Engine, pool: 
     assert lane.session == 1, "a refusal costs no session"
 
 
-def test_what_nobody_waits_for_is_done_and_holds_nobody_up(
+def test_background_work_is_done_and_blocks_no_request(
     fresh_database: sa.Engine, pool: ThreadPoolExecutor
 ) -> None:
     work = Slow()

@@ -185,7 +185,7 @@ def test_a_verdict_of_a_walk_that_failed_is_none(bench: Bench) -> None:
     assert bench.verdicts(incident().id) == []
 
 
-def test_what_a_node_told_of_itself_last_is_kept(bench: Bench) -> None:
+def test_latest_self_report_of_a_node_is_kept(bench: Bench) -> None:
     old = Inventory(node="gpu0001", at=START, facts={"driver": "570.86", "bios": "1.4"})
     new = msgspec.structs.replace(
         old, at=START + timedelta(hours=1), facts={"driver": "580.65", "bios": "1.4"}
@@ -271,7 +271,7 @@ def test_no_run_becomes_the_second_running_one_either(bench: Bench) -> None:
         tx.set_run_state("r2", RunState.running, why="may go", at=START)
 
 
-def test_waiting_shadow_and_nodeless_runs_stand_in_nobodys_way(bench: Bench) -> None:
+def test_waiting_shadow_and_nodeless_runs_block_no_other(bench: Bench) -> None:
     begin(
         bench,
         run("r1", state=RunState.waiting),
@@ -386,7 +386,7 @@ def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(ben
     assert (facts(bench).slots, facts(bench).granted) == ((), ())
 
 
-def test_releasing_a_slot_that_nobody_holds_is_nothing(bench: Bench) -> None:
+def test_releasing_a_free_slot_is_a_no_op(bench: Bench) -> None:
     with bench.ledger.transaction() as tx:
         tx.release_slot(node(), at=START, why="it returned")
     assert facts(bench).slots == ()
@@ -400,7 +400,7 @@ def test_a_slot_by_law_two_uses_up_no_hourly_slot(bench: Bench) -> None:
     assert known.granted == ()
 
 
-def test_a_drain_that_was_read_back_stands_on_the_slot_with_its_remedy(bench: Bench) -> None:
+def test_confirmed_drain_is_stored_on_the_slot_with_its_remedy(bench: Bench) -> None:
     begin(bench, run())
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())
@@ -531,7 +531,7 @@ def test_a_restart_that_came_to_nothing_counts_no_more_and_another_run_may_have_
     assert [(one.job, one.restarts) for one in facts(bench).requeues] == [("4711", 0)]
 
 
-def test_a_life_of_a_job_is_requeued_once_whoever_asks(bench: Bench) -> None:
+def test_job_life_is_requeued_once_regardless_of_requester(bench: Bench) -> None:
     begin(bench, run("r1", 1), run("r2", 2))
     with ExitStack() as stack:
         first, second = claimed(stack, bench, "r1"), claimed(stack, bench, "r2")

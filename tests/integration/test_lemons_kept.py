@@ -28,7 +28,7 @@ def put(conn: sa.Connection, number: int, days: float, **fields: Any) -> str:
     return one.id
 
 
-def test_a_nodes_past_is_what_its_incidents_and_tickets_tell(fresh_database: sa.Engine) -> None:
+def test_node_history_comes_from_its_incidents_and_tickets(fresh_database: sa.Engine) -> None:
     with fresh_database.begin() as conn:
         filed = put(conn, 1, 3)
         put(conn, 2, 50)

@@ -128,7 +128,7 @@ def site(bench: RealBench) -> Iterator[Workplace]:
 
 
 @EACH
-def test_a_node_that_passes_its_tests_is_back_and_nobody_met_it_before(site: Workplace) -> None:
+def test_node_that_passes_its_tests_returns_without_an_earlier_visit(site: Workplace) -> None:
     node = site.bench.free()[0]
     run = site.ask("validate", node)
     site.until(lambda: "reserve" in site.done(run), "the node accepts only tests")
@@ -299,7 +299,7 @@ def test_a_power_cycle_by_redfish_is_proven_by_the_boot_and_the_node_returns_tes
 
 
 @FIRST
-def test_pitfall_02_words_that_ours_replaced_in_the_same_instant_stand_again(bench: RealBench) -> None:
+def test_pitfall_02_reason_overwritten_in_a_race_is_restored(bench: RealBench) -> None:
     class Racing:
         """Ann drains between healer's look and its drain, and a poll falls into that instant."""
 

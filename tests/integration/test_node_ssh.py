@@ -44,7 +44,7 @@ def refusal(call: object, kind: type[NodeError] = NodeError) -> NodeError:
 # --- the way there
 
 
-def test_a_node_tells_who_it_is(site: SshSite) -> None:
+def test_node_identifies_itself(site: SshSite) -> None:
     site.node("gpu0001")
     told = site.exec().identify("gpu0001")
     assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -63,7 +63,7 @@ def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
     assert node.programs.asked("systemctl") == []
 
 
-def test_a_host_key_that_nobody_knows_is_never_learnt(site: SshSite) -> None:
+def test_unknown_host_key_is_never_learned(site: SshSite) -> None:
     site.node("gpu0001")
     site.known_hosts.write_text("")
     told = refusal(lambda: site.exec().fabric_state("gpu0001"))
@@ -80,14 +80,14 @@ def test_another_nodes_host_key_does_not_do(site: SshSite) -> None:
     assert one.programs.asked("systemctl") + two.programs.asked("systemctl") == []
 
 
-def test_a_wrong_key_is_told(site: SshSite) -> None:
+def test_wrong_key_is_reported(site: SshSite) -> None:
     site.node("gpu0001")
     other = keygen(site.folder / "other")
     told = refusal(lambda: site.exec(key_file=other).fabric_state("gpu0001"))
     assert "rejects healer's key" in str(told)
 
 
-def test_a_key_that_cannot_be_read_is_told(site: SshSite) -> None:
+def test_unreadable_key_is_reported(site: SshSite) -> None:
     site.node("gpu0001")
     missing = site.exec(key_file=site.folder / "nothing")
     told = refusal(lambda: missing.fabric_state("gpu0001"))
@@ -97,7 +97,7 @@ def test_a_key_that_cannot_be_read_is_told(site: SshSite) -> None:
     assert "readable by healer's user alone" in str(told)
 
 
-def test_a_key_with_a_passphrase_asks_nobody(site: SshSite) -> None:
+def test_key_with_a_passphrase_prompts_no_one(site: SshSite) -> None:
     site.node("gpu0001")
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", str(site.key)], check=True)
     refusal(lambda: site.exec().fabric_state("gpu0001"))
@@ -111,14 +111,14 @@ def test_a_node_that_cannot_be_reached_was_surely_not_asked(site: SshSite, why: 
     assert "gpu0001 is unreachable by SSH" in str(told)
 
 
-def test_a_node_without_healer_node_is_told(site: SshSite) -> None:
+def test_node_without_healer_node_is_reported(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.forced = "/nowhere/healer-node"
     node.authorize(site.key)
     assert "healer-node is missing on gpu0001" in str(refusal(lambda: site.exec().fabric_state("gpu0001")))
 
 
-def test_a_node_that_does_not_force_the_command_is_told(site: SshSite) -> None:
+def test_node_without_a_forced_command_is_reported(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.forced = "/bin/echo hello"
     node.authorize(site.key)
@@ -278,7 +278,7 @@ class Silent:
         site.address(name, self.socket.getsockname()[1])
 
 
-def test_nodes_that_hang_block_nobody(site: SshSite) -> None:
+def test_hanging_nodes_block_no_others(site: SshSite) -> None:
     site.node("gpu0001")
     names = [f"gpu01{number:02}" for number in range(3 * AT_ONCE)]
     hanging = [Silent(site, name) for name in names]
@@ -414,6 +414,6 @@ def test_the_level_of_the_tests_is_the_sites(site: SshSite, tmp_path: Path) -> N
         ("DIAGNOSE_LEVEL", "5"),
     ],
 )
-def test_a_wrong_setting_is_told(setting: str, value: str) -> None:
+def test_wrong_setting_is_reported(setting: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"HEALER_SSH_{setting} must be"):
         load_executor({f"HEALER_SSH_{setting}": value})

@@ -126,7 +126,7 @@ def test_a_restart_brings_a_dead_fabric_manager_back(bench: Bench) -> None:
     assert bench.world.faults(NODE) == []
 
 
-def test_memory_is_told_and_a_reset_remaps_what_waits(bench: Bench) -> None:
+def test_memory_is_reported_and_a_reset_applies_pending_remaps(bench: Bench) -> None:
     well = bench.nodes.memory_state(NODE)
     assert (well.gpus, well.faults) == (2, ())
     bench.world.plant(NODE, "remap-pending")
@@ -138,7 +138,7 @@ def test_memory_is_told_and_a_reset_remaps_what_waits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("fault", "left"), [("remap-failed", 2), ("gpu-missing", 1)])
-def test_what_no_reset_mends_is_still_told(bench: Bench, fault: str, left: int) -> None:
+def test_damage_that_a_reset_cannot_fix_is_still_reported(bench: Bench, fault: str, left: int) -> None:
     bench.world.plant(NODE, fault)
     told = bench.nodes.memory_state(NODE)
     assert told.gpus == left
@@ -159,7 +159,7 @@ def test_the_restart_of_another_service_leaves_the_fabric_manager_dead(bench: Be
     assert not bench.nodes.service_active(NODE, FABRIC_MANAGER)
 
 
-def test_tests_run_for_a_while_and_then_tell(bench: Bench) -> None:
+def test_tests_run_for_a_while_and_then_report(bench: Bench) -> None:
     bench.nodes.start_diagnosis(NODE, "r1:validate")
     assert bench.nodes.diagnosis(NODE, "r1:validate") is None
     bench.clock.advance(TAKES_S)
@@ -176,7 +176,7 @@ def test_tests_find_a_fault_of_the_hardware_and_name_it(bench: Bench) -> None:
     assert told.failed == ("slow-gpu-3",)
 
 
-def test_the_same_key_again_starts_nothing_anew(bench: Bench) -> None:
+def test_repeated_key_starts_no_second_request(bench: Bench) -> None:
     bench.nodes.start_diagnosis(NODE, "r1:validate")
     bench.clock.advance(TAKES_S - 1)
     bench.nodes.start_diagnosis(NODE, "r1:validate")
@@ -190,7 +190,7 @@ def test_a_key_that_was_never_started_is_an_error_and_no_result(bench: Bench) ->
         bench.nodes.diagnosis(NODE, "r2:validate")
 
 
-def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: Bench) -> None:
+def test_unresponsive_node_is_distinguished_from_a_refusing_one(bench: Bench) -> None:
     bench.world.plant(NODE, "unreachable")
     for call in (
         lambda: bench.nodes.restart_service(NODE, FABRIC_MANAGER),
@@ -206,7 +206,7 @@ def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: 
             call()
 
 
-def test_nobody_serves_the_socket(tmp_path: Path) -> None:
+def test_socket_without_a_server_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NodeUnavailable, match="did not answer"):
         NodesClient(tmp_path / "nothing.sock").fabric_state(NODE)
 
@@ -248,9 +248,7 @@ def test_a_second_look_finds_the_record_in_the_nodes_own_log(bench: Bench) -> No
 
 
 @pytest.mark.parametrize(("fault", "gpu"), [(None, GpuSeen.answers), ("gpu-missing", GpuSeen.lost)])
-def test_a_second_look_without_a_record_tells_of_the_gpu(
-    bench: Bench, fault: str | None, gpu: GpuSeen
-) -> None:
+def test_second_look_without_a_record_reports_the_gpu(bench: Bench, fault: str | None, gpu: GpuSeen) -> None:
     logs(bench, "usb 1-1: new device")
     if fault is not None:
         bench.world.plant(NODE, fault)
@@ -284,7 +282,7 @@ def hangs(bench: Bench) -> None:
     os.chown(programs.world / "rank_12", USER, -1)
 
 
-def test_where_a_job_stands_and_what_its_recorder_has_left(bench: Bench) -> None:
+def test_job_stack_location_and_recorder_dumps_are_returned(bench: Bench) -> None:
     hangs(bench)
     told = bench.nodes.job_stacks(NODE, "4711")
     assert (told.processes, told.text) == (1, "")
@@ -327,7 +325,7 @@ def test_a_reset_that_does_not_work_says_so(bench: Bench) -> None:
     assert bench.world.faults(NODE) == ["gpu-hung", "reset-fails"]
 
 
-def test_a_reset_that_nobody_asked_for_is_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+def test_unrequested_reset_is_an_error_and_so_is_an_unreachable_node(bench: Bench) -> None:
     with pytest.raises(NodeError, match="has no request r9"):
         bench.nodes.reset(NODE, "r9")
     bench.world.plant(NODE, "unreachable")
@@ -353,7 +351,7 @@ def test_logs_are_collected_once_and_read_piece_by_piece(bench: Bench) -> None:
     assert bench.world.collections(NODE) == ["r1:collect:0"]
 
 
-def test_logs_that_nobody_asked_for_are_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+def test_unrequested_logs_are_an_error_and_so_is_an_unreachable_node(bench: Bench) -> None:
     with pytest.raises(NodeError, match="has no request r9"):
         bench.nodes.collection(NODE, "r9")
     bench.world.plant(NODE, "unreachable")

@@ -409,7 +409,7 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-def test_the_stand_in_refuses_what_the_real_one_refuses(slurm: Stalling, socket: Path) -> None:
+def test_fake_pyslurm_refuses_what_the_real_one_refuses(slurm: Stalling, socket: Path) -> None:
     program = (
         "import json, sys, pyslurm\n"
         "found = []\n"

@@ -90,7 +90,7 @@ def checkpoint(number: int, at: datetime, *, durable: bool = True, restart: int 
     )
 
 
-def test_a_rule_tells_when_it_fired_and_in_which_mode(fresh_database: sa.Engine) -> None:
+def test_rule_shows_when_it_fired_and_in_which_mode(fresh_database: sa.Engine) -> None:
     old = incident(60 * 24 * 30, state=IncidentState.resolved, review=Review.false_alarm)
     now_open = incident(5)
     with fresh_database.begin() as conn:
@@ -123,7 +123,7 @@ def test_a_quiet_cluster_has_no_record(fresh_database: sa.Engine) -> None:
     assert queries_of(fresh_database).rules.records(CLUSTER) == {}
 
 
-def test_a_job_tells_what_hit_it_and_what_it_can_go_back_to(fresh_database: sa.Engine) -> None:
+def test_job_shows_what_hit_it_and_its_checkpoints(fresh_database: sa.Engine) -> None:
     PostgresSnapshots(fresh_database).put(snapshot())
     PostgresInbox(fresh_database, CLUSTER).add(
         [
@@ -150,7 +150,7 @@ def test_a_job_tells_what_hit_it_and_what_it_can_go_back_to(fresh_database: sa.E
     assert known_of(fresh_database, "pod2", "4711").empty
 
 
-def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine) -> None:
+def test_job_shows_in_sentences_what_was_done_to_it(fresh_database: sa.Engine) -> None:
     one = incident(1)
     with fresh_database.begin() as conn:
         save_incident(conn, one)
@@ -320,7 +320,7 @@ def write_again(engine: sa.Engine, one: Incident) -> None:
         conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(values))
 
 
-def test_open_incidents_are_read_anew_only_where_they_were_written(fresh_database: sa.Engine) -> None:
+def test_open_incidents_are_reread_only_where_they_changed(fresh_database: sa.Engine) -> None:
     PostgresSnapshots(fresh_database).put(snapshot())
     old, new = incident(9), incident(5)
     with fresh_database.begin() as conn:
@@ -401,7 +401,7 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
     assert (book.rules.default_mode, book.cases) == (Mode.suggest, {"gpu-lost": 3})
 
 
-def test_what_the_database_tells_of_healer_itself(fresh_database: sa.Engine) -> None:
+def test_database_reports_on_healer_itself(fresh_database: sa.Engine) -> None:
     Beat(fresh_database, CLUSTER, "scheduler")()
     with fresh_database.begin() as conn:
         for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
@@ -501,7 +501,7 @@ def test_charts_count_what_the_period_counts(fresh_database: sa.Engine) -> None:
     assert elsewhere == ChartFigures()
 
 
-def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database: sa.Engine) -> None:
+def test_shift_summary_lists_what_ended_and_what_people_did(fresh_database: sa.Engine) -> None:
     since = NOW - timedelta(hours=12)
     early, late = came_back(3000, "gpu0001"), came_back(60, "gpu0002")
     with fresh_database.begin() as conn:

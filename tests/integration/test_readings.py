@@ -36,7 +36,7 @@ def test_counters_of_a_node_and_of_a_device_since_a_moment(fresh_database: sa.En
     assert readings.counters("gpu0009", since) == {}
 
 
-def test_a_database_that_is_away_is_told_as_such() -> None:
+def test_unavailable_database_is_reported_as_such() -> None:
     engine = sa.create_engine("postgresql+psycopg://healer@127.0.0.1:1/nothing")
     readings = PostgresReadings(PostgresSignalReads(engine, PostgresColumns(engine)), "pod1")
     with pytest.raises(LedgerAway, match="does not answer"):

@@ -77,7 +77,7 @@ def test_an_incident_fires_until_its_end(url: str) -> None:
     wait_until(lambda: "HealerIncident" not in active(url), 30, what="the alert is over")
 
 
-def test_the_dead_mans_switch_ends_when_nobody_holds_it(url: str) -> None:
+def test_dead_mans_switch_fires_when_it_is_not_renewed(url: str) -> None:
     manager = Alertmanager(url)
     manager.alive(("pod1",), timedelta(seconds=60))
     wait_until(lambda: "HealerAlive" in active(url), 30, what="the switch is held")

@@ -63,7 +63,7 @@ def test_a_part_may_do_what_the_table_says_and_no_more(owner: sa.Connection, par
     assert ("tokens", "digest") not in readable
 
 
-def test_every_table_there_is_stands_in_it(owner: sa.Connection) -> None:
+def test_every_existing_table_is_listed(owner: sa.Connection) -> None:
     rows = owner.execute(
         sa.text(
             "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace "

@@ -212,7 +212,7 @@ def test_a_persons_drain_takes_over_a_run_that_has_only_waited(desk: Desk) -> No
     assert desk.state(waiting.id) is RunState.done
 
 
-def test_a_run_that_only_looks_stands_beside_the_one_that_works(desk: Desk) -> None:
+def test_read_only_run_is_allowed_beside_a_working_one(desk: Desk) -> None:
     """Nor does it keep one off: a drain that is asked for meanwhile begins at once."""
     beside = desk.people.start(desk.ask("collect-evidence"))
     assert (beside.state, beside.alongside, facts(desk).running) == (RunState.running, True, {})

@@ -77,7 +77,7 @@ def test_it_goes_on_when_a_person_approves(desk: Desk) -> None:
     assert desk.audited().count("run.approved") == 1
 
 
-def test_it_goes_back_to_a_step_and_does_it_anew(desk: Desk) -> None:
+def test_run_goes_back_to_a_step_and_repeats_it(desk: Desk) -> None:
     desk.people.start(burn_in(lasts="30s"))
     assert desk.work("r1", 50) is RunState.waiting
     with pytest.raises(Invalid, match="burn-in has no step bake; it has drain, empty, burn, leave, resume"):

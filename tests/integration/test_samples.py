@@ -327,7 +327,7 @@ def test_unknown_series_add_up_and_are_bounded(fresh_database: sa.Engine) -> Non
     assert len(book.series(None, 100)) == 5
 
 
-def test_names_that_nobody_sends_are_forgotten(fresh_database: sa.Engine, store: PostgresSamples) -> None:
+def test_names_without_a_sender_are_forgotten(fresh_database: sa.Engine, store: PostgresSamples) -> None:
     book = PostgresUnknownSeries(fresh_database)
     now = datetime.now(UTC)
     book.add([unknown("old", at=now - timedelta(days=8)), unknown("young", at=now - timedelta(days=6))])
@@ -374,7 +374,7 @@ def test_the_newest_durable_checkpoint_is_of_the_latest_life(fresh_database: sa.
 
 
 @pytest.mark.crash
-def test_steps_survive_the_servers_death_and_a_reader_begins_anew(scratch: Path) -> None:
+def test_steps_survive_the_servers_death_and_a_reader_starts_over(scratch: Path) -> None:
     server = Postgres(scratch / "data")
     server.start()
     engine = sa.create_engine(server.url)

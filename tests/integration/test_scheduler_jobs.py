@@ -208,7 +208,7 @@ def test_pitfall_14_dependencies_outlive_a_requeue(bench: Bench) -> None:
         assert job_of(bench, job).dependency
 
 
-def test_pitfall_15_our_hold_is_told_from_the_owners(bench: Bench) -> None:
+def test_pitfall_15_our_hold_is_distinguished_from_the_owners(bench: Bench) -> None:
     node = bench.free()[0]
     owners, ours = bench.submit(node, held=True), running(bench, node)
     requeued(bench, ours)
@@ -271,7 +271,7 @@ def test_trap_signal_a_pending_job_can_be_neither_signalled_nor_notified(bench: 
     assert job_of(bench, job).held_by == "user"
 
 
-def test_a_notice_reaches_the_job_and_a_remark_stands_in_it(bench: Bench) -> None:
+def test_notice_reaches_the_job_and_the_admin_comment_is_stored(bench: Bench) -> None:
     job = running(bench, *bench.free())
     text = "healer: GPU 3 of gpu0001 is lost, requeued from step 1200 (inc 1a2b3c4d), a=b"
     bench.wait_for_program(job)

@@ -171,7 +171,7 @@ def test_undrain_leaves_down_as_it_is_and_resume_ends_it(bench: Bench) -> None:
     wait_for_node(bench, name, "IDLE")
 
 
-def test_a_drain_lets_the_job_run_and_draining_is_told_from_drained(bench: Bench) -> None:
+def test_drain_lets_the_job_run_and_draining_differs_from_drained(bench: Bench) -> None:
     name = bench.free()[0]
     job = running(bench, name)
     bench.scheduler.drain(name, OURS)

@@ -151,7 +151,7 @@ def test_a_job_on_two_nodes_holds_the_gpus_of_both(bench: Bench) -> None:
     assert bench.scheduler.snapshot().jobs[job] == found
 
 
-def test_a_pending_job_tells_why_and_what_it_avoids(bench: Bench) -> None:
+def test_pending_job_shows_its_reason_and_excluded_nodes(bench: Bench) -> None:
     node, other, third = bench.free(3)
     bench.person_drain(node, "alice: PSU")
     job = bench.submit(node, excluded=sorted([other, third]))
@@ -161,7 +161,7 @@ def test_a_pending_job_tells_why_and_what_it_avoids(bench: Bench) -> None:
     wait_until(lambda: job_of(bench, job).reason not in {"", "None"}, 10, what="a reason to wait")
 
 
-def test_a_job_that_ended_tells_when_and_how(bench: Bench) -> None:
+def test_finished_job_shows_its_end_time_and_state(bench: Bench) -> None:
     node = bench.free()[0]
     good, bad = running(bench, node), running(bench, node)
     bench.finish(good)

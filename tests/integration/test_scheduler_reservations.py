@@ -25,7 +25,7 @@ def read(bench: Bench, name: str = NAME) -> Reservation | None:
     return bench.scheduler.snapshot().reservations.get(name)
 
 
-def test_pitfall_18_a_maintenance_reservation_starts_over_jobs_and_stands_in_the_list_at_once(
+def test_pitfall_18_maintenance_reservation_starts_over_jobs_and_is_listed_at_once(
     bench: Bench,
 ) -> None:
     node = bench.free()[0]

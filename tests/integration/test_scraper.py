@@ -59,7 +59,7 @@ def test_what_an_exporter_prints_is_stored_like_what_is_sent(
         ("/garbage", "not UTF-8", LossReason.bad_body),
     ],
 )
-def test_a_bad_target_is_told_and_harms_no_other(
+def test_bad_target_is_reported_and_harms_no_other(
     fresh_database: sa.Engine, server: Server, path: str, text: str, reason: LossReason | None
 ) -> None:
     good, bad = job(server.at), job(server.at, name="bad", path=path)
@@ -78,9 +78,7 @@ def test_a_bad_target_is_told_and_harms_no_other(
     assert server.sent < 64 * 2**20
 
 
-def test_a_target_at_which_nobody_listens_is_unknown_and_comes_back(
-    fresh_database: sa.Engine, server: Server
-) -> None:
+def test_target_without_a_listener_is_unknown_and_recovers(fresh_database: sa.Engine, server: Server) -> None:
     with Pulled(fresh_database, rules(job(closed_port()))) as pulled:
         told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
         assert "cannot be reached" in told.error
@@ -172,9 +170,7 @@ def test_parts_that_make_one_number_are_kept_when_they_come_in_one_scrape(
         assert list(found.values()) == [7.0]
 
 
-def test_the_labels_of_a_group_stand_above_those_of_the_job(
-    fresh_database: sa.Engine, server: Server
-) -> None:
+def test_group_labels_override_job_labels(fresh_database: sa.Engine, server: Server) -> None:
     grouped = job(groups=[{"targets": [server.at], "labels": {"node": "gpu0002"}}])
     with Pulled(fresh_database, rules(grouped), nodes=("gpu0001", "gpu0002")) as pulled:
         wait_until(lambda: pulled.values("gpu0002"), WAIT_S)

@@ -24,7 +24,7 @@ def sent(
     )
 
 
-def test_what_is_told_again_is_added(fresh_database: sa.Engine) -> None:
+def test_repeated_lines_are_appended(fresh_database: sa.Engine) -> None:
     book = PostgresSenders(fresh_database)
     book.add([])
     book.add([sent("b"), sent("a", node="gpu0001"), sent("a", "kernel-log"), sent("c", cluster="pod2")])

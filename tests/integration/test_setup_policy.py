@@ -48,7 +48,7 @@ def test_what_a_killed_run_left_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["true", "false"])
-def test_a_sites_own_policy_stays_and_the_commands_end_is_told(tmp_path: Path, command: str) -> None:
+def test_site_policy_is_kept_and_the_exit_of_the_command_is_reported(tmp_path: Path, command: str) -> None:
     policy = tmp_path / "policy-rc.d"
     assert subprocess.run(script(policy, command), check=False).returncode == (command == "false")
     assert not policy.exists()

@@ -148,7 +148,7 @@ def test_every_other_answer_is_a_failure_with_the_sinks_wish(sink, hand, answer,
     assert (str(failed.value), failed.value.retry_after_s) == (text, retry_after_s)
 
 
-def test_neither_address_nor_secret_is_told(sink, caplog):
+def test_address_and_secret_are_never_shown(sink, caplog):
     caplog.set_level(logging.DEBUG)
     sink.answers.extend([(500, {}, b""), (204, {}, b"")])
     notifier = WebhookNotifier(SignedWebhook(sink.url, SECRET))
@@ -185,7 +185,7 @@ def test_a_message_is_queued_once_and_sent_once(fresh_database, sink, hand):
     assert verbs(fresh_database) == ["message.sent", "ticket.opened"]
 
 
-def test_without_a_sink_everything_stands_in_our_own_list(fresh_database, hand):
+def test_without_a_sink_everything_goes_to_our_own_list(fresh_database, hand):
     put(fresh_database, page(), has_sink=False)
     put(fresh_database, ticket())
     assert send(fresh_database, None, None, hand) == 0

@@ -100,7 +100,7 @@ def test_it_runs_once_with_its_words_and_its_end_is_read_back(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("code", [1, 3])
-def test_its_exit_status_is_told(bench: Bench, code: int) -> None:
+def test_exit_status_is_reported(bench: Bench, code: int) -> None:
     bench.commands.start(KEY, (bench.program(code),), 30)
     assert (bench.ended().code, bench.commands.look(KEY).state) == (code, "ended")
 
@@ -162,7 +162,7 @@ def test_a_flood_of_output_is_cut_to_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "records" / f"{KEY}.json").stat().st_size < 2 * runner.OUTPUT_BYTES
 
 
-def test_what_it_leaves_behind_holds_nobody_up(tmp_path: Path) -> None:
+def test_leftover_child_processes_block_nothing(tmp_path: Path) -> None:
     bench = Real(tmp_path)
     path = tmp_path / "leaves"
     path.write_text("#!/bin/sh\nsleep 1000 &\nexit 1\n")
@@ -171,7 +171,9 @@ def test_what_it_leaves_behind_holds_nobody_up(tmp_path: Path) -> None:
     assert bench.ended().code == 1
 
 
-def test_healers_own_secrets_are_not_told_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healer_secrets_are_not_passed_to_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEALER_DATABASE_URL", "postgresql://healer:s3cr3t@db")
     bench = Real(tmp_path)
     path = tmp_path / "env"

@@ -38,7 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableSlurm]:
         yield cluster
 
 
-def test_switches_are_told_leaf_first(small: RealSlurm) -> None:
+def test_switches_are_listed_leaf_first(small: RealSlurm) -> None:
     assert hands(small).topology() == {"gpu0001": ("leaf1", "spine"), "gpu0002": ("leaf2", "spine")}
 
 
@@ -123,7 +123,7 @@ def test_a_reason_of_several_lines_by_a_person_is_read_whole(real_bench: RealBen
         assert (node.reason_user, node.state) == ("root", ("IDLE", "DRAIN"))
 
 
-def test_the_drain_stands_in_slurmctlds_log_with_milliseconds(real_bench: RealBench) -> None:
+def test_drain_is_in_the_slurmctld_log_with_milliseconds(real_bench: RealBench) -> None:
     name = real_bench.free()[0]
     real_bench.scheduler.drain(name, "healer:gpu-lost inc:0badcafe in the log")
     log = wait_until(

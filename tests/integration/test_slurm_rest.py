@@ -166,7 +166,7 @@ def test_pitfall_21_nothing_new_is_the_very_same_picture_and_any_change_another(
     assert scheduler.snapshot().reservations == {}
 
 
-def test_the_controller_tells_its_queues(scheduler: RestScheduler) -> None:
+def test_controller_reports_its_queues(scheduler: RestScheduler) -> None:
     found = scheduler.controller()
     assert (found.cluster, found.adapter, found.role, found.version) == ("pod1", "rest", "primary", "24.11.5")
     assert found.host and found.threads and found.agent_queue is not None and found.dbd_queue == 0
@@ -289,7 +289,7 @@ def test_rights_that_are_too_low_are_said_in_words(small: TrixieSlurm, tmp_path:
     small.run("scancel", job)
 
 
-def test_root_may_act_as_another_user_and_nobody_else_may(small: TrixieSlurm, tmp_path: Path) -> None:
+def test_only_root_may_act_as_another_user(small: TrixieSlurm, tmp_path: Path) -> None:
     roots = FileToken(write_token(tmp_path / "root", small.token()))
     with pytest.raises(SchedulerRefused):
         RestScheduler(small.rest_url, user=PLAIN_USER, token=roots).drain("gpu0001", OURS)

@@ -94,7 +94,7 @@ def test_a_token_of_scontrol_is_its_users(slurm: TrixieSlurm, proof: RestTokens)
         ({"iat": 1e300}, {}),
     ],
 )
-def test_what_slurm_does_not_take_proves_nobody(
+def test_token_rejected_by_slurm_authenticates_no_one(
     slurm: TrixieSlurm, proof: RestTokens, changes: dict[str, Any], how: dict[str, Any]
 ) -> None:
     with pytest.raises(CredentialRefused):
@@ -102,7 +102,7 @@ def test_what_slurm_does_not_take_proves_nobody(
 
 
 @pytest.mark.parametrize("text", ["", "x", "x.y.z", "….….…", "e30.e30.e30"])
-def test_what_is_no_token_proves_nobody(proof: RestTokens, text: str) -> None:
+def test_malformed_token_authenticates_no_one(proof: RestTokens, text: str) -> None:
     with pytest.raises(CredentialRefused):
         proof.owner(text)
 
@@ -154,7 +154,7 @@ def local_rest(slurm: TrixieSlurm) -> Iterator[str]:
             socket.unlink(missing_ok=True)
 
 
-def test_a_slurmrestd_that_does_not_look_at_tokens_proves_nobody(slurm: TrixieSlurm, local_rest: str) -> None:
+def test_slurmrestd_that_ignores_tokens_authenticates_no_one(slurm: TrixieSlurm, local_rest: str) -> None:
     blind = RestTokens(local_rest, cluster=slurm.cluster, timeout_s=_TIMEOUT_S)
     for token in (slurm.token(PLAIN_USER), signed(slurm, claims(), key=b"another")):
         with pytest.raises(TokensUnchecked):

@@ -31,7 +31,7 @@ def stored(database: sa.Engine) -> tuple[int, datetime, bytes]:
     return row.version, row.taken_at, row.body
 
 
-def test_an_unchanged_picture_is_only_dated_anew(fresh_database: sa.Engine) -> None:
+def test_unchanged_snapshot_only_gets_a_new_time(fresh_database: sa.Engine) -> None:
     writer, reader = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
     writer.put(picture(0))
     first = stored(fresh_database)
@@ -125,7 +125,7 @@ def test_a_reader_keeps_the_mapping_of_nodes_while_only_jobs_come_and_go(fresh_d
     assert set(second.jobs) == {"1", "2"}
 
 
-def test_pitfall_21_a_picture_that_slurm_calls_unchanged_is_only_dated_anew(
+def test_pitfall_21_snapshot_that_slurm_calls_unchanged_only_gets_a_new_time(
     fresh_database: sa.Engine,
 ) -> None:
     """An adapter hands the very mappings back; what they hold is not looked at again."""
@@ -143,7 +143,7 @@ def test_pitfall_21_a_picture_that_slurm_calls_unchanged_is_only_dated_anew(
     assert reader.latest(CLUSTER) == with_jobs(4, "1")
 
 
-def test_the_controllers_state_is_the_last_one_told(fresh_database: sa.Engine) -> None:
+def test_controller_state_is_the_last_reported_one(fresh_database: sa.Engine) -> None:
     kept = PostgresSnapshots(fresh_database)
     assert kept.controller(CLUSTER) is None
     seen = Controller(
@@ -160,7 +160,7 @@ def test_the_controllers_state_is_the_last_one_told(fresh_database: sa.Engine) -
     assert kept.controller("pod2") is None
 
 
-def test_pages_are_told_of_the_controller_only_when_its_standing_changed(fresh_database: sa.Engine) -> None:
+def test_pages_are_notified_only_when_the_controller_state_changed(fresh_database: sa.Engine) -> None:
     kept = PostgresSnapshots(fresh_database)
     seen = Controller(cluster=CLUSTER, at=START, answer_s=0.1)
     with fresh_database.connect() as listening:

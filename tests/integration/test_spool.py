@@ -57,7 +57,7 @@ def test_what_goes_in_comes_out_once_and_in_order(spool: FileSpool, tmp_path: Pa
     assert segments(tmp_path) == [], "what is stored takes no room"
 
 
-def test_what_comes_while_it_is_emptied_stands_behind(spool: FileSpool) -> None:
+def test_records_arriving_during_a_flush_are_queued_behind(spool: FileSpool) -> None:
     spool.append(records(0, 10))
     first = spool.oldest(4, 10_000)
     spool.append(records(10, 200))
@@ -147,7 +147,7 @@ def test_the_next_process_takes_over_what_a_dead_one_left(tmp_path: Path) -> Non
     assert [one.name for one in (tmp_path / "spool").iterdir()] == ["door"]
 
 
-def test_a_living_process_takes_over_too_and_nobody_takes_from_the_living(tmp_path: Path) -> None:
+def test_running_process_takes_over_leftovers_but_never_from_a_live_one(tmp_path: Path) -> None:
     one, two = (FileSpool(tmp_path / "spool", segment=1000) for _ in range(2))
     one.append(records(0, 10))
     two.append(records(100, 10))
@@ -162,7 +162,7 @@ def test_a_living_process_takes_over_too_and_nobody_takes_from_the_living(tmp_pa
 
 
 @pytest.mark.parametrize("cut", [1, 8, 9, 12, 17])
-def test_a_torn_end_costs_only_what_nobody_was_promised(tmp_path: Path, cut: int) -> None:
+def test_torn_tail_loses_only_unacknowledged_records(tmp_path: Path, cut: int) -> None:
     left_by_a_dead_process(tmp_path, 10)
     (last,) = segments(tmp_path)
     os.truncate(last, last.stat().st_size - cut)
@@ -336,7 +336,7 @@ def test_an_end_that_cannot_be_read_any_more_stops_nothing(spool: FileSpool, tmp
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_bytes_may_stand_in_a_segment(tmp_path: Path, seed: int) -> None:
+def test_segment_survives_arbitrary_bytes(tmp_path: Path, seed: int) -> None:
     """Whole records, some bytes of them changed: nothing raises, and only whole records come out."""
     left_by_a_dead_process_here(tmp_path, 30)
     (file,) = segments(tmp_path)

@@ -135,7 +135,7 @@ class DiesAfterwards:
 
 
 @pytest.mark.parametrize("stage", list(TicketStage))
-def test_a_death_after_the_ticket_system_was_told_is_no_second_ticket_and_no_second_note(
+def test_crash_after_the_ticket_system_was_called_makes_no_second_ticket_or_note(
     stage: TicketStage, fresh_database: sa.Engine, jira: Jira, clock: SimClock
 ) -> None:
     put(fresh_database, OPENED)

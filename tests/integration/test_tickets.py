@@ -217,7 +217,7 @@ def test_closed_but_the_line_was_cut_the_next_try_sees_that_it_is(name: str, des
     ],
     ids=["500", "502", "503", "429", "400", "401", "403", "404", "302", "reset", "silent"],
 )
-def test_a_failure_is_told_in_words_and_without_secrets(
+def test_failure_is_reported_in_words_without_secrets(
     name: str, desk: Desk, caplog: pytest.LogCaptureFixture, answer: Any, words: str, refused: bool,
     wait_s: float | None,
 ) -> None:  # fmt: skip
@@ -242,7 +242,7 @@ def test_a_conflict_is_tried_again(name: str, desk: Desk) -> None:
     assert len(desk.texts()) == 1
 
 
-def test_a_wrong_token_is_told_in_the_systems_own_words(name: str, desk: Desk) -> None:
+def test_wrong_token_is_reported_in_the_systems_own_words(name: str, desk: Desk) -> None:
     with pytest.raises(DeliveryFailed, match="answered 401") as failed:
         tickets(name, desk, token="wrong-but-not-to-be-told-either").send(ticket())
     assert failed.value.refused
@@ -289,7 +289,7 @@ def test_an_answer_without_an_end_is_not_read(name: str, desk: Desk, monkeypatch
 
 
 @systems
-def test_a_ticket_that_is_gone_is_not_opened_anew(name: str, desk: Desk) -> None:
+def test_deleted_ticket_is_not_reopened(name: str, desk: Desk) -> None:
     gone = {"github": "site/repairs#9", "servicenow": "INC0000009"}.get(name, "OPS-9")
     with pytest.raises(DeliveryFailed) as failed:
         tickets(name, desk).send(later("updated", "x", reference=gone))
@@ -300,7 +300,7 @@ def test_a_ticket_that_is_gone_is_not_opened_anew(name: str, desk: Desk) -> None
 # --- texts from outside ------------------------------------------------------------------------------------
 
 
-def test_hostile_and_long_words_are_taken_and_call_nobody(name: str, desk: Desk) -> None:
+def test_hostile_and_long_text_is_accepted_and_mentions_no_one(name: str, desk: Desk) -> None:
     hostile = (
         "@everyone ```` ``` {noformat} [code]<b>[/code] [~admin] <script> \x00\x07\ud800\r\n显卡 "
         + "显" * 70_000
@@ -320,7 +320,7 @@ def test_hostile_and_long_words_are_taken_and_call_nobody(name: str, desk: Desk)
         assert "[code]" not in desk.records[0]["work_notes"]
 
 
-def test_a_key_stands_in_every_query_as_it_is() -> None:
+def test_key_is_sent_unchanged_in_every_query() -> None:
     assert key_of(ticket()) == "healer-1f2e3d4c"
     odd = key_of(ticket(id='x" OR project = "SECRET^ORactive=true 1:ticket'))
     assert odd.removeprefix("healer-").isalnum() and len(odd) == 39
@@ -355,7 +355,9 @@ def test_jira_closes_by_what_the_workflow_offers(
 
 
 @pytest.mark.parametrize("name", ["jira-cloud"])
-def test_jira_without_a_way_to_the_end_is_told_with_the_proof_noted(name: str, desk: desks.Jira) -> None:
+def test_jira_without_a_closing_transition_is_reported_and_the_proof_is_noted(
+    name: str, desk: desks.Jira
+) -> None:
     desk.only_ways = [{"id": "11", "name": "Start", "to": {"name": "x", "statusCategory": {"key": "new"}}}]
     one = tickets(name, desk)
     ref = one.send(ticket())
@@ -498,8 +500,6 @@ def test_github_says_what_healer_lacks(name: str, desk: desks.GitHub) -> None:
 
 @pytest.mark.parametrize("name", ["servicenow"])
 @pytest.mark.parametrize("roles", [None, []])
-def test_servicenow_rights_that_are_not_told_are_not_known(
-    name: str, desk: desks.ServiceNow, roles: Any
-) -> None:
+def test_unreported_servicenow_rights_stay_unknown(name: str, desk: desks.ServiceNow, roles: Any) -> None:
     desk.roles = roles
     assert tickets(name, desk).check().endswith("shows at the first one")

@@ -82,7 +82,7 @@ def test_a_database_that_cannot_take_it_is_away(
     store()
 
 
-def test_one_who_may_not_write_is_told_so_and_loses_nothing(fresh_database: sa.Engine) -> None:
+def test_client_without_write_permission_is_refused_and_loses_nothing(fresh_database: sa.Engine) -> None:
     login = fresh_database.url.set(username="healer_worker")
     other = sa.create_engine(login, connect_args={"options": "-c role=healer_auditor"})
     try:

@@ -46,7 +46,7 @@ def test_a_run_waits_when_the_ledger_calls_it_due(
     _waits_as_due(fresh_database, epoch=1, wake_at=_in(wake_in_s), lease_until=_in(lease_in_s))
 
 
-def test_a_new_run_is_left_for_a_second_to_whoever_began_it(fresh_database: sa.Engine) -> None:
+def test_new_run_is_left_to_its_creator_for_a_second(fresh_database: sa.Engine) -> None:
     with fresh_database.begin() as conn:
         save_run(conn, run())
     for begun_in_s, waits in ((-2, True), (-1, True), (-0.5, False), (0, False), (5, True)):
@@ -94,7 +94,7 @@ def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_
     waiting.close()
 
 
-def test_a_connection_that_broke_is_made_anew(fresh_database: sa.Engine) -> None:
+def test_broken_connection_is_reopened(fresh_database: sa.Engine) -> None:
     engine = make_engine(fresh_database.url.render_as_string(hide_password=False), name="waiting here")
     waiting = Waiting(engine, CLUSTER, SimClock(NOW))
     assert waiting() == set()

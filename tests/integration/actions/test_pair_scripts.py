@@ -68,7 +68,7 @@ def test_nodes_that_do_not_both_answer_were_not_tested(bench: Bench, srun: str) 
     assert bench.run("pair").code == 77
 
 
-def test_the_bandwidth_between_two_nodes_is_told(bench: Bench) -> None:
+def test_bandwidth_between_two_nodes_is_reported(bench: Bench) -> None:
     all_reduce(bench)
     said = bench.run("nccl_pair")
     assert (said.code, said.results) == (0, {"nccl_pair_busbw_gb_per_s": "46.75"})
@@ -80,13 +80,13 @@ def test_wrong_sums_between_two_nodes_fail(bench: Bench) -> None:
     assert said.code == 1 and "gpu[0001-0002]" in said.says
 
 
-def test_a_binary_without_mpi_tells_nothing_of_the_fabric(bench: Bench) -> None:
+def test_binary_without_mpi_reports_no_fabric_figures(bench: Bench) -> None:
     all_reduce(bench, last=0)
     said = bench.run("nccl_pair")
     assert (said.code, said.results, said.says) == (77, {}, "all_reduce_perf was built without MPI")
 
 
-def test_the_slowest_port_between_two_nodes_is_told(bench: Bench) -> None:
+def test_slowest_port_between_two_nodes_is_reported(bench: Bench) -> None:
     bench.port("mlx5_0", "4: ACTIVE")
     bench.port("mlx5_1", "4: ACTIVE")
     bench.port("mlx5_2", "1: DOWN", "3: Disabled")

@@ -46,7 +46,7 @@ def bench(tmp_path: Path) -> Bench:
     return found
 
 
-def test_a_node_alone_tells_two_rates(bench: Bench) -> None:
+def test_single_node_reports_two_rates(bench: Bench) -> None:
     said = bench.run("speed", SLURMD_NODENAME="gpu0007")
     assert said.code == 0 and set(said.results) == {"gemm_tflop_per_s", "memory_gb_per_s"}
     assert all(float(value) > 0 for value in said.results.values()) and "gpu0007" in said.says
@@ -59,7 +59,7 @@ def test_without_a_gpu_or_pytorch_it_could_not_be_made(bench: Bench) -> None:
     assert bench.run("speed").code == 77
 
 
-def test_of_several_nodes_the_slowest_is_told_of_each_figure(bench: Bench) -> None:
+def test_each_figure_is_the_slowest_of_several_nodes(bench: Bench) -> None:
     bench.env |= PAIR
     bench.put("srun", SRUN)
     bench.put("python3", TELLS.format(other='echo "healer-speed 560.00 4100.0 gpu0002"'))
@@ -68,7 +68,7 @@ def test_of_several_nodes_the_slowest_is_told_of_each_figure(bench: Bench) -> No
     assert said.says == "560.00 TFLOP/s (gpu0002), 4012.5 GB/s of memory (gpu0001)"
 
 
-def test_a_node_that_told_nothing_leaves_the_group_untested(bench: Bench) -> None:
+def test_node_without_output_leaves_the_group_untested(bench: Bench) -> None:
     bench.env |= PAIR
     bench.put("srun", SRUN)
     bench.put("python3", TELLS.format(other='echo "healer-none no GPU for PyTorch on gpu0002"'))

@@ -47,14 +47,14 @@ def test_the_first_that_fails_ends_it_with_its_code(bench: Bench) -> None:
     assert "; ".join(report_text(told, ["a", "b", "c"])) == "a passed; b failed; c not run"
 
 
-def test_what_could_not_be_tested_is_told_and_the_first_one_decides(bench: Bench) -> None:
+def test_untestable_items_are_reported_and_the_first_decides(bench: Bench) -> None:
     code, told = bench.job({"a": ending(0), "b": ending(77)})
     assert code == 0 and told is not None and told.tests["b"] is TestOutcome.untested
     code, told = bench.job({"a": ending(77), "b": ending(0)})
     assert code == 77 and told is not None and told.tests == {"a": TestOutcome.untested}
 
 
-def test_results_that_nobody_can_read_prove_nothing(bench: Bench) -> None:
+def test_unreadable_results_prove_nothing(bench: Bench) -> None:
     bench.put("scontrol", "exit 1")
     assert bench.job({"versions": PASSES})[0] == 77
     assert bench.job({"bare": ending(0)})[0] == 0, "a test without results has its exit code alone"

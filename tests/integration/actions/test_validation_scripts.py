@@ -66,7 +66,7 @@ def test_what_nvidia_smi_ends_with_is_a_verdict_only_where_it_says_one(
     assert bench.run("gpus").code == code
 
 
-def test_gpus_that_nobody_can_look_at_are_not_tested_and_no_gpus_are_none(tmp_path: Path) -> None:
+def test_unreadable_gpus_are_not_tested_and_zero_gpus_is_none(tmp_path: Path) -> None:
     bare = Bench(tmp_path)
     assert bare.run("gpus").code == 77
     assert bare.run("gpus", SLURM_GPUS_ON_NODE="0").code == 0
@@ -75,7 +75,7 @@ def test_gpus_that_nobody_can_look_at_are_not_tested_and_no_gpus_are_none(tmp_pa
 # --- versions ---
 
 
-def test_versions_are_told_as_drift_knows_them(bench: Bench) -> None:
+def test_versions_are_reported_as_config_drift_names_them(bench: Bench) -> None:
     bench.port("mlx5_0", "4: ACTIVE")
     said = bench.run("versions")
     assert said.code == 0
@@ -191,7 +191,7 @@ NCCL = """cat <<'END'
 END"""  # noqa: E501
 
 
-def test_nccl_tells_the_bandwidth_of_the_largest_message(bench: Bench) -> None:
+def test_nccl_reports_bandwidth_of_the_largest_message(bench: Bench) -> None:
     bench.put("all_reduce_perf", NCCL.replace("WRONG", "0"))
     said = bench.run("nccl")
     assert (said.code, said.results) == (0, {"nccl_busbw_gb_per_s": "360.75"})
@@ -210,7 +210,7 @@ def test_nccl_that_says_nothing_proves_nothing(bench: Bench, body: str) -> None:
     assert bench.run("nccl").code == 77
 
 
-def test_the_slowest_pair_of_gpus_is_told(bench: Bench) -> None:
+def test_slowest_gpu_pair_is_reported(bench: Bench) -> None:
     bench.put(
         "nvbandwidth",
         "cat <<'END'\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
@@ -222,7 +222,7 @@ def test_the_slowest_pair_of_gpus_is_told(bench: Bench) -> None:
     assert bench.run("p2p").code == 77
 
 
-def test_the_slowest_pair_of_ports_is_told(bench: Bench) -> None:
+def test_slowest_port_pair_is_reported(bench: Bench) -> None:
     for number in range(4):
         bench.port(f"mlx5_{number}", "4: ACTIVE")
     bench.put("sleep", "exit 0")
@@ -332,7 +332,7 @@ def test_cores_alone_are_asked_where_there_are_no_gpus(tmp_path: Path) -> None:
     assert said.code == 0 and int(said.results["answered_cores"]) >= 1
 
 
-def test_answers_that_nobody_can_ask_for_are_not_given(bench: Bench) -> None:
+def test_unavailable_answers_are_left_out(bench: Bench) -> None:
     (bench.folder / "torch.py").write_text("raise ImportError\n")
     said = bench.run("answers", PYTHONPATH=str(bench.folder))
     assert said.code == 77 and "not 2 GPUs (no PyTorch: ImportError)" in said.says

@@ -46,7 +46,7 @@ def test_upgrade_says_where_it_came_from_and_a_second_one_changes_nothing(empty_
     assert migrate.upgrade(empty_database) == (migrate.head(), migrate.head())
 
 
-def test_the_names_of_the_files_tell_their_revisions_in_order() -> None:
+def test_migration_file_names_give_revisions_in_order() -> None:
     scripts = ScriptDirectory.from_config(migrate.alembic_config())
     assert migrate.revisions() == [one.revision for one in scripts.walk_revisions()][::-1]
     assert migrate.head() == scripts.get_current_head()

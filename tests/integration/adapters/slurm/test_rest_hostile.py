@@ -102,7 +102,7 @@ def test_another_way_to_the_meant_cluster_goes_on(rest: RestServer) -> None:
     assert sim.node("gpu0001").drain and rest.writes == []
 
 
-def test_where_slurmrestd_tells_no_cluster_the_setting_is_believed() -> None:
+def test_without_a_cluster_from_slurmrestd_the_setting_is_used() -> None:
     with serve_rest("23.02") as rest:
         rest.cluster = ""
         with pytest.raises(SchedulerUnavailable, match="set HEALER_CLUSTER"):
@@ -154,7 +154,7 @@ def test_headers_that_drip_do_not_keep_a_request_alive(method: str) -> None:
 # --- secrets
 
 
-def test_a_proxy_that_shows_the_request_does_not_have_its_token_told() -> None:
+def test_token_is_not_leaked_through_a_proxy_that_echoes_the_request() -> None:
     class Echo(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             told = f"<pre>400 bad header {self.headers['X-SLURM-USER-TOKEN']}".encode()

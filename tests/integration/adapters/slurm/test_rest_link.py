@@ -165,7 +165,7 @@ def test_the_same_token_is_not_sent_twice(rest: RestServer) -> None:
     assert len(rest.writes) == 1
 
 
-def test_a_token_that_has_ended_is_told_with_its_end(rest: RestServer) -> None:
+def test_expired_token_is_reported_with_its_expiry(rest: RestServer) -> None:
     ended = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3OTUxODg0MzIsInN1biI6InJvb3QifQ.c2lnbmVk"
     long_ago = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE2MDAwMDAwMDAsInN1biI6InJvb3QifQ.c2lnbmVk"
     rest.tokens = set()
@@ -268,7 +268,7 @@ def test_of_many_nodes_the_unknown_ones_are_named(rest: RestServer) -> None:
     assert refused.value.code == 2180
 
 
-def test_nobody_at_the_address_is_certain_not_to_have_heard(tmp_path: Path) -> None:
+def test_connection_refused_means_the_request_was_not_received(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -107,7 +107,7 @@ def test_pitfall_20_a_time_that_is_not_set_or_infinite_is_none(
     assert found is not None and (found.start_at, found.end_at) == (None, None)
 
 
-def test_pitfall_22_a_flag_that_nobody_knows_is_carried_through(scheduler: RestScheduler) -> None:
+def test_pitfall_22_unknown_flag_is_carried_through(scheduler: RestScheduler) -> None:
     assert scheduler.snapshot().nodes["n3"].state == ("IDLE", "SOMETHING_NEW")
 
 

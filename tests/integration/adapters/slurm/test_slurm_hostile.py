@@ -175,7 +175,7 @@ def test_a_reboot_that_could_not_be_looked_at_is_not_known(tmp_path: Path) -> No
         commands(tmp_path, "reboot*) exit 0;;", gone).reboot("n1", "healer:x")
 
 
-def test_a_look_before_a_write_that_finds_nobody_has_sent_nothing(tmp_path: Path) -> None:
+def test_failed_read_before_a_write_has_sent_nothing(tmp_path: Path) -> None:
     with pytest.raises(SchedulerUnavailable, match="Unable to contact") as caught:
         commands(tmp_path, AWAY).change_reservation("r", ["n1"])
     assert caught.value.sent is False

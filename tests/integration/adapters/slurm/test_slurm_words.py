@@ -166,7 +166,7 @@ def test_a_commands_output_and_status() -> None:
         ("", True),
     ],
 )
-def test_a_silence_tells_whether_anything_can_have_happened(said: str, sent: bool) -> None:
+def test_timeout_says_whether_a_change_may_have_happened(said: str, sent: bool) -> None:
     error = words.error("Slurm did not drain gpu0001", said)
     assert isinstance(error, SchedulerUnavailable)
     assert error.sent is sent

@@ -249,7 +249,7 @@ def test_what_was_merged_is_split_by_name_or_all_of_it(served: Served) -> None:
     assert asked == [[parts[0].id], [one.id for one in parts]]
 
 
-def test_notes_stand_on_the_incident(served: Served) -> None:
+def test_notes_are_shown_on_the_incident(served: Served) -> None:
     api, client = served
     with api.engine.begin() as conn:
         save_incident(conn, incident(1))
@@ -279,7 +279,7 @@ def test_a_pause_is_seen_at_once_and_ends_once(served: Served) -> None:
     assert client.delete(place, headers=headers).status_code == 404
 
 
-def test_a_mode_set_while_running_stands_above_the_file(served: Served) -> None:
+def test_mode_set_at_runtime_overrides_the_file(served: Served) -> None:
     api, client = served
     headers = api.headers("admin", name="root")
     path = "/api/v1/rules/gpu-lost/mode"

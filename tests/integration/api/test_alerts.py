@@ -165,7 +165,7 @@ def test_the_body_of_a_route_may_come_in_an_event(served: Served, written: Any) 
     assert [one["kind"] for one in rows(api)] == ["xid"]
 
 
-def test_every_route_that_a_type_stands_for_takes_its_body(served: Served) -> None:
+def test_every_route_accepts_a_body_of_its_declared_type(served: Served) -> None:
     api, client = served
     bodies: dict[str, Any] = {
         "heartbeat": {"node": "gpu0001", "boot_id": "b1"},

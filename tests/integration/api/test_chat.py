@@ -118,7 +118,7 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
         ("", "healer does not know you"),
     ],
 )
-def test_others_are_told_why_not(slack: Slack, run: str, user: str, says: str) -> None:
+def test_unauthorized_users_get_the_reason(slack: Slack, run: str, user: str, says: str) -> None:
     slack.api.app.state.services.runs.approve = None  # nothing may get so far
     assert says in slack.press(user, "approve", run)
 

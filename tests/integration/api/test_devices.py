@@ -52,7 +52,7 @@ def asked(served: Served, path: str = DEVICES, **query: Any) -> Any:
     return answer.json()
 
 
-def test_what_an_exporter_tells_of_devices_is_listed(served: Served) -> None:
+def test_devices_from_an_exporter_are_listed(served: Served) -> None:
     api, client = served
     body = (
         'infiniband_switch_temperature_celsius{switch="leaf1"} 51\n'
@@ -122,7 +122,7 @@ def test_nodes_jobs_and_other_clusters_are_no_devices(served: Served) -> None:
     assert [one["device"] for one in asked(served, cluster="pod2")["items"]] == ["leaf9"]
 
 
-def test_a_device_that_nobody_told_of_is_not_found(served: Served) -> None:
+def test_unknown_device_is_not_found(served: Served) -> None:
     api, client = served
     put(api, "gpu0001", {Column("load1"): 1})
     for name in ("leaf1", "gpu0001"):

@@ -77,7 +77,7 @@ def test_old_mistakes_do_not_count_for_ever(served: Served) -> None:
     assert client.post(MODE, json=AUTO, headers=api.headers("admin")).status_code == 200
 
 
-def test_a_failed_test_and_a_replaced_part_count_and_a_person_stands_above_them(served: Served) -> None:
+def test_failed_test_and_replaced_part_count_and_a_person_overrides_them(served: Served) -> None:
     api, _ = served
     save(api, judged(1, None, tried=Remedy.replace), judged(2, None), judged(3, Review.false_alarm))
     save(api, judged(4, None), judged(5, None, tried=Remedy.reboot_node))

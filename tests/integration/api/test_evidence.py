@@ -55,7 +55,7 @@ def test_an_operator_lists_and_takes_it_and_that_is_audited(served: Served) -> N
         assert told.scalars().all() == ["ann"]
 
 
-def test_what_is_not_there_is_told_and_others_see_nothing(served: Served) -> None:
+def test_missing_evidence_is_reported_and_others_see_nothing(served: Served) -> None:
     api, client = served
     found, _ = collected(api)
     operator = api.headers("operator")

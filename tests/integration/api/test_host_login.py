@@ -212,7 +212,7 @@ def test_whose_slurm_token_it_is_signs_in_once_and_approves_nothing(
         assert (refused.status_code, "already used" in refused.json()["detail"]) == (403, True), refused.text
 
 
-def test_a_slurm_token_of_root_of_nobody_or_of_another_time_is_refused(
+def test_slurm_token_of_root_unknown_user_or_wrong_time_is_refused(
     cluster: Cluster, slurm: TrixieSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(why: str, token: str, **more: str) -> None:
@@ -230,7 +230,7 @@ def test_a_slurm_token_of_root_of_nobody_or_of_another_time_is_refused(
     refused("more than 5 minutes ago", token)
 
 
-def test_while_slurm_is_away_nobody_comes_in_by_its_tokens(cluster: Cluster, slurm: TrixieSlurm) -> None:
+def test_slurm_tokens_are_refused_while_slurm_is_down(cluster: Cluster, slurm: TrixieSlurm) -> None:
     token = slurm.token(PLAIN_USER, 63)
     slurm.kill_rest()
     try:

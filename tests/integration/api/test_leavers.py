@@ -89,14 +89,14 @@ def test_one_command_shows_all_and_ends_it(served: Served) -> None:
         ("ann%2Fci", {}, 404),
     ],
 )
-def test_what_nobody_may_end(served: Served, name: str, body: dict[str, str], status: int) -> None:
+def test_sessions_that_cannot_be_ended(served: Served, name: str, body: dict[str, str], status: int) -> None:
     api, client = served
     root = api.headers("admin", name="root")
     answer = client.post(f"/api/v1/people/{name}/end", headers=root, json={"reason": "x", **body})
     assert answer.status_code == status, answer.text
 
 
-def test_an_admin_of_one_cluster_ends_nobody(served: Served) -> None:
+def test_admin_of_one_cluster_cannot_offboard_anyone(served: Served) -> None:
     api, client = served
     bound = api.headers("admin", name="root", cluster="pod1")
     for answer in (

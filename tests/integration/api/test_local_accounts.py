@@ -100,7 +100,7 @@ def test_a_password_and_a_code_open_a_session_of_the_account_s_role(site: Site) 
     assert [row.agent for row in site.api.people.sessions(datetime.now(UTC), name="ann")] == ["Firefox"]
 
 
-def test_what_is_wrong_or_used_lets_nobody_in(site: Site) -> None:
+def test_wrong_or_used_codes_are_refused(site: Site) -> None:
     ann, bob = site.add("ann", role=Role.operator), site.add("bob", role=Role.admin)
     refused = [
         {"password": bob.password},
@@ -150,7 +150,7 @@ def test_two_accounts_are_the_two_persons_of_an_approval_and_power_asks_again(si
     assert site.ask("POST", approve, site.sign_in(made), reason="yes").status_code in (200, 202)
 
 
-def test_a_row_that_was_changed_in_the_database_lets_nobody_in(site: Site) -> None:
+def test_account_row_tampered_in_the_database_is_refused(site: Site) -> None:
     ann = site.add("ann", role=Role.viewer)
     with site.api.engine.begin() as conn:
         conn.execute(sa.update(accounts).values(role="admin"))

@@ -53,7 +53,7 @@ def test_what_is_forged_is_counted_and_shown(served: Served) -> None:
     assert "_transport='syslog'" in one["example"]
 
 
-def test_a_token_bound_to_a_node_tells_of_that_node_alone(served: Served) -> None:
+def test_node_token_may_send_for_that_node_only(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", node="gpu0001")
     foreign = [journalctl(), journalctl(_HOSTNAME="gpu0002")]

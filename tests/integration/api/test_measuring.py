@@ -132,7 +132,7 @@ def test_text_as_exporters_print_it(served: Served) -> None:
     assert values(api) == {("gpu0003", Column("load1")): 2.5}
 
 
-def test_a_heartbeat_names_the_gpu_of_a_series_that_tells_its_uuid_alone(served: Served) -> None:
+def test_heartbeat_names_the_gpu_of_a_series_with_only_a_uuid(served: Served) -> None:
     api, client = served
     headers = {**api.headers("signals"), "Content-Type": "text/plain"}
     gpus = [{"index": 1, "pci": "0000:9c:00", "uuid": "GPU-2"}]
@@ -288,7 +288,7 @@ def test_figures_name_the_relay_that_sent_them_by_every_route(
     assert {report.relayed_by.partition(" (")[0] for report in reports} == {says}
 
 
-def test_a_token_bound_to_a_node_tells_of_the_jobs_there_alone(served: Served) -> None:
+def test_node_token_may_send_for_jobs_on_that_node_only(served: Served) -> None:
     api, client = served
     mine = api.headers("signals", node="gpu0001")
     answer = client.post(STEPS, json=[step_body("4712"), step_body()], headers=mine)
@@ -320,7 +320,7 @@ def test_a_refused_body_teaches_nothing_of_the_node_it_names(served: Served) -> 
     assert numbered == {0, 1}
 
 
-def test_what_is_not_told_of_rejected_entries_is_counted(served: Served) -> None:
+def test_rejected_entries_beyond_the_listed_ones_are_counted(served: Served) -> None:
     api, client = served
     answer = client.post(METRICS, json=[1] * 1200, headers=api.headers("signals")).json()
     assert (len(answer["rejected"]), answer["rejected_more"]) == (1000, 200)
@@ -328,7 +328,7 @@ def test_what_is_not_told_of_rejected_entries_is_counted(served: Served) -> None
     assert answer.keys() == {"accepted", "duplicates", "unrecognised", "rejected"}
 
 
-def test_a_token_bound_to_a_job_tells_of_that_job_alone(served: Served) -> None:
+def test_job_token_may_send_for_that_job_only(served: Served) -> None:
     api, client = served
     mine = api.headers("signals", job="4711")
     assert client.post(STEPS, json=step_body(), headers=mine).status_code == 202
@@ -377,7 +377,7 @@ def test_the_catalogue_is_listed(served: Served) -> None:
     assert items[1]["aliases"][0]["name"] == "node_load1"
 
 
-def test_what_exporters_tell_of_gpus_reaches_the_inbox_once(served: Served) -> None:
+def test_gpus_reported_by_exporters_reach_the_inbox_once(served: Served) -> None:
     api, client = served
     headers = {**api.headers("signals"), "Content-Type": "text/plain"}
     for _ in range(3):

@@ -124,7 +124,7 @@ def test_a_message_of_the_webhook_is_retried_too(told) -> None:
     assert (row.state, row.tries) == ("due", 0)
 
 
-def test_the_incident_shows_where_it_was_told(told) -> None:
+def test_incident_shows_where_it_was_announced(told) -> None:
     api, http = told
     found = http.get(f"/api/v1/incidents/{ID}", headers=api.headers(Role.viewer)).json()
     (entry,) = [one for one in found["timeline"] if one["kind"] == "message"]

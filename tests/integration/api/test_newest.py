@@ -24,7 +24,7 @@ def put(api: Api, age: timedelta, values: dict[Column, float]) -> None:
     )
 
 
-def test_a_node_tells_the_newest_value_of_each_part(served: Served) -> None:
+def test_node_shows_newest_value_of_each_part(served: Served) -> None:
     api, client = served
     load, first, last = Column("load1"), Column(GPU_SIGNAL, Part(gpu=0)), Column(GPU_SIGNAL, Part(gpu=7))
     link = Column(GPU_SIGNAL, Part(gpu=7, link=2))
@@ -40,13 +40,13 @@ def test_a_node_tells_the_newest_value_of_each_part(served: Served) -> None:
     assert node["gpus"][2]["measured_at"] is None
 
 
-def test_a_node_that_tells_nothing_is_not_thereby_bad(served: Served) -> None:
+def test_node_without_values_is_not_reported_as_bad(served: Served) -> None:
     api, client = served
     node = client.get("/api/v1/nodes/pod1/gpu0002", headers=api.headers("viewer")).json()
     assert (node["verdict"], node["measured_at"], node["signals"]) == ("healthy", None, {})
 
 
-def test_a_job_tells_its_steps_and_its_slowest_rank(served: Served) -> None:
+def test_job_shows_its_steps_and_slowest_rank(served: Served) -> None:
     api, client = served
     now = datetime.now(UTC)
     told = steps_of("4711", ("gpu0001", "gpu0007"), ranks_per_node=8, steps=150)

@@ -118,7 +118,7 @@ def post(
 
 
 @pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-def test_what_is_not_stored_is_told_in_the_requests_encoding(served: Served, kind: str) -> None:
+def test_rejected_records_are_reported_in_the_encoding_of_the_request(served: Served, kind: str) -> None:
     api, client = served
     headers = api.headers("signals")
     told = post(client, LOGS, logs(RESOURCE, [record(journalctl()), record(by_logger())]), kind, headers)
@@ -167,7 +167,7 @@ def test_errors_are_statuses_in_the_requests_encoding(served: Served, path: str,
     assert nobody.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_token_bound_to_a_node_tells_of_that_node_alone(served: Served) -> None:
+def test_node_token_may_send_for_that_node_only(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", node="gpu0001")
     own, other = {"host.name": "gpu0001"}, {"host.name": "gpu0002"}

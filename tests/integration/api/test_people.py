@@ -116,7 +116,7 @@ def test_an_arrival_counts_once_and_a_name_is_one_subjects(site: Site) -> None:
         site.arrive("s3", "staff", names=("ann",))
 
 
-def test_a_token_that_names_nobody_may_only_read(site: Site) -> None:
+def test_token_without_a_subject_is_read_only(site: Site) -> None:
     client = TestClient(site.api.app, base_url="http://healer")
     pause = {"scope": "all", "reason": "x"}
     site.arrive("ann", "ops")

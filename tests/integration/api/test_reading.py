@@ -272,7 +272,7 @@ def test_readiness_says_what_is_missing(served: Served) -> None:
     }
 
 
-def test_readiness_tells_how_slurmctld_does_and_does_not_fail_for_it(served: Served) -> None:
+def test_readiness_reports_slurmctld_but_does_not_depend_on_it(served: Served) -> None:
     api, client = served
     since = datetime.now(UTC) - timedelta(minutes=2)
     seen = Controller(
@@ -286,7 +286,7 @@ def test_readiness_tells_how_slurmctld_does_and_does_not_fail_for_it(served: Ser
     assert datetime.fromisoformat(told["since"]) == since
 
 
-def test_the_stream_tells_and_goes_on_where_it_was(served: Served) -> None:
+def test_event_stream_resumes_where_it_stopped(served: Served) -> None:
     api, client = served
     headers = api.headers("viewer")
     with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:

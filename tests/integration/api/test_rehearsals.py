@@ -146,7 +146,7 @@ def test_who_may_try(served: Served, role: str, status: int) -> None:
     assert client.post(TRY, json=BODY, headers=api.headers(role)).status_code == status
 
 
-def test_recordings_and_what_was_done_are_told(served: Served) -> None:
+def test_recordings_and_what_was_done_are_listed(served: Served) -> None:
     api, client = served
     headers = api.headers("viewer")
     assert client.get("/api/v1/recordings", headers=headers).json()["files"][0]["lines"] == 7
@@ -280,7 +280,7 @@ def running(served: Served) -> tuple[Rehearsing, Child, SimClock, PostgresRehear
     return duty, child, clock, book, name
 
 
-def test_the_runner_tells_how_far_it_is_and_what_came_of_it(running: Any) -> None:
+def test_runner_reports_progress_and_result(running: Any) -> None:
     duty, child, _, book, name = running
     assert (book.find(name).state, book.find(name).progress) == ("running", 0.25)
     child.told = NOTHING | {"opened": []}
@@ -290,7 +290,7 @@ def test_the_runner_tells_how_far_it_is_and_what_came_of_it(running: Any) -> Non
     assert child.stopped
 
 
-def test_how_long_it_takes_yet_is_told_once_its_pace_is_known(running: Any) -> None:
+def test_remaining_time_is_reported_once_the_pace_is_known(running: Any) -> None:
     duty, child, clock, book, name = running
     assert book.find(name).left_s is None
     clock.advance(10)

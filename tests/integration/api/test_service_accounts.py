@@ -117,7 +117,7 @@ def test_both_count_after_a_rotation_until_the_old_one_ends(served: Served) -> N
     assert client.get("/api/v1/nodes", headers=new).status_code == 200
 
 
-def test_all_accounts_of_an_owner_end_at_once_and_nobody_elses(served: Served) -> None:
+def test_all_service_accounts_of_one_owner_end_at_once(served: Served) -> None:
     api, client = served
     own, others = [made(api, "ann/ci"), made(api, "ann/cd")], made(api, "anna/ci")
     person = api.token("operator", name="ann")

@@ -123,7 +123,7 @@ def test_what_a_store_that_is_away_does_not_take_waits_and_comes_in_first(bench:
     assert bench.put(["c", "d"]) == [False, True], "and now the store itself is asked again"
 
 
-def test_a_store_that_hangs_keeps_nobody_waiting(bench: Bench) -> None:
+def test_hanging_store_blocks_no_request(bench: Bench) -> None:
     bench.store.hangs.set()
     assert bench.put(["a"]) == [True]
     assert bench.reach.away

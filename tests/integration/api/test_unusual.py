@@ -20,7 +20,7 @@ def served(fresh_database: sa.Engine) -> Iterator[tuple[Api, httpx.Client]]:
         yield both
 
 
-def test_a_node_tells_its_score(served: tuple[Api, httpx.Client], fresh_database: sa.Engine) -> None:
+def test_node_shows_its_anomaly_score(served: tuple[Api, httpx.Client], fresh_database: sa.Engine) -> None:
     api, client = served
     known = scored(CLUSTER, "gpu0001")
     assert known is not None

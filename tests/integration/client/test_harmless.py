@@ -95,7 +95,7 @@ def one_step(steps: healer_steps.Steps, **about: Any) -> None:
      Jax(4096, "cpu"), TensorFlow(4096, "CPU:0"), Decimal(4096), Fraction(4096), 4096.0],
     ids=["int64", "float32", "array", "list", "tensor", "jax", "tensorflow", "decimal", "fraction", "float"],
 )  # fmt: skip
-def test_numbers_of_any_kind_are_told_as_plain_ones(told: Told, value: Any) -> None:
+def test_all_numeric_types_are_sent_as_plain_numbers(told: Told, value: Any) -> None:
     with opened(told, stage=np.int32(1), first_step=np.int64(7)) as steps:
         with steps.step(work=value) as step:
             step.tell(loss=value, grad_norm=value)
@@ -302,7 +302,7 @@ def test_a_token_that_is_none_is_not_put_into_the_log(
 @pytest.mark.parametrize(
     "value", ["\xb2", "\u0663", "9" * 5000, "-1", "1.5", "1_0", ",", "\udcff", "\n", "0x1"]
 )
-def test_what_stands_in_the_environment_ends_no_training(told: Told, value: str) -> None:
+def test_bad_environment_values_never_stop_training(told: Told, value: str) -> None:
     more = ["URL", "CLUSTER", "NODE", "TOKEN_FILE", "CA_FILE", "MUNGE_SOCKET"]
     ranks = ["SLURM_JOBID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_GPUS"]
     for name in (*RANK, *ranks, *("HEALER_" + one for one in more)):
@@ -349,7 +349,7 @@ def test_steps_of_a_gpu_wait_for_a_thread_that_cannot_start(
     assert [one["step"] for one in told.samples()] == [0, 1, 2, 3] and (steps.sent, steps.dropped) == (4, 0)
 
 
-def test_a_checkpoint_whose_checksum_hangs_is_told_at_the_end(told: Told, tmp_path: Path) -> None:
+def test_checkpoint_with_a_hanging_checksum_is_reported_at_the_end(told: Told, tmp_path: Path) -> None:
     endless = tmp_path / "pipe"
     os.mkfifo(endless)
     holder = os.open(endless, os.O_RDWR)  # whoever reads waits
@@ -438,7 +438,7 @@ def test_events_that_cannot_be_read_cost_their_steps_alone(told: Told) -> None:
     assert [one["step"] for one in told.samples()] == [3 * PENDING]
 
 
-def test_a_rank_whose_events_cannot_be_asked_stands_where_its_host_does(
+def test_rank_with_unreadable_events_is_located_by_its_host_phase(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_steps, "STANDS_S", 0.05)

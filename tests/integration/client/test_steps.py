@@ -40,7 +40,7 @@ def send_one(told: Told, **about: Any) -> None:
         pass
 
 
-def test_a_step_is_told_as_healer_reads_it(told: Told) -> None:
+def test_step_is_sent_in_the_format_healer_reads(told: Told) -> None:
     with healer_steps.Steps(every_s=0.05, environ=told.environ(), stage=1, first_step=120) as steps:
         for batch in steps.data(["a", "b"]):
             with steps.step(work=8192) as step:
@@ -61,7 +61,7 @@ def test_a_step_is_told_as_healer_reads_it(told: Told) -> None:
     assert not read.rejected and read.batches[0].restart == 2 and read.batches[0].job == "4711"
 
 
-def test_compute_communication_and_data_are_told_apart(told: Told) -> None:
+def test_compute_communication_and_data_times_are_separated(told: Told) -> None:
     """The waits are real; what is asked is only which part each fell into."""
     with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
 
@@ -94,7 +94,7 @@ def stands(told: Told) -> Any:
 
 
 @pytest.mark.parametrize(("done", "doing"), [((), "compute"), (("compute",), "collective")])
-def test_a_rank_that_stands_in_a_step_says_where(
+def test_rank_stuck_in_a_step_says_where(
     told: Told, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], doing: str
 ) -> None:
     monkeypatch.setattr(_steps, "STANDS_S", 0.1)
@@ -129,7 +129,7 @@ def test_a_rest_that_healer_does_not_know_is_said_once(told: Told, caplog: pytes
     assert len(caplog.records) == 1
 
 
-def test_a_rank_that_steps_says_nothing_of_where_it_stands(told: Told) -> None:
+def test_progressing_rank_sends_no_location(told: Told) -> None:
     with healer_steps.Steps(every_s=0.02, environ=told.environ()) as steps:
         for _ in range(5):
             with steps.step():
@@ -172,7 +172,7 @@ def test_what_cannot_work_is_said_once_and_is_off(
     assert not steps.on and len(caplog.records) == 1 and "no step times are sent" in caplog.text
 
 
-def test_a_step_that_fails_is_raised_and_not_told(told: Told) -> None:
+def test_failed_step_is_raised_and_not_reported(told: Told) -> None:
     with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
         with pytest.raises(ZeroDivisionError), steps.step():
             1 / 0  # noqa: B018
@@ -199,7 +199,7 @@ def test_tensors_are_read_only_where_that_was_asked_for(told: Told) -> None:
     assert Tensor.asked == 1
 
 
-def test_a_result_that_is_no_number_is_told_as_such(told: Told) -> None:
+def test_non_numeric_loss_is_reported_as_such(told: Told) -> None:
     with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps, steps.step() as step:
         step.tell(loss=float("nan"), grad_norm=float("inf"))
     assert (told.samples()[0]["loss"], told.samples()[0]["grad_norm"]) == ("NaN", "NaN")
@@ -218,7 +218,7 @@ def test_a_healer_that_is_away_costs_nothing_and_gets_what_waited(told: Told) ->
     assert {one["step"] for one in told.samples()} == {0} and (steps.sent, steps.dropped) == (1, 0)
 
 
-def test_nobody_listens_and_the_end_comes_all_the_same() -> None:
+def test_training_ends_normally_without_a_listener() -> None:
     steps = healer_steps.Steps(every_s=0.05, environ=RANK | {"HEALER_URL": f"http://127.0.0.1:{free_port()}"})
     for _ in range(10):
         with steps.step():
@@ -297,7 +297,7 @@ def test_a_redirect_takes_the_token_nowhere(told: Told) -> None:
     assert {headers[":path"] for headers, _ in told.sink.asked} == {"/api/v1/signals/step-times"}
 
 
-def test_a_token_file_is_read_anew_and_proxies_are_passed_by(told: Told, tmp_path: Path) -> None:
+def test_token_file_is_reread_and_proxies_are_bypassed(told: Told, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("heal_1_first\n")
     environ = told.environ(HEALER_TOKEN="", HEALER_TOKEN_FILE=str(file))
@@ -504,7 +504,7 @@ GPUS = {"SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_STEP_GPUS": ""}
     ],
     ids=["spawn", "launcher", "imagenet", "srun", "batch"],
 )  # fmt: skip
-def test_torch_tells_the_rank_once_it_is_set_up(
+def test_rank_comes_from_torch_once_it_is_initialized(
     told: Told, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], rank: int, world: int, place: Any
 ) -> None:
     made = Distributed(rank, world)
@@ -520,7 +520,7 @@ def test_torch_tells_the_rank_once_it_is_set_up(
     assert not told.bodies("signals/checkpoints")  # rank 0 does that
 
 
-def test_where_nothing_tells_the_rank_nobody_can_be_blamed(told: Told) -> None:
+def test_unknown_rank_is_never_blamed(told: Told) -> None:
     with healer_steps.Steps(every_s=0.05, environ=told.environ(**ALONE, **GPUS)) as steps:
         with steps.step(work=8) as step:
             step.compute_done()
@@ -604,7 +604,7 @@ def test_a_path_under_shared_storage(tmp_path: Path) -> None:
     assert not lies_under(shared, ()) and not lies_under("/local/1", "/scratch")
 
 
-def test_other_ranks_tell_no_checkpoints(told: Told) -> None:
+def test_only_rank_0_reports_checkpoints(told: Told) -> None:
     steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
     steps.checkpoint("/ckpt/1", 1)
     steps.close()

@@ -96,7 +96,7 @@ def test_a_folder_that_others_may_read_is_not_used(rank: Rank) -> None:
     assert list(rank.folder.iterdir()) == []
 
 
-def test_a_token_that_is_refused_is_forgotten_by_all_and_got_anew(rank: Rank) -> None:
+def test_rejected_token_is_dropped_by_all_users_and_renewed(rank: Rank) -> None:
     rank.gives("heal_1_a", "heal_1_b")
     first, second = rank.token(), rank.token()
     assert first.value() == second.value() == "heal_1_a"

@@ -48,7 +48,7 @@ def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: st
     assert bool(found.repair) is not ok
 
 
-def test_a_token_for_nobody_and_without_an_end(tmp_path: Path) -> None:
+def test_token_of_an_unnamed_user_that_never_expires(tmp_path: Path) -> None:
     found = looks(tmp_path, a_token())["slurm rest token"]
     assert (found.ok, found.text) == (True, "for an unnamed user, does not expire")
 

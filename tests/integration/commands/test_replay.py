@@ -28,7 +28,7 @@ LINES = [
 ]
 
 
-def test_warnings_do_not_stand_in_the_document() -> None:
+def test_warnings_are_not_part_of_the_document() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "healer", "replay", "-", "--json"],
         input="".join(json.dumps(line) + "\n" for line in LINES),

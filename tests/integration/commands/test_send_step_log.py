@@ -108,7 +108,7 @@ def test_standard_input_with_a_bar_that_is_redrawn(command: Command) -> None:
     ],
     ids=["empty", "other", "bar"],
 )
-def test_a_log_that_tells_no_step_is_said_to(command: Command, given: str, why: str) -> None:
+def test_log_without_steps_is_reported(command: Command, given: str, why: str) -> None:
     assert why in " ".join(command.run("--from-log", "-", given=given).split())
     assert command.bodies() == []
 

@@ -138,7 +138,7 @@ def test_the_markdown_has_every_part_and_leaves_what_others_wrote_inert(sample: 
 
 @pytest.mark.parametrize("path", ["/reports", "/reports/handover"])
 @pytest.mark.parametrize("period", ["12h", "24h", "7d", "30d", "nonsense"])
-def test_the_period_stands_in_the_address(sample: Sample, path: str, period: str) -> None:
+def test_report_period_is_part_of_the_url(sample: Sample, path: str, period: str) -> None:
     page = TestClient(Site(sample, role=Role.viewer).app).get(f"{path}?period={period}", headers=COOKIE)
     assert page.status_code == 200
     usual = "24h" if path == "/reports" else "12h"

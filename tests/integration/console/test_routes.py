@@ -214,7 +214,7 @@ def test_the_map_is_sent_once_and_then_what_changed() -> None:
     assert len(client.get(f"/fleet.json?since={second['tag']}").json()["nodes"]) == 31
 
 
-def test_the_map_is_coloured_by_its_address_and_a_rack_stands_alone(client: TestClient) -> None:
+def test_map_colour_is_in_the_url_and_a_rack_has_its_own_page(client: TestClient) -> None:
     hot = client.get("/?colour=temperature", headers=COOKIE).text
     assert re.search(r'aria-current="true">Temperature', hot)
     assert re.findall(r'data-row="([^"]+)"', hot)[0] == "gpu0007" and "91 °C, GPU 5, 1 unknown" in hot
@@ -263,7 +263,7 @@ def test_names_from_outside_stay_text(client: TestClient) -> None:
     assert "<script>alert" not in page
 
 
-def test_broken_rule_files_are_told_where_the_rules_are() -> None:
+def test_broken_rule_files_are_shown_on_the_rules_page() -> None:
     sample = make_sample(4)
     problem = "detection/gpu.yaml:12: when: there is no signal gpu_temp"
     sample.standing = msgspec.structs.replace(sample.standing, rules_error=problem)
@@ -358,7 +358,7 @@ def test_a_node_shows_the_alerts_that_fire_and_what_they_are_to_healer(client: T
     assert "Firing alerts" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
 
-def test_a_nodes_figures_stand_beside_those_of_its_model(client: TestClient) -> None:
+def test_node_figures_are_shown_beside_those_of_its_model(client: TestClient) -> None:
     text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
     assert "Test results" in text and "compared with the other nodes with h100" in text
     row = text[text.index("gemm_tflop_per_s") :].partition("</tr>")[0]
@@ -367,7 +367,7 @@ def test_a_nodes_figures_stand_beside_those_of_its_model(client: TestClient) -> 
     assert "Test results" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
 
-def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient) -> None:
+def test_signals_page_says_what_to_do_about_each_loss(client: TestClient) -> None:
     page = client.get("/signals", headers=COOKIE).text
     for reason in LossReason:
         title = say(f"console.loss_{reason}")
@@ -378,7 +378,7 @@ def test_the_page_of_signals_tells_what_to_do_about_each_loss(client: TestClient
     assert "98 %" in page and "/nodes/pod1/gpu0007" in page
 
 
-def test_an_incident_tells_what_is_broken_then_why_then_whom_it_hit_then_what_was_done() -> None:
+def test_incident_page_shows_fault_then_cause_then_impact_then_actions() -> None:
     sample = make_sample(32)
     site = Site(sample)
     (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")

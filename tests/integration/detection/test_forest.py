@@ -117,7 +117,7 @@ def test_history_of_an_older_version_lacks_features_and_is_used_all_the_same(
 # --- finding ---
 
 
-def test_a_node_that_stays_unusual_for_five_minutes_is_told_with_the_reasons(fleet: Fleet) -> None:
+def test_node_unusual_for_five_minutes_is_reported_with_reasons(fleet: Fleet) -> None:
     assert fleet.run(10) == []
     fleet.odd["gpu0007"] = HOT
     begun = fleet.now
@@ -156,7 +156,7 @@ def test_short_trouble_and_trouble_of_all_are_no_finding(fleet: Fleet) -> None:
     assert fleet.run(10) == []
 
 
-def test_its_end_is_told_and_what_is_silent_is_neither_well_nor_unusual(fleet: Fleet) -> None:
+def test_end_of_anomaly_is_reported_and_silence_proves_nothing(fleet: Fleet) -> None:
     fleet.run(5)
     fleet.odd["gpu0007"] = HOT
     assert fleet.run(9)
@@ -179,7 +179,7 @@ def test_its_end_is_told_and_what_is_silent_is_neither_well_nor_unusual(fleet: F
     assert fleet.sensed.clear_since[pair] == well
 
 
-def test_a_node_that_came_back_has_to_stay_unusual_anew(fleet: Fleet) -> None:
+def test_returned_node_needs_the_full_hold_again(fleet: Fleet) -> None:
     fleet.run(5)
     fleet.odd["gpu0007"] = HOT
     (first,) = fleet.run(9)

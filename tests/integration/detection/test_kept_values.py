@@ -69,7 +69,7 @@ def forgetful(program: Program) -> None:
         node.kept, node.nan = NOTHING_KEPT, (None, None)
 
 
-def test_every_condition_of_every_tick_is_as_if_made_anew() -> None:
+def test_cached_conditions_equal_freshly_computed_ones_on_every_tick() -> None:
     fleet = Fleet()
     roots = [_Rule(one, fleet.rules.catalogue, None).when for one in fleet.rules.detection]
     keeps, forgets = Program(roots), Program(roots)
@@ -90,7 +90,7 @@ def test_every_condition_of_every_tick_is_as_if_made_anew() -> None:
     assert taken_over > made // 2
 
 
-def test_an_engine_that_passes_over_what_rests_tells_what_a_thorough_one_tells() -> None:
+def test_skipping_unchanged_conditions_gives_the_same_findings() -> None:
     fleet = Fleet()
     swift, thorough = (RuleEngine(fleet.rules.detection, fleet.rules.catalogue) for _ in range(2))
     told = 0

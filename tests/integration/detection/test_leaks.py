@@ -83,7 +83,7 @@ class Site:
         return self.sender.report(name, self.at_s, values)
 
 
-def test_host_memory_that_falls_on_all_nodes_is_told_with_the_time_left() -> None:
+def test_host_memory_falling_on_all_nodes_is_reported_with_time_left() -> None:
     site = Site()
     site.host = lambda hour, node: 1500 - 120 * hour
     found = site.run(4)
@@ -138,7 +138,7 @@ def test_unknown_is_nothing_and_a_node_without_a_job_is_nobodys() -> None:
     assert alone.run(4) == []
 
 
-def test_another_life_of_the_job_begins_anew() -> None:
+def test_requeued_job_starts_a_new_history() -> None:
     site = Site()
     site.host = lambda hour, node: 1500 - 120 * (hour if hour < 1.5 else hour - 1.5)
     assert site.run(1.5) == []

@@ -139,7 +139,7 @@ def test_a_node_without_a_past_is_neither_usual_nor_unusual(rows: list[FeatureRo
     assert {one.node for one in unusual_of(fitted, wide[-1])} == {*NODES} - {NODES[5]}
 
 
-def test_what_is_smooth_follows_slowly_and_begins_anew() -> None:
+def test_smoothing_follows_slowly_and_can_be_reset() -> None:
     own, step = OwnPast(1), np.array([[1.0], [np.nan]], np.float32)
     assert own.sample(0 * step)[0, 0] == 0
     for _ in range(29):

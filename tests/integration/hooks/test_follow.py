@@ -71,7 +71,7 @@ def test_a_line_of_the_kernel_arrives_with_boot_number_and_time(node: Following,
     assert path.startswith("/api/v1/signals/") and headers["authorization"] == "Bearer heal_test_token"
 
 
-def test_heartbeats_tell_boot_and_time(node: Following, hub: Hub) -> None:
+def test_heartbeats_carry_boot_id_and_time(node: Following, hub: Hub) -> None:
     node.start()
     alive(hub)
     beat = hub.beats()[0]
@@ -168,9 +168,7 @@ def test_a_kill_in_the_middle_loses_nothing(node: Following, hub: Hub) -> None:
     assert "NVRM: Xid one" in hub.lines()
 
 
-def test_after_a_reboot_numbers_begin_anew_and_the_old_lines_keep_their_boot(
-    node: Following, hub: Hub
-) -> None:
+def test_reboot_restarts_numbering_and_old_lines_keep_their_boot(node: Following, hub: Hub) -> None:
     node.start()
     node.say("NVRM: Xid zero", "NVRM: Xid one")
     heard(hub, "NVRM: Xid zero", "NVRM: Xid one")
@@ -188,7 +186,7 @@ def test_after_a_reboot_numbers_begin_anew_and_the_old_lines_keep_their_boot(
     assert [(entry["boot_id"], entry["seq"]) for entry in hub.entries()][2:] == [(BOOT, 2), (fresh, 0)]
 
 
-def test_lines_that_the_ring_lost_are_counted_and_told(node: Following, hub: Hub) -> None:
+def test_lines_lost_by_the_ring_buffer_are_counted_and_reported(node: Following, hub: Hub) -> None:
     node.start()
     node.say("NVRM: one")
     heard(hub, "NVRM: one")
@@ -489,7 +487,7 @@ def answers(hub: Hub) -> list[int]:
     return [body["host"]["nvidia_smi_answers"] for body in bodies]
 
 
-def test_one_that_answers_again_is_told(tmp_path: Path, hub: Hub, soon: str) -> None:
+def test_recovered_target_is_reported(tmp_path: Path, hub: Hub, soon: str) -> None:
     hangs = tmp_path / "hangs"
     hangs.touch()
     chosen = smi(tmp_path, f"[ -e {hangs} ] && exec /bin/sleep 600; echo '<nvidia_smi_log/>'")
@@ -503,7 +501,7 @@ def test_one_that_answers_again_is_told(tmp_path: Path, hub: Hub, soon: str) -> 
         assert answers(hub)[:-1] == [0] * (len(answers(hub)) - 1)
 
 
-def test_an_nvidia_smi_that_fails_tells_nothing(tmp_path: Path, hub: Hub, soon: str) -> None:
+def test_failing_nvidia_smi_sends_nothing(tmp_path: Path, hub: Hub, soon: str) -> None:
     chosen = smi(tmp_path, f"echo x >> {tmp_path}/runs; echo 'No devices were found'; exit 6")
     with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
         node.program = soon
@@ -582,7 +580,7 @@ def test_the_real_kernel_marks_what_we_write_as_not_its_own(node: Following, hub
     assert not [line for line in hub.lines() if ours in line]
 
 
-def test_systemd_is_told_that_it_is_ready_alive_and_ending(node: Following, hub: Hub, tmp_path: Path) -> None:
+def test_systemd_is_notified_of_ready_alive_and_stopping(node: Following, hub: Hub, tmp_path: Path) -> None:
     told: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))

@@ -59,7 +59,7 @@ def found(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in paths}
 
 
-def test_it_puts_everything_in_place_and_tells_each_file(root: Path) -> None:
+def test_install_lists_each_file_it_writes(root: Path) -> None:
     told = install(package(URL), root)
     assert told[-1] == "healer-node: 9 changed"
     assert [line.removeprefix(f"new {root}/") for line in told[:-1]] == [*FILES, WANTS]
@@ -77,7 +77,7 @@ def test_a_second_time_changes_nothing(root: Path) -> None:
     assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
 
 
-def test_a_dry_run_tells_the_same_and_does_nothing(root: Path) -> None:
+def test_dry_run_prints_the_same_and_changes_nothing(root: Path) -> None:
     would = install(package(URL), root, "--dry-run")
     assert found(root) == {}
     did = install(package(URL), root)
@@ -212,11 +212,11 @@ def test_half_a_script_does_nothing(root: Path) -> None:
         (("install", "--root", "/no/such/folder"), "--root needs a folder"),
     ],
 )
-def test_wrong_use_is_told_and_changes_nothing(arguments: tuple[str, ...], why: str) -> None:
+def test_wrong_usage_is_reported_and_changes_nothing(arguments: tuple[str, ...], why: str) -> None:
     assert run(package(URL), *arguments, status=1) == [f"healer-node: {why}"]
 
 
-def test_a_machine_without_python_is_told(tmp_path: Path) -> None:
+def test_machine_without_python_is_reported(tmp_path: Path) -> None:
     assert install(package(URL), tmp_path)[0].startswith("note: no Python 3 is there")
 
 

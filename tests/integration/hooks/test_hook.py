@@ -49,7 +49,7 @@ def well(done: subprocess.CompletedProcess[str]) -> bool:
 # --- what it tells ---------------------------------------------------------------------------------------
 
 
-def test_a_report_tells_of_the_node_and_of_the_life_of_the_job(node: HookNode, healer: Healer) -> None:
+def test_report_describes_the_node_and_the_job_life(node: HookNode, healer: Healer) -> None:
     node.kernel(FATAL)
     node.port(state="1: DOWN", downed=3)
     done = node.run("epilog", environ=life(4711, 2))
@@ -74,9 +74,7 @@ def test_a_report_tells_of_the_node_and_of_the_life_of_the_job(node: HookNode, h
     }
 
 
-def test_kernel_lines_are_told_once_in_a_boot_and_the_next_boot_begins_anew(
-    node: HookNode, healer: Healer
-) -> None:
+def test_kernel_lines_are_sent_once_per_boot(node: HookNode, healer: Healer) -> None:
     node.kernel(FATAL)
     node.run("epilog")
     node.kernel(LOST)
@@ -87,7 +85,7 @@ def test_kernel_lines_are_told_once_in_a_boot_and_the_next_boot_begins_anew(
     assert told == [[1], [2], [1, 2]]
 
 
-def test_a_line_that_a_program_wrote_into_the_kernel_log_is_not_told(node: HookNode, healer: Healer) -> None:
+def test_line_written_to_the_kernel_log_by_a_program_is_not_sent(node: HookNode, healer: Healer) -> None:
     node.kernel(LOST, priority=11)
     node.run("prolog")
     assert healer.reports[0]["kernel"] == [] and check_of(healer.reports[0], "gpu-lost") == ""
@@ -107,7 +105,7 @@ def test_without_a_restart_count_two_lives_are_never_taken_for_one(node: HookNod
     assert first["id"] != second["id"] and "restarts" not in first
 
 
-def test_nvidia_smi_is_told_and_missing_gpus_are_a_check(node: HookNode, healer: Healer) -> None:
+def test_nvidia_smi_output_is_sent_and_missing_gpus_fail_a_check(node: HookNode, healer: Healer) -> None:
     node.program("usr/bin/nvidia-smi", smi("a", "b"))
     node.settings["HEALER_HOOK_GPUS"] = "3"
     node.run("prolog")
@@ -311,7 +309,7 @@ def test_a_gpu_that_was_lost_earlier_in_this_boot_still_counts(node: HookNode, h
     assert node.run("prolog").returncode == 1
 
 
-def test_a_fault_that_nobody_is_sure_of_cannot_be_listed(node: HookNode) -> None:
+def test_uncertain_fault_cannot_be_listed(node: HookNode) -> None:
     node.settings |= {"HEALER_URL": nobody_listens(), "HEALER_HOOK_FAIL_CLOSED": "xid,procs_blocked"}
     node.kernel(FATAL)
     assert node.run("prolog").returncode == 0
@@ -375,7 +373,7 @@ def test_whatever_hangs_the_hook_ends_in_time_and_a_listed_fault_still_counts(
     assert node.run("prolog").returncode == 1
 
 
-def test_whoever_reads_the_hooks_output_waits_for_no_child(node: HookNode, healer: Healer) -> None:
+def test_reader_of_the_hook_output_waits_for_no_child(node: HookNode, healer: Healer) -> None:
     # slurmd reads until the pipe closes; a program that left the process group may live on.
     node.program("usr/bin/nvidia-smi", "setsid sleep 30 &\nexec sleep 30")
     done = node.run("epilog")
@@ -439,7 +437,7 @@ def test_the_file_is_python_3_6_of_the_standard_library_and_calls_nothing_of_slu
     assert not any(word in source for word in ("scontrol", "squeue", "sinfo"))
 
 
-def test_the_health_check_tells_what_the_node_is_made_of(node: HookNode, healer: Healer) -> None:
+def test_health_check_sends_the_hardware_inventory(node: HookNode, healer: Healer) -> None:
     node.put("proc/sys/kernel/osrelease", "6.8.0-60-generic\n")
     node.put("sys/class/dmi/id/bios_version", "1.4.2\n")
     for card, firmware in (("mlx5_0", "28.39.1002"), ("mlx5_1", "28.38.1000"), ("mlx5_2", "28.39.1002")):
@@ -458,7 +456,7 @@ def test_the_health_check_tells_what_the_node_is_made_of(node: HookNode, healer:
     assert "inventory" not in short
 
 
-def test_an_nvidia_smi_that_answers_is_told(node: HookNode, healer: Healer) -> None:
+def test_nvidia_smi_answer_is_sent(node: HookNode, healer: Healer) -> None:
     node.program("usr/bin/nvidia-smi", smi("a", "b"))
     node.run("health-check")
     assert healer.reports[0]["host"]["nvidia_smi_answers"] == 1

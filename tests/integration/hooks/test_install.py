@@ -57,7 +57,7 @@ def machine(folder: Path, conf: bytes = PLAIN) -> Machine:
     return Machine(folder, conf)
 
 
-def test_it_shows_what_it_would_change_and_changes_nothing_unless_told(tmp_path: Path) -> None:
+def test_install_prints_changes_and_applies_them_only_on_request(tmp_path: Path) -> None:
     one = machine(tmp_path)
     before = one.files()
     done = one.hook("install", say="n\n")

@@ -159,7 +159,7 @@ def program() -> ModuleType:
 # --- services
 
 
-def test_a_restart_is_asked_for_and_told(node: StandIns) -> None:
+def test_restart_is_requested_and_reported(node: StandIns) -> None:
     node.plant("", "fabric-manager")
     assert node.ask("service-status", FM)["state"] == "failed"
     assert node.ask("service-restart", FM, "id=0123456789abcdef")["asked"] is True
@@ -186,7 +186,7 @@ def test_a_restart_that_fails_says_why(node: StandIns) -> None:
     assert node.log()[-1]["code"] == "failed"
 
 
-def test_a_service_that_is_not_there_is_told(node: StandIns) -> None:
+def test_missing_service_is_reported(node: StandIns) -> None:
     node.refused("service-status", "openibd", code="no-service")
     node.refused("service-restart", "openibd", code="no-service")
     assert node.restarts("") == 0
@@ -214,7 +214,7 @@ def test_a_program_that_is_missing_is_named(node: StandIns) -> None:
 # --- memory
 
 
-def test_memory_is_handed_over_as_it_is_told(node: StandIns) -> None:
+def test_memory_figures_are_passed_through_unchanged(node: StandIns) -> None:
     first, second = node.ask("memory-state")["gpus"]
     assert (first["pci"], second["pci"]) == ("00000000:10:00.0", "00000000:11:00.0")
     told = {name: first[name] for name in ("pending", "failed", "channel", "recovery")}
@@ -258,7 +258,7 @@ def test_what_a_program_wrote_to_the_kernels_log_is_not_the_kernels(node: StandI
     assert told["records"] == [] and told["log_from_s"] == 0
 
 
-def test_the_newest_records_are_told_of_a_flood(node: StandIns) -> None:
+def test_of_a_flood_the_newest_records_are_returned(node: StandIns) -> None:
     node.kmsg(*(f"{XID} {number}" for number in range(5000)))
     assert [text[-4:] for _, text in node.ask("second-look", SAID, "-")["records"]] == [
         "4996", "4997", "4998", "4999",
@@ -354,7 +354,7 @@ def test_tests_run_on_by_themselves_once_for_a_key(node: StandIns) -> None:
     assert [entry["event"] for entry in node.log() if entry["verb"] == "diagnose"] == ["ended"]
 
 
-def test_a_key_stands_for_one_request(node: StandIns) -> None:
+def test_each_key_starts_one_request(node: StandIns) -> None:
     node.ask("diagnose-start", "k", "2")
     node.finish()
     node.ended("diagnose-show", "k")
@@ -446,7 +446,7 @@ def test_only_the_latest_records_are_kept(node: StandIns) -> None:
 # --- GPUs
 
 
-def test_identify_and_fabric_tell_what_nvidia_smi_tells(node: StandIns) -> None:
+def test_identify_and_fabric_report_nvidia_smi_values(node: StandIns) -> None:
     told = node.ask("identify")
     assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (told["driver"], len(told["gpus"])) == ("570.124.06", 2)
@@ -529,7 +529,7 @@ def unreadable(node: StandIns, pid: int, command: str) -> None:
     (node.proc / str(pid) / "fd").write_text("cannot be listed")
 
 
-def test_a_gpu_whose_device_was_made_anew_is_still_held(node: StandIns) -> None:
+def test_gpu_with_a_recreated_device_file_is_still_held(node: StandIns) -> None:
     with Holder(node, 0, "train"):
         (node.dev / "nvidia0").unlink()
         node.refused("gpu-reset", "k", "00000000:10:00.0", code="held")
@@ -681,7 +681,7 @@ def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
     ("mode", "says"),
     [("hang", "did not end within"), ("fail", "py-spy ended with 3"), ("flood", "printed more than")],
 )
-def test_a_py_spy_that_goes_wrong_is_told(node: StandIns, mode: str, says: str) -> None:
+def test_failing_py_spy_is_reported(node: StandIns, mode: str, says: str) -> None:
     node.configure(PY_SPY_S="0.3" if mode == "hang" else "30")
     node.process(11, "python3", cgroup=SLURM_V2)
     node.mode("py-spy", mode)
@@ -689,7 +689,7 @@ def test_a_py_spy_that_goes_wrong_is_told(node: StandIns, mode: str, says: str) 
     assert told["stacks"] == [] and says in told["text"]
 
 
-def test_a_missing_py_spy_and_a_job_that_is_not_here_are_told(node: StandIns) -> None:
+def test_missing_py_spy_and_unknown_job_are_reported(node: StandIns) -> None:
     node.process(11, "python3", cgroup=SLURM_V2)
     (node.bin / "py-spy").unlink()
     assert "py-spy is not installed" in node.ask("job-stacks", "4711")["text"]
@@ -744,7 +744,7 @@ def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
     assert [one["rank"] for one in found] == [0], "nobody but root could read the other"
 
 
-def test_a_job_that_is_not_here_has_no_dumps_and_a_broken_nvidia_smi_is_told(node: StandIns) -> None:
+def test_unknown_job_has_no_dumps_and_a_broken_nvidia_smi_is_reported(node: StandIns) -> None:
     told = node.ask("job-recorder", "4711")
     assert (told["dumps"], told["text"], len(told["gpus"])) == ([], "no process of job 4711 is here", 2)
     node.process(11, "python3", cgroup=SLURM_V2)

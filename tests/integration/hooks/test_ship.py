@@ -99,7 +99,7 @@ def test_what_may_pass_is_an_error_to_rsyslog(shipping: Shipping, hub: Hub, stat
 
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
-def test_what_never_passes_is_told_and_left(shipping: Shipping, hub: Hub, status: int) -> None:
+def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub: Hub, status: int) -> None:
     hub.answers.append((status, {}, {"detail": "no"}))
     with shipping.running():
         assert [shipping.say(record(1)), shipping.say(record(2))] == ["OK", "OK"]
@@ -122,7 +122,7 @@ def test_what_a_stop_cut_short_is_sent_first(shipping: Shipping, hub: Hub) -> No
     assert not shipping.head.exists()
 
 
-def test_a_connection_that_ended_at_rest_is_made_anew(shipping: Shipping, hub: Hub) -> None:
+def test_idle_connection_closed_by_the_server_is_reopened(shipping: Shipping, hub: Hub) -> None:
     with shipping.running():
         assert shipping.say(record(1)) == "OK"
         hub.stop()
@@ -131,7 +131,7 @@ def test_a_connection_that_ended_at_rest_is_made_anew(shipping: Shipping, hub: H
     assert taken(hub) == ["line 1", "line 2"]
 
 
-def test_a_record_that_healer_rejects_is_told(shipping: Shipping, hub: Hub) -> None:
+def test_record_rejected_by_healer_is_reported(shipping: Shipping, hub: Hub) -> None:
     told = {"accepted": 0, "rejected": [{"index": 0, "reason": "node: gpu9 is not a node"}]}
     hub.answers.append((202, {}, told))
     with shipping.running():
@@ -139,7 +139,7 @@ def test_a_record_that_healer_rejects_is_told(shipping: Shipping, hub: Hub) -> N
         wait_until(lambda: "gpu9 is not a node" in shipping.said.read_text(), what="it is said")
 
 
-def test_a_record_that_is_too_long_is_told_and_left(shipping: Shipping, hub: Hub) -> None:
+def test_oversized_record_is_reported_and_dropped(shipping: Shipping, hub: Hub) -> None:
     with shipping.running():
         assert shipping.say("x" * 70_000) == "OK"
         assert shipping.say(record(1)) == "OK"

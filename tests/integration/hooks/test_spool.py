@@ -31,7 +31,7 @@ def away(node: HookNode, environ: Mapping[str, str] | None = None) -> None:
     node.settings["HEALER_URL"] = url
 
 
-def test_reports_wait_and_are_told_in_order_as_they_were(node: HookNode, healer: Healer) -> None:
+def test_spooled_reports_are_sent_in_order_and_unchanged(node: HookNode, healer: Healer) -> None:
     node.kernel(FATAL)
     away(node, life(1, 0))
     node.kernel(LOST)
@@ -57,7 +57,7 @@ def test_what_nvidia_smi_said_then_is_not_kept(node: HookNode) -> None:
     assert "nvidia_smi" not in node.spooled[0]
 
 
-def test_a_full_spool_takes_no_more_and_the_lines_are_told_when_there_is_room(
+def test_full_spool_takes_no_more_and_lines_are_sent_once_there_is_room(
     node: HookNode, healer: Healer
 ) -> None:
     away(node)
@@ -73,9 +73,7 @@ def test_a_full_spool_takes_no_more_and_the_lines_are_told_when_there_is_room(
     assert healer.reports[0]["id"] != "long"
 
 
-def test_a_hook_that_was_killed_leaves_a_report_that_the_next_one_tells(
-    node: HookNode, healer: Healer
-) -> None:
+def test_report_of_a_killed_hook_is_sent_by_the_next_one(node: HookNode, healer: Healer) -> None:
     away(node, life(1, 0))
     (file,) = node.spool.glob("*.json")
     left = file.with_suffix(".sending")
@@ -119,9 +117,7 @@ def test_a_report_of_another_name_blocks_no_later_one(
     assert node.spooled == []
 
 
-def test_a_refused_report_is_not_put_aside_and_its_lines_are_told_later(
-    node: HookNode, healer: Healer
-) -> None:
+def test_refused_report_is_not_spooled_and_its_lines_are_sent_later(node: HookNode, healer: Healer) -> None:
     node.kernel(FATAL)
     healer.status = 403
     assert node.run("prolog").returncode == 0

@@ -324,14 +324,14 @@ def test_on_a_shared_node_only_the_jobs_on_the_faulty_gpu_are_hit() -> None:
     assert site.incident.jobs_hit == (second,)
 
 
-def test_where_the_gpu_cannot_be_told_nobody_is_said_to_be_hit() -> None:
+def test_unidentified_gpu_blames_no_job() -> None:
     site, _, _ = shared()
     site.walk(*site.say(1, LOST))
     assert site.incident.root.gpu is None
     assert site.incident.jobs_hit == ()
 
 
-def test_the_job_that_the_signal_names_is_hit_where_the_gpu_cannot_be_told() -> None:
+def test_job_named_by_the_signal_is_hit_when_the_gpu_is_unidentified() -> None:
     site, first, _ = shared()
     site.walk(*site.say(1, LOST, job=first))
     assert site.incident.jobs_hit == (first,)
@@ -416,7 +416,7 @@ def test_a_switch_whose_nodes_fall_silent_one_by_one_is_one_open_incident() -> N
     assert {part.node for part in site.incident.affected} == {name(number) for number in range(1, 9)}
 
 
-def test_a_fleet_that_falls_silent_one_by_one_is_one_open_incident_and_nobody_is_blamed() -> None:
+def test_fleet_going_silent_node_by_node_is_one_open_incident_without_blame() -> None:
     site = watching()
     fade(site, range(1, 33), range(1, 33))
     assert [one.fault for one in site.open_incidents] == ["fleet-silent"]
@@ -443,7 +443,7 @@ def test_a_persons_drain_is_an_incident_with_an_owner_that_ends_when_it_is_lifte
     assert site.open_incidents == []
 
 
-def test_a_drain_incident_that_a_person_resolved_stays_so_while_the_drain_stands() -> None:
+def test_resolved_drain_incident_stays_resolved_while_the_node_is_drained() -> None:
     site = watching()
     site.slurm.person_drain(name(4), "replacing PSU", "ann")
     site.walk()

@@ -79,7 +79,7 @@ def days(number: float) -> datetime:
     return START + timedelta(days=number)
 
 
-def test_it_is_written_once_however_often_it_is_told(site: Site) -> None:
+def test_forecast_is_stored_once_however_often_it_repeats(site: Site) -> None:
     first = site.foretell()
     assert (first.rule, first.component, first.incident) == (RULE, GPU, "i1")
     assert (first.told_at, first.until, first.seen, first.limit) == (START, days(7), SEEN, 8)
@@ -119,7 +119,7 @@ def test_what_is_no_hit(site: Site, fault: str, where: Component) -> None:
     assert site.walk(days(8))[0].outcome is ForecastOutcome.miss
 
 
-def test_a_fault_of_before_it_was_told_proves_nothing(site: Site) -> None:
+def test_fault_before_its_forecast_proves_nothing(site: Site) -> None:
     site.foretell(days(2))
     late = site.walk(days(2.1), finding("xid-95", GPU, days(1)))
     assert late[-1].outcome is ForecastOutcome.open or late[0].outcome is ForecastOutcome.open
@@ -150,7 +150,7 @@ def test_a_part_that_was_replaced_in_time_proves_nothing(site: Site) -> None:
     assert seen.outcome is ForecastOutcome.void and "replaced" in seen.why
 
 
-def test_a_fault_that_nobody_foretold_counts_once(site: Site) -> None:
+def test_missed_fault_counts_once(site: Site) -> None:
     seen = site.walk(days(1), finding("xid-95", GPU, days(1)), finding("xid-48", GPU, days(1)))
     mine = [one for one in seen if one.rule == RULE]
     assert [one.outcome for one in mine] == [ForecastOutcome.unforeseen]
@@ -159,12 +159,12 @@ def test_a_fault_that_nobody_foretold_counts_once(site: Site) -> None:
     assert [one for one in again if one.rule == RULE] == mine
 
 
-def test_where_nothing_is_measured_nothing_could_be_foretold(site: Site) -> None:
+def test_without_measurements_no_forecast_was_possible(site: Site) -> None:
     site.picture.sensed = None
     assert site.walk(days(1), finding("xid-95", GPU, days(1))) == []
 
 
-def test_a_fault_that_only_stands_beside_another_is_none(site: Site) -> None:
+def test_fault_merged_into_another_is_not_counted(site: Site) -> None:
     assert site.walk(days(1), finding("xid-95", GPU, days(1), evidence_only=True)) == []
 
 

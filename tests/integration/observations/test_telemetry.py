@@ -247,7 +247,7 @@ def test_a_scrape_that_comes_in_many_pieces_is_one_moment() -> None:
 # --- clocks ---
 
 
-def test_what_a_host_tells_whose_clock_is_ahead_is_of_now() -> None:
+def test_samples_from_a_host_whose_clock_is_ahead_count_as_now() -> None:
     site = Site()
     ahead = site.sender.report("gpu0", 3600, {HEAT: 50}, arrived_s=3600)
     site.telemetry.update([ahead], site.book, after(10))
@@ -266,7 +266,7 @@ def test_a_picture_from_a_host_whose_clock_is_ahead_is_of_now() -> None:
     site.telemetry.check_clock(after(20))
 
 
-def test_what_lies_in_the_future_is_not_known_and_tells_that_the_clock_went_back() -> None:
+def test_future_samples_are_unknown_and_reveal_a_clock_set_back() -> None:
     site = Site()
     site.say(100, {HEAT: 50})
     assert np.isnan(site.telemetry.value("heat_c", after(94.5))).all()
@@ -324,7 +324,7 @@ def test_rows_that_appear_later_leave_what_was_there_in_its_place() -> None:
         assert heat[row] == value
 
 
-def test_series_that_nobody_knows_or_that_cannot_be_are_counted_and_hurt_nothing_else() -> None:
+def test_unknown_or_impossible_series_are_counted_and_harm_no_others() -> None:
     site = Site()
     odd = {
         ("nobody_knows", GPU0): 1.0,
@@ -396,7 +396,7 @@ def test_windows_of_an_axis_never_need_more_than_their_share_of_memory(
 # --- what is read ---
 
 
-def test_a_signal_of_the_catalogue_that_nobody_sent_is_unknown_everywhere() -> None:
+def test_catalogue_signal_without_senders_is_unknown_everywhere() -> None:
     site = Site()
     site.say(0, {HEAT: 1.0})
     assert np.isnan(site.telemetry.value("replay_total", after(0))).all()
@@ -442,7 +442,7 @@ def see(site: Site, *nodes: SlurmNode, jobs: tuple[SlurmJob, ...] = (), at_s: fl
     site.telemetry.show(shown(*nodes, jobs=jobs, at_s=at_s), Topology())
 
 
-def test_slurms_picture_is_told_as_signals() -> None:
+def test_slurm_picture_is_exposed_as_signals() -> None:
     site = Site()
     see(
         site,
@@ -469,7 +469,7 @@ def test_cores_are_those_that_slurm_configures() -> None:
     assert "untold" not in cores or cores["untold"] != cores["untold"]
 
 
-def test_how_many_gpus_two_jobs_hold_is_unknown_if_one_does_not_tell() -> None:
+def test_gpu_count_of_two_jobs_is_unknown_if_one_is_missing() -> None:
     site = Site()
     see(site, node("gpu0"), jobs=(job("7", {"gpu0": (0,)}), job("8", None, "gpu0")))
     assert math.isnan(told(site, "slurm_gpus_allocated", 0)["gpu0"])
@@ -512,7 +512,7 @@ H100 = GpuModel(name="H100", match=("*h100*",), values={"slowdown_temp_c": 87.0}
 ANY = GpuModel(name="any", match=("*",), values={"power_w": 300.0}, source="test")
 
 
-def test_what_a_model_is_made_for_is_told_by_the_first_that_matches_whatever_the_case() -> None:
+def test_first_matching_model_entry_gives_its_ratings_ignoring_case() -> None:
     site = Site((H100, ANY))
     names = ("nvidia_H100_80gb", "a100", "")
     for number in range(3):

@@ -53,7 +53,7 @@ def test_a_signal_is_walked_consumed_and_its_run_poked(place: Place) -> None:
     assert len(place.poked) == 1
 
 
-def test_without_signals_it_rests_and_stops_when_told(place: Place) -> None:
+def test_detector_idles_without_signals_and_stops_on_request(place: Place) -> None:
     place.detector().run(lambda: len(place.waited) >= 3)
     assert place.waited == [1.0, 1.0, 1.0]
 
@@ -121,7 +121,7 @@ def test_a_restart_knows_which_nodes_came_back(place: Place) -> None:
     assert place.incidents() == []
 
 
-def test_after_a_restart_nobody_is_silent_before_three_of_their_beats_were_missed(place: Place) -> None:
+def test_after_a_restart_silence_needs_three_missed_beats(place: Place) -> None:
     def beats() -> None:
         place.inbox.add([beat(name(number), place.clock.now()) for number in range(1, 11)])
 

@@ -12,7 +12,7 @@ from healer.processes.senses_loop import Drops
 from tests.support.loop import CLUSTER, START
 
 
-def test_what_was_dropped_is_told_once_and_new_windows_begin_anew(fresh_database: sa.Engine) -> None:
+def test_drops_are_reported_once_and_windows_are_reset(fresh_database: sa.Engine) -> None:
     book = PostgresLosses(fresh_database)
     drops = Drops(book, CLUSTER)
     for minute, counts in enumerate(
@@ -38,7 +38,7 @@ class Away:
         self.book.add(counts)
 
 
-def test_what_could_not_be_told_is_told_the_next_time(fresh_database: sa.Engine) -> None:
+def test_drops_that_could_not_be_reported_are_reported_next_time(fresh_database: sa.Engine) -> None:
     book = Away(PostgresLosses(fresh_database))
     drops = Drops(book, CLUSTER)  # type: ignore[arg-type]
     drops.report(Counts(late=3), START)

@@ -97,7 +97,7 @@ class Site:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_is_told_within_five_seconds_of_the_link(seed: int) -> None:
+def test_link_loss_is_reported_within_five_seconds(seed: int) -> None:
     """Whatever part of a step and of a second is over when the link goes."""
     job = Job(seed)
     site = Site(job)

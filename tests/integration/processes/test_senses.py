@@ -88,7 +88,7 @@ class Site:
             self.told += [one.rule for one in sensed.findings] if sensed else []
 
 
-def test_a_clock_that_goes_back_an_hour_makes_nobody_blind() -> None:
+def test_clock_set_back_an_hour_blinds_no_node() -> None:
     site = Site()
     site.run(120, NONE)
     site.clock.at -= timedelta(hours=1)
@@ -106,7 +106,7 @@ def test_a_clock_that_is_set_by_some_seconds_costs_nothing() -> None:
     assert len(site.made) == 1
 
 
-def test_one_host_whose_clock_is_ahead_makes_nobody_blind() -> None:
+def test_one_host_with_a_fast_clock_blinds_no_node() -> None:
     site = Site()
     site.run(60, NONE)
     ahead = site.clock.at + timedelta(hours=1)

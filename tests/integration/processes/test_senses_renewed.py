@@ -91,7 +91,7 @@ class Site:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_an_old_fault_is_not_told_of_a_node_that_came_back(restarted: bool) -> None:
+def test_old_fault_is_not_reported_for_a_returned_node(restarted: bool) -> None:
     site = Site()
     (first,) = site.look(60)
     site.picture.clear(NODE, site.clock.now())
@@ -103,7 +103,7 @@ def test_an_old_fault_is_not_told_of_a_node_that_came_back(restarted: bool) -> N
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_still_stands_after_the_return_is_a_new_fact_after_its_time(restarted: bool) -> None:
+def test_fault_still_present_after_return_is_a_new_fact(restarted: bool) -> None:
     site = Site()
     (first,) = site.look(60)
     site.picture.clear(NODE, site.clock.now())
@@ -115,7 +115,7 @@ def test_what_still_stands_after_the_return_is_a_new_fact_after_its_time(restart
     assert again.evidence[0].digest != first.evidence[0].digest
 
 
-def test_another_boot_begins_anew_too_and_the_same_one_does_not() -> None:
+def test_new_boot_also_resets_and_the_same_boot_does_not() -> None:
     site = Site()
     at = site.clock.now()
     site.picture.node(NODE).heard_boot("old", at, at)

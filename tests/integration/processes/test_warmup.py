@@ -190,7 +190,7 @@ def test_a_fault_that_ended_long_ago_is_not_found_as_new() -> None:
     assert findings_after_start(history) == []
 
 
-def test_a_fault_that_still_stands_is_found_though_the_store_is_empty() -> None:
+def test_persisting_fault_is_found_with_an_empty_store() -> None:
     history = Remembered(every(15, 890, 0, "gpu0", asked=RESET))
     assert [rule for rule, _ in findings_after_start(history)] == ["gpu-recovery-asked"]
 

@@ -151,7 +151,7 @@ def test_mistakes(folder: Path, old: str, new: str, line: int, says: str) -> Non
     assert any(says in one for one in found), problems(folder)
 
 
-def test_a_name_stands_once(folder: Path) -> None:
+def test_duplicate_names_are_refused(folder: Path) -> None:
     (folder / "detection" / "more.yaml").write_text(RULE)
     assert "detection/own.yaml:1: rules/detection already has a rule too-hot" in problems(folder)
 

@@ -53,7 +53,7 @@ def test_what_was_proven_is_known_by_the_next_process() -> None:
     assert saved_proofs({"a", "b", "c"}) == {"a", "c"}
 
 
-def test_other_code_proves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_is_proven_again(monkeypatch: pytest.MonkeyPatch) -> None:
     save_proofs(["a"])
     monkeypatch.setattr(proven, "code_digest", lambda: "changed")
     assert saved_proofs({"a"}) == set()
@@ -65,9 +65,7 @@ def test_a_folder_that_others_may_write_is_not_believed(cache: Path) -> None:
     assert saved_proofs({"a"}) == set()
 
 
-def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_ends_when_the_prover_was_stopped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proven, "LONGEST_S", 0.2)
     cache.mkdir(parents=True)
     with cache.with_suffix(".lock").open("w") as other:
@@ -130,7 +128,7 @@ def test_rules_that_are_known_to_hold_are_not_run_again(
     assert ran == []
 
 
-def test_whoever_changes_a_rule_or_a_case_proves_that_rule(ran: list[str], tmp_path: Path) -> None:
+def test_changed_rule_or_case_is_proven_again(ran: list[str], tmp_path: Path) -> None:
     load(SHIPPED)
     changed = tmp_path / "rules"
     shutil.copytree(SHIPPED, changed)
@@ -147,7 +145,7 @@ def test_whoever_changes_a_rule_or_a_case_proves_that_rule(ran: list[str], tmp_p
     assert set(ran) == {"site-crowded"}
 
 
-def test_what_does_not_hold_is_told_again(ran: list[str], tmp_path: Path) -> None:
+def test_failing_rule_is_reported_again(ran: list[str], tmp_path: Path) -> None:
     changed = tmp_path / "rules"
     shutil.copytree(SHIPPED, changed)
     (changed / "detection" / "site.yaml").write_text(RULE.format(limit=1000))
@@ -158,7 +156,7 @@ def test_what_does_not_hold_is_told_again(ran: list[str], tmp_path: Path) -> Non
     assert ran.count("site-crowded") == 4
 
 
-def test_a_case_of_no_rule_is_told_though_all_rules_are_proven(ran: list[str], tmp_path: Path) -> None:
+def test_case_without_a_rule_is_reported_even_if_all_rules_are_proven(ran: list[str], tmp_path: Path) -> None:
     load(SHIPPED)
     changed = tmp_path / "rules"
     shutil.copytree(SHIPPED, changed)
@@ -220,7 +218,7 @@ def test_aliases_of_aliases_are_not_written_out(
     assert looked < 20_000
 
 
-def test_what_many_entries_stand_for_is_looked_at_once(tmp_path: Path) -> None:
+def test_shared_entries_are_checked_once(tmp_path: Path) -> None:
     class Entry(msgspec.Struct):
         jobs: dict[str, int] = {}
 

@@ -24,7 +24,7 @@ def problems(folder: Path, text: str) -> list[str]:
     return [str(one) for one in caught.value.problems]
 
 
-def test_each_entry_is_a_policy_that_tells_people_and_takes_no_node() -> None:
+def test_each_sharing_entry_only_notifies_and_takes_no_node() -> None:
     rules = shipped()
     assert rules.sharings
     for entry in rules.sharings:

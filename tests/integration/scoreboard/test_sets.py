@@ -63,7 +63,7 @@ def test_a_trace_that_was_cut_before_is_used_whole(tmp_path: Path) -> None:
     assert (starts.day.tolist(), starts.node.tolist()) == ([1, 170], [0, 0])
 
 
-def test_a_node_that_always_faults_again_is_foretold() -> None:
+def test_node_that_always_faults_again_is_forecast() -> None:
     day = np.arange(0.5, 170, 1.0)
     starts = repeats.Starts(day, np.zeros(len(day), np.int64), ("",) * len(day), 170.0)
     rows = {row.name: row.figures for row in repeats.board(starts)}

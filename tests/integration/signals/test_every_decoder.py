@@ -168,7 +168,7 @@ def steps(work: Callable[[], Any]) -> int:
     return count
 
 
-def test_steps_tell_quadratic_work() -> None:
+def test_step_decoders_report_quadratic_work() -> None:
     def linear(n: int) -> int:
         return steps(lambda: [logs.relevant_fields({"host": "a"}) for _ in range(n)])
 
@@ -287,7 +287,7 @@ def test_aliases_of_aliases_are_looked_at_once(tmp_path: Path) -> None:
     assert [one.text for one in problems] == ["the key x appears twice"]
 
 
-def test_targets_that_stand_for_millions_are_bounded(tmp_path: Path) -> None:
+def test_targets_that_expand_to_millions_are_bounded(tmp_path: Path) -> None:
     names = ", ".join(f'"a{n}-[0-49999]:1"' for n in range(50))
     path = tmp_path / "scrape.yaml"
     path.write_text(f"jobs:\n- name: a\n  groups:\n  - targets: [{names}]\n  - targets: [{names}]\n")
@@ -297,7 +297,7 @@ def test_targets_that_stand_for_millions_are_bounded(tmp_path: Path) -> None:
     assert [f"at most {TARGETS_MAX}" in one.text for one in problems] == [True]
 
 
-def test_targets_of_the_rules_that_stand_for_millions_are_bounded(tmp_path: Path) -> None:
+def test_rule_targets_that_expand_to_millions_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "scrape.yaml"
     path.write_text("jobs:\n- name: a\n  targets:\n" + "".join(f"  - a{n}-[0-49999]:1\n" for n in range(50)))
     problems: list[Problem] = []

@@ -5,7 +5,7 @@ from healer.sim.fleet_steps import Pace
 from tests.support.fleet import Fleet
 
 
-def test_a_clean_hour_pages_nobody_and_touches_no_node() -> None:
+def test_clean_hour_pages_no_one_and_touches_no_node() -> None:
     fleet = Fleet(48, jobs=(16, 8, 4, 2), pace=Pace(stages=2))
     fleet.run(3600)
     assert fleet.unrecognised == {}
@@ -16,7 +16,7 @@ def test_a_clean_hour_pages_nobody_and_touches_no_node() -> None:
     assert [job.restarts for job in fleet.slurm.snapshot().jobs.values()] == [0, 0, 0, 0]
 
 
-def test_an_hour_of_uneven_work_blames_nobody() -> None:
+def test_hour_of_uneven_work_blames_no_node() -> None:
     """Sequences of different lengths: the noise of one rank is thirty times larger (published_figures 4)."""
     fleet = Fleet(16, jobs=(8, 4), pace=Pace(noise=0.12))
     fleet.run(1800)

@@ -74,7 +74,7 @@ def told() -> Told:
     return Told(before, played.finish(), list(played.ledger.tables.forecasts.values()))
 
 
-def test_a_growing_fault_is_foretold_and_waits_for_a_person(told: Told) -> None:
+def test_growing_fault_is_forecast_and_waits_for_a_person(told: Told) -> None:
     (incident,) = told.before["incidents"]
     assert (incident["rule"], incident["severity"]) == (RULE, "P3")
     assert (incident["root"]["node"], incident["root"]["gpu"]) == (NODES[0], 2)
@@ -85,7 +85,7 @@ def test_a_growing_fault_is_foretold_and_waits_for_a_person(told: Told) -> None:
     assert "likely to fail within" in incident["evidence"][0]["text"]
 
 
-def test_a_site_that_only_watches_asks_nobody() -> None:
+def test_watch_only_site_asks_for_no_approval() -> None:
     told = replay(cheap(Mode.shadow), read(recording(days=LEAST_DAYS)[:-FAULT_ROWS]))
     assert {one["guard"] for one in told["held"]} == {"mode"}
 

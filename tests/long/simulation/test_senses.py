@@ -162,7 +162,7 @@ def test_a_sensor_that_falls_silent_is_no_fault_of_its_node() -> None:
     assert [incident.rule for incident in one.incidents if incident.severity < Severity.P3] == []
 
 
-def test_a_warm_hall_drains_nobody() -> None:
+def test_warm_hall_drains_no_node() -> None:
     one = fleet()
     one.sensors.plant("fleet-warm")
     one.run(900)

@@ -86,7 +86,7 @@ def test_gpu_hours_add_up(mender: str) -> None:
     assert card.effective == card.spent[Spent.kept]
 
 
-def test_healer_finds_fast_and_wrongs_nobody() -> None:
+def test_healer_detects_quickly_without_false_actions() -> None:
     card = of_small("healer")
     assert card.stopped_job >= 3
     assert card.wrong_drains == 0
@@ -132,7 +132,7 @@ def test_a_leaf_switch_is_one_root() -> None:
     assert card.wrong_drains == 0
 
 
-def test_a_roll_out_is_said_and_drains_nobody() -> None:
+def test_roll_out_is_announced_and_drains_no_node() -> None:
     card = healed("driver-rollout")
     assert card.incidents == {"drift": 1}
     assert (card.drains, card.people) == (0, {})
@@ -169,7 +169,7 @@ def test_while_slurm_is_away_nothing_is_done_and_then_at_once() -> None:
     assert card.decide.median_s == pytest.approx(24 * 60, abs=60)
 
 
-def test_lost_signals_drain_nobody() -> None:
+def test_lost_signals_drain_no_node() -> None:
     card = healed("telemetry-loss")
     assert card.incidents == {"signals-lost": 1}
     assert card.drains == 0
@@ -214,7 +214,7 @@ def test_a_fault_that_comes_while_the_job_starts_is_found_too(way: str, within_s
     assert "taken out by hand" not in card.people
 
 
-def test_whoever_starts_a_test_restarts_the_job_that_stands_there() -> None:
+def test_starting_a_test_restarts_the_job_on_the_node() -> None:
     card = one_fault("corruption")
     assert card.people["restarts agreed to"] == 1
     assert card.restart.median_s is not None
@@ -262,7 +262,7 @@ def soon_noticed() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("way", ["slow", "throttle", "corruption"])
-def test_what_shows_in_jobs_alone_is_noticed_by_nobody_on_an_idle_node(way: str) -> None:
+def test_fault_visible_only_in_jobs_goes_unnoticed_on_an_idle_node(way: str) -> None:
     happenings = (Happening(at_h=0.5, what="fault", way=way, place=SPARE, nodes=1),)
     card = one_fault(way, happenings=happenings, **soon_noticed())
     assert (card.faults, card.undiagnosed) == (1, 0)

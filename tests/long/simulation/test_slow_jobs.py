@@ -88,7 +88,7 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     assert set(site.scheduler.writes) == {"submit"} and timedelta(0) < site.now - told.opened
 
 
-def test_a_node_whose_own_tests_were_slow_is_told_is_suspected_first_and_searched_first() -> None:
+def test_node_with_slow_tests_is_reported_suspected_first_and_searched_first() -> None:
     told = {one: 610.0 if one == 5 else 695.0 + one % 7 for one in range(1, 33)}
     figures = [NodeFigures(name(one), {"gemm_tflop_per_s": Figure(told[one], START)}) for one in told]
     site = Stepping(figures=FleetFigures(CLUSTER, lambda _: figures, lambda *_: None))
@@ -109,7 +109,7 @@ def test_a_node_whose_own_tests_were_slow_is_told_is_suspected_first_and_searche
     assert set(site.scheduler.writes) == {"submit"}
 
 
-def test_jobs_that_only_save_evaluate_and_pause_are_told_of_nothing() -> None:
+def test_jobs_that_only_save_evaluate_or_pause_raise_nothing() -> None:
     site = Stepping()
     for first, whole in ((1, False), (9, True), (13, False)):
         site.begin(range(first, first + 4), title="whole" if whole else "pretrain", whole=whole)

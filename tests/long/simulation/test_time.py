@@ -209,7 +209,7 @@ def _beat(place: Place, node: int, ahead_s: float) -> list[Observation]:
 # --- a detector that was away ---
 
 
-def test_a_detector_that_was_away_for_20_minutes_acts_on_what_came_and_calls_nobody_silent(
+def test_detector_away_for_20_minutes_acts_on_the_backlog_and_calls_no_node_silent(
     place: Place,
 ) -> None:
     detector = place.detector()

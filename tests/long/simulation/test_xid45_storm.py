@@ -59,7 +59,7 @@ def lines() -> Iterator[str]:
         yield json.dumps({"at": at, "route": route, "body": content})
 
 
-def test_the_ten_are_found_in_time_and_nobody_else_is_touched() -> None:
+def test_the_ten_nodes_are_found_in_time_and_no_other_is_touched() -> None:
     document = replay(rules_in(Mode.auto), read(lines()))
     assert {one["root"]["node"] for one in document["incidents"]} == set(ROOTS)
     assert len(document["incidents"]) == len(ROOTS)

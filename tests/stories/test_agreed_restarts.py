@@ -40,7 +40,7 @@ def test_a_job_that_was_named_is_restarted_elsewhere_and_the_node_is_tested() ->
     assert site.audited("job.requeued") == 1
 
 
-def test_a_job_that_nobody_named_is_waited_for() -> None:
+def test_job_not_on_the_list_is_waited_for() -> None:
     site, (mine, other) = under_jobs("", "healer:requeue")
     run = ask(site, mine)
     site.run_for(60)
@@ -122,7 +122,7 @@ def test_each_job_keeps_who_agreed_to_its_restart() -> None:
     assert restart_proposal(both, "4711", None).agreed_by == "bob"
 
 
-def test_the_owners_keep_stands_above_an_approval() -> None:
+def test_keep_of_the_owner_overrides_an_approval() -> None:
     site, job, run = proposed("healer:keep")
     site.run_for(20)
     assert site.slurm.snapshot().jobs[job].restarts == 0

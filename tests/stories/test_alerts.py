@@ -84,7 +84,7 @@ def test_an_alert_that_an_entry_names_opens_its_incident_and_does_nothing() -> N
     assert site.runs == [] and site.ledger.tables.messages == {}
 
 
-def test_an_alert_that_nobody_named_opens_nothing() -> None:
+def test_unlisted_alert_opens_nothing() -> None:
     site = Site(10)
     site.run_for(700, *say(site, "TeamCoffeeLow"), step_s=10)
     assert site.incidents == [] and site.runs == []
@@ -140,7 +140,7 @@ def test_an_alert_that_is_repeated_with_an_earlier_beginning_stays() -> None:
     assert incident.is_open and incident.evidence_count == 1
 
 
-def test_an_alert_that_nobody_repeats_does_not_stay_for_ever() -> None:
+def test_alert_that_is_no_longer_repeated_expires() -> None:
     site = Site(10)
     site.run_for(5, *say(site, "NodeClockNotSynchronising"))
     site.clock.advance(ALERT_STAYS_H * 3600 - 60)
@@ -186,7 +186,7 @@ def test_a_flood_of_alerts_takes_no_more_than_its_share_of_an_incident() -> None
     assert incident.evidence[0].sense is Sense.kernel
 
 
-def test_it_stands_beside_a_fault_that_comes_later_too() -> None:
+def test_alert_incident_stays_beside_a_later_fault() -> None:
     site = Site(10, mode=Mode.shadow)
     site.run_for(10, *say(site, "TeamCoffeeLow"))
     site.walk(*site.say(1, DEGRADED))
@@ -245,7 +245,7 @@ def test_an_alert_of_before_the_repair_does_not_drain_the_node_again() -> None:
     assert site.incidents == []
 
 
-def test_a_person_who_resolved_it_is_not_told_again() -> None:
+def test_alert_resolved_by_a_person_is_not_reported_again() -> None:
     site = Site(10)
     site.run_for(5, *say(site, "NodeFilesystemReadOnly"))
     site.tell(CommandKind.resolve, incident=site.incidents[0].id)
@@ -253,7 +253,7 @@ def test_a_person_who_resolved_it_is_not_told_again() -> None:
     assert opened(site) == [] and len(site.incidents) == 1
 
 
-def test_after_a_restart_what_stands_is_known_and_opens_nothing_twice() -> None:
+def test_active_alerts_are_known_after_a_restart_and_open_nothing_twice() -> None:
     site = Site(10)
     told = say(site, "NodeFilesystemReadOnly")
     site.run_for(5, *told)
@@ -307,7 +307,7 @@ def test_alerts_are_bounded() -> None:
     assert min(int(heard.digest, 16) for heard in alerts.firing()) == 500, "the oldest are forgotten"
 
 
-def test_a_node_that_tells_very_many_alerts_makes_no_others_forgotten() -> None:
+def test_node_with_very_many_alerts_evicts_no_others() -> None:
     alerts, site = Alerts(), Site(2)
     (one,) = say(site, "Many")
     alerts.take(alert_of(one, 2, 10**6))
@@ -418,7 +418,7 @@ ENTRY = "- name: ours\n  title: Ours\n  alert: [Ours]\n  source: us\n"
     ids=["source", "field", "word", "stays", "playbook", "class", "job", "policy", "twice", "all", "glob",
          "none", "name"],
 )  # fmt: skip
-def test_a_wrong_entry_is_told_by_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+def test_wrong_entry_is_reported_by_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
     with pytest.raises(RulesInvalid) as told:
         load(with_alerts(tmp_path, text), prove=False)
     problem = next(one for one in told.value.problems if one.file == "alerts.yaml")

@@ -64,7 +64,7 @@ def test_people_read_what_was_found() -> None:
     assert any(f"{name(3)} is slow" in one.text for one in messages)
 
 
-def test_where_none_is_slow_nothing_is_told_of_any_node() -> None:
+def test_if_no_node_is_slow_nothing_is_reported() -> None:
     site, run = ended(8)
     assert "none is slow, alone or with others" in done(site, run)
     assert site.verdict(run)["passed"] is True and site.open_incidents == [] and len(site.groups()) == 3
@@ -122,7 +122,7 @@ def test_a_job_of_two_nodes_takes_idle_ones_beside_them() -> None:
     assert len({node for one in site.groups() for node in one.nodes}) == 4
 
 
-def test_too_few_idle_nodes_come_to_no_verdict_and_nobody_is_blamed() -> None:
+def test_too_few_idle_nodes_give_no_verdict_and_no_blame() -> None:
     site, run = ended(2, (1,))
     text = done(site, run, LASTS.total_seconds() + 60)
     assert text.startswith("No verdict: 2 idle nodes; a comparison needs 4")
@@ -186,7 +186,7 @@ def test_a_group_of_which_slurm_did_not_say_whether_it_took_it_gives_way_too() -
     assert f"{name(3)} is slow" in done(site, run)
 
 
-def test_a_group_that_slurm_never_took_is_made_anew_after_a_minute() -> None:
+def test_group_that_slurm_never_accepted_is_resubmitted_after_a_minute() -> None:
     site, run = ended(8, (3,))
     unanswered(site, taken=False)
     site.run_for(50)

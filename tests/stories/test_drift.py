@@ -72,7 +72,7 @@ def test_each_fact_and_value_is_one_incident_and_ends_when_it_is_put_right() -> 
     assert by_node[NODES[5]]["closed"] is None
 
 
-def test_what_a_node_never_told_is_not_bad() -> None:
+def test_missing_facts_are_not_bad() -> None:
     rows = [told(5, name, kernel="6.8.0-60") for name in NODES[:3]]
     assert incidents(entry(0, "slurm/nodes", slurm({})), good(kernel="6.8.0-60", vbios="96.00"), *rows) == []
 
@@ -88,7 +88,7 @@ def test_a_roll_out_that_ends_within_two_minutes_is_no_incident() -> None:
     assert found == []
 
 
-def test_labels_and_nvidia_smi_tell_facts_too() -> None:
+def test_labels_and_nvidia_smi_also_provide_facts() -> None:
     text = "\n".join([
         'node_uname_info{release="6.5.0-18",nodename="gpu0002"} 1',
         'node_dmi_info{bios_version="1.3.9"} 1',

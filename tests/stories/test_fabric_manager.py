@@ -58,7 +58,7 @@ def test_a_job_on_the_node_ends_by_itself_before_anything_is_restarted() -> None
 
 
 @pytest.mark.parametrize("case", ["a job", "not drained"])
-def test_the_gate_lets_nobody_restart_it_under_work(case: str) -> None:
+def test_gate_refuses_a_restart_under_a_running_job(case: str) -> None:
     """The node changes between the look at it and the restart: the gate looks again, for a person too."""
     site, _ = broken()
 
@@ -132,7 +132,7 @@ def test_a_pause_before_the_restart_holds_it() -> None:
     assert site.node(1).in_service
 
 
-def test_a_finding_that_is_told_again_while_its_job_ends_does_not_keep_the_node_out() -> None:
+def test_repeated_finding_during_job_end_does_not_keep_the_node_out() -> None:
     """Who measures tells every few minutes what goes on; that is no new fault after the repair."""
     site, job = broken(busy=True)
     site.pass_time(30)

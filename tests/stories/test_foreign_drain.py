@@ -86,7 +86,7 @@ def test_who_took_the_incident_on_is_not_asked() -> None:
     assert site.log(run)[-1].text == "ann took it: no one else is asked"
 
 
-def test_as_shipped_nobody_is_asked() -> None:
+def test_default_rules_ask_for_no_approval() -> None:
     site = TestSite(4, rules=chasing(None))
     site.run_for(2)
     site.slurm.person_drain(name(1), "replacing PSU", "ann")

@@ -63,7 +63,7 @@ def test_jobs_are_requeued_first_and_nothing_is_reset_before_the_node_is_empty()
     assert "reset" in site.done(run)
 
 
-def test_the_gate_lets_nobody_reset_under_work() -> None:
+def test_gate_refuses_a_reset_under_a_running_job() -> None:
     """The node is given back between the look and the reset: the gate looks again, for a person too."""
     site, run = asked(HUNG)
 

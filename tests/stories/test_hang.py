@@ -185,7 +185,7 @@ def test_a_node_that_does_not_answer_proves_nothing() -> None:
     assert state_of(site, run)[0] is RunState.waiting and job_of(site, job).restarts == 0
 
 
-def test_a_dump_that_is_none_is_told_and_counts_for_nothing() -> None:
+def test_invalid_dump_is_reported_and_ignored() -> None:
     site, job, run = hanging()
     bad = on_node({2: b"cos\nsystem\n(S'x'\ntR.", 3: None}, site.now)
     site.nodes.put_job(name(2), job, bad, STACKS)
@@ -195,7 +195,7 @@ def test_a_dump_that_is_none_is_told_and_counts_for_nothing() -> None:
     assert job_of(site, job).restarts == 0
 
 
-def test_a_rank_that_two_nodes_tell_of_proves_nothing() -> None:
+def test_rank_claimed_by_two_nodes_proves_nothing() -> None:
     """Another job of the same user has left dumps under the same names."""
     site, job, run = hanging()
     at = site.now - timedelta(seconds=30)
@@ -225,7 +225,7 @@ def test_a_job_that_ended_meanwhile_ends_the_run() -> None:
     assert state_of(site, run)[0] is RunState.done and "no longer hangs" in site.log(run)[-1].text
 
 
-def test_without_a_way_to_nodes_only_a_person_can_tell() -> None:
+def test_without_node_access_only_a_person_can_judge() -> None:
     site, job, run = hanging()
     equip(site.driver, nodes=None)
     site.run_for(5)

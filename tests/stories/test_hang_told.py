@@ -69,7 +69,7 @@ def test_a_person_lets_it_go_and_by_that_agrees_to_the_restart() -> None:
     assert site.open_incidents == [], "the restart ended it; another hang of the job is another one"
 
 
-def test_alone_it_looks_tells_and_restarts_a_job_that_agreed() -> None:
+def test_auto_mode_looks_reports_and_restarts_a_job_that_agreed() -> None:
     site = site_in(Mode.auto)
     job = hung(site, "healer:requeue")
     goes_on(site, 120)
@@ -101,7 +101,7 @@ def test_an_approval_at_its_step_is_consent_too() -> None:
     assert job_of(site, job).restarts == 1
 
 
-def test_its_owners_word_to_keep_it_stands_above_an_approval() -> None:
+def test_keep_of_the_owner_overrides_an_approval() -> None:
     site = site_in()
     job = hung(site, "healer:keep")
     goes_on(site, 10)
@@ -123,7 +123,7 @@ def test_a_job_that_goes_on_withdraws_the_proposal() -> None:
 
 
 @pytest.mark.parametrize("first", ["hang", "gpu"])
-def test_a_dead_gpu_explains_the_hang_of_its_job_whichever_is_told_first(first: str) -> None:
+def test_dead_gpu_explains_the_hang_of_its_job_in_any_order(first: str) -> None:
     site = site_in()
     job = site.slurm.add_job(nodes=2, required=[name(1), name(2)])
     site.run_for(600, step_s=60)
@@ -178,7 +178,7 @@ def test_a_job_that_is_put_back_while_it_is_looked_at_ends_the_incident_and_star
     assert site.open_incidents == []
 
 
-def test_a_hang_that_is_told_while_the_job_waits_starts_one_run_at_most() -> None:
+def test_hang_reported_while_the_job_waits_starts_at_most_one_run() -> None:
     site = site_in(Mode.auto)
     job = site.slurm.add_job(nodes=2, comment="healer:requeue", required=[name(1), name(2)])
     site.run_for(1200, step_s=60)

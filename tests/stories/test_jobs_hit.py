@@ -185,7 +185,7 @@ def test_after_a_crash_at_any_line_a_job_is_revived_once(where: str) -> None:
         ({"comment": "healer:requeue healer:keep"}, "the decision is its owner's"),
     ],
 )
-def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_told(
+def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_notified(
     job: dict[str, Any], words: str
 ) -> None:
     site = site_of()
@@ -204,7 +204,7 @@ def test_pitfall_16_the_owners_own_word_is_stronger_than_no_kill() -> None:
     assert job_of(site, number).restarts == 1
 
 
-def test_pitfall_10_somebody_at_a_terminal_is_told_there() -> None:
+def test_pitfall_10_interactive_user_is_notified_at_the_terminal() -> None:
     site = site_of()
     number = site.slurm.add_job(batch=False, user="ann")
     run = lose(site)
@@ -223,7 +223,7 @@ def test_a_copy_that_runs_on_another_cluster_is_never_requeued_here() -> None:
     assert "pod2" in (why_not_restartable(revoked) or "")
 
 
-def test_what_healer_does_not_understand_is_told_to_the_owner() -> None:
+def test_unparsable_request_is_reported_to_the_owner() -> None:
     site = site_of()
     job = site.slurm.add_job(nodes=2, comment="healer:requeu healer:signal=KILL@5")
     lose(site)
@@ -233,7 +233,7 @@ def test_what_healer_does_not_understand_is_told_to_the_owner() -> None:
 # --- what a restart keeps --------------------------------------------------------------------------------
 
 
-def test_pitfall_15_a_hold_of_its_owners_stands_after_the_requeue() -> None:
+def test_pitfall_15_hold_set_by_the_owner_survives_the_requeue() -> None:
     site = site_of()
     job = site.slurm.add_job(nodes=2)
 
@@ -306,7 +306,7 @@ def test_pitfall_17_one_that_ends_in_its_time_is_not_started_again() -> None:
     assert "ended COMPLETED before" in last(site, run, f"requeue:{job}").text
 
 
-def test_pitfall_17_sbatchs_own_signal_option_tells_how_it_saves() -> None:
+def test_pitfall_17_sbatch_signal_option_says_how_a_job_saves() -> None:
     _, job = signalled(comment="", submit_line="sbatch --signal=B:USR1@40 train.sh")
     assert job
 
@@ -384,7 +384,7 @@ def test_what_slurm_would_not_restart_for_healer_a_person_may_once_its_owner_all
     assert [(one.job, one.restarts) for one in site.ledger.tables.requeues] == [(job, 0)]
 
 
-def test_while_another_run_restarts_a_job_a_persons_is_told_which() -> None:
+def test_manual_run_names_the_other_run_that_restarts_the_job() -> None:
     site = site_of()
     job = site.slurm.add_job(nodes=2, comment="healer:signal=USR1@300")
     site.run_for(10, *site.say(1, LOST))

@@ -495,7 +495,7 @@ def brief(incident: Row) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_what_stands_around_a_fault_is_seen(case: Case) -> None:
+def test_context_around_a_fault_is_considered(case: Case) -> None:
     document = played(*sorted(case.rows, key=lambda one: one["at"]))
     assert [brief(one) for one in document["incidents"]] == list(case.said)
     told = {"notify", "ticket"}

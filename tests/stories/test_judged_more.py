@@ -61,7 +61,7 @@ def test_the_driver_asks_by_its_number_alone(action: str, remedy: str) -> None:
     assert (only(document)["rule"], only(document)["remedy"][0]) == ("driver-asks", remedy)
 
 
-def test_an_action_that_nobody_knows_is_asked_about() -> None:
+def test_unknown_action_needs_approval() -> None:
     document = played(*told(xid(ASKS.format("0x0 (None)", "0x7 (Something new)"))))
     assert (only(document)["rule"], document["actions"]) == ("xid-unknown", [])
 
@@ -286,7 +286,7 @@ def test_a_panic_takes_all_of_its_node_in() -> None:
     assert [one["rule"] for one in document["incidents"]] == ["host-fatal"]
 
 
-def test_a_job_is_requeued_no_more_often_where_nobody_tells_its_restarts() -> None:
+def test_job_with_an_unknown_restart_count_is_not_requeued_more_often() -> None:
     rows = [nodes(0, 60)]
     for at, first in ((0, 1), (4000, 4), (8000, 7)):
         where = [name(number) for number in range(first, first + 3)]
@@ -335,7 +335,7 @@ def test_packets_that_peers_lost_follow_from_the_link_that_broke(root_at: float)
     assert [one for one in incident["nodes"].items() if one[1] == "isolate"] == [(name(1), "isolate")]
 
 
-def test_packets_that_peers_lost_are_told_after_their_job_was_requeued_elsewhere() -> None:
+def test_packets_lost_by_peers_are_reported_after_their_job_was_requeued_elsewhere() -> None:
     """What their job's end left behind says nothing of the nodes that it ran on."""
     shown = {name(number): {"gpu_model": "gb200", "gpus": 4} for number in range(1, 21)}
     others = [kernel(17 + number / 10, number, LOSES) for number in range(2, 9)]
@@ -344,7 +344,7 @@ def test_packets_that_peers_lost_are_told_after_their_job_was_requeued_elsewhere
     assert only(document)["root"]["node"] == name(1)
 
 
-def test_packets_that_peers_lost_follow_from_a_break_that_is_told_half_an_hour_late() -> None:
+def test_packets_lost_by_peers_follow_from_a_break_reported_half_an_hour_late() -> None:
     """Its node could not send before."""
     shown = {name(number): {"gpu_model": "gb200", "gpus": 4} for number in range(1, 21)}
     others = [kernel(10 + number / 10, number, LOSES) for number in range(2, 9)]
@@ -372,12 +372,12 @@ def test_processes_that_wait_for_a_file_server_blame_no_node() -> None:
     assert (incident["rule"], incident["nodes"]) == ("storage-away", {})
 
 
-def test_a_process_that_waits_where_nobody_told_of_storage_is_told() -> None:
+def test_blocked_process_is_reported_without_storage_signals() -> None:
     document = played(nodes(), BOTH, kernel(10, 1, AWAY), kernel(140, 2, HUNG), clock(400))
     assert [one["rule"] for one in document["incidents"]] == ["storage-away", "host-degraded"]
 
 
-def test_a_wave_that_grows_is_told_as_large_as_it_is() -> None:
+def test_growing_wave_is_reported_at_its_current_size() -> None:
     """It began in one rack; nodes of four racks have it by now."""
     where = {name(at): {"rack": f"r{(at - 1) // 10}"} for at in range(1, 41)}
     hung = [kernel(10 + at / 10, at, HUNG) for at in range(1, 31)]

@@ -34,7 +34,7 @@ def pages(site: Site) -> list[Message]:
     ]
 
 
-def test_people_are_told_once_after_half_an_hour_and_it_goes_on_waiting() -> None:
+def test_people_are_reminded_once_after_half_an_hour_and_the_run_keeps_waiting() -> None:
     site = asking()
     (run,) = site.ledger.tables.runs.values()
     assert run.state is RunState.waiting and run.question == "Waiting for approval: File the ticket"

@@ -32,12 +32,12 @@ def test_a_second_gpu_of_a_shared_node_hits_the_job_on_it_too() -> None:
     assert requeued(inventory(), SHARED, lost(10, 0), lost(100, 2), clock(300)) == ["0", "2"]
 
 
-def test_a_gpu_that_is_reported_again_requeues_nobody_twice() -> None:
+def test_gpu_reported_again_requeues_no_job_twice() -> None:
     rows = (lost(100, 2), lost(200, 2), lost(300, 0))
     assert requeued(inventory(), SHARED, lost(10, 0), *rows, clock(900)) == ["0", "2"]
 
 
-def test_all_gpus_lost_one_after_the_other_hit_every_job_though_none_can_be_told_apart() -> None:
+def test_gpus_lost_one_by_one_hit_every_job_though_none_can_be_identified() -> None:
     """Nobody told which address has which index: five lost GPUs are more than either job can do without."""
     gone = [lost(10 + 30 * gpu, gpu) for gpu in range(8)]
     assert requeued(HALVES, *gone, clock(900)) == ["0", "1"]
@@ -47,6 +47,6 @@ def test_a_job_on_a_healthy_gpu_of_the_node_goes_on() -> None:
     assert requeued(inventory(), SHARED, lost(10, 0), lost(100, 6), clock(300)) == ["0"]
 
 
-def test_an_application_error_that_comes_later_hits_nobody() -> None:
+def test_later_application_error_hits_no_job() -> None:
     later = kernel(100, 1, f"NVRM: Xid (PCI:{ADDRESSES[2]}): 31, pid=7, name=p, MMU Fault")
     assert requeued(inventory(), SHARED, lost(10, 0), later, clock(300)) == ["0"]

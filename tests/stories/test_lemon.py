@@ -86,7 +86,7 @@ def test_tests_that_fail_change_nothing_of_that() -> None:
     assert site.log(run)[-1].step == "repair" and site.node(1).drain and "ticket" in over(site, run)
 
 
-def test_a_rule_only_asks_too_and_in_shadow_nobody_is_asked() -> None:
+def test_rule_only_asks_and_in_shadow_asks_no_one() -> None:
     for mode, state in ((Mode.auto, RunState.waiting), (Mode.shadow, RunState.done)):
         site = TestSite(rules=rules_in(mode))
         run = started_by_healer(site, mode)

@@ -46,7 +46,7 @@ def test_a_person_is_asked_and_nothing_is_taken_even_where_all_else_is_automatic
     assert site.audited("node.drained") == 0
 
 
-def test_a_fault_of_the_node_stands_beside_it() -> None:
+def test_fault_of_the_node_stays_beside_it() -> None:
     site = LemonSite()
     site.tell()
     site.walk(*site.say(1, DEGRADED))

@@ -34,7 +34,7 @@ def racing() -> Site:
     return site
 
 
-def test_the_words_that_ours_replaced_stand_again() -> None:
+def test_overwritten_drain_reason_is_restored() -> None:
     site = racing()
     site.run_for(5)
     assert site.node(1).drain and site.node(1).reason == "PSU"
@@ -47,7 +47,7 @@ def test_the_words_that_ours_replaced_stand_again() -> None:
     assert len(told) == 1 and isinstance(told[0], Message)
 
 
-def test_tried_again_it_asks_for_a_slot_anew_and_hers_still_stands() -> None:
+def test_retry_requests_a_new_slot_and_the_admins_reason_is_kept() -> None:
     site = racing()
     site.run_for(5)
     (run,) = site.runs
@@ -68,7 +68,7 @@ def test_a_drain_of_hers_that_she_lifted_before_is_no_lost_race() -> None:
     assert site.node(1).reason.startswith("healer:gpu-lost")
 
 
-def test_words_that_only_a_poll_saw_and_no_step_are_told_in_their_incident() -> None:
+def test_reason_seen_only_by_a_poll_is_shown_in_its_incident() -> None:
     """The poll's picture came when the drain had been read back: hers is gone, and somebody must ask her."""
     site = Site(10)
     site.slurm.person_drain(NODE, "PSU", "ann")
@@ -101,7 +101,7 @@ def test_other_programs_find_the_incident_beside_the_drain_until_the_node_is_bac
     assert site.node(1).in_service and site.node(1).extra == ""
 
 
-def test_what_stands_there_already_is_not_ours_to_replace() -> None:
+def test_existing_reason_is_not_overwritten() -> None:
     site = Site(10)
     site.slurm.annotate(NODE, extra="rack key 7")
     faulty(site)
@@ -123,7 +123,7 @@ class _Away(Written):
         raise SchedulerUnavailable("no answer")
 
 
-def test_without_that_field_it_stands_in_the_comment() -> None:
+def test_without_that_field_the_reason_goes_to_the_comment() -> None:
     site = faulty(Site(10, scheduler=_NoExtra))
     assert json.loads(site.node(1).comment)["healer"]["rule"] == "gpu-lost"
     site.ask("resume", 1)

@@ -80,7 +80,7 @@ def test_without_a_gpu_a_lone_job_that_holds_them_all_is_hit() -> None:
     assert restarts(site, job) == [1]
 
 
-def test_what_joined_hits_nobody() -> None:
+def test_merged_finding_hits_no_job() -> None:
     site = SlowSite()
     site.walk()
     mine, other = (site.agreed(required=[NODE], gpus=4) for _ in range(2))
@@ -91,7 +91,7 @@ def test_what_joined_hits_nobody() -> None:
     assert restarts(site, mine, other) == [1, 0]
 
 
-def test_a_gpu_whose_end_was_told_needs_no_consent_and_a_line_of_another_gpu_adds_nobody() -> None:
+def test_gpu_confirmed_dead_needs_no_consent_and_a_line_of_another_gpu_adds_no_job() -> None:
     site = SlowSite()
     site.walk()
     mine, other = (site.slurm.add_job(required=[NODE], gpus=4) for _ in range(2))
@@ -110,7 +110,7 @@ def test_a_gpu_whose_end_was_told_needs_no_consent_and_a_line_of_another_gpu_add
 # --- kernel lines about the same node ---
 
 
-def test_what_the_kernel_tells_takes_over_what_was_only_measured() -> None:
+def test_kernel_report_takes_over_a_measured_incident() -> None:
     site = SlowSite()
     on_gpu(site)
     site.tick((fatal(site, "gpu-row-remap-failed", node=2, gpu=0),))  # takes the one slot of 32 nodes
@@ -164,7 +164,7 @@ def test_a_fatal_level_that_falls_closes_nothing() -> None:
     assert site.incident.clear_since is not None
 
 
-def test_what_nobody_tells_of_any_more_closes_after_a_day() -> None:
+def test_unreported_fault_closes_after_a_day() -> None:
     site = SlowSite()
     site.find("gpu-hot", gpu=3)
     site.pass_time(23 * 3600, step_s=600)
@@ -222,7 +222,7 @@ def test_a_proposed_run_stays_to_be_approved_and_a_persons_word_lets_it_go() -> 
 # --- what nobody looks at ---
 
 
-def test_nothing_begins_on_what_nobody_has_looked_at_for_a_minute() -> None:
+def test_nothing_starts_on_data_older_than_a_minute() -> None:
     site = SlowSite(rules=slow_rules(fabric_manager_down=Mode.shadow))
     site.find("fabric-manager-down")
     site.clock.advance(120)
@@ -490,7 +490,7 @@ def test_nothing_is_left_to_a_rule_that_may_not_act_and_the_node_stays_out(mode:
 # --- senses ---
 
 
-def test_a_sense_that_told_long_ago_agrees_with_nothing() -> None:
+def test_stale_detector_confirms_nothing() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
     site.pass_time(1200, step_s=60)
@@ -500,7 +500,7 @@ def test_a_sense_that_told_long_ago_agrees_with_nothing() -> None:
     assert "Only metrics report" in site.ledger.tables.decisions[-1].why
 
 
-def test_a_finding_that_is_told_again_agrees_although_it_is_no_new_evidence() -> None:
+def test_repeated_finding_confirms_without_being_new_evidence() -> None:
     site = SlowSite()
     first = found("straggler", site.now, gpu=3)
     site.tick((first,))

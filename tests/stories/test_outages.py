@@ -143,7 +143,7 @@ def test_only_the_node_that_died_in_the_outage_is_acted_upon(seed: int) -> None:
     assert {one.root.node for one in site.open_incidents} == ({outage.dead} if outage.dead else set())
 
 
-def test_two_nodes_of_a_rack_that_fall_silent_together_are_one_incident_and_nobody_is_drained() -> None:
+def test_two_nodes_of_a_rack_going_silent_together_are_one_incident_without_a_drain() -> None:
     nodes = fleet(random.Random(1))
     both = tuple(Absence(name(number), 60.0, None) for number in (1, 2))
     site, drained = play(Outage(PlaceKind.rack, "r0", both, None), nodes, random.Random(1))

@@ -125,7 +125,7 @@ def test_a_window_of_the_sites_list_is_planned_work_too() -> None:
     assert of_node(document, 1)["closed"] is not None
 
 
-def test_a_fault_told_while_a_person_had_the_node_is_theirs_too() -> None:
+def test_fault_reported_during_manual_work_belongs_to_that_person() -> None:
     swap = {"state": ["IDLE", "DRAIN"], "reason": "PSU swap", "reason_user": "ann"}
     quiet = played(shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), clock(HOUR + 600))
     assert drained(quiet) == []
@@ -135,7 +135,7 @@ def test_a_fault_told_while_a_person_had_the_node_is_theirs_too() -> None:
     assert drained(again) == [name(1)]
 
 
-def test_a_fault_told_before_the_work_keeps_its_cause_and_needs_the_same_proof() -> None:
+def test_fault_before_the_work_keeps_its_cause_and_needs_the_same_proof() -> None:
     rows = [nodes(), kernel(10, 1, LOST), shown(600, WORKED_ON), nodes(HOUR)]
     document = played(*rows, clock(HOUR + 2400), mode=Mode.shadow)
     found = of_node(document, 1)
@@ -169,7 +169,7 @@ def test_many_reboots_of_one_change_are_one_note(reboots: list[Row]) -> None:
     assert [one["closed"] is None for one in over["incidents"]] == [False]
 
 
-def test_a_reboot_that_nobody_planned_stays_one_of_its_own() -> None:
+def test_unplanned_reboot_stays_a_separate_incident() -> None:
     down = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted"}
     document = played(nodes(0), jobs(0, job()), shown(60, down), clock(HOUR))
     assert [one["rule"] for one in document["incidents"]] == ["slurm-drain"]

@@ -234,7 +234,7 @@ def test_a_lost_gpu_is_rebooted_tested_and_back() -> None:
     assert done(until(60, LOST)) == ("drain", "requeue", *BOOT[1:])
 
 
-def test_more_that_is_told_before_the_reset_makes_it_a_reboot() -> None:
+def test_further_findings_before_the_reset_turn_it_into_a_reboot() -> None:
     document = until(60, asks(NONE, NOW), kernel(100, 1, asks(NOW, REBOOT)))
     assert "reset_gpu" not in done(document) and "reboot" in done(document)
 

@@ -33,7 +33,7 @@ def test_it_is_cycled_once_tested_and_returned() -> None:
     assert skipped == ["free", "agree", "out", "ticket", "repair"]
 
 
-def test_a_line_of_the_log_stands_before_each_reset() -> None:
+def test_log_line_precedes_each_reset() -> None:
     site, run = asked()
     seen: list[list[Any]] = []
     reset = site.bmc.reset
@@ -90,7 +90,7 @@ def test_an_answer_that_never_came_is_followed_by_no_second_reset() -> None:
     assert site.run_named(run).state is RunState.done
 
 
-def test_a_bmc_that_nobody_reaches_is_waited_for_and_then_a_person_is_asked() -> None:
+def test_unreachable_bmc_is_retried_and_then_a_person_is_asked() -> None:
     site, run = asked("away")
     site.run_for(2400, step_s=20)
     found = site.run_named(run)

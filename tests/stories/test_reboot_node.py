@@ -56,7 +56,7 @@ def test_pitfall_07_a_node_that_rebooted_takes_no_job_before_its_tests() -> None
     assert site.runs_theirs()
 
 
-def test_our_words_stand_through_the_boot() -> None:
+def test_our_drain_reason_survives_the_boot() -> None:
     site, run = asked()
     site.run_for(20)
     reason = site.node(1).reason
@@ -93,7 +93,7 @@ def test_a_reboot_that_somebody_took_back_asks() -> None:
 
 
 @pytest.mark.parametrize(("before", "rebooted"), [(2, 1), (3, 0)])
-def test_the_cap_counts_every_reboot_whoever_asked(before: int, rebooted: int) -> None:
+def test_cap_counts_every_reboot_regardless_of_requester(before: int, rebooted: int) -> None:
     site = TestSite(boot_s=30.0)
     for hours in range(before):
         use = RemedyUse(node=NODE, remedy=Remedy.reboot_node, rule="x", at=START - timedelta(hours=7 + hours))
@@ -124,7 +124,7 @@ def test_a_pause_amid_the_boot_does_not_leave_the_node_without_its_drain() -> No
     assert site.run_named(run).state is RunState.done
 
 
-def test_a_node_that_a_cancelled_reboot_left_down_is_told_of() -> None:
+def test_node_left_down_by_a_cancelled_reboot_is_reported() -> None:
     site, run = asked()
     site.on_checkpoint = lambda where: site.cancel(run) if where == "performed:reboot" else None
     site.run_for(180, step_s=5)

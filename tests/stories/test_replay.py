@@ -129,7 +129,7 @@ def test_ids_do_not_depend_on_what_else_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("mode", "guard"), [(Mode.shadow, "mode"), (Mode.suggest, "mode"), (Mode.approve, "approval")]
 )
-def test_what_the_mode_keeps_back_stands_in_held(mode: Mode, guard: str) -> None:
+def test_actions_held_back_by_the_mode_are_listed_in_held(mode: Mode, guard: str) -> None:
     document = played(*BASIC, mode=mode)
     assert [one for one in actions(document) if one[0] != "notify"] == []
     (held,) = document["held"]
@@ -237,7 +237,7 @@ def test_the_line_of_a_new_boot_acts_before_slurm_shows_the_boot() -> None:
     assert len(document["incidents"]) == 1
 
 
-def test_a_fleet_that_stops_beating_drains_nobody() -> None:
+def test_fleet_that_stops_beating_drains_no_node() -> None:
     beats = [
         row(
             second + number / 100,

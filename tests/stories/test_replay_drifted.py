@@ -24,7 +24,7 @@ NODES = 8
 LEARN_S, SEEN_S, LOOK_S = 6.5 * 3600, 1.75 * 3600, 100
 
 
-def test_what_changed_after_hours_of_being_learnt_is_found_and_nobody_else() -> None:
+def test_only_the_shift_after_hours_of_learning_is_found() -> None:
     clock = SimClock(START)
     slurm = SimScheduler(CLUSTER, clock, NODES)
     slurm.add_job(name="pretrain", nodes=NODES)

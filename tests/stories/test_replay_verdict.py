@@ -62,7 +62,7 @@ def test_it_is_the_same_bytes_twice() -> None:
     assert json.dumps(played(*CRASH)) == json.dumps(played(*CRASH))
 
 
-def test_the_same_part_again_is_similar_and_says_how_it_stands() -> None:
+def test_same_part_again_is_similar_and_shows_its_status() -> None:
     document = played(nodes(), kernel(10, 3, APPLICATION), clock(3700), kernel(4000, 3, FATAL), clock(4010))
     before, now = document["incidents"]
     assert [(one["id"], one["same"]) for one in now["similar"]] == [(before["id"], "part")]

@@ -44,7 +44,7 @@ def test_what_passes_is_back_repaired_and_on_probation_for_a_week() -> None:
     assert site.ledger.tables.slots == {}
 
 
-def test_what_fails_stays_out_and_nobody_called_it_repaired() -> None:
+def test_failed_node_stays_out_and_is_not_called_repaired() -> None:
     site, _ = broken()
     (incident,) = site.open_incidents
     run = proven(site, passes=False)

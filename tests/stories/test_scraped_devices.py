@@ -28,6 +28,6 @@ def test_the_label_names_the_device_or_else_the_host(host: str, labels: dict[str
     assert node_of(target(host, labels), "pod1", no_node) == device
 
 
-def test_what_is_no_name_is_told() -> None:
+def test_invalid_name_is_reported() -> None:
     with pytest.raises(NoNode, match="give the target a label `device`"):
         node_of(target("exporter", {"device": "a b"}), "pod1", no_node)

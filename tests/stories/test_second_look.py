@@ -174,7 +174,7 @@ def test_a_line_from_before_the_boot_is_not_denied_by_an_empty_log(site: Site) -
     assert not any(incident.doubt for incident in site.open_incidents)
 
 
-def test_without_the_playbook_nobody_is_asked(site: Site) -> None:
+def test_without_the_playbook_no_approval_is_requested(site: Site) -> None:
     books = {key: book for key, book in site.rules.playbooks.items() if key != SECOND_LOOK}
     site.rules = msgspec.structs.replace(site.rules, playbooks=books)
     site.run_for(20, *say(site, 1))
@@ -274,7 +274,7 @@ def test_only_a_few_nodes_are_asked_at_once_and_all_in_their_turn(site: Site) ->
 # --- what is proven is not asked about
 
 
-def test_the_nodes_own_word_asks_nobody(site: Site) -> None:
+def test_self_report_of_the_node_needs_no_approval(site: Site) -> None:
     site.walk(*site.say(1, LOST))
     site.run_for(5)
     assert drained(site) == [name(1)]

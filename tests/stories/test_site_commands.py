@@ -106,7 +106,7 @@ def test_a_link_is_rerouted_and_its_counters_prove_it() -> None:
     assert site.node(1).in_service and site.ledger.tables.slots == {} and site.audited("command.done") == 1
 
 
-def test_errors_that_go_on_are_told_and_the_ticket_says_so() -> None:
+def test_continuing_errors_are_reported_in_the_ticket() -> None:
     site = CommandSite()
     site.commands.plant("/site/reroute")
     site.growing = True
@@ -117,7 +117,7 @@ def test_errors_that_go_on_are_told_and_the_ticket_says_so() -> None:
     assert "errors still increase (ib_symbol_error_total" in last.text and "ticket" in site.done(run)
 
 
-def test_counters_that_nobody_tells_are_no_proof() -> None:
+def test_missing_counters_prove_nothing() -> None:
     site = CommandSite()
     site.commands.plant("/site/reroute")
     site.silent = True
@@ -280,7 +280,7 @@ def test_words_are_filled_in_place() -> None:
         ([], None),
     ],
 )
-def test_a_counter_stood_still_moves_or_nobody_knows(values: list[int], answer: bool | None) -> None:
+def test_counter_is_flat_rising_or_unknown(values: list[int], answer: bool | None) -> None:
     points = [(later(30 * index), float(value)) for index, value in enumerate(values)]
     now = points[-1][0] if points else START
     assert is_unchanged(points, now, timedelta(seconds=600)) is answer

@@ -81,7 +81,7 @@ def test_a_boot_under_a_running_job_is_a_fault_of_its_own() -> None:
     assert "drain" not in {one[0] for one in actions(document)}
 
 
-def test_the_boot_is_told_by_the_nodes_own_sender_though_slurm_has_put_the_job_back() -> None:
+def test_boot_is_reported_by_the_node_though_slurm_already_requeued_the_job() -> None:
     back = on("4711", 3, 4, restarts=1)
     document = played(
         nodes(),

@@ -301,7 +301,7 @@ def test_a_waiting_run_uses_no_slot_and_several_wait_beside_each_other() -> None
     assert len(held) == 1 and "slots" in (held[0].question or "")
 
 
-def test_a_moment_that_passed_while_a_guard_held_is_waited_for_anew() -> None:
+def test_moment_missed_while_a_guard_held_is_awaited_again() -> None:
     site, job = slow()
     site.pause()
     site.checkpoint(job, 120)
@@ -393,7 +393,7 @@ def test_half_open_the_run_is_no_canary_before_its_drain() -> None:
     assert site.ledger.tables.breaker.canary == site.run_of("slow-node").id
 
 
-def test_a_canary_whose_drain_stands_for_long_has_done_well() -> None:
+def test_canary_drained_for_long_has_succeeded() -> None:
     site = SlowSite(scheduler=CountingSlurm)
     other = site.agreed(required=[NODE], gpus=4)
     site.find("straggler", "gpu-hot", gpu=3)
@@ -615,7 +615,7 @@ def test_a_node_that_does_not_answer_is_asked_again_then_a_person_is() -> None:
 # --- shadow ---
 
 
-def test_shadow_waits_for_the_moment_tells_every_step_and_touches_nothing() -> None:
+def test_shadow_waits_for_the_moment_logs_every_step_and_touches_nothing() -> None:
     site, job = slow(rules=slow_rules(straggler=Mode.shadow))
     run = site.run_of("slow-node")
     assert run.shadow and run.state is RunState.running

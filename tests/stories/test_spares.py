@@ -178,7 +178,7 @@ def test_a_protected_node_is_no_spare() -> None:
     assert name(9) in job_of(site, job).nodes
 
 
-def test_a_spare_that_is_lost_itself_is_made_up_for_by_nobody() -> None:
+def test_lost_spare_is_not_replaced() -> None:
     site, job = with_spares()
     run = lose(site, node=9)
     assert reserved(site) == (name(9), name(10))

@@ -119,7 +119,7 @@ def test_a_persons_drain_ends_it_and_stays() -> None:
     assert site.node(1).reason == "board work"
 
 
-def test_a_fatal_fault_is_drained_as_if_nobody_swept() -> None:
+def test_fatal_fault_is_drained_regardless_of_a_sweep() -> None:
     site, run = asked()
     site.run_for(8, *site.say(1, LOST))
     assert site.node(1).drain and site.scheduler.writes.count("drain") == 1
@@ -213,7 +213,7 @@ def test_a_death_leaves_one_job(where: str) -> None:
 # --- verdicts ---
 
 
-def test_a_wrong_answer_is_a_finding_and_drains_nobody() -> None:
+def test_wrong_answer_is_a_finding_and_drains_no_node() -> None:
     site, run = asked()
     (job,) = jobs(site)
     site.slurm.remark(job.id, WRONG)
@@ -227,7 +227,7 @@ def test_a_wrong_answer_is_a_finding_and_drains_nobody() -> None:
     assert proposed.state is RunState.proposed and site.node(1).in_service
 
 
-def test_told_twice_it_is_one_finding() -> None:
+def test_repeated_result_is_one_finding() -> None:
     site, _ = asked()
     (job,) = jobs(site)
     site.slurm.remark(job.id, WRONG)
@@ -252,7 +252,7 @@ def test_what_ended_it_from_outside_is_no_verdict(state: str) -> None:
     assert site.open_incidents == [] and "passed" not in verdict(site, run)
 
 
-def test_nobody_could_look_is_no_verdict() -> None:
+def test_unreadable_node_gives_no_verdict() -> None:
     site, run = asked()
     (job,) = jobs(site)
     site.slurm.remark(job.id, "healer-test/1; gpus:untested:0")
@@ -305,7 +305,7 @@ def test_what_is_begun_is_on_record_with_its_figures() -> None:
     ]
 
 
-def test_nobody_is_swept_where_somebody_waits() -> None:
+def test_no_sweep_while_a_job_is_queued() -> None:
     site = scheduled(2)
     site.slurm.add_job(required=[name(1)], name="a")
     site.slurm.add_job(required=[name(1)], name="b")

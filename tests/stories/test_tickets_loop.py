@@ -77,7 +77,7 @@ def test_the_nodes_return_is_part_of_the_proof_however_soon_the_detector_hears_o
     assert " resume: " in closed.text
 
 
-def test_open_again_it_is_told_and_closed_again() -> None:
+def test_reopened_ticket_is_reported_and_closed_again() -> None:
     site = faulty()
     name = site.incident.id
     for reason in ("replaced", "replaced again"):
@@ -92,7 +92,7 @@ def test_open_again_it_is_told_and_closed_again() -> None:
     assert len({one.id for one in tickets(site)}) == len(tickets(site))
 
 
-def test_without_a_ticket_nobody_is_told_of_its_end() -> None:
+def test_without_a_ticket_its_end_is_not_announced() -> None:
     site = faulty(Mode.shadow)
     site.tell(CommandKind.resolve, incident=site.incident.id, reason="looked at")
     site.walk()
@@ -127,7 +127,7 @@ def test_the_same_news_is_one_delivery() -> None:
     assert other.key == first.key
 
 
-def test_the_proof_tells_effects_and_failures_and_keeps_both_ends() -> None:
+def test_proof_lists_effects_and_failures_and_keeps_both_ends() -> None:
     events = [StepEvent.started, StepEvent.waiting, StepEvent.failed, StepEvent.done]
     told = proof_text(incident(), [entry(n, event) for n, event in enumerate(events)])
     assert "s2: failed: text 2" in told and "s3: text 3" in told
@@ -170,7 +170,7 @@ def test_once_its_ticket_is_filed_and_its_sign_quiet_the_incident_ends_and_the_t
     assert TicketStage.closed not in [one.stage for one in tickets(site)]
 
 
-def test_its_sign_again_begins_the_day_anew() -> None:
+def test_recurring_sign_restarts_the_day() -> None:
     site = report_only()
     pass_hours(site, 20)
     site.walk(*site.say(1, REPORT_ONLY))

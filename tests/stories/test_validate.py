@@ -255,7 +255,7 @@ def test_a_drain_ends_the_tests_that_another_run_left() -> None:
     assert site.reservations() == {} and site.node(1).in_service
 
 
-def test_a_node_that_is_left_in_its_tests_is_told_of() -> None:
+def test_node_left_in_its_tests_is_reported() -> None:
     site, run = in_test()
     site.cancel(run)
     site.run_for(120, step_s=5)

@@ -53,7 +53,7 @@ def evidence(site: TestSite, run: str) -> dict[str, object]:
     return next(one.data for one in site.log(run, "test") if one.event is StepEvent.done)
 
 
-def test_what_the_tests_told_is_the_steps_evidence() -> None:
+def test_test_output_is_the_evidence_of_the_step() -> None:
     site, run = in_test(depth="full")
     ends(site, TOLD)
     assert site.run_named(run).state is RunState.done
@@ -85,7 +85,7 @@ def test_a_node_that_is_not_like_the_good_one_does_not_return(
     assert bool(data["other"]) is (told == {"facts": {"driver": "575.57.08"}})
 
 
-def test_a_node_whose_gpus_nobody_could_look_at_asks_a_person() -> None:
+def test_node_with_unreadable_gpus_asks_a_person() -> None:
     site, run = in_test()
     ends(
         site,

@@ -61,7 +61,7 @@ def all_beyond(posters: dict[str, Poster], before: dict[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_what_was_answered_is_stored_whoever_dies(stack: Stack, token: str, victim: str) -> None:
+def test_acknowledged_records_survive_any_crash(stack: Stack, token: str, victim: str) -> None:
     with posting(stack, token, EVENTS | METRICS) as posters:
         wait_until(lambda: min(posted(posters).values()) > 20, 60, what="all kinds are accepted")
         kill(stack, victim)

@@ -137,7 +137,7 @@ def test_bombs_take_a_bounded_memory_however_many(api: ApiProcess, packing: str)
         assert client.post("/signals/kernel-log", json=event(100)).json()["accepted"] == 1
 
 
-def test_stalled_senders_are_told_and_counted_and_keep_no_one_out(api: ApiProcess) -> None:
+def test_stalled_senders_are_reported_and_counted_and_block_no_others(api: ApiProcess) -> None:
     before = api.rss()
     with ExitStack() as stack:
         stalled = [

@@ -287,7 +287,7 @@ def test_the_map_speaks_and_opens_a_node(browser: Browser, url: str) -> None:
     expect(page.locator("h1")).to_have_text("gpu0002")
 
 
-def test_only_changed_cells_are_drawn_again_and_a_rack_stands_alone(
+def test_only_changed_cells_are_redrawn_and_a_rack_has_its_own_page(
     browser: Browser, site: Site, url: str
 ) -> None:
     page = open_page(browser, url)
@@ -328,7 +328,7 @@ def test_a_viewer_sees_all_and_presses_nothing(browser: Browser) -> None:
             assert page.locator("[data-act]").count() == 0
 
 
-def test_a_pause_and_an_open_breaker_stand_on_every_page(browser: Browser) -> None:
+def test_pause_and_open_breaker_are_shown_on_every_page(browser: Browser) -> None:
     sample = make_sample(1250)
     console_sample.storm(sample)
     site = Site(sample)

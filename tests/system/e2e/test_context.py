@@ -70,7 +70,7 @@ def test_in_a_maintenance_reservation_a_dead_gpu_waits_for_its_end(site: Site, r
     assert "maintenance" not in going_on(site, node)
 
 
-def test_a_node_that_is_rebooted_is_not_lost_and_its_first_minutes_are_told(
+def test_rebooted_node_is_not_lost_and_its_first_minutes_are_reported(
     site: Site, real_slurm: RealSlurm
 ) -> None:
     node = "gpu0013"

@@ -74,7 +74,7 @@ def said(folder: Path) -> str:
     return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in sorted(folder.glob("*.txt")))
 
 
-def test_four_ranks_tell_their_steps_and_the_slow_ones_node_is_named(trained: Site, folder: Path) -> None:
+def test_four_ranks_report_their_steps_and_the_slow_node_is_named(trained: Site, folder: Path) -> None:
     job = submit(trained, folder)
     nodes = trained.job(job).nodes
 
@@ -115,9 +115,7 @@ def test_four_ranks_tell_their_steps_and_the_slow_ones_node_is_named(trained: Si
     assert rows == [(f"job {CLUSTER}/{job}", 1)]  # the ranks of one machine share it
 
 
-def test_a_rank_that_is_stopped_is_told_as_the_one_that_all_others_wait_for(
-    trained: Site, folder: Path
-) -> None:
+def test_stopped_rank_is_reported_as_the_one_all_others_wait_for(trained: Site, folder: Path) -> None:
     """SIGSTOP: its process is there and does nothing, as one in a driver's call that never ends."""
     job = submit(trained, folder, slow_from=1 << 30)
     nodes = trained.job(job).nodes

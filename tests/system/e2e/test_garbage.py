@@ -142,7 +142,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(site: Site) -> None:
             assert raw.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_what_is_not_http_at_all_harms_nobody(site: Site) -> None:
+def test_non_http_traffic_harms_no_client(site: Site) -> None:
     chance = random.Random(SEED)
     for garbage in (chance.randbytes(2000), b"GET / HTTP/9.9\r\n\r\n", b"POST " + b"a" * 100_000):
         with socket.create_connection(("127.0.0.1", site.stack.port), timeout=10) as raw:

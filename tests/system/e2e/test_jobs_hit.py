@@ -144,7 +144,7 @@ def story(real_slurm: RealSlurm, tmp_path_factory: pytest.TempPathFactory) -> It
         shutil.rmtree(folder)
 
 
-def test_a_job_of_two_nodes_runs_again_elsewhere_and_its_owner_is_told(story: Story) -> None:
+def test_two_node_job_runs_again_elsewhere_and_its_owner_is_notified(story: Story) -> None:
     wait_until(lambda: story.is_at("two nodes", "RUNNING", 1), 60, what="it runs again", every_s=0.2)
     run = story.settled("two nodes")
     node = story.nodes["two nodes"]

@@ -139,7 +139,7 @@ def test_a_pointer_reads_the_heat_map(browser: Browser, url: str) -> None:
     expect(page.locator(".plot-box .tip")).to_contain_text("rank")
 
 
-def test_a_job_that_tells_little_says_what_that_means(browser: Browser, url: str) -> None:
+def test_job_with_few_signals_says_what_that_means(browser: Browser, url: str) -> None:
     page = open_page(browser, url)
     page.goto(url + "/jobs/pod1/4712")
     expect(page.locator("main")).to_contain_text("but not which rank")

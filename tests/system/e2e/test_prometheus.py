@@ -167,7 +167,7 @@ def test_prometheus_remote_writes_what_it_scrapes(
     assert not [one for one in unknown if one.startswith(("go_", "prometheus_"))], "the page's filter"
 
 
-def test_readyz_tells_that_prometheus_answers(
+def test_readyz_reports_that_prometheus_answers(
     stack: Stack, prometheus: Place, viewer: dict[str, str]
 ) -> None:
     def fine() -> bool:

@@ -155,7 +155,7 @@ def requeued(story: Story, node: str) -> None:
 # --- one event is one incident, whoever tells it ----------------------------------------------------------
 
 
-def test_a_lost_gpu_told_by_six_senders_is_one_incident_and_one_drain(story: Story) -> None:
+def test_lost_gpu_reported_by_six_senders_is_one_incident_and_one_drain(story: Story) -> None:
     at = datetime.now(UTC)
     by_all_senders(story, LOST_TOLD, XID_79, at)
     wait_until(lambda: story.site.drained_by_us(LOST_TOLD), 20, what="drained", every_s=0.1)
@@ -164,7 +164,7 @@ def test_a_lost_gpu_told_by_six_senders_is_one_incident_and_one_drain(story: Sto
     assert len(story.site.incidents(LOST_TOLD)) == story.site.drains(LOST_TOLD) == 1
 
 
-def test_an_error_told_by_six_senders_has_not_come_twice(story: Story) -> None:
+def test_error_reported_by_six_senders_is_not_counted_twice(story: Story) -> None:
     """Twice in a day would drain the node. Who knows no time reports it as of now, which is minutes later."""
     by_all_senders(story, CONTAINED_TOLD, CONTAINED, datetime.now(UTC) - timedelta(minutes=10))
     wait_until(lambda: story.site.runs(CONTAINED_TOLD), 30, what="its plan", every_s=0.1)
@@ -220,7 +220,7 @@ def test_a_dead_gpu_that_the_exporter_alone_knows_takes_its_node_out(story: Stor
 # --- what follows from a fault, and whom it hits ----------------------------------------------------------
 
 
-def test_what_peers_tell_after_their_job_was_requeued_opens_nothing(story: Story) -> None:
+def test_peer_reports_after_a_requeue_open_nothing(story: Story) -> None:
     story.site.kernel(LINK, BREAKS)
     requeued(story, LINK)
     for node in (*PEERS, STRANGER):
@@ -309,7 +309,7 @@ def test_corrected_errors_that_go_on_for_hours_are_a_fault(story: Story) -> None
     assert (story.site.incident(SLOWLY)["rule"], story.site.drains(SLOWLY)) == ("pcie-corrected-storm", 0)
 
 
-def test_a_fatal_fault_that_is_well_again_while_it_is_held_wakes_nobody_and_stays_open(story: Story) -> None:
+def test_fatal_fault_that_recovers_while_held_pages_no_one_and_stays_open(story: Story) -> None:
     def is_at(severity: str) -> bool:
         shown = [(one["severity"], one["state"]) for one in story.site.incidents(PAUSED)]
         return shown == [(severity, "open")]
@@ -321,7 +321,7 @@ def test_a_fatal_fault_that_is_well_again_while_it_is_held_wakes_nobody_and_stay
     assert story.site.drains(PAUSED) == 0
 
 
-def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
+def test_no_other_node_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
     # The plan of a GPU whose job has left may have come to its moment.
     assert out - {AGREED} == {

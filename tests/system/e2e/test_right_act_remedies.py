@@ -306,7 +306,7 @@ def test_a_plan_that_reached_its_limit_is_carried_out_when_the_job_has_ended(sto
     assert len(story.nodes[LIMITED].programs.resets(LIMITED)) == story.site.drains(LIMITED) == 1
 
 
-def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
+def test_no_other_node_was_touched_and_the_chain_is_whole(story: Story) -> None:
     out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
     assert out == {PLANNED, NO_NEW_JOBS, BY_A_PERSON, LIMITED, *FATAL}
     story.site.audit_holds()

@@ -377,7 +377,7 @@ def not_taken(console: httpx.Client) -> str:
 # --- a detector that dies -----------------------------------------------------------------------------------
 
 
-def test_what_began_before_the_detector_died_needs_not_begin_anew(house: House, site: Site) -> None:
+def test_faults_seen_before_a_detector_crash_are_kept(house: House, site: Site) -> None:
     """A GPU is missing; the rule wants to see that for two minutes. In the second the detector is killed."""
     half = house.planted_at + timedelta(seconds=75)
     wait_until(lambda: datetime.now(UTC) >= half, 80, what="half of the two minutes has passed", every_s=0.5)
@@ -458,7 +458,7 @@ def test_a_dead_fabric_manager_is_restarted_and_no_person_is_needed(house: House
 # --- what is only told --------------------------------------------------------------------------------------
 
 
-def test_a_noisy_rule_tells_and_touches_nothing(house: House, site: Site) -> None:
+def test_noisy_rule_only_notifies(house: House, site: Site) -> None:
     found = house.incident(REPLAYS, "gpu-pcie-replays")
     assert (found["severity"], found["root"]["gpu"]) == ("P3", REPLAYS_GPU)
     assert chart_of(found, "gpu-pcie-replays")["signal"] == "pcie_replay_total"
@@ -511,7 +511,7 @@ def test_heat_and_step_times_together_take_the_node_out_at_a_checkpoint(house: H
     assert house.hot not in site.job(house.hot_job).nodes
 
 
-def test_a_node_that_no_rule_names_is_told_as_unusual_and_left_alone(house: House, site: Site) -> None:
+def test_node_without_a_matching_rule_is_reported_as_unusual_only(house: House, site: Site) -> None:
     found = house.incident(ODD, "unusual-node", 120)
     assert found["severity"] == "P3"
     (finding,) = [one for one in found["findings"] if one["rule"] == "unusual-node"][:1]
@@ -528,7 +528,7 @@ def test_a_node_that_no_rule_names_is_told_as_unusual_and_left_alone(house: Hous
 # --- and nobody else ----------------------------------------------------------------------------------------
 
 
-def test_nobody_else_was_touched_and_all_is_on_record(house: House, site: Site) -> None:
+def test_no_other_node_was_touched_and_all_is_recorded(house: House, site: Site) -> None:
     out = {node for node in site.scheduler.snapshot().nodes if site.drains(node)}
     assert out == {REMAP, FABRIC, COUNT, house.hot}
     assert {node: site.drains(node) for node in out} == dict.fromkeys(out, 1)

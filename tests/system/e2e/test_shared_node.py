@@ -51,7 +51,7 @@ def assert_only_the_owner(site: Site, node: str, other: str, owner: str, run: di
     assert site.drains(node) == 1
 
 
-def test_an_inventory_tells_whose_gpu_it_is(site: Site) -> None:
+def test_inventory_identifies_the_owner_of_a_gpu(site: Site) -> None:
     node = "gpu0010"
     other, owner, gpu = two_jobs(site, node)
     site.inventory(node)
@@ -67,7 +67,7 @@ def test_an_inventory_tells_whose_gpu_it_is(site: Site) -> None:
     assert len(site.incidents(node)) == site.drains(node) == 1
 
 
-def test_the_drivers_own_lines_tell_whose_gpu_it_is(site: Site) -> None:
+def test_driver_lines_identify_the_owner_of_a_gpu(site: Site) -> None:
     node = "gpu0011"
     other, owner, gpu = two_jobs(site, node)
     for index, pci in enumerate(PCI):
@@ -77,7 +77,7 @@ def test_the_drivers_own_lines_tell_whose_gpu_it_is(site: Site) -> None:
     assert_only_the_owner(site, node, other, owner, run)
 
 
-def test_an_unknown_address_requeues_nobody_and_says_so(site: Site) -> None:
+def test_unknown_address_requeues_no_job_and_says_so(site: Site) -> None:
     node = "gpu0012"
     one, another, gpu = two_jobs(site, node)
     run = lose_gpu(site, node, gpu)

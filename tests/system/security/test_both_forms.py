@@ -485,7 +485,7 @@ def test_what_comes_in_with_escapes_is_refused_or_goes_out_as_symbols(product: A
 # --- the record -------------------------------------------------------------------------------------------
 
 
-def test_a_token_waits_for_a_worker_that_stands_still_and_readyz_says_so(product: Attacked) -> None:
+def test_token_waits_for_a_stuck_worker_and_readyz_says_so(product: Attacked) -> None:
     def seal() -> bool:
         return product.http.get(f"{product.url}/readyz").json()["checks"]["seal"]["ok"]
 

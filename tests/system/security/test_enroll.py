@@ -129,7 +129,7 @@ def test_a_node_gets_a_token_for_its_own_signals_and_nothing_else(cluster: Clust
     assert told["token"] not in json.dumps(record)
 
 
-def test_it_is_found_by_its_host_name_and_told_the_name_that_slurm_has(cluster: Cluster) -> None:
+def test_host_name_is_mapped_to_the_slurm_node_name(cluster: Cluster) -> None:
     assert cluster.enroll("host1").json()["node"] == "gpu0001"
 
 
@@ -169,7 +169,7 @@ def test_a_node_that_slurm_does_not_have_is_refused(cluster: Cluster) -> None:
     refused(cluster.enroll("login1"), "Slurm has no node login1")
 
 
-def test_another_munge_realm_is_told_in_words(cluster: Cluster, short: Path) -> None:
+def test_foreign_munge_realm_is_explained(cluster: Cluster, short: Path) -> None:
     other = short / "other.key"
     other.touch(0o600)
     other.write_bytes(secrets.token_bytes(128))
@@ -180,12 +180,12 @@ def test_another_munge_realm_is_told_in_words(cluster: Cluster, short: Path) -> 
     "payload",
     ["", "hello", "[]", '{"node":"gpu0001"}', '{"for":"slurm","node":"gpu0001","nonce":"' + "0" * 32 + '"}'],
 )
-def test_a_credential_made_for_something_else_enrols_nobody(cluster: Cluster, payload: str) -> None:
+def test_credential_made_for_another_purpose_enrols_no_one(cluster: Cluster, payload: str) -> None:
     """root makes many: each message of slurmd carries one."""
     refused(cluster.ask(credential(cluster.first, payload)), "was not created to enroll a node or a job")
 
 
-def test_a_credential_past_its_time_tells_that_clocks_may_differ(cluster: Cluster) -> None:
+def test_expired_credential_hints_at_clock_skew(cluster: Cluster) -> None:
     made, at = credential(cluster.first, cluster.told(), "--ttl=1"), time.time()
     wait_until(lambda: time.time() > at + 2, what="its second is over")
     refused(cluster.ask(made), "the node's clock is behind healer's")
@@ -448,13 +448,13 @@ def test_a_loopback_address_counts_only_where_slurm_itself_has_it() -> None:
     assert check("127.0.1.1", [node("gpu1", "127.0.1.1")]) is None
 
 
-def test_the_senders_address_counts_where_munge_tells_none() -> None:
+def test_sender_address_counts_where_munge_gives_none() -> None:
     assert check("127.0.1.1", [node("gpu1", "10.0.0.1")], peer="10.0.0.1") is None
     assert check("127.0.1.1", [node("gpu1", "10.0.0.1")], peer="10.0.0.2") is not None
     assert check("10.0.0.2", [node("gpu1", "10.0.0.1")], peer="10.0.0.1") is not None
 
 
-def test_nodes_that_share_an_address_cannot_be_told_apart() -> None:
+def test_nodes_sharing_an_address_are_ambiguous() -> None:
     both = [node("gpu1", "127.0.0.1", "localhost"), node("gpu2", "127.0.0.1", "localhost")]
     why = check("127.0.0.1", both)
     assert why is not None and "the same address 127.0.0.1" in why

@@ -56,7 +56,7 @@ def exposure(file: Path) -> float:
     return float(found[1])
 
 
-def test_each_part_s_exposure_is_low_and_stands_in_the_docs() -> None:
+def test_exposure_of_each_unit_is_low_and_matches_the_docs() -> None:
     measured = {part: exposure(UNITS / f"healer-{part}.service") for part in (*PARTS, "upgrade", "backup")}
     assert max(measured.values()) <= LIMIT
     text = (ROOT / "docs" / "install.md").read_text()
@@ -64,7 +64,7 @@ def test_each_part_s_exposure_is_low_and_stands_in_the_docs() -> None:
     assert {part: float(figure) for part, figure in written.items()} == measured
 
 
-def test_the_exposure_of_all_in_one_stands_in_the_docs(tmp_path: Path) -> None:
+def test_exposure_of_all_in_one_matches_the_docs(tmp_path: Path) -> None:
     """It forks users, so it stays root: the figure is higher than a part's."""
     file = UNITS / "healer.service"
     plain = tmp_path / "healer.service"

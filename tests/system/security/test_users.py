@@ -108,7 +108,7 @@ def connect(stack: Stack, role: str) -> psycopg.Connection:
     return psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
 
 
-def test_nobody_connects_as_the_superuser_and_each_user_only_as_its_parts(stack: Stack) -> None:
+def test_no_superuser_connection_and_each_user_only_as_its_part(stack: Stack) -> None:
     with pytest.raises(psycopg.OperationalError, match="Peer authentication failed"):
         connect(stack, "postgres")
     allowed = (stack.data_dir / "postgres/data/pg_ident.conf").read_text().split("\n")

@@ -66,7 +66,7 @@ def test_they_would_miss_a_field_that_grafana_does_not_have() -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_panels_lie_beside_each_other_and_are_told_apart(name: str) -> None:
+def test_panels_do_not_overlap_and_have_distinct_titles(name: str) -> None:
     panels = DASHBOARDS[name]["panels"]
     taken: set[tuple[int, int]] = set()
     for panel in panels:

@@ -156,7 +156,7 @@ def test_a_config_that_is_not_there_is_an_error() -> None:
         loaded(HEALER_CONFIG="/no/such")
 
 
-def test_secrets_may_stand_in_files(tmp_path: Path) -> None:
+def test_secrets_may_come_from_files(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("postgresql://u:p@db/healer\n")
     settings = loaded(HEALER_DATABASE_URL_FILE=str(file))
@@ -292,7 +292,7 @@ HEALER_MODE = "shadow"
 """
 
 
-def test_a_table_of_a_cluster_stands_above_all_else(tmp_path: Path) -> None:
+def test_cluster_table_overrides_everything_else(tmp_path: Path) -> None:
     settings = in_file(tmp_path, TWO, HEALER_MODE="suggest")
     pod1, pod2 = settings.each()
     assert (pod1.cluster, pod1.mode, str(pod1.slurm_conf)) == ("pod1", Mode.suggest, "/etc/pod1/slurm.conf")
@@ -323,7 +323,7 @@ def test_a_way_to_a_token_in_a_table_replaces_the_common_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("wanted", [None, "pod3"])
-def test_who_names_no_cluster_of_several_is_told_which_there_are(tmp_path: Path, wanted: str | None) -> None:
+def test_missing_cluster_lists_the_choices(tmp_path: Path, wanted: str | None) -> None:
     with pytest.raises(SettingsError, match="pod1, pod2"):
         in_file(tmp_path, TWO).of(wanted)
 

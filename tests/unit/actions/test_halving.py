@@ -57,7 +57,7 @@ def test_one_slow_node_is_named_and_no_other_wherever_it_is(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [4, 9, 32, 100])
-def test_noise_of_one_percent_names_nobody_and_hides_nobody(count: int) -> None:
+def test_one_percent_noise_names_no_node_and_hides_no_node(count: int) -> None:
     for seed in range(10):
         clean, asked = groups(count, slow(noise=0.01, seed=seed))
         assert clean.clean and len(asked) == 3
@@ -95,7 +95,7 @@ def test_two_nodes_that_are_well_with_others_and_not_together_are_a_way() -> Non
     assert found.between == (((name(5),), (name(6),)),) and not found.slow and not found.open
 
 
-def test_halves_that_are_well_apart_and_not_together_are_told_as_that() -> None:
+def test_halves_well_apart_but_not_together_are_reported_as_that() -> None:
     def told(group: Collection[str]) -> Answer:
         both = {name(1), name(8)} & set(group)
         return Answer(figures={"nccl_group_busbw_gb_per_s": 10.0 if len(both) == 2 else FULL})

@@ -282,7 +282,7 @@ def test_without_a_restart_count_nothing_is_requeued() -> None:
 # --- resume -------------------------------------------------------------------------------------------------
 
 
-def test_a_resume_frees_the_slot_and_tells_the_detector_first() -> None:
+def test_resume_frees_the_slot_after_notifying_the_detector() -> None:
     order: list[str] = []
     desk = Desk(
         tell_detector=lambda told: order.append(told.kind),
@@ -311,7 +311,7 @@ def test_the_jobs_hit_are_listed_with_their_restarts() -> None:
     assert desk.told[0].data["jobs"] == [job]
 
 
-def test_without_an_incident_nobody_is_told_whose_jobs_they_are() -> None:
+def test_without_an_incident_no_job_owner_is_notified() -> None:
     desk = Desk(run=msgspec.structs.replace(RUN, incident=None), incident=None)
     job = desk.slurm.add_job(required=[NODE])
     listed = desk.act(CHECKS["jobs_hit"])
@@ -364,7 +364,7 @@ def test_a_repair_is_waited_for_without_end() -> None:
 
 
 @pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])
-def test_what_people_are_told_has_a_stable_id_and_the_story(verb: Verb) -> None:
+def test_message_has_a_stable_id_and_the_story(verb: Verb) -> None:
     desk = Desk(incident=msgspec.structs.replace(INCIDENT, jobs_hit=("4711",)))
     for _ in range(2):
         assert isinstance(desk.act(VERBS[verb]), Done)

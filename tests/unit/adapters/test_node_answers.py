@@ -49,7 +49,7 @@ def test_the_form_of_dcgm_3() -> None:
     assert "no power" in found.text
 
 
-def test_a_warning_is_told_and_no_failure() -> None:
+def test_warning_is_reported_and_is_no_failure() -> None:
     found = verbs.read_diagnosis("n1", "k", told(pcie=[result("Pass"), result("Warn", 1, "narrow link")]))
     assert found is not None and found.passed and "warnings: pcie on GPU 1: narrow link" in found.text
 
@@ -116,7 +116,7 @@ def on_node(**changes: Any) -> dict[str, Any]:
     return {"processes": 8, "gpus": [gpu], "dumps": [dump], "text": ""} | changes
 
 
-def test_what_a_node_tells_of_a_job() -> None:
+def test_node_reports_on_a_job() -> None:
     found = verbs.read_job_on_node("n1", on_node())
     assert (found.dumps[0].rank, found.dumps[0].data, found.dumps[0].at.timestamp()) == (3, b"dump", 1000.5)
     assert (found.gpus[0].util_percent, found.gpus[0].power_w, found.gpus[0].power_limit_w) == (

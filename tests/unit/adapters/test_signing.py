@@ -40,7 +40,7 @@ def strict_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("strict_umask")
-def test_every_user_may_read_the_public_keys_and_nobody_else_the_rest(tmp_path: Path):
+def test_public_keys_are_world_readable_and_the_rest_is_private(tmp_path: Path):
     load_signer(tmp_path)
     CheckpointFile(tmp_path / "audit-checkpoints.jsonl").append([b"{}\n"])
     modes = {path.name: f"{stat.S_IMODE(path.stat().st_mode):o}" for path in tmp_path.iterdir()}

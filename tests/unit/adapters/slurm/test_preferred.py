@@ -313,7 +313,7 @@ def test_nothing_reaches_another_cluster_than_the_one_that_is_meant(ways: Ways) 
     assert not {"drain", "snapshot"} & {*ways.rest.asked, *ways.cli.asked}
 
 
-def test_a_late_one_tells_its_cluster_before_its_first_use(ways: Ways) -> None:
+def test_late_adapter_reports_its_cluster_before_first_use(ways: Ways) -> None:
     ways.cli.broken = {"": DEAD}
     assert ways.chain.cluster_name() == "pod1"
     ways.cli.broken, ways.cli.slurm = {}, SimScheduler("pod2", SimClock(datetime(2026, 1, 1, tzinfo=UTC)), 4)

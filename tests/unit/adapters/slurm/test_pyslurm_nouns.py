@@ -79,7 +79,7 @@ def test_shares_of_gpus_are_no_count_of_cards() -> None:
         ({"gpu0001": {"gres": {"gpu:h100": 2}}}, {}),
     ],
 )
-def test_gpus_are_told_only_by_their_index(layout: dict[str, Any], gpus: dict[str, tuple[int, ...]]) -> None:
+def test_gpus_are_identified_only_by_index(layout: dict[str, Any], gpus: dict[str, tuple[int, ...]]) -> None:
     assert a_job(layout=layout).gpus == gpus
 
 
@@ -124,7 +124,7 @@ def test_a_completing_job_is_one_word() -> None:
     assert (job.state, job.flags, job.active) == ("COMPLETING", ("COMPLETING",), True)
 
 
-def test_what_only_newer_releases_tell() -> None:
+def test_fields_of_newer_releases_only() -> None:
     assert (a_job().failed_node, a_job().submit_line, a_job().no_kill, a_job().siblings) == ("", "", None, ())
     told = a_job(
         failed_node="gpu0009", submit_line="sbatch --no-kill x.sh", federation_siblings_active=["pod2"]

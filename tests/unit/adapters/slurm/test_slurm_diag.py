@@ -35,7 +35,7 @@ def test_queues_are_read_from_text_and_json() -> None:
     assert parse_json.queues(msgspec.json.encode({"statistics": statistics})) == told
 
 
-def test_a_figure_that_is_not_told_is_none() -> None:
+def test_missing_figure_is_none() -> None:
     assert parse_text.queues("sdiag output at\n") == Queues()
     assert parse_json.queues(b'{"statistics": {}}') == Queues()
 
@@ -77,7 +77,7 @@ def test_other_words_are_not_understood() -> None:
             call()
 
 
-def test_switches_are_told_leaf_first() -> None:
+def test_switches_are_listed_leaf_first() -> None:
     assert parse_text.switches(TREE) == {
         "gpu0001": ("leaf1", "spine"),
         "gpu0002": ("leaf1", "spine"),
@@ -92,7 +92,7 @@ def test_without_a_tree_there_are_no_switches(text: str) -> None:
     assert parse_text.switches(text) == {}
 
 
-def test_blocks_are_told_as_such_and_aggregates_of_them_are_none() -> None:
+def test_blocks_are_reported_as_such_and_their_aggregates_are_left_out() -> None:
     text = (
         "BlockName=b1 BlockIndex=0 Nodes=gpu[01-02] BlockSize=2\n"
         "BlockName=b2 BlockIndex=1 Nodes=gpu03 BlockSize=2\n"

@@ -84,14 +84,14 @@ def test_every_form_of_a_drained_node_reads_the_same(fields: dict[str, Any]) -> 
     assert node.features == ("h100", "ib")
 
 
-def test_a_node_without_a_reason_has_nobody_who_set_one() -> None:
+def test_node_without_a_reason_has_no_reason_user() -> None:
     # Before 26.05 Slurm names root even then.
     raw = node_answer(state=["IDLE"], reason="", reason_set_by_user="root", reason_changed_at=number())
     node = parse_json.nodes(raw)["n1"]
     assert (node.reason_user, node.reason_at) == ("", None)
 
 
-def test_pitfall_22_flags_nobody_knows_are_carried_through() -> None:
+def test_pitfall_22_unknown_flags_are_carried_through() -> None:
     raw = node_answer(state=["IDLE", "BLOCKED", "SOMETHING_NEW"])
     assert parse_json.nodes(raw)["n1"].state == ("IDLE", "BLOCKED", "SOMETHING_NEW")
 
@@ -132,7 +132,7 @@ def test_an_array_task_of_a_later_release() -> None:
     assert words.command_id(parse_json.jobs(raw)["7"]) == "5_0"
 
 
-def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:
+def test_gpus_are_known_only_when_every_node_has_its_entry() -> None:
     raw = job_answer(nodes="n[1-2]", gres_detail=["gpu:h100:2(IDX:0,3)", "gpu:h100:1(IDX:7)"])
     assert parse_json.jobs(raw)["7"].gpus == {"n1": (0, 3), "n2": (7,)}
     short = job_answer(nodes="n[1-2]", gres_detail=["gpu:h100:2(IDX:0,3)"])
@@ -155,7 +155,7 @@ def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:
         ({"gres_detail": ["gpu:h100:2", "gpu:h100:1(IDX:1)"]}, {"n2": (1,)}),
     ],
 )
-def test_no_gpu_is_told_from_gpus_that_are_not_told(fields: dict[str, Any], gpus: dict[str, Any]) -> None:
+def test_zero_gpus_differ_from_unknown_gpus(fields: dict[str, Any], gpus: dict[str, Any]) -> None:
     told: dict[str, Any] = {"job_state": "RUNNING", "nodes": "n[1-2]", "gres_detail": []}
     assert parse_json.jobs(job_answer(**(told | fields)))["7"].gpus == gpus
 
@@ -180,6 +180,6 @@ def test_what_is_not_understood_says_why(raw: bytes, words: str) -> None:
         parse_json.jobs(raw)
 
 
-def test_what_an_owner_wrote_with_extra_is_told_beside_the_comment() -> None:
+def test_extra_field_of_the_owner_is_read_beside_the_comment() -> None:
     job = parse_json.jobs(job_answer(comment="a", extra="healer:requeue"))["7"]
     assert (job.comment, job.extra) == ("a", "healer:requeue")

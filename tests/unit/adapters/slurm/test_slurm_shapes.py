@@ -97,7 +97,7 @@ def test_how_a_job_ended(release: str, code: int, signal: int, told: str) -> Non
 
 
 @EVERY
-def test_pitfall_20_an_array_task_0_is_told_from_tasks_that_wait_together(release: str) -> None:
+def test_pitfall_20_array_task_0_differs_from_pending_array_tasks(release: str) -> None:
     task = job(release, "RUNNING", array=(5, 0), nodes="n1")
     assert (task.array_job, task.array_task) == ("5", 0)
     waiting = job(release, "PENDING", array=(5, None))
@@ -160,7 +160,7 @@ def test_no_kill_is_known_where_the_submission_says_it(line: str, no_kill: bool 
     assert (found.submit_line, found.no_kill) == (line, no_kill)
 
 
-def test_no_record_before_25_11_tells_of_no_kill() -> None:
+def test_records_before_25_11_never_say_no_kill() -> None:
     assert job("25.05", "RUNNING").no_kill is None
 
 

@@ -76,7 +76,7 @@ def test_a_completing_job_shows_only_that_and_the_nodes_it_still_holds() -> None
     assert job.gpus == {}  # it holds some still, but Slurm does not tell them any more
 
 
-def test_a_job_without_gpus_is_told_from_one_whose_gpus_are_not() -> None:
+def test_job_without_gpus_differs_from_one_with_unknown_gpus() -> None:
     none = re.sub(r"   (JOB_GRES|TresPerNode)=.*\n", "", TWO_NODES).replace(
         "GRES=gpu:h100:8(IDX:0-7)", "GRES="
     )

@@ -50,7 +50,7 @@ def test_no_change_reaches_slurm(call: str) -> None:
     assert slurm.reached == []
 
 
-def test_it_reads_and_tells_beforehand_what_it_cannot_do() -> None:
+def test_adapter_announces_beforehand_what_it_cannot_do() -> None:
     slurm = ReadOnlyScheduler([cast(Any, _Counted())])
     assert slurm.snapshot().nodes.keys() == {"gpu0001", "gpu0002", "gpu0003", "gpu0004"}
     assert slurm.node("gpu0002").name == "gpu0002"

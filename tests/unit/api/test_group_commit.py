@@ -107,7 +107,7 @@ def test_a_store_that_comes_back_loses_nothing(begin_at: int | None) -> None:
 
 
 @pytest.mark.parametrize("begin_at", [None, 3])
-def test_a_store_that_cannot_begin_fails_those_who_wait_and_nobody_after(begin_at: int | None) -> None:
+def test_failed_begin_fails_the_waiting_requests_only(begin_at: int | None) -> None:
     """As a thread pool on a system that has no thread left for a moment."""
 
     async def go() -> None:
@@ -133,7 +133,7 @@ def test_a_store_that_cannot_begin_fails_those_who_wait_and_nobody_after(begin_a
     asyncio.run(go())
 
 
-def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
+def test_unavailable_store_is_reported_not_swallowed() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
@@ -219,7 +219,7 @@ def test_one_poisoned_request_does_not_take_its_neighbours_with_it() -> None:
     asyncio.run(go())
 
 
-def test_what_matters_less_stands_back_while_the_other_queue_is_half_full() -> None:
+def test_low_priority_work_yields_while_the_other_queue_is_half_full() -> None:
     async def go() -> None:
         store, later = MemoryStore(), MemoryStore()
         store.gate.clear()
@@ -278,7 +278,7 @@ def test_the_first_of_a_batch_waits_for_others() -> None:
     asyncio.run(go())
 
 
-def test_one_owner_holds_a_share_of_the_queue_and_keeps_nobody_out() -> None:
+def test_one_owner_gets_a_share_of_the_queue_and_blocks_no_other() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()

@@ -40,7 +40,7 @@ def test_a_body_is_read_once_although_the_database_was_away() -> None:
     assert (reads, put) == (["x"], [["x"]])
 
 
-def test_a_wrong_body_is_told_and_the_others_are_stored() -> None:
+def test_wrong_body_is_reported_and_the_others_are_stored() -> None:
     def bad() -> str:
         raise BadBody("no")
 

@@ -33,7 +33,7 @@ def away() -> str:
     raise Unavailable("connection refused")
 
 
-def test_what_the_database_says_is_told_and_it_is_there() -> None:
+def test_database_error_is_reported_and_counts_as_reachable() -> None:
     async def ask() -> None:
         reach = Reach()
         assert await reach.ask(lambda: 5) == 5
@@ -45,7 +45,7 @@ def test_what_the_database_says_is_told_and_it_is_there() -> None:
     asyncio.run(ask())
 
 
-def test_nobody_waits_for_one_that_hangs_and_it_is_found_when_it_is_back() -> None:
+def test_hanging_database_blocks_no_one_and_its_return_is_noticed() -> None:
     release = threading.Event()
 
     async def ask() -> None:

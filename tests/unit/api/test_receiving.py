@@ -74,7 +74,7 @@ def test_pieces_are_one_body() -> None:
     asyncio.run(run())
 
 
-def test_too_long_is_told_before_the_rest_comes() -> None:
+def test_oversized_body_is_refused_before_it_is_read() -> None:
     async def run() -> None:
         receiver = Receiver()
         with pytest.raises(Problem) as told:
@@ -159,7 +159,7 @@ def test_all_tokens_of_a_job_hold_together_what_one_may() -> None:
     asyncio.run(run())
 
 
-def test_what_came_of_a_broken_body_is_told_and_of_a_whole_one_not() -> None:
+def test_outcome_of_a_broken_body_is_reported_and_of_a_whole_one_is_not() -> None:
     async def run() -> None:
         receiver, came = Receiver(), list[int]()
         with pytest.raises(Broken):

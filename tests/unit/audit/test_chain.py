@@ -144,7 +144,7 @@ def test_a_cut_end_is_named_by_the_newest_checkpoint():
     assert [item.seq for item in verify([], checkpoints=signed)] == [10]
 
 
-def test_a_chain_made_anew_is_caught_by_what_was_signed():
+def test_recomputed_chain_is_caught_by_the_signature():
     forged = [msgspec.structs.replace(record(number), actor="somebody") for number in range(1, 13)]
     anew = extend("pod1", 0, genesis("pod1"), forged)
     assert verify(anew) == []

@@ -38,7 +38,7 @@ def test_it_holds_by_itself():
     assert verify_export(lines(), keys={SIGNER.key}).broken == []
 
 
-def test_it_holds_after_another_program_wrote_the_json_anew():
+def test_export_verifies_after_another_program_rewrote_the_json():
     formatted = [
         msgspec.json.format(msgspec.json.encode(msgspec.json.decode(line)), indent=0) for line in lines()
     ]
@@ -58,7 +58,7 @@ def test_a_head_kept_apart_shows_an_export_made_of_another_history():
 
 
 @pytest.mark.parametrize("dropped", range(2, 12))
-def test_a_missing_line_is_seen_wherever_it_stood(dropped):
+def test_missing_line_is_detected_anywhere(dropped):
     left = lines()
     del left[dropped]
     assert verify_export(left).broken

@@ -29,7 +29,7 @@ def test_a_checkout_says_what_is_checked_out(capsys: pytest.CaptureFixture[str])
     assert re.fullmatch(rf"healer {__version__} \(commit {head} of \d{{4}}-\d\d-\d\d, no package\)\n", said)
 
 
-def test_where_nobody_knows_it_says_so(tmp_path: Path) -> None:
+def test_unknown_build_says_so(tmp_path: Path) -> None:
     (tmp_path / "site-packages/healer").mkdir(parents=True)
     assert build_note(tmp_path / "site-packages/healer/build.txt") == "unknown commit, no package"
     (tmp_path / "site-packages/.git").mkdir()

@@ -78,7 +78,7 @@ def test_slurm_is_compared(rules: Path, tmp_path: Path) -> None:
         (("/nowhere/at/all",), "", "cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_told_and_changes_nothing(
+def test_unreadable_input_is_reported_and_changes_nothing(
     rules: Path, words: tuple[str, ...], text: str, why: str
 ) -> None:
     result = run(rules, *words, "--yes", text=text)

@@ -56,7 +56,7 @@ def test_the_most_urgent_is_first_and_of_equals_the_oldest(sample: Sample) -> No
     assert [row.run.id for row in found] == ["early-p1", "late-p1", "by hand", "p3"]
 
 
-def test_a_run_shows_its_plan_the_jobs_there_and_who_stands_against_it(sample: Sample) -> None:
+def test_run_shows_its_plan_its_jobs_and_who_objects(sample: Sample) -> None:
     site = stands(sample)
     assert site.snapshot is not None
     waiting = next(one for one in site.asking if one.state is RunState.waiting_approval and one.node)
@@ -76,7 +76,7 @@ def test_a_run_shows_its_plan_the_jobs_there_and_who_stands_against_it(sample: S
     assert found.buttons and not any(button.key for button in found.buttons)
 
 
-def test_a_run_that_nobody_knows_any_more_is_shown_all_the_same(sample: Sample) -> None:
+def test_run_that_no_longer_exists_is_still_shown(sample: Sample) -> None:
     site = msgspec.structs.replace(stands(sample), snapshot=None)
     found = approval(run_row(run("gone", 1, "no such"), NOW), None, site, {}, Role.viewer)
     assert (found.plan, found.jobs, found.incident, found.buttons) == ((), (), None, ())

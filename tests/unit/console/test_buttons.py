@@ -49,7 +49,7 @@ def test_who_may_not_act_has_none(role: Role) -> None:
     assert labels(row(), role) == []
 
 
-def test_what_is_wanted_seldom_stands_under_more() -> None:
+def test_rare_actions_are_under_more() -> None:
     shown = node_buttons(row(), CLUSTER, Role.operator, shipped().playbooks.values())
     often = [one.label for one in shown if not one.more]
     assert often == ["Drain", "Drain at job end", "Reboot validate", "Validate"]

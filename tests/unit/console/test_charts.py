@@ -87,7 +87,7 @@ def test_silence_breaks_the_line() -> None:
     assert charts_view.with_gaps((0.0, 900.0), [(1.0, 2.0)], timed=False) == ([0.0, 900.0], [[1.0, 2.0]])
 
 
-def test_moments_outside_the_picture_are_told_and_not_drawn() -> None:
+def test_events_outside_the_range_are_reported_and_not_drawn() -> None:
     at = datetime.fromtimestamp(START, UTC)
     marks = [ChartMark(at=at, label="opened"), ChartMark(at=at + timedelta(days=1), label="returned")]
     view = charts_view.chart_view("c1", chart(), marks)

@@ -116,7 +116,7 @@ def test_what_scripts_read_fails_as_a_problem(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nope", "/api/v1"])
-def test_the_api_is_for_programs_whoever_asks(site: Site, path: str) -> None:
+def test_api_errors_are_json_for_every_client(site: Site, path: str) -> None:
     answer = visitor(site).get(path)
     assert answer.status_code in {404, 405} and answer.headers["content-type"] == PROBLEM
 

@@ -39,7 +39,7 @@ def test_where_all_is_well_nothing_is_to_be_looked_at() -> None:
     assert told(well()).wrong == ()
 
 
-def test_what_is_wrong_stands_first_and_says_what_to_do() -> None:
+def test_problems_come_first_and_say_what_to_do() -> None:
     names = [(one.name, one.tone) for one in told(own()).wrong]
     assert names == [
         ("Workers", "bad"),

@@ -19,7 +19,7 @@ def unpacked(body: dict, name: str, kind: str) -> np.ndarray:
     return flat.reshape(len(body["rows"]), len(body["steps"]))
 
 
-def test_the_picture_holds_what_was_told() -> None:
+def test_chart_holds_the_reported_values() -> None:
     made = grid(steps_of("1", NODES, steps=130))
     assert made is not None
     body = job_view.picture(made, deviation(made), [int(made.step[7]), 1], "pod1")
@@ -40,7 +40,7 @@ def test_many_ranks_are_drawn_as_nodes_with_the_slowest_rank_of_each() -> None:
     assert unpacked(body, "dev", "<i2")[NODES.index(SLOW_NODE), -1] > 150
 
 
-def test_what_was_not_told_is_marked_so() -> None:
+def test_missing_values_are_marked() -> None:
     batches = steps_of("1", NODES, steps=3, whole_only=True)
     made = grid(batches)
     assert made is not None
@@ -71,7 +71,7 @@ def test_a_plain_job_has_no_special_facts() -> None:
     assert job_view.facts(SlurmJob(id="7", state="RUNNING", nodes=NODES)) == []
 
 
-def test_what_only_some_jobs_have_is_told_in_words() -> None:
+def test_partial_data_of_jobs_is_explained() -> None:
     shown = SlurmJob(
         id="7", state="PENDING", array_job="5", array_task=0, het_job="11", het_offset=1, held_by="admin",
         why="launch failed requeued held", origin="pod1", siblings=("pod1", "pod2"), excluded=("n1", "n2"),

@@ -70,7 +70,7 @@ def test_no_other_site_chooses_and_no_other_language_is_taken(site: Site) -> Non
     assert "set-cookie" not in visitor(site).post("/language", data={"to": "tlh"}).headers
 
 
-def test_a_map_is_told_in_the_language_of_who_looks(site: Site) -> None:
+def test_map_uses_the_language_of_the_viewer(site: Site) -> None:
     here, there = visitor(site, **SIGNED_IN), visitor(site, **{**SIGNED_IN, COOKIE: "zh"})
     english, chinese = (one.get("/fleet.json?colour=verdict").json() for one in (here, there))
     assert english["nodes"] == chinese["nodes"] and english["tag"] == chinese["tag"]

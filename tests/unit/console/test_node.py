@@ -83,7 +83,7 @@ def incident(opened: datetime = NOW, gpu_index: int | None = 0) -> OpenIncident:
     )  # fmt: skip
 
 
-def test_a_node_that_tells_nothing_has_no_rows_and_no_chart() -> None:
+def test_node_without_values_has_no_rows_and_no_chart() -> None:
     view = measured(gpus=8)
     assert (view.gpus, view.links, view.chart, view.seen) == ((), (), None, None)
 
@@ -99,7 +99,7 @@ def test_the_newest_value_is_shown_and_an_old_one_is_unknown() -> None:
     assert view.gpus[2].seen is None
 
 
-def test_errors_and_remaps_are_told_in_words() -> None:
+def test_errors_and_remaps_are_described_in_words() -> None:
     view = measured(
         (5, gpu("ecc_sbe_volatile_total"), 3), (5, gpu("ecc_dbe_volatile_total"), 1),
         (5, gpu("row_remap_pending"), 1), (5, gpu("row_remap_failed"), 0),

@@ -67,7 +67,7 @@ def test_runs_are_counted_by_how_they_ended_and_shadow_runs_apart() -> None:
     assert playbooks_view.entry(playbook(), [], [], NOW).last is None
 
 
-def test_a_step_tells_its_limits_its_condition_and_what_is_undone() -> None:
+def test_step_shows_its_limits_its_condition_and_its_undo() -> None:
     drain, kept, test, wait, repair = playbooks_view.step_lines(
         playbook(
             Step(id="drain", do=Verb.drain, timeout_s=30, retries=4),

@@ -96,7 +96,7 @@ def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample
     assert banners[0].text.startswith("The backup controller ctl2 took over. ")
 
 
-def test_a_dead_controller_is_told_once_also_when_the_picture_is_old(sample: Sample) -> None:
+def test_dead_controller_is_reported_once_even_with_an_old_snapshot(sample: Sample) -> None:
     since = {Trouble.away: NOW - timedelta(minutes=3)}
     seen = Controller(cluster="pod1", at=NOW, problem="No answer.", since=since)
     fresh = msgspec.structs.replace(stands(sample), controller=seen)
@@ -216,7 +216,7 @@ def test_a_wait_that_looks_again_and_again_is_one_row(sample: Sample) -> None:
     assert [row.detail for row in rows if row.kind == "step"] == [f"{wait.text} (checked 60 times)"]
 
 
-def test_affected_parts_are_told_by_node() -> None:
+def test_affected_parts_are_listed_by_node() -> None:
     parts = [Component(cluster="c", node="n1", gpu=gpu) for gpu in range(4)]
     parts += [Component(cluster="c", node="n2", gpu=gpu) for gpu in (1, 5)]
     parts += [Component(cluster="c", node=f"m{number}") for number in range(8)]
@@ -298,7 +298,7 @@ def test_the_map_of_a_large_cluster_is_small() -> None:
     assert len(msgspec.json.encode([places, cells])) < 100_000
 
 
-def test_only_rows_of_which_something_else_is_said_are_made_anew(sample: Sample) -> None:
+def test_only_changed_rows_are_rebuilt(sample: Sample) -> None:
     now = stands(sample)
     before = {row.name: row for row in fleet_view.node_rows(now)}
     assert now.snapshot is not None
@@ -316,7 +316,7 @@ def cell_of(row: NodeRow, colour: Colour, **told: object) -> tuple[str, str]:
     return colours.shade(colour, row, known), colours.describe(colour, row, known)
 
 
-def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:
+def test_colours_show_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:
     rows = {row.name: row for row in fleet_view.node_rows(stands(sample))}
     row, nothing = rows["gpu0003"], NodeGauges()
     assert cell_of(row, Colour.service) == ("", "")

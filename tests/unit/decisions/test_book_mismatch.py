@@ -60,7 +60,7 @@ def test_a_cluster_in_order_has_none() -> None:
 # --- drains that nobody speaks for ---
 
 
-def test_a_drain_of_ours_without_run_and_incident_is_told_with_its_age() -> None:
+def test_our_drain_without_run_and_incident_is_reported_with_its_age() -> None:
     (one,) = found(known(node(1, **DRAINED)))
     assert (one.kind, one.node, one.since, one.repair) == (
         DriftKind.forgotten_drain,
@@ -86,7 +86,7 @@ def test_a_drain_that_somebody_speaks_for_is_none(case: dict[str, Any]) -> None:
     assert found(known(shown, **case.get("facts", {})), case.get("runs", ()), case.get("incidents", ())) == []
 
 
-def test_a_shadow_run_and_the_incident_that_says_just_this_speak_for_nobody() -> None:
+def test_shadow_run_and_its_mismatch_incident_justify_no_drain() -> None:
     told = incident(1, fault="healer-drain", rule="forgotten-drain")
     (one,) = found(known(node(1, **DRAINED)), (run(shadow=True),), (told,))
     assert one.kind is DriftKind.forgotten_drain
@@ -95,7 +95,7 @@ def test_a_shadow_run_and_the_incident_that_says_just_this_speak_for_nobody() ->
 # --- slots ---
 
 
-def test_a_slot_of_a_node_in_service_is_told() -> None:
+def test_slot_of_a_node_in_service_is_reported() -> None:
     (one,) = found(known(slots=(slot(1, drained_at=ago(hours=1)),)))
     assert (one.kind, one.node, one.repair) == (DriftKind.idle_slot, name(1), Repair.free_slot)
 
@@ -124,7 +124,7 @@ def test_a_slot_of_a_node_under_test_is_used() -> None:
 # --- what is left in Slurm ---
 
 
-def test_a_reservation_that_nobody_tests_in_is_told() -> None:
+def test_reservation_without_tests_is_reported() -> None:
     (one,) = found(known(reservations=(KEPT,)))
     assert (one.kind, one.name, one.node, one.repair) == (
         DriftKind.left_reservation,
@@ -147,7 +147,7 @@ def test_a_reservation_with_a_run_on_its_node_is_used() -> None:
 
 
 @pytest.mark.parametrize("field", ["extra", "comment"])
-def test_a_note_on_a_node_that_is_back_is_told(field: str) -> None:
+def test_note_on_a_returned_node_is_reported(field: str) -> None:
     (one,) = found(known(node(1, **{field: NOTE})))
     assert (one.kind, one.repair) == (DriftKind.left_note, Repair.clear_note)
 
@@ -157,11 +157,11 @@ def test_a_note_of_others_is_left_alone(text: str) -> None:
     assert found(known(node(1, extra=text))) == []
 
 
-def test_a_note_beside_our_drain_stands_where_it_should() -> None:
+def test_note_beside_our_drain_is_in_place() -> None:
     assert found(known(node(1, extra=NOTE, **DRAINED)), (), (incident(1),)) == []
 
 
-def test_a_job_that_is_kept_off_a_node_that_is_well_is_told() -> None:
+def test_job_kept_off_a_healthy_node_is_reported() -> None:
     waiting = job(state="PENDING", nodes=(), admin_comment=f"healer: waits; off:{name(1)}")
     (one,) = found(known(jobs=(waiting,)))
     assert (one.kind, one.name, one.repair) == (DriftKind.left_exclusion, "4711", Repair.release)
@@ -172,7 +172,7 @@ def test_a_job_that_is_kept_off_a_node_that_is_well_is_told() -> None:
 # --- runs ---
 
 
-def test_a_run_on_a_node_that_slurm_does_not_know_is_told() -> None:
+def test_run_on_a_node_unknown_to_slurm_is_reported() -> None:
     (one,) = found(known(), (run(node="gone", state=RunState.stuck),))
     assert (one.kind, one.name, one.repair) == (DriftKind.unknown_node, "r1", Repair.cancel_run)
     assert found(known(), (run(node="gone", created_at=ago(seconds=5)),)) == []

@@ -47,7 +47,7 @@ class TestStormRoots:
         done = incident(2, state=IncidentState.resolved, closed=NOW)
         assert self.of(incident(1, held_by="slots"), done) == [name(1), name(2)]
 
-    def test_nodes_already_out_merged_ones_and_those_nobody_acts_on_do_not(self):
+    def test_nodes_already_out_merged_ones_and_unmanaged_ones_do_not(self):
         assert (
             self.of(incident(1, node_was_out=True), incident(2, merged_into="x"), incident(3, rule="told"))
             == []

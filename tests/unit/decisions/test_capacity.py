@@ -67,7 +67,7 @@ class TestFloor:
         ]
 
     @pytest.mark.parametrize(("out", "kind"), [(0, "allow"), (2, "allow"), (3, "hold"), (20, "hold")])
-    def test_of_32_nodes_29_stay_whoever_took_the_others(self, out, kind):
+    def test_of_32_nodes_29_stay_regardless_of_who_took_the_others(self, out, kind):
         said = answer(Guard.floor, drain(), facts(self.fleet(out)))
         assert (said.kind, said.limit, said.used) == (kind, 29, 32 - out)
 

@@ -70,7 +70,7 @@ class TestRequeue:
         told = slot(1, granted_at=ago(seconds=drained_s))
         assert answer(Guard.consent, requeue("99"), facts(slots=(told,))).kind == kind
 
-    def test_a_job_that_nobody_has_seen_is_refused_without_a_drain(self):
+    def test_unseen_job_is_refused_without_a_drain(self):
         assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.refuse
         assert answer(Guard.consent, propose(Verb.revive, job="99"), facts()).kind is AnswerKind.refuse
 

@@ -98,7 +98,7 @@ class TestNothingToDo:
         about = incident(root=Component(cluster=CLUSTER, switch="leaf01"))
         assert made(about=about).outcome is Outcome.nothing
 
-    def test_our_drain_stands(self):
+    def test_our_drain_is_kept(self):
         known = facts(fleet(node(1, state=("IDLE", "DRAIN"), reason=OURS)))
         decision = made(known)
         assert decision.outcome is Outcome.nothing and "inc:00000001" in decision.why
@@ -210,7 +210,7 @@ class TestSeverity:
         assert self.of(severity=Severity.P2) is Severity.P2
 
     @pytest.mark.parametrize("mode", [Mode.off, Mode.shadow, Mode.suggest, Mode.approve])
-    def test_a_dead_gpu_in_service_that_nobody_takes_out(self, mode):
+    def test_dead_gpu_in_service_without_a_drain(self, mode):
         assert self.of(site=rules(default_mode=mode)) is Severity.P0
 
     def test_held_by_a_cap(self):

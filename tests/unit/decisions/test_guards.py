@@ -111,7 +111,7 @@ class TestPause:
         known = facts(jobs=[job(nodes=(name(7),))], pauses=(self.pause("node", name(7)),))
         assert answer(Guard.pause, requeue(node=None), known).kind is AnswerKind.hold
 
-    def test_people_are_told_all_the_same(self):
+    def test_people_are_notified_regardless(self):
         known = facts(pauses=(self.pause("all"),))
         assert judge(propose(Verb.notify), known, rules(), NOW).outcome is Outcome.act
 

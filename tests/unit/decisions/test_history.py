@@ -60,7 +60,7 @@ class TestBreaker:
         known = facts(breaker=breaker(state, canary="r9"))
         assert answer(Guard.breaker, drain(by="alice"), known).kind is AnswerKind.allow
 
-    def test_open_still_returns_nodes_and_tells_people(self):
+    def test_open_breaker_still_returns_nodes_and_notifies_people(self):
         known = facts([drained(), *(node(n) for n in range(2, 33))], breaker=breaker(BreakerState.open))
         for verb in (Verb.resume, Verb.ticket, Verb.notify):
             assert judge(propose(verb), known, rules(), NOW).outcome is Outcome.act
@@ -129,7 +129,7 @@ class TestRebootCap:
         )
         return facts([drained(), *(node(n) for n in range(2, 33))], remedies=tuple(uses))
 
-    def test_three_in_24_h_whoever_asks(self):
+    def test_three_in_24_h_regardless_of_requester(self):
         for proposal in (propose(Verb.reboot, by="alice"), propose(Verb.power_cycle)):
             said = answer(Guard.reboot_cap, proposal, self.known(23, 9, 7))
             assert (said.kind, said.limit, said.used) == (AnswerKind.refuse, 3, 3)
@@ -145,7 +145,7 @@ class TestRequeueCap:
         made = (RequeueUse(job="4711", restarts=r, at=ago(hours=h)) for r, h in uses)
         return facts(jobs=[job(**fields)], requeues=tuple(made))
 
-    def test_two_in_24_h_whoever_asks(self):
+    def test_two_in_24_h_regardless_of_requester(self):
         for proposal in (
             requeue(restarts=2),
             requeue(restarts=2, by="alice"),

@@ -23,7 +23,7 @@ def said(
     return answer(Guard.approval, proposal, known).kind
 
 
-def test_a_node_of_ours_whose_jobs_cannot_end_needs_nobody() -> None:
+def test_our_node_whose_jobs_cannot_end_needs_no_approval() -> None:
     assert said([COMPLETING]) is AnswerKind.allow
 
 
@@ -45,7 +45,7 @@ def test_anything_else_needs_a_person(asked: dict[str, Any]) -> None:
     assert said(asked.pop("jobs", [COMPLETING]), **asked) is AnswerKind.hold
 
 
-def test_a_drained_and_empty_node_of_ours_has_nobody_to_lose() -> None:
+def test_our_drained_and_empty_node_has_no_job_to_lose() -> None:
     assert said([], state=("IDLE", "DRAIN"), stuck_since=None) is AnswerKind.allow
 
 

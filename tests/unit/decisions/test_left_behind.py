@@ -147,7 +147,7 @@ class TestDecide:
         assert self.outcome(slot=gate.incident().id, jobs_hit=()) is Outcome.act
 
     @pytest.mark.parametrize("job", [{"state": "COMPLETED"}, {"flags": ("COMPLETING",)}, {"nodes": ("x",)}])
-    def test_a_job_that_is_over_needs_nobody(self, job: dict[str, object]) -> None:
+    def test_finished_job_needs_no_action(self, job: dict[str, object]) -> None:
         assert self.outcome(job=job) is Outcome.nothing
 
     def test_a_remedy_that_was_begun_is_not_begun_again(self) -> None:

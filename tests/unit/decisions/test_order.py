@@ -61,7 +61,7 @@ def test_the_last_slot_is_the_more_urgent_ones(mine: Urgency, goes: bool) -> Non
         assert f"P1 on {name(2)} waits for the same slot and goes first" in result.why
 
 
-def test_where_there_is_room_for_both_nobody_waits() -> None:
+def test_with_room_for_both_neither_waits() -> None:
     assert judge(drain(urgency=urgency()), facts(waiting=(waits(2),)), rules(TWO), NOW).outcome is Outcome.act
 
 
@@ -73,7 +73,7 @@ def test_who_has_taken_its_node_meanwhile_waits_no_more() -> None:
 @pytest.mark.parametrize(
     "asked", [{"by": "bob"}, {"unusable": True}, {"run": "w2"}, {"ride": True}, {"urgency": None}]
 )
-def test_who_gives_way_to_nobody(asked: dict) -> None:
+def test_runs_that_yield_to_no_other(asked: dict) -> None:
     known = facts(slots=(slot(9),), waiting=(waits(2),))
     assert judge(drain(**({"urgency": urgency()} | asked)), known, rules(TWO), NOW).outcome is Outcome.act
 

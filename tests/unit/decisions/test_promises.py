@@ -81,7 +81,7 @@ class TestReserved:
         site = rules(GuardSettings(spares=Spares(reservation="spares")))
         assert answer(Guard.reserved, drain(**SLOW), known(other), site).kind is AnswerKind.allow
 
-    def test_what_is_out_already_is_taken_from_nobody(self):
+    def test_node_already_out_costs_the_reservation_nothing(self):
         down = [node(1, state=("IDLE", "DRAIN")), *(node(one) for one in range(2, 33))]
         assert answer(Guard.reserved, drain(**SLOW), known(kept(), nodes=down)).kind is AnswerKind.allow
         riding = known(kept(), slots=(slot(1),))
@@ -99,7 +99,7 @@ class TestQos:
         return facts(jobs=[job(qos=qos, requeue=True)])
 
     @pytest.mark.parametrize("verb", [Verb.requeue, Verb.revive, Verb.cancel])
-    def test_its_jobs_are_left_alone_whoever_asks(self, verb):
+    def test_its_jobs_are_left_alone_regardless_of_requester(self, verb):
         for by in (None, "bob"):
             asked = propose(verb, job="4711", restarts=0, by=by)
             result = judge(asked, self.jobs("production"), self.SITE, NOW)

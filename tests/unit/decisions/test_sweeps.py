@@ -105,7 +105,7 @@ def test_one_sweep_of_a_node() -> None:
     assert told(idle(running={name(1): "mine"}), run="mine").kind is AnswerKind.allow
 
 
-def test_nobody_waits_for_the_node() -> None:
+def test_no_job_is_queued_for_the_node() -> None:
     held = told(idle(jobs=[waiting()]))
     assert held.kind is AnswerKind.hold and "Job 9 is pending in train (Resources)" in held.why
     assert told(idle(jobs=[waiting(reason="Priority", partition="cpu,train")])).kind is AnswerKind.hold
@@ -210,7 +210,7 @@ def test_a_degraded_fault_may_be_its_own_doing_and_does_not_end_it() -> None:
 # --- doctor ---
 
 
-def test_a_cap_that_never_binds_is_told_where_sweeps_are_scheduled() -> None:
+def test_cap_that_never_binds_is_reported_where_sweeps_are_scheduled() -> None:
     def said(nodes: int, **fields: Any) -> list[str]:
         known = facts(nodes)
         site = rules(GuardSettings(sweep=SweepSettings(**fields)))

@@ -66,7 +66,7 @@ def nodes_of(fleet: Fleet) -> list[str | None]:
     return sorted({one.component.node for one in fleet.found})
 
 
-def test_two_of_four_nodes_slow_from_the_start_are_told_by_what_other_jobs_needed() -> None:
+def test_two_of_four_nodes_slow_from_the_start_are_found_by_other_jobs_times() -> None:
     fleet = Fleet()
     fleet.factor[4:6] = 1.1
     fleet.run(60, j1={"first": 0}, j2={"first": 8})
@@ -113,7 +113,7 @@ def test_an_unknown_model_few_nodes_and_small_differences_say_nothing() -> None:
     assert [*unknown.found, *small.found, *alone.found] == []
 
 
-def test_a_node_that_was_repaired_is_learnt_anew() -> None:
+def test_repaired_node_is_learned_again() -> None:
     fleet = Fleet()
     fleet.factor[4:6] = 1.1
     fleet.run(60, j1={"first": 0}, j2={"first": 8}, j3={"first": 4})

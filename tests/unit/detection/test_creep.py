@@ -26,7 +26,7 @@ def life(shape: Shape, hours: float, *, noise: float = 0.01, step_s: float = 30.
     return made
 
 
-def test_two_percent_an_hour_are_told_after_five_percent() -> None:
+def test_two_percent_an_hour_is_reported_after_five_percent() -> None:
     assert life(lambda hour: 1 + 0.02 * hour, 2.2).slower() is None
     found = life(lambda hour: 1 + 0.02 * hour, 4).slower()
     assert found is not None
@@ -35,7 +35,7 @@ def test_two_percent_an_hour_are_told_after_five_percent() -> None:
     assert found.first == pytest.approx(30.0, rel=0.02)
 
 
-def test_weeks_take_no_more_room_than_hours_and_are_told_as_well() -> None:
+def test_weeks_need_no_more_memory_than_hours_and_are_detected_too() -> None:
     made = life(lambda hour: 1 + 0.0004 * hour, 24 * 14, step_s=60.0)
     assert len(made.medians) <= STRETCHES + 1
     assert made.stretch_s > 10_000
@@ -97,7 +97,7 @@ class Job:
         return found
 
 
-def test_the_job_is_told_and_no_node_and_it_is_over_when_it_is_fast_again() -> None:
+def test_job_without_a_node_is_reported_and_clears_when_fast_again() -> None:
     job = Job()
     found = job.run(5, lambda hour: 1 + 0.03 * hour)
     assert {(one.fault, one.component, one.fault_class) for one in found} == {
@@ -115,7 +115,7 @@ def test_more_work_in_a_step_is_no_creeping() -> None:
     assert Job(work=4096.0).run(6, lambda hour: 1 + 0.03 * hour)
 
 
-def test_a_life_after_a_requeue_begins_anew() -> None:
+def test_requeued_job_starts_over() -> None:
     job = Job()
     assert job.run(1.5, lambda hour: 1 + 0.03 * hour) == []
     job.steps = StepTimes(CLUSTER)

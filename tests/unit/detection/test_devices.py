@@ -105,7 +105,7 @@ class Site:
 LEAF = Component(cluster="c", device="leaf1")
 
 
-def test_the_root_is_the_device_and_the_part_is_told() -> None:
+def test_root_is_the_device_and_the_part_is_named() -> None:
     site = Site(rule("broken > 0", Scope.device_part))
     site.send("@leaf1", {("broken", "7"): 1, ("broken", "8"): 0, ("broken", "40"): 1})
     found = site.tick().findings
@@ -120,7 +120,7 @@ def test_the_root_is_the_device_and_the_part_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["leaf1", "leaf1.pod1.example", "0x0000000000000abc"])
-def test_a_whole_switch_stands_before_its_nodes(name: str) -> None:
+def test_whole_switch_is_blamed_before_its_nodes(name: str) -> None:
     site = Site(rule("hot > 0", Scope.device))
     site.send(f"@{name}", {("hot", None): 1})
     (finding,) = site.tick().findings
@@ -129,7 +129,7 @@ def test_a_whole_switch_stands_before_its_nodes(name: str) -> None:
     assert nodes == ["n1", "n2", "n3", "n4"]
 
 
-def test_a_rack_stands_before_its_nodes_and_a_pdu_before_none() -> None:
+def test_rack_is_blamed_before_its_nodes_and_a_pdu_before_none() -> None:
     site = Site(rule("hot > 0", Scope.device))
     site.send("@r1", {("hot", None): 1})
     site.send("@pdu9", {("hot", None): 1})

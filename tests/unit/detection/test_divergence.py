@@ -126,7 +126,7 @@ def test_a_rank_that_differs_from_the_first_step_is_not_judged() -> None:
     assert job.run(60, apart([0])) == []
 
 
-def test_it_is_clear_when_all_tell_the_same_again() -> None:
+def test_it_clears_when_all_ranks_agree_again() -> None:
     job = Job()
     job.run(20, shared)
     (one,) = job.run(3, apart([13]))
@@ -137,7 +137,7 @@ def test_it_is_clear_when_all_tell_the_same_again() -> None:
     assert pair in job.clear
 
 
-def test_a_node_that_came_back_begins_anew() -> None:
+def test_returned_node_starts_over() -> None:
     job = Job()
     job.run(20, shared)
     assert len(job.run(3, apart([13]))) == 1
@@ -167,7 +167,7 @@ def test_one_hard_batch_is_no_jump() -> None:
     assert job.run(20, shared) == []
 
 
-def test_a_loss_that_is_no_number_is_told_once_it_stays_so() -> None:
+def test_non_numeric_loss_is_reported_once_it_persists() -> None:
     job = Job()
     job.run(30, shared)
     assert job.run(1, lambda step: {"loss": np.inf}) == []

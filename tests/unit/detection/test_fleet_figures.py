@@ -128,7 +128,7 @@ class Fleet:
         return self.detector.tick(look(self.now, slurm=slurm, watched=asked))
 
 
-def test_it_is_told_as_evidence_with_the_figures_that_a_person_can_check() -> None:
+def test_finding_is_evidence_with_figures_a_person_can_check() -> None:
     site = Fleet(fleet({3: 610.0}))
     (found,) = site.tick().findings
     assert (found.fault, found.fault_class) == (SLOWER_THAN_FLEET, FaultClass.informational)
@@ -140,7 +140,7 @@ def test_it_is_told_as_evidence_with_the_figures_that_a_person_can_check() -> No
     assert site.tick(timedelta(seconds=5)).findings == ()
 
 
-def test_it_is_over_when_a_later_test_is_half_way_back_and_not_when_nobody_knows() -> None:
+def test_it_clears_when_a_later_test_is_halfway_back_but_not_when_unknown() -> None:
     site = Fleet(fleet({3: 610.0}))
     site.tick()
     site.told = fleet({3: 664.0})

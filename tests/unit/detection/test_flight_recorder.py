@@ -39,7 +39,7 @@ def test_both_forms_say_the_same() -> None:
     assert found["0"].ops == {1: "nccl:all_reduce", 2: "nccl:all_reduce"}
 
 
-def test_no_members_told_and_no_entry_left() -> None:
+def test_no_members_given_and_no_entry_left() -> None:
     (group,) = read(dump([entry(3, state="completed")], {})).values()
     assert (group.ranks, group.open, group.completed) == ((), None, 3)
     assert read(dump([], {})) == {}
@@ -83,7 +83,7 @@ def nested_key(times: int) -> bytes:
         b'{"entries": 4}', b"\x80\x02J\xff\xff\xff\xff.", b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
     ],
 )  # fmt: skip
-def test_what_is_no_dump_is_told_so(data: bytes) -> None:
+def test_invalid_dump_is_reported(data: bytes) -> None:
     with pytest.raises(RecorderError):
         read(data)
 

@@ -90,7 +90,7 @@ def grow(days: Days, name: str, until_days: float, bad, good=lambda _: 0.0) -> N
         days.look()
 
 
-def test_rows_that_are_replaced_one_after_the_other_are_told_with_their_basis() -> None:
+def test_successive_row_replacements_are_reported_with_their_basis() -> None:
     days = Days("rows-remapped")
     grow(days, "row_remap_uncorrectable_rows", 6, lambda day: float(int(day)))
     first = days.findings[0]

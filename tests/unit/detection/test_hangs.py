@@ -246,7 +246,7 @@ def test_it_is_over_when_steps_go_on_or_the_job_ends() -> None:
     assert HANG in job.clear
 
 
-def test_what_stands_is_told_again_and_who_is_missing_as_soon_as_it_is_known() -> None:
+def test_persisting_hang_is_repeated_and_missing_ranks_are_named_once_known() -> None:
     job = Job()
     job.run(40)
     job.links = {node_name(2): NodeReport(at=job.now, text="Link down")}
@@ -261,7 +261,7 @@ def test_what_stands_is_told_again_and_who_is_missing_as_soon_as_it_is_known() -
     assert len(job.found) == 3 and job.found[2].evidence[0].digest == second.evidence[0].digest
 
 
-def test_after_a_restart_of_healer_a_job_that_stood_is_known_again() -> None:
+def test_hung_job_is_still_known_after_a_restart_of_healer() -> None:
     job = Job()
     job.run(40)
     says = {"collective": others(13), "compute": [13]}
@@ -271,7 +271,7 @@ def test_after_a_restart_of_healer_a_job_that_stood_is_known_again() -> None:
     assert len(job.found) == 1 and HANG not in job.clear
 
 
-def test_while_healer_heard_nobody_nothing_stood() -> None:
+def test_no_hang_while_healer_received_nothing() -> None:
     job = Job(rest=True)
     job.run(40)
     job.at_s += 1200
@@ -290,7 +290,7 @@ def test_a_rank_of_another_node_has_no_say() -> None:
     assert job.steps.dropped == 1
 
 
-def test_a_look_between_ticks_tells_of_links_alone() -> None:
+def test_check_between_ticks_reports_links_only() -> None:
     job = Job(rest=False)
     job.run(40)
     job.stand(290, {"compute": others()})
@@ -387,7 +387,7 @@ def test_quiet_gpus_are_a_second_sense_and_are_looked_at_twice_a_minute_apart() 
     assert quiet_looks(standing(says, 200, rest=None)) == []
 
 
-def test_ranks_that_wait_for_nobody_prove_nothing_with_quiet_gpus() -> None:
+def test_ranks_that_wait_for_no_peer_prove_nothing_with_quiet_gpus() -> None:
     assert quiet_looks(standing(None, 400, rest=True)) == []
 
 

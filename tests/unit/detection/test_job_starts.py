@@ -237,7 +237,7 @@ def test_a_port_that_stays_down_keeps_a_job_from_its_first_step(
     assert all(one.fault == "node-stopped-job" for one in found)
 
 
-def test_a_port_that_came_up_again_blames_nobody() -> None:
+def test_recovered_port_blames_no_node() -> None:
     job = Job()
     job.ports = dict.fromkeys(ALL, UP)
     job.life(100)
@@ -264,7 +264,7 @@ def test_a_job_whose_starts_are_not_known_is_not_judged() -> None:
     assert first.wait(900) == deaf.wait(900) == []
 
 
-def test_two_nodes_that_lost_something_a_start_that_computes_and_a_job_that_ends_blame_nobody() -> None:
+def test_two_losses_a_computing_start_and_an_ending_job_blame_no_node() -> None:
     two, _ = stuck(10)
     two.lost = {**two.lost, **loss(two.now, ALL[3])}
     computes, _ = stuck(10)
@@ -275,7 +275,7 @@ def test_two_nodes_that_lost_something_a_start_that_computes_and_a_job_that_ends
     assert two.wait(600) == computes.wait(600) == completes.wait(600) == []
 
 
-def test_while_nobody_at_all_is_heard_healer_may_be_cut_off() -> None:
+def test_while_every_node_is_silent_healer_may_be_cut_off() -> None:
     job, _ = stuck(10)
     job.heard_at = job.now
     assert job.wait(600) == []

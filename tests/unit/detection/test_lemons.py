@@ -230,7 +230,7 @@ class Book:
         self.kept = found
 
 
-def test_a_lemon_is_told_each_hour_and_is_over_below_a_lower_limit() -> None:
+def test_lemon_is_reported_each_hour_and_clears_below_a_lower_limit() -> None:
     book = Book()
     lemons = Lemons("c", JobMarks(), book.read, book.keep)
     where = Component(cluster="c", node="n1")

@@ -100,7 +100,7 @@ def where(name: str) -> Component:
     return Component(cluster=CLUSTER, node=name)
 
 
-def test_a_node_that_changed_is_told_with_before_and_after_and_since_when(site: Site) -> None:
+def test_changed_node_is_reported_with_before_after_and_since(site: Site) -> None:
     site.odd["n05", HOT] = lambda _: 4.0
     found = site.run(4)
     assert {one.component for one in found} == {where("n05")}
@@ -114,7 +114,7 @@ def test_a_node_that_changed_is_told_with_before_and_after_and_since_when(site: 
     assert site.run(4)[-1].evidence[0].digest == first.evidence[0].digest
 
 
-def test_slow_drift_is_told_too_and_is_over_when_it_is_gone(site: Site) -> None:
+def test_slow_drift_is_reported_too_and_clears_when_gone(site: Site) -> None:
     site.odd["n05", CLOCK] = lambda hour: -max(0.0, hour - 12) / 12
     assert {one.component.node for one in site.run(48)} == {"n05"}
     site.watched = frozenset({(DRIFTED, where("n05"))})
@@ -128,7 +128,7 @@ def test_what_the_job_decides_is_not_looked_at(site: Site) -> None:
     assert site.run(8) == []
 
 
-def test_what_came_with_a_new_job_is_told_only_when_it_outlives_the_job(site: Site) -> None:
+def test_shift_that_came_with_a_job_is_reported_only_if_it_outlives_the_job(site: Site) -> None:
     site.jobs(1)
     site.odd["n05", HOT] = lambda _: 4.0  # the first stage of a pipeline, say
     assert site.run(10) == []
@@ -168,14 +168,14 @@ def test_an_idle_node_is_not_looked_at(site: Site) -> None:
     assert site.run(12) == []
 
 
-def test_after_a_repair_it_is_learnt_anew(site: Site) -> None:
+def test_level_is_relearned_after_a_repair(site: Site) -> None:
     site.odd["n05", HOT] = lambda _: 4.0
     assert site.run(4)
     site.shifts.forget(site.telemetry, "n05")
     assert site.run(12) == []
 
 
-def test_what_stands_for_three_days_is_how_it_is(site: Site) -> None:
+def test_level_held_for_three_days_becomes_the_baseline(site: Site) -> None:
     site.odd["n05", HOT] = lambda _: 4.0
     assert site.run(RELEARN_AFTER_S / 3600)
     site.watched = frozenset({(DRIFTED, where("n05"))})

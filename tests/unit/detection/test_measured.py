@@ -66,7 +66,7 @@ class Site:
                 yield number, finding
 
 
-def test_told_once_it_has_held_and_again_every_five_minutes() -> None:
+def test_reported_once_held_and_again_every_five_minutes() -> None:
     site = Site(rule(for_s=30))
     told = list(site.found(WARM, 140))
     assert [number for number, _ in told] == [6, 66, 126]
@@ -78,7 +78,7 @@ def test_told_once_it_has_held_and_again_every_five_minutes() -> None:
     assert (first.evidence[0].sense, first.evidence[0].at) == (Sense.metrics, first.at)
 
 
-def test_a_break_begins_the_hold_anew() -> None:
+def test_gap_restarts_the_hold() -> None:
     site = Site(rule(for_s=30))
     assert list(site.found(WARM, 6)) == []
     assert list(site.found(CALM, 1)) == []
@@ -112,7 +112,7 @@ def test_clear_is_what_is_known_false() -> None:
     assert site.sensed.clear_since == {}
 
 
-def test_what_an_incident_watches_is_told_clear_after_a_restart_too() -> None:
+def test_watched_incident_is_also_cleared_after_a_restart() -> None:
     site = Site(rule())
     node = Component(cluster="c", node="n1")
     with_pci = msgspec.structs.replace(HOT, pci="0000:9b:00")
@@ -219,7 +219,7 @@ def test_rules_for_other_models_are_silent_and_clear() -> None:
     assert set(site.sensed.clear_since) == {("hot", HOT)}
 
 
-def test_a_storm_is_told_over_several_ticks() -> None:
+def test_storm_is_reported_over_several_ticks() -> None:
     site = Site(rule(), names=[f"n{number}" for number in range(1, 30)])
     told: list[Component] = []
     counts = []
@@ -272,7 +272,7 @@ def test_two_samples_as_far_apart_as_the_rule_asks_are_enough() -> None:
     assert told == [6]
 
 
-def test_what_another_signal_tells_makes_no_sample_newer() -> None:
+def test_another_signal_makes_no_sample_newer() -> None:
     site = Site(rule("heat > 5 and work > 1", signal="heat", for_s=30))
     told: list[Finding] = []
     for number in range(16):
@@ -297,7 +297,7 @@ def test_a_sample_of_a_part_and_of_the_node_hold_for_their_rules() -> None:
     assert told == {"any-hot", "hot-and-busy"}
 
 
-def test_what_held_at_a_node_that_came_back_begins_anew_and_is_another_fact() -> None:
+def test_condition_held_on_a_returned_node_restarts_as_a_new_fact() -> None:
     shared = rule("share(heat > 5, 1m) > 0.9", name="often-hot", signal="heat")
     site = Site(rule(for_s=30), shared)
     first = {finding.rule: finding for _, finding in site.found(WARM, 20)}
@@ -326,7 +326,7 @@ def test_a_node_that_came_back_leaves_the_holds_of_others() -> None:
     assert told == ["n2"]
 
 
-def test_a_value_that_stands_unchanged_over_a_return_is_told_anew() -> None:
+def test_value_unchanged_across_a_return_is_reported_again() -> None:
     """Nothing that the rule sees changes between the ticks before and after the return."""
     site = Site(rule(for_s=30))
     assert {finding.rule for _, finding in site.found(WARM, 10)} == {"hot"}

@@ -29,7 +29,7 @@ def test_nine_percent_are_not_slow_and_nor_are_single_long_steps() -> None:
     assert not told(Pace(), ([2.0] * 8 + [9.0, 9.0]) * 20).slow
 
 
-def test_before_stands_still_while_it_is_slow_and_half_way_back_is_not_back() -> None:
+def test_baseline_is_frozen_while_slow_and_halfway_is_not_recovered() -> None:
     pace = told(Pace(), [2.0] * 60 + [3.0] * (2 * BEFORE))
     assert pace.slow
     assert pace.before_s == 2.0

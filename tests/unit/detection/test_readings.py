@@ -215,7 +215,7 @@ def test_nvlink5_table(rules: Ruleset, unit: str, words: list[int], fault_class:
     assert (row.fault_class if row else None) is fault_class
 
 
-def test_link_down_reasons_are_told_apart(rules: Ruleset) -> None:
+def test_link_down_reasons_are_distinguished(rules: Ruleset) -> None:
     notes = {}
     for reason in (2, 35, 42):
         row = nvlink_row(rules.nvlink5, 149, "NETIR_LINK_EVT", [reason << 20 | 0b0010001, 0])

@@ -93,7 +93,7 @@ def test_who_speaks_is_not_silent() -> None:
     assert found(site()) == []
 
 
-def test_without_slurm_nobody_is_silent() -> None:
+def test_without_slurm_no_node_is_silent() -> None:
     picture = site(stopped=[1, 2, 3])
     picture.slurm = None
     assert found(picture) == []
@@ -161,7 +161,7 @@ def test_a_neighbour_that_was_rebooted_as_asked_is_no_sign_of_an_outage() -> Non
     assert [one.component.node for one in found(picture, 115)] == [name(3)]
 
 
-def test_a_sender_that_slurm_does_not_know_is_nobody_and_breaks_nothing() -> None:
+def test_sender_unknown_to_slurm_is_ignored_and_breaks_nothing() -> None:
     picture = site(stopped=[1, 2, 3])
     picture.update([beat("gone", later(second)) for second in (-30, -20, -10)], Topology())
     assert "gone" not in {one.component.node for one in found(picture)}
@@ -170,7 +170,7 @@ def test_a_sender_that_slurm_does_not_know_is_nobody_and_breaks_nothing() -> Non
 # --- many at once -------------------------------------------------------------------------------------------
 
 
-def test_the_whole_fleet_at_once_blames_nobody() -> None:
+def test_whole_fleet_at_once_blames_no_node() -> None:
     (one,) = found(site(stopped=range(1, 21)))
     assert one.fault == "fleet-silent"
     assert (one.component.node, one.component.switch, one.unusable) == (None, None, False)
@@ -200,7 +200,7 @@ def test_many_under_one_switch_mean_the_switch() -> None:
     assert not one.unusable
 
 
-def test_the_rest_is_told_beside_the_switch() -> None:
+def test_remaining_nodes_are_reported_beside_the_switch() -> None:
     told = found(site(40, stopped=[*range(1, 9), 20]))
     assert [(one.fault, one.component.node) for one in told] == [
         ("switch-silent", None),
@@ -218,7 +218,7 @@ def test_no_switch_known_no_switch_blamed() -> None:
     assert {one.fault for one in found(site(40, stopped=range(1, 9), **special))} == {"sender-silent"}
 
 
-def test_the_figure_stands_in_the_text() -> None:
+def test_figure_is_in_the_text() -> None:
     (one,) = found(site(stopped=range(1, 21)))
     assert "20 of 20 senders" in one.text
     assert timedelta(0) == one.at - START

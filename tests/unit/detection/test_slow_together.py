@@ -98,7 +98,7 @@ def test_one_slow_node_is_blamed_and_nothing_is_said_of_all() -> None:
     assert any(one.fault == "straggler" for one in job.found)
 
 
-def test_whole_steps_alone_do_not_tell_what_is_shared() -> None:
+def test_whole_steps_do_not_reveal_a_shared_cause() -> None:
     job = Job()
     for step in range(1, 91):
         job.number = step

@@ -67,12 +67,12 @@ def test_of_a_rank_without_a_dump_nothing_is_known() -> None:
     assert describe_stall(stand, {}).endswith("3 ranks arrived, and it does not finish, 1 did not report")
 
 
-def test_where_the_members_are_not_told_it_is_not_whole() -> None:
+def test_without_members_the_group_is_incomplete() -> None:
     stand = found({rank: [entry(1)] for rank in range(4)}, {})
     assert (stand.arrived, stand.whole) == ((0, 1, 2, 3), False)
 
 
-def test_nobody_waits() -> None:
+def test_no_rank_waits() -> None:
     assert find_stall(ranks({rank: done(1, 2) for rank in range(4)})) is None
     assert find_stall({}) is None
 
@@ -98,7 +98,7 @@ def test_the_group_whose_missing_rank_waits_nowhere_is_the_root() -> None:
     assert (stand.group, stand.missing) == ("1", (1,))
 
 
-def test_two_groups_that_wait_for_each_other_stand_where_it_began() -> None:
+def test_two_groups_waiting_for_each_other_are_traced_to_the_start() -> None:
     members = {"1": [0, 1], "2": [0, 1]}
     told = {
         0: [entry(2, group="1", created_ns=5), *done(1, group="2")],
@@ -108,7 +108,9 @@ def test_two_groups_that_wait_for_each_other_stand_where_it_began() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 4), st.booleans()), max_size=6))
-def test_nobody_is_called_missing_who_left_no_dump_or_came(told: Mapping[int, tuple[int, bool]]) -> None:
+def test_ranks_without_a_dump_or_with_arrival_are_not_called_missing(
+    told: Mapping[int, tuple[int, bool]],
+) -> None:
     members = {"0": range(6)}
     made = {
         rank: [*done(*range(1, last + 1)), *([entry(last + 1)] if waits else [])]

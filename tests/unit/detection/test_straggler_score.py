@@ -84,7 +84,7 @@ def test_one_long_step_and_a_slow_job_are_nobodys_fault() -> None:
     assert slow(score(x[:100], x[100:])) == []
 
 
-def test_a_shared_cause_blames_nobody() -> None:
+def test_shared_cause_blames_no_node() -> None:
     x = times(400)
     x[200:, :9] *= 1.2
     assert slow(score(x[:100], x[100:])) == []

@@ -124,7 +124,7 @@ def test_the_chart_shows_the_node_above_its_peers_and_the_threshold() -> None:
     assert lines["low"][-1] < 1.0 < lines["high"][-1] < lines["threshold"][-1] < lines["own"][-1]  # type: ignore[operator]
 
 
-def test_what_stands_is_told_again_with_the_same_evidence_after_five_minutes() -> None:
+def test_persisting_straggler_is_repeated_with_the_same_evidence_after_five_minutes() -> None:
     job = Job()
     job.run(130)
     found = job.run(130, slower(slice(8, 16), 0.20))
@@ -132,7 +132,7 @@ def test_what_stands_is_told_again_with_the_same_evidence_after_five_minutes() -
     assert len({one.evidence[0].digest for one in found}) == 1
 
 
-def test_the_end_of_it_is_told_since_when() -> None:
+def test_end_of_straggling_is_reported_with_its_start() -> None:
     job = Job()
     job.run(130)
     job.run(10, slower(slice(8, 16), 0.20))
@@ -158,7 +158,7 @@ def test_when_no_step_comes_nothing_is_known_to_be_well() -> None:
     assert job.clear == {}
 
 
-def test_a_node_that_came_back_is_slow_anew_and_its_job_goes_on_as_it_was() -> None:
+def test_returned_node_is_judged_again_and_its_job_is_unaffected() -> None:
     job = Job()
     job.run(130)
     slow = slower(slice(8, 16), 0.20)
@@ -240,7 +240,7 @@ def test_benign_look_alikes_make_no_finding(shape: Shape) -> None:
     assert Job().run(150, shape) == []
 
 
-def test_half_of_the_ranks_slow_blames_nobody() -> None:
+def test_half_of_the_ranks_slow_blames_no_node() -> None:
     assert {one.fault for one in Job().run(150, half)} == {"slowness-shared"}
 
 
@@ -261,12 +261,12 @@ def test_ranks_that_do_more_work_are_no_stragglers() -> None:
     assert job.run(80, lambda _, compute: np.multiply(compute, work / 512, out=compute)) == []
 
 
-def test_without_slurm_or_for_a_job_that_is_over_nobody_is_blamed() -> None:
+def test_without_slurm_or_after_the_job_no_node_is_blamed() -> None:
     for shown in (None, slurm(8, state="COMPLETED")):
         assert Job(shown=shown).run(80, slower(slice(8, 16), 0.3)) == []
 
 
-def test_of_a_job_that_slurm_does_not_show_nobody_is_blamed() -> None:
+def test_job_not_shown_by_slurm_blames_no_node() -> None:
     assert Job(shown=slurm(8, job="1")).run(80, slower(slice(8, 16), 0.3)) == []
 
 
@@ -296,7 +296,7 @@ def test_a_node_that_the_job_does_not_hold_is_not_blamed() -> None:
     assert job.run(80, slower(slice(56, 64), 0.3)) == []
 
 
-def test_a_job_that_went_back_is_learnt_anew() -> None:
+def test_job_that_went_back_is_relearned() -> None:
     job = Job()
     job.run(60, slower(slice(8, 16), 0.2))
     job.steps.update([batch(5, np.full(RANKS, 4.0), at=job.now + timedelta(seconds=60))], job.shown, job.now)

@@ -92,7 +92,7 @@ def test_steps_that_resemble_each_other_count_for_less() -> None:
     assert alike.band.mean() > apart.band.mean()
 
 
-def test_nobody_is_blamed_while_all_are_slow_and_spread() -> None:
+def test_no_node_is_blamed_while_all_are_slow_and_scattered() -> None:
     """Storage: level and spread of all jump for minutes, and for each node in its own way."""
     random = np.random.default_rng(3)
     streams, own = Streams(32), 0.03 * random.normal(size=32)
@@ -205,7 +205,7 @@ def test_a_series_that_recovers_is_clear_again() -> None:
     assert streams.clear().all()
 
 
-def test_what_is_not_told_is_neither_slow_nor_clear() -> None:
+def test_missing_values_are_neither_slow_nor_clear() -> None:
     streams = Streams(64)
     shift = only(3, np.nan)
     run(streams, 60, 0.004, shift)

@@ -45,7 +45,7 @@ def test_two_bad_nodes_in_different_jobs_are_both_found() -> None:
     assert all(found[node_name(one)] < 0.05 for one in range(24) if one not in bad)
 
 
-def test_one_slow_job_alone_tells_nothing_and_an_open_fault_does() -> None:
+def test_one_slow_job_proves_nothing_and_an_open_fault_does() -> None:
     own = outcome("1", *range(16), slow_h=0)
     even = suspects(own, [own], {})
     assert len({round(one.share, 6) for one in even}) == 1 and not any(one.why for one in even)
@@ -78,7 +78,7 @@ def test_the_first_half_to_test_is_as_likely_as_the_rest() -> None:
 
 
 @pytest.mark.heavy
-def test_a_slow_job_of_whole_steps_is_told_with_its_suspects() -> None:
+def test_slow_job_with_whole_steps_is_reported_with_its_suspects() -> None:
     """Job 1 was slow on nodes 0 to 3; job 2 is slow on 3 to 6, and a fault is open on node 5."""
     senses = Senses(CLUSTER, shipped(), MemoryColumns())
     nodes = {node_name(one): SlurmNode(name=node_name(one), state=("ALLOCATED",), gpus=1) for one in range(8)}

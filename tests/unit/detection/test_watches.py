@@ -319,7 +319,7 @@ def test_short_jobs_that_complete_one_after_the_other_are_no_stuck_job(slurm: Wa
 
 
 @pytest.mark.parametrize("ended", [None, later(days=365)])
-def test_a_job_whose_end_is_not_told_or_lies_ahead_counts_from_when_it_was_seen(
+def test_job_end_that_is_missing_or_in_the_future_counts_from_first_sight(
     slurm: Watched, ended: datetime | None
 ) -> None:
     slurm.jobs = {"7": completing("7", name(4), ended=ended)}
@@ -385,7 +385,7 @@ def test_a_controller_that_is_away_or_slow_is_no_incident_of_any_node(
 # --- what stands is told rarely, and never lost -------------------------------------------------------------
 
 
-def test_what_stands_is_told_once_and_then_every_minute(slurm: Watched) -> None:
+def test_persisting_condition_is_reported_once_and_then_every_minute(slurm: Watched) -> None:
     slurm.set([3], *AWAY)
     (first,) = slurm.found()
     slurm.clock.advance(6)
@@ -399,7 +399,7 @@ def test_what_stands_is_told_once_and_then_every_minute(slurm: Watched) -> None:
     assert later_on.evidence[0].digest == first.evidence[0].digest
 
 
-def test_a_detector_that_starts_anew_goes_on_with_the_incident(slurm: Watched) -> None:
+def test_restarted_detector_continues_the_incident(slurm: Watched) -> None:
     slurm.set([3], *AWAY, reason="Not responding")
     slurm.look(30)
     (one,) = slurm.open

@@ -22,7 +22,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_a_new_data_directory_lets_the_servers_pass_and_nobody_list_it(scratch: Path) -> None:
+def test_new_data_directory_can_be_entered_by_the_servers_and_listed_by_no_one(scratch: Path) -> None:
     data_dir = make_data_dir(scratch / "a" / "data")
     assert mode(data_dir) == 0o711
     assert STRANGER.can_enter(data_dir)

@@ -116,7 +116,7 @@ def ended_well(site: Site, job: str, *, paged: bool = False) -> None:
 # --- the way without trouble --------------------------------------------------------------------------------
 
 
-def test_drained_listed_requeued_told_and_waiting() -> None:
+def test_drained_listed_requeued_notified_and_waiting() -> None:
     site, job = faulty()
     site.run_for(20)
     ended_well(site, job)
@@ -292,7 +292,7 @@ def test_a_third_requeue_within_a_day_is_skipped_and_it_is_said_why() -> None:
     assert "requeue" not in site.scheduler.writes
 
 
-def test_a_life_of_a_job_is_requeued_once_whoever_did_it() -> None:
+def test_job_life_is_requeued_once_regardless_of_requester() -> None:
     site, job = faulty()
     site.ledger.tables.requeues.append(RequeueUse(job=job, restarts=0, at=START))
     site.run_for(20)
@@ -649,7 +649,7 @@ def test_on_a_shared_node_only_the_job_on_the_faulty_gpu_is_requeued() -> None:
     assert job_of(site, first).nodes == (NODE,)
 
 
-def test_where_nobody_can_say_which_job_is_hit_none_is_requeued_and_it_is_said() -> None:
+def test_unknown_hit_job_requeues_none_and_says_so() -> None:
     site = Site(10, scheduler=Watched)
     jobs = [site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2)]
     site.walk(*site.say(1, LOST))

@@ -38,7 +38,7 @@ def test_a_sink_gets_the_pause_that_it_wants_but_an_hour_at_most() -> None:
     assert wait_after(1, 1.0, 0.5) == 5.0
 
 
-def test_a_page_is_no_repeat_of_what_was_only_told() -> None:
+def test_page_after_a_mere_notice_is_not_a_repeat() -> None:
     one = Message(
         id="m", cluster="pod1", title="t", text="x", severity=Severity.P0, page=True, about=About(alarm="a")
     )

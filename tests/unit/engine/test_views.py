@@ -37,7 +37,7 @@ AGAIN = Requeue(at=NOW - timedelta(hours=1), restarts=0)
         ),
     ],
 )
-def test_lost_hours_are_told_only_when_they_are_known(
+def test_lost_hours_are_shown_only_when_known(
     gpus: int, again: list[Requeue], seen: list[CheckpointSeen], hit: bool, lost: float | None
 ) -> None:
     assert gpu_hours_lost(gpus, again, seen, hit=hit).hours == lost
@@ -57,7 +57,7 @@ def lost_by(basis: HitBasis, hours: float | None, restart: int = 0) -> JobHit:
         ([lost_by(HitBasis.ended, 0.0)], [], (0.0, False)),
     ],
 )
-def test_what_incidents_tell_of_a_life_stands_above_its_requeue(
+def test_incidents_of_a_job_life_take_precedence_over_its_requeue(
     lives: list[JobHit], again: list[Requeue], lost: tuple[float | None, bool]
 ) -> None:
     by_life = {one.restart: one for one in lives}
@@ -79,7 +79,7 @@ def test_one_cluster_that_is_well_is_enough() -> None:
     assert not alone.ready and alone.checks["detector"]["text"] == "no detector is active"
 
 
-def test_a_trouble_of_slurm_is_told_while_the_picture_is_fresh() -> None:
+def test_slurm_trouble_is_shown_while_the_snapshot_is_fresh() -> None:
     slow = Controller(cluster="pod1", at=NOW, answer_s=9.0, since={Trouble.slow: NOW})
     found = readiness(lambda: [pulse("pod1", controller=slow)], NOW, stale_s=30)
     assert found.ready and [one["what"] for one in found.checks["slurm"]["troubles"]] == ["slow"]

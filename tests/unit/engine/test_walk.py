@@ -181,7 +181,7 @@ def test_what_healer_may_not_mend_is_p0_and_pages_once_after_ten_seconds() -> No
     assert len(site.pages) == 1
 
 
-def test_what_healer_mends_is_p1_and_pages_nobody() -> None:
+def test_self_healing_fault_is_p1_and_pages_no_one() -> None:
     site = after_a_fault(Mode.auto)
     site.run_for(120)
     assert site.incident.severity is Severity.P1
@@ -222,7 +222,7 @@ def test_a_drain_that_does_not_work_is_p0_and_pages() -> None:
 @pytest.mark.parametrize(
     ("line", "severity"), [(DEGRADED, Severity.P2), (APPLICATION, Severity.P3), (FATAL, Severity.P1)]
 )
-def test_the_rules_own_severity_stands_otherwise(line: str, severity: Severity) -> None:
+def test_otherwise_the_severity_of_the_rule_applies(line: str, severity: Severity) -> None:
     site = Site(10)
     site.walk(*site.say(1, line))
     site.run_for(20)
@@ -256,7 +256,7 @@ def test_the_most_urgent_gets_the_last_slot() -> None:
 # --- unknown is never bad -----------------------------------------------------------------------------------
 
 
-def test_an_xid_that_nobody_knows_drains_nothing() -> None:
+def test_unknown_xid_drains_nothing() -> None:
     site = Site(10)
     site.walk(*site.say(1, LOST.replace("79", "991")))
     site.run_for(60)
@@ -396,7 +396,7 @@ def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breake
     assert len(site.pages) <= 1 + len(site.open_incidents)
 
 
-def test_more_of_a_node_that_stands_in_a_wave_opens_nothing_and_a_person_ends_all_of_it() -> None:
+def test_more_findings_in_a_wave_open_nothing_and_a_person_closes_all() -> None:
     site = Site(20)
     site.walk(*[seen for number in range(1, 4) for seen in site.say(number, FATAL)])
     site.run_for(10)
@@ -603,7 +603,7 @@ def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:
     assert len(site.open_incidents) == 1
 
 
-def test_a_command_for_an_incident_that_nobody_knows_is_nothing() -> None:
+def test_command_for_an_unknown_incident_is_ignored() -> None:
     site = Site(10)
     site.tell(CommandKind.resolve, incident="f" * 32)
     site.walk()

@@ -67,7 +67,7 @@ def slurms_drains(site: Site) -> list[str]:
     return [one.fault for one in site.incidents if one.fault.startswith("slurm-drain")]
 
 
-def test_our_reason_replaces_slurms_and_nobody_calls_the_drain_slurms() -> None:
+def test_our_reason_replaces_slurms_and_the_drain_stays_ours() -> None:
     site = Site()
     job = begun(site)
     site.walk(*site.say(1, LOST))
@@ -209,7 +209,7 @@ def test_a_check_of_a_kind_that_no_rule_takes_is_only_stored() -> None:
     assert site.incidents == []
 
 
-def test_a_check_that_passes_again_ends_what_nobody_acts_on() -> None:
+def test_passing_check_ends_what_has_no_run() -> None:
     site = Site()
     site.pause()
     site.run_for(10, *hook(site, "fs-full", "/tmp is full"))

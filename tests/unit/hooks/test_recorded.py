@@ -52,7 +52,7 @@ def fleet() -> dict[str, Any]:
     return {"cluster": CLUSTER, "nodes": states}
 
 
-def test_a_line_that_a_hook_told_acts_in_a_replay_and_once() -> None:
+def test_line_sent_by_a_hook_acts_once_in_a_replay() -> None:
     lines = [{"seq": 7, "time": later(9).isoformat(), "line": LOST}]
     body = {"id": "1.0", "node": NODE, "boot_id": "b1", "kernel": lines, "host": {"procs_blocked": 1}}
     again = {"node": NODE, "boot_id": "b1", "entries": lines}

@@ -214,7 +214,7 @@ def test_a_health_check_is_never_permitted(served: Served) -> None:
     assert (told["verdict"], told["may_refuse"]) == ("isolate", False)
 
 
-def test_a_bad_node_that_nobody_takes_out_is_told_and_not_permitted(served: Served) -> None:
+def test_bad_node_left_in_service_is_reported_and_not_permitted(served: Served) -> None:
     isolated(served[0])
     told = send(served, report())
     assert (told["verdict"], told["may_refuse"]) == ("isolate", False)

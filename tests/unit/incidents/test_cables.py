@@ -154,7 +154,7 @@ def test_a_switch_that_is_silent_itself_explains_its_ports() -> None:
     assert {part.node for part in one.affected} == {name(1), name(2)}
 
 
-def test_a_hot_rack_is_told_once_and_a_hot_node_is_its_own() -> None:
+def test_hot_rack_is_reported_once_and_a_hot_node_separately() -> None:
     racks = ["r1"] * 4 + ["r2"] * 28
     fleet = Fleet(rack=racks)
     (alone,) = fleet.hear(told("gpu-hot", at_node(20, None, gpu=3)))
@@ -164,7 +164,7 @@ def test_a_hot_rack_is_told_once_and_a_hot_node_is_its_own() -> None:
     assert {(one.rule, one.root.device) for one in found} == {("gpu-hot", None), ("rack-cooling", "r1")}
 
 
-def test_power_faults_are_of_the_pdu_where_the_site_tells_it() -> None:
+def test_power_faults_belong_to_the_pdu_where_the_site_lists_it() -> None:
     places = {name(number): Place(pdu="p7", rack="r1") for number in range(1, 7)}
     fleet = Fleet(Topology(places=places))
     found = fleet.hear(*(told("host-power-supply-failed", at_node(number, None)) for number in (1, 2, 3)))
@@ -199,7 +199,7 @@ def test_a_wave_of_what_healer_would_not_act_on_is_one_incident() -> None:
     assert set(wave.nodes.values()) == {"watch"}
 
 
-def test_a_wave_is_over_with_the_last_of_what_it_stands_over() -> None:
+def test_wave_ends_with_the_last_of_its_incidents() -> None:
     fleet = Fleet()
     faults = [told("xid-119", at_node(number, None, gpu=0), FaultClass.fatal) for number in range(1, 7)]
     singles = [one for one in fleet.hear(*faults) if one.rule != "wave"]

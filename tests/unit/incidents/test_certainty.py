@@ -57,7 +57,7 @@ def test_step_times_alone_say_what_they_said_before() -> None:
     assert is_proven_fatal(of(said(Sense.step_times, sent_by=RELAY)))
 
 
-def test_the_nodes_own_word_proves_it_whoever_else_speaks() -> None:
+def test_self_report_of_the_node_proves_it_regardless_of_others() -> None:
     assert is_proven_fatal(of(TEXT, said(Sense.step_times, sent_by=RELAY), said(Sense.kernel)))
 
 

@@ -34,7 +34,7 @@ def merged(*rows: dict[str, Any]) -> list[dict[str, Any]]:
 # --- planned work -------------------------------------------------------------------------------------------
 
 
-def test_a_fatal_line_in_maintenance_is_kept_and_nobody_is_woken() -> None:
+def test_fatal_line_in_maintenance_is_kept_and_pages_no_one() -> None:
     rows = (with_state(0, "IDLE", "MAINTENANCE"), kernel(10, 1, LOST), clock(120))
     document = played(*rows)
     found = the_one(document)
@@ -92,7 +92,7 @@ def test_the_same_silence_without_a_plan_is_one() -> None:
     assert still == ["node-silent"]
 
 
-def test_a_lost_gpu_while_the_node_starts_is_told() -> None:
+def test_gpu_lost_during_node_start_is_reported() -> None:
     rows = (with_state(0, "IDLE", "REBOOT_ISSUED"), kernel(10, 1, LOST), clock(60))
     assert the_one(played(*rows))["rule"] == "gpu-lost"
 
@@ -118,7 +118,7 @@ def test_a_failed_check_just_after_a_boot_waits_for_its_minutes() -> None:
 # --- the owner has it ---------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_a_node_that_a_person_drained_wakes_nobody_and_touches_nothing() -> None:
+def test_fault_of_a_manually_drained_node_pages_no_one_and_touches_nothing() -> None:
     held = with_state(0, "IDLE", "DRAIN", reason="new fans, anna", reason_user="anna")
     document = played(held, jobs(0, job("4711", name(2))), kernel(10, 1, LOST), clock(120))
     lost = next(one for one in document["incidents"] if one["rule"] == "gpu-lost")

@@ -59,7 +59,7 @@ def test_who_is_hit(
     assert jobs_of(picture, where) == (found, sure)
 
 
-def test_without_the_number_of_gpus_nobody_holds_them_all() -> None:
+def test_without_a_gpu_count_no_job_holds_them_all() -> None:
     assert hit_among([job(1, ALL)], UNKNOWN) == ([job(1, ALL)], False)
 
 
@@ -102,14 +102,14 @@ def test_a_job_on_one_gpu_is_left_alone_when_some_gpu_is_lost() -> None:
     assert "none is requeued" in site.log(run.id, "jobs")[-1].text
 
 
-def test_a_job_without_gpus_hides_nobody() -> None:
+def test_job_without_gpus_hides_no_other() -> None:
     site = Site(4)
     cpu_only, whole = submit(site, 0), submit(site, 8)
     assert lost(site, cpu_only, whole) == {cpu_only: 0, whole: 1}
     assert site.incident.jobs_hit == (whole,)
 
 
-def test_a_loss_without_an_address_hits_nobody_on_a_shared_node() -> None:
+def test_loss_without_an_address_hits_no_job_on_a_shared_node() -> None:
     site = Site(4)
     jobs = submit(site, 4), submit(site, 4)
     assert lost(site, *jobs, line=LOST_SOMEWHERE) == dict.fromkeys(jobs, 0)

@@ -171,7 +171,7 @@ def test_an_unusual_node_that_turns_out_slow_is_taken_in() -> None:
     assert senses_of(site.incident, site.now) == (Sense.step_times, Sense.forest)
 
 
-def test_a_slow_job_is_explained_by_its_slow_node_whichever_is_told_first() -> None:
+def test_slow_job_is_explained_by_its_slow_node_in_any_order() -> None:
     for order in (("job-slow", "straggler"), ("straggler", "job-slow")):
         site = SlowSite()
         job = site.agreed(required=[NODE])
@@ -244,7 +244,7 @@ def test_after_a_restart_the_first_walk_ends_nothing_and_knows_what_was_known() 
     assert (site.incident.fault, site.incident.root) in site.picture.watched
 
 
-def test_it_opens_anew_when_it_comes_back() -> None:
+def test_recurrence_opens_a_new_incident() -> None:
     site = SlowSite()
     site.find("gpu-hot", gpu=3)
     site.clear("gpu-hot", gpu=3)
@@ -299,7 +299,7 @@ def test_a_place_is_over_when_all_that_was_measured_in_it_is_gone_for_five_minut
     assert site.open_incidents == []
 
 
-def test_a_place_of_which_a_kernel_told_too_is_not_over_by_what_is_measured() -> None:
+def test_fault_also_reported_by_the_kernel_is_not_cleared_by_measurements() -> None:
     site = hot_rack(1, 2, 3)
     site.rules = msgspec.structs.replace(
         site.rules,

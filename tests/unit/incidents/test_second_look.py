@@ -233,7 +233,7 @@ def test_denied_it_is_marked_and_proves_nothing() -> None:
     assert is_denied(about) and not is_proven_unusable(about)
 
 
-def test_what_the_node_cannot_tell_changes_nothing() -> None:
+def test_unknown_answer_of_the_node_changes_nothing() -> None:
     about = answered(LookAnswer(result=LookResult.unknown, text="?"))
     assert [evidence.denied for evidence in about.evidence] == [None]
     assert unproven_senders(about) == ("relay",) and not is_denied(about)

@@ -33,7 +33,7 @@ def test_the_same_thing_again_only_counts() -> None:
     assert [(it.what, it.count, it.component) for it in one.set_aside] == [("Xid 45", 4, GPU)]
 
 
-def test_told_of_two_components_it_stands_for_neither_alone() -> None:
+def test_finding_about_two_components_covers_neither() -> None:
     other = Component(cluster="pod1", node="gpu0002", gpu=1)
     one = add_ruled_out(add_ruled_out(incident(), aside("Xid 45")), aside("Xid 45", other))
     assert [(it.count, it.component) for it in one.set_aside] == [(2, None)]

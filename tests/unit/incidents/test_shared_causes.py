@@ -99,7 +99,7 @@ def test_errors_of_two_jobs_are_two_incidents() -> None:
 # --- one node -----------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_is_gone_explains_the_links_of_its_node_that_were_told_first() -> None:
+def test_missing_gpu_explains_links_of_its_node_reported_earlier() -> None:
     document = played(
         placed(20), kernel(10, 3, LINK, LINK.replace("1b", "2c")), kernel(10.5, 3, LOST), clock(60)
     )
@@ -152,7 +152,7 @@ def smi(number: int, cluster: str, clique: int) -> Row:
     return row(1 + number / 100, f"signals/nvidia-smi?cluster={CLUSTER}&node={name(number)}", text)
 
 
-def test_the_driver_itself_tells_the_domain() -> None:
+def test_driver_reports_its_nvlink_domain() -> None:
     rack = "3f1c2d4e-0000-4000-8000-000000000001"
     told = [smi(number, rack, 32766) for number in range(1, 19)]
     document = played(placed(36), *told, *each(range(1, 6), LINK), clock(60))
@@ -201,7 +201,7 @@ def test_nodes_that_fall_silent_together_are_what_feeds_or_joins_them(
     assert drained(document) == []
 
 
-def test_the_sites_own_file_tells_the_place_where_the_recording_does_not() -> None:
+def test_site_file_gives_the_location_missing_from_the_recording() -> None:
     places = {name(number): Place(domain="nvl1") for number in range(1, 10)}
     rules = rules_in(topology=Topology(places=places))
     document = played(placed(36), *each(range(1, 6), LINK), clock(60), rules=rules)
@@ -211,7 +211,7 @@ def test_the_sites_own_file_tells_the_place_where_the_recording_does_not() -> No
 # --- waves --------------------------------------------------------------------------------------------------
 
 
-def test_a_wave_is_one_incident_that_names_what_its_nodes_share_and_nobody_is_drained() -> None:
+def test_wave_is_one_incident_that_names_the_shared_cause_and_drains_no_node() -> None:
     drivers = ["580.65"] * 8 + ["575.57"] * 32
     document = played(placed(40, driver=drivers), *each(range(1, 9), GSP, apart=0.1), clock(120))
     (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]
@@ -243,7 +243,7 @@ def test_a_wave_under_one_switch_has_the_switch_for_its_root() -> None:
     assert wave["root"] == {"cluster": CLUSTER, "switch": "l1"}
 
 
-def test_errors_of_programs_whose_job_nobody_knows_are_one_wave_that_blames_nobody() -> None:
+def test_program_errors_without_known_jobs_are_one_wave_that_blames_no_node() -> None:
     document = played(placed(80), *each(range(1, 65), ERROR, apart=0.01), clock(120))
     (one,) = opened(document)
     assert (one["rule"], one["cause"]) == ("wave", "application")

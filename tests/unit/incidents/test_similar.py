@@ -65,7 +65,7 @@ def test_another_fault_elsewhere_another_model_and_what_was_merged_are_not_alike
     assert same(*others) == []
 
 
-def test_where_nobody_knows_the_hardware_the_fault_alone_is_alike() -> None:
+def test_with_unknown_hardware_only_the_fault_is_compared() -> None:
     assert same(incident(1, "gpu0009")) == [(1, Similarity.fault)]
 
 

@@ -303,7 +303,7 @@ def test_the_walk_keeps_each_verdict_once() -> None:
     assert kept[0].at == later(3600)
 
 
-def test_what_a_job_lost_stands_on_the_incident() -> None:
+def test_job_loss_is_shown_on_the_incident() -> None:
     site = Site(8, mode=Mode.off)
     job = site.slurm.add_job(nodes=8, gpus=8, required=[name(n) for n in range(1, 9)])
     site.walk()
@@ -324,7 +324,7 @@ def test_the_retest_is_that_of_the_fault_and_the_gpu_model() -> None:
     assert verdict_of(again, RULES).retest == verdict_of(incident(), RULES).retest is not None
 
 
-def test_what_was_merged_stands_set_aside_on_what_explains_it() -> None:
+def test_merged_incidents_are_set_aside_on_the_one_that_explains_them() -> None:
     site = Site(8, mode=Mode.off)
     site.walk(*site.say(1, DEGRADED))
     site.clock.advance(60)
@@ -381,7 +381,7 @@ def test_evidence_that_names_no_source_cannot_be_made_or_read() -> None:
 
 
 @pytest.mark.parametrize("by", ["ann", "root"])
-def test_a_drain_is_told_as_slurm_shows_it(by: str) -> None:
+def test_drain_is_described_as_slurm_shows_it(by: str) -> None:
     site = Site(2)
     site.run_for(2)
     site.slurm.person_drain(name(1), "Kill task failed" if by == "root" else "replacing PSU", by)

@@ -45,7 +45,7 @@ def test_a_fault_has_the_traits_of_every_row_that_fits() -> None:
     )
 
 
-def test_whole_names_and_heads_are_told_apart() -> None:
+def test_full_names_and_prefixes_are_distinguished() -> None:
     assert "node-silent" in faults_with(Trait.by_code) and "hook:" in heads_with(Trait.by_code)
     assert not any(name.endswith((":", "*")) for name in faults_with(Trait.by_code))
 
@@ -56,7 +56,7 @@ def test_only_parts_that_are_known_are_other_parts() -> None:
     assert not are_independent_parts("xid-79", "task-hung")
 
 
-def test_a_name_tells_its_code_its_check_and_the_fault_that_came_too_often() -> None:
+def test_fault_name_contains_its_code_check_and_repeated_fault() -> None:
     assert [code_of(one) for one in ("xid-79", "repeats:sxid-3", "driver-asks-reset", "gpu-lost")] == [
         "Xid 79",
         "SXid 3",

@@ -68,7 +68,7 @@ def test_pitfall_19_planned_blocked_and_powered_down_are_no_trouble(
     assert not shown.held or shown.planned
 
 
-def test_pitfall_22_a_flag_that_nobody_knows_is_told_and_stops_a_resume() -> None:
+def test_pitfall_22_unknown_flag_is_reported_and_blocks_a_resume() -> None:
     shown = node("IDLE", "DRAIN", "QUARANTINED", reason="healer:x inc:1 y")
     assert shown.unknown_flags == ("QUARANTINED",)
     assert not shown.resumable

@@ -98,5 +98,5 @@ def test_slurm_that_appended_to_a_persons_words_does_not_become_its_owner() -> N
 @pytest.mark.parametrize(
     ("reason", "none"), [("", True), ("none", True), ("(null)", True), ("None", True), ("none left", False)]
 )
-def test_what_stands_for_no_reason(reason: str, none: bool) -> None:
+def test_placeholders_for_no_reason(reason: str, none: bool) -> None:
     assert is_empty_reason(reason) is none

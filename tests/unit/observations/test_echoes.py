@@ -80,7 +80,7 @@ def test_another_part_or_code_is_another_event() -> None:
     assert echoes(FOLLOWER, seen(9, where=other), seen(9, code=95)) == [False, False, False]
 
 
-def test_what_three_senders_tell_is_bounded_by_all_of_them() -> None:
+def test_events_of_three_senders_are_bounded_by_all_of_them() -> None:
     """The relay's time says which of the follower's two events the bare line may be."""
     second = seen(901, event_s=900, boot_id="b1", seq=6)
     assert echoes(FOLLOWER, seen(2, event_s=0.3), second, seen(902, event_s=900.3)) == [

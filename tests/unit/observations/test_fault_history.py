@@ -150,7 +150,7 @@ S1, S2 = "1650522005114", "1650522005115"
         ([(WHOLE.removeprefix("GPU-").upper(), ""), (WHOLE, "")], WHOLE, 0),
     ],
 )
-def test_which_part_stands_at_an_address(words: list[tuple[str, str]], part: str, replaced: int) -> None:
+def test_part_at_an_address(words: list[tuple[str, str]], part: str, replaced: int) -> None:
     history = History(CLUSTER)
     for number, (uuid, serial) in enumerate(words):
         history.identify(name(1), PCI, uuid, later(60 * number), serial=serial)

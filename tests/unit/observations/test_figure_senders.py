@@ -38,7 +38,7 @@ def fleet(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fl
     return Fleet()
 
 
-def test_the_nodes_own_figures_are_nobody_else_s(fleet: Fleet) -> None:
+def test_figures_of_the_node_belong_to_no_one_else(fleet: Fleet) -> None:
     fleet.send(0, OWN)
     assert fleet.said_by(1) == fleet.said_by(1, "heat_c") == ""
     assert fleet.said_by(1, node="never heard of") == ""

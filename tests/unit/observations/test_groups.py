@@ -146,7 +146,7 @@ def test_links_by_model_and_load_and_ports_by_name_and_model() -> None:
     }
 
 
-def test_a_node_whose_model_slurm_does_not_tell_has_no_peers_unless_it_tells_none_at_all() -> None:
+def test_node_of_unknown_model_has_no_peers_unless_slurm_gives_no_models_at_all() -> None:
     assert set(Site(node("gpu0", model=""), node("gpu1")).labels(Scope.node).values()) == {
         "none",
         "h100, idle",
@@ -169,7 +169,7 @@ def test_the_load_is_that_of_the_latest_picture() -> None:
     assert site.labels(Scope.gpu) == {"gpu0 0": "h100, allocated", "gpu1 0": "none"}
 
 
-def test_gpus_of_one_model_in_a_rack_of_three_nodes_stand_beside_each_other() -> None:
+def test_gpus_of_one_model_in_a_rack_of_three_nodes_are_peers() -> None:
     placed = {"gpu0": "r1", "gpu1": "r1", "gpu2": "r1", "gpu3": "r2", "gpu4": "r2", "gpu5": ""}
     nodes = [msgspec.structs.replace(node(name, gpus=1), rack=rack) for name, rack in placed.items()]
     told = Site(*nodes).labels(Scope.gpu, racks=True)

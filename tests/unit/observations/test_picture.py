@@ -146,13 +146,13 @@ def test_a_line_that_nothing_else_can_judge_acts_if_it_is_young(age_s: float, li
     assert bool(heard(shown, seen)) is live
 
 
-def test_lines_sent_again_do_not_tell_the_clock_where_a_heartbeat_does() -> None:
+def test_resent_lines_do_not_set_the_clock_where_a_heartbeat_does() -> None:
     shown = returned(0, beats=True)
     again = [line(at=later(60), event_at=later(-second), boot_id=NEW) for second in range(1, 60)]
     assert heard(shown, *again) == []
 
 
-def test_a_clock_that_was_set_at_the_boot_is_measured_anew() -> None:
+def test_clock_set_at_boot_is_measured_again() -> None:
     shown = returned(7200, beats=True)
     heard(shown, beat(NODE, later(10), boot_id="boot-next", event_at=later(9.9)))
     assert heard(shown, line(at=later(12), event_at=later(-300), boot_id="boot-next")) == []
@@ -177,7 +177,7 @@ def test_a_boot_never_heard_of_is_an_earlier_one_if_its_line_is_older() -> None:
     assert heard(shown, line(at=later(1), event_at=later(-3600), boot_id="boot-of-yesterday")) == []
 
 
-def test_lines_alone_tell_of_a_new_boot() -> None:
+def test_lines_without_heartbeats_reveal_a_new_boot() -> None:
     """Not every site sends heartbeats: after a line of the next boot, the one before is over."""
     shown = picture()
     assert len(heard(shown, line(at=START, event_at=START, boot_id=OLD))) == 1
@@ -245,7 +245,7 @@ def test_a_fast_sender_has_at_least_thirty_seconds() -> None:
     assert node.silent_since(later(33.5)) == later(3)
 
 
-def test_without_a_cadence_nobody_is_silent() -> None:
+def test_without_a_cadence_no_node_is_silent() -> None:
     assert sender().silent_since(later(10_000)) is None
     assert sender(0).silent_since(later(10_000)) is None
     assert sender(0, 10).silent_since(later(10_000)) is None
@@ -305,7 +305,7 @@ def test_the_lines_of_two_boots_make_no_complete_set() -> None:
     assert gpus.index(PCI[2], expected=3) is None
 
 
-def test_a_gpu_that_the_inventory_does_not_list_may_stand_in_the_topology() -> None:
+def test_gpu_missing_from_the_inventory_may_be_in_the_topology() -> None:
     gpus = GpuMap()
     gpus.inventory(INVENTORY)
     assert gpus.index("0000:ff:00", expected=8) is None

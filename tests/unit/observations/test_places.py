@@ -28,7 +28,7 @@ def test_the_file_wins_where_it_speaks_and_slurm_fills_the_rest() -> None:
     }
 
 
-def test_what_a_recording_tells_of_a_node_stays() -> None:
+def test_recorded_location_of_a_node_is_kept() -> None:
     told = SlurmNode(name="n1", state=("IDLE",), switch="leaf7", rack="r7")
     node = with_places(picture(n1=told), Topology(places={"n1": Place(rack="r1")}), TREE).nodes["n1"]
     assert (node.rack, node.switch) == ("r7", "leaf7")

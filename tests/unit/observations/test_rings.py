@@ -82,7 +82,7 @@ def test_growth_needs_two_values_and_says_how_long_it_was_watched() -> None:
     assert (grew[0], seconds[0]) == (60, 30)
 
 
-def test_a_counter_that_fell_begins_anew() -> None:
+def test_falling_counter_restarts_the_ring() -> None:
     made = rings(counters=True)
     for at_s, value in ((0, 100), (5, 110), (10, 4), (15, 6)):
         put(made, at_s, value)
@@ -181,7 +181,7 @@ def test_forgotten_rows_are_empty_up_to_the_moment_and_the_others_are_not() -> N
     assert np.isnan(made.last(0, 2)[0][0])
 
 
-def test_a_counter_forgotten_begins_anew_and_one_told_since_goes_on() -> None:
+def test_forgotten_counter_restarts_and_one_reported_since_continues() -> None:
     made = rings(counters=True)
     for row, last_s in ((0, 10), (1, 20)):
         put(made, 0, 100, row=row)
@@ -194,14 +194,14 @@ def test_a_counter_forgotten_begins_anew_and_one_told_since_goes_on() -> None:
     assert grew[1] == 40
 
 
-def test_values_near_each_other_beyond_what_float32_can_tell_apart_differ_exactly() -> None:
+def test_values_closer_than_float32_resolution_still_differ() -> None:
     made = rings(counters=True)
     put(made, 0, 2.0**40)
     put(made, 5, 2.0**40 + 3)
     assert made.growth(0, 2, 2, 1)[0][0] == 3
 
 
-def test_a_gap_of_more_than_fifteen_minutes_begins_anew() -> None:
+def test_gap_of_more_than_fifteen_minutes_restarts_the_ring() -> None:
     for gap_s, told in ((900, 50), (900.5, None)):
         made = rings(counters=True)
         put(made, 0, 0)

@@ -28,7 +28,7 @@ def of_ranks(compute: dict[int, float], step: int = 1, **fields: float) -> list[
     return [{"rank": rank, "step": step, "compute_s": value, **fields} for rank, value in compute.items()]
 
 
-def test_nothing_told_is_no_grid() -> None:
+def test_no_steps_give_no_grid() -> None:
     assert grid([]) is None
     assert grid([batch([])]) is None
 
@@ -54,7 +54,7 @@ def test_twice_the_work_may_take_twice_as_long() -> None:
     assert deviation(made)[:, 0].tolist() == pytest.approx([0, 0, 0, 0.2])
 
 
-def test_work_that_one_rank_does_not_tell_counts_for_none() -> None:
+def test_work_missing_from_one_rank_is_not_used() -> None:
     rows = [
         {"rank": rank, "step": 1, "compute_s": 1.0, "work": work} for rank, work in enumerate([10, 10, 40])
     ]
@@ -75,7 +75,7 @@ def test_whole_steps_alone_are_compared_over_time() -> None:
     assert deviation(made)[0].tolist() == pytest.approx([0, 0, 0, 1, 0])
 
 
-def test_what_was_not_told_stays_unknown() -> None:
+def test_missing_values_stay_unknown() -> None:
     made = grid([batch([*of_ranks({0: 1, 1: 1, 2: 1}, step=1), *of_ranks({0: 1, 2: 1}, step=2)])])
     assert made is not None
     assert np.isnan(deviation(made)[1]).tolist() == [False, True]

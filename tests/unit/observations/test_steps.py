@@ -39,7 +39,7 @@ def test_compute_is_kept_per_unit_of_work() -> None:
     assert values(job, 3) == [0.5, 0.5]
 
 
-def test_without_work_compute_stands_for_itself_and_such_ranks_are_no_peers_of_the_others() -> None:
+def test_without_work_compute_is_used_and_such_ranks_have_no_other_peers() -> None:
     _, job = fed(batch(3, np.full(8, 2.0), work=[8.0] * 4 + [np.nan] * 4))
     assert values(job, 3) == [0.25] * 4 + [2.0] * 4
     assert [part.tolist() for part in job.peers()] == [[4, 5, 6, 7], [0, 1, 2, 3]]
@@ -51,7 +51,7 @@ def test_a_repeat_is_nothing_and_the_first_word_stays() -> None:
     assert values(job, 3) == [2.0, 4.0]
 
 
-def test_a_step_told_in_pieces_is_one_step() -> None:
+def test_step_sent_in_pieces_is_one_step() -> None:
     x = np.arange(1.0, 9.0)
     _, job = fed(batch(3, np.where(x < 5, x, np.nan)), batch(3, np.where(x < 5, np.nan, x)))
     assert values(job, 3) == x.tolist()
@@ -76,7 +76,7 @@ def test_the_ring_forgets_what_is_128_steps_old_and_takes_nothing_older() -> Non
     assert times.dropped == before + 4
 
 
-def test_a_job_that_went_back_to_a_checkpoint_starts_anew() -> None:
+def test_job_that_went_back_to_a_checkpoint_starts_over() -> None:
     _, job = fed(*[batch(step, np.ones(4)) for step in range(100)])
     later = START + timedelta(hours=1)
     job.take(batch(50, np.full(4, 2.0), at=later))
@@ -92,7 +92,7 @@ def test_old_steps_that_come_late_do_not_look_like_a_rewind() -> None:
     assert (job.rewound, job.newest) == (0, 99)
 
 
-def test_a_step_is_ready_when_all_told_or_most_are_further() -> None:
+def test_step_is_ready_when_all_reported_or_most_are_further() -> None:
     x = np.ones(10)
     missing = np.where(np.arange(10) < 9, 1.0, np.nan)
     times, job = fed(batch(1, x), batch(2, missing))
@@ -103,7 +103,7 @@ def test_a_step_is_ready_when_all_told_or_most_are_further() -> None:
     assert job.ready(3, heard) == []
 
 
-def test_a_step_that_too_few_told_of_is_never_ready() -> None:
+def test_step_reported_by_too_few_is_never_ready() -> None:
     half = np.where(np.arange(10) < 5, 1.0, np.nan)
     _, job = fed(batch(1, np.ones(10)), batch(2, half))
     assert job.ready(1, START + timedelta(hours=1)) == []
@@ -116,7 +116,7 @@ def test_the_last_step_is_not_waited_for_for_ever() -> None:
     assert job.ready(1, job.heard_at + timedelta(seconds=11)) == [2]
 
 
-def test_senders_tell_where_ranks_run_and_slurm_has_to_agree() -> None:
+def test_senders_say_where_ranks_run_and_slurm_must_agree() -> None:
     _, job = fed(batch(1, np.ones(32)))
     places = job.places(slurm(4))
     assert [places.nodes[index] for index in places.node[[0, 8, 31]]] == ["gpu0000", "gpu0001", "gpu0003"]
@@ -291,7 +291,7 @@ def test_a_node_of_the_job_has_no_say_in_ranks_that_run_on_another() -> None:
     assert times.dropped == 8
 
 
-def test_a_rank_has_moved_once_its_node_tells_of_it_no_more() -> None:
+def test_rank_has_moved_once_its_node_stops_reporting_it() -> None:
     times, job = fed(batch(1, np.ones(32)))
     times.update([told_by("gpu0000", slice(8, 16), 36, step=6)], slurm(), START + timedelta(minutes=5))
     assert values(job, 6)[8:16] == [9.0] * 8
@@ -311,7 +311,7 @@ def test_a_life_that_slurm_has_not_begun_is_none() -> None:
     assert times.dropped == 32
 
 
-def test_what_was_told_before_slurm_showed_the_job_is_forgotten_when_it_does() -> None:
+def test_steps_from_before_slurm_showed_the_job_are_dropped_when_it_does() -> None:
     times = StepTimes(CLUSTER)
     none = slurm(job="1")
     for restart in (0, 7):
@@ -334,7 +334,7 @@ def test_a_picture_without_the_job_costs_nothing_that_was_known() -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [20, 3600])
-def test_what_a_clock_far_ahead_tells_is_of_now(ahead_s: int) -> None:
+def test_samples_from_a_clock_far_ahead_count_as_now(ahead_s: int) -> None:
     told = batch(1, np.ones(4), at=START + timedelta(seconds=ahead_s))
     times = StepTimes(CLUSTER)
     times.update([told], slurm(), START)

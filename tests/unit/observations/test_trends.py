@@ -33,13 +33,13 @@ def test_a_levels_point_is_the_mean_of_its_readings() -> None:
     assert known(fed(Series(counter=False), {0: [10], 1: [20], 5: [np.nan], 6: [99]})) == [15]
 
 
-def test_a_part_that_tells_nothing_has_no_point() -> None:
+def test_part_without_values_has_no_point() -> None:
     series = fed(Series(counter=False), {0: [1], 6: [np.nan], 12: [3], 18: [4]})
     points = series.series(ROWS[:1])[:, 0]
     assert points[-1] == 3 and np.isnan(points[-2]) and points[-3] == 1
 
 
-def test_a_counter_that_begins_anew_counts_from_zero() -> None:
+def test_restarted_counter_counts_from_zero() -> None:
     """A reboot: 50, then 2, then 8."""
     assert known(fed(Series(counter=True), {0: [50], 1: [2], 5: [8], 6: [8]})) == pytest.approx([24 * 8 / 5])
 
@@ -74,7 +74,7 @@ def test_a_clock_that_went_back_changes_nothing() -> None:
     np.testing.assert_array_equal(series.series(ROWS[:1]), before)
 
 
-def test_another_part_in_its_place_begins_anew() -> None:
+def test_replaced_part_starts_over() -> None:
     series = fed(Series(counter=True), {0: [0, 0], 6: [60, 60]})
     series.forget(np.array([0]))
     fed(series, {12: [7, 120], 18: [7, 180], 24: [7, 240]})

@@ -258,7 +258,7 @@ def test_a_step_is_for_one_verdict(passed: bool, skipped: str) -> None:
         assert wanted(intent) == ("ticket", 1, True)
 
 
-def test_what_tells_no_verdict_has_passed() -> None:
+def test_step_without_a_verdict_has_passed() -> None:
     log = [entry("test", "done"), entry("ticket", "skipped"), entry("repair", "skipped")]
     assert wanted(after(*log)) == ("resume", 1, True)
 
@@ -296,7 +296,7 @@ def test_a_step_may_end_the_run(event: str) -> None:
     assert isinstance(intent, Finish) and intent.why == "well again"
 
 
-def test_a_moment_that_is_waited_for_anew_comes_before_the_step_that_it_is_for() -> None:
+def test_repeated_wait_for_a_moment_precedes_its_step() -> None:
     book = Playbook(
         name="b",
         title="b",

@@ -115,6 +115,6 @@ def test_knowing_more_never_turns_a_sure_answer_round(text: str, known: set[str]
     assert more is not None
 
 
-def test_it_tells_what_it_reads() -> None:
+def test_condition_lists_what_it_reads() -> None:
     assert reads(parse("test.failed and (severity <= P1 or not input.fast)")) == {"severity", "input.fast"}
     assert set(FACTS) == {"verdict.cause", "verdict.remedy", "fault_class", "severity"}

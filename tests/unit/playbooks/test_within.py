@@ -28,7 +28,7 @@ def flat(book: Playbook, *others: Playbook) -> tuple[Step, ...]:
     return inline_playbook(book, {one.name: one for one in (book, INNER, *others)}).playbook.steps
 
 
-def test_its_steps_stand_in_its_place_with_names_of_their_own() -> None:
+def test_nested_steps_take_its_place_under_their_own_names() -> None:
     book = outer(Step(id="drain", do=Verb.drain), Step(id="now", use="check"), Step(id="end", do=Verb.resume))
     steps = flat(book)
     assert [one.id for one in steps] == ["drain", "now-test", "now-tell", "end"]

@@ -30,7 +30,7 @@ def test_a_run_is_taken_only_a_lease_after_it_was_first_seen_to_be_left() -> Non
     assert left.epoch("r") == 3, "a second look does not begin the wait anew"
 
 
-def test_whoever_took_it_meanwhile_and_left_it_too_begins_the_wait_anew() -> None:
+def test_lease_taken_and_released_meanwhile_restarts_the_wait() -> None:
     watch = Stopwatch()
     left = Left(watch)
     left.seen("r", 3)

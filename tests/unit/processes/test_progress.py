@@ -16,7 +16,7 @@ def test_nothing_is_said_before_the_pace_is_known() -> None:
     assert pace.left_s(0.1, 10.0) == 90.0
 
 
-def test_what_stands_still_has_no_pace() -> None:
+def test_stalled_progress_has_no_pace() -> None:
     pace = Pace()
     assert [pace.left_s(0.5, float(second)) for second in range(0, 200, 20)] == [None] * 10
 

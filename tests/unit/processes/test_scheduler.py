@@ -159,7 +159,7 @@ def test_a_backup_that_took_over_and_a_backlog_are_states_since_when_they_began(
     assert site.kept.troubles == {}
 
 
-def test_a_poller_that_starts_anew_knows_since_when_a_trouble_stands() -> None:
+def test_restarted_poller_knows_when_a_problem_began() -> None:
     site = Polled()
     site.slurm.figures = {"role": "backup"}
     site.poll()

@@ -62,7 +62,7 @@ def test_whose_a_target_is(one: Target, node: str | None) -> None:
         (target(node="machine"), "no label machine"),
     ],
 )
-def test_a_target_of_nobody_says_so(one: Target, why: str) -> None:
+def test_target_without_an_owner_says_so(one: Target, why: str) -> None:
     with pytest.raises(NoNode, match=why):
         node_of(one, "pod1", known)
 

@@ -82,7 +82,7 @@ def snapshot(*names: str) -> SlurmSnapshot:
     return SlurmSnapshot(cluster="pod1", taken_at=NOW, nodes=nodes)
 
 
-def test_a_report_is_written_as_a_sender_would_tell_it() -> None:
+def test_report_is_recorded_as_a_sender_would_send_it() -> None:
     lines = Lines()
     tap, book = recorder(lines)
     tap.note_samples([report(book)], [], NOW)
@@ -101,7 +101,7 @@ def test_a_report_is_written_as_a_sender_would_tell_it() -> None:
     ]
 
 
-def test_step_times_are_written_with_what_was_told_and_no_more() -> None:
+def test_step_times_are_recorded_exactly_as_sent() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
     none = np.full(2, np.nan)
@@ -189,7 +189,7 @@ def test_an_event_keeps_the_name_that_its_incident_is_called_by() -> None:
     assert incident["id"] == incident_id("pod1", incident["rule"], root, seen[0].digest)
 
 
-def test_after_the_picture_what_changed_in_it_is_told() -> None:
+def test_changes_after_the_snapshot_are_recorded() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
     tap.note([], snapshot("gpu0001", "gpu0002"), NOW)
@@ -204,7 +204,7 @@ def test_after_the_picture_what_changed_in_it_is_told() -> None:
     assert changed["gone"] == ["gpu0001"]
 
 
-def test_after_a_loss_the_picture_is_told_anew() -> None:
+def test_snapshot_is_recorded_again_after_a_loss() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
     tap.note([], snapshot("gpu0001"), NOW)
@@ -220,7 +220,7 @@ def test_after_a_loss_the_picture_is_told_anew() -> None:
     assert lines.told()[2][1] == {"entries": 7}
 
 
-def test_samples_are_told_apart_and_what_nodes_told_of_themselves_is_none() -> None:
+def test_samples_are_distinguished_and_self_reports_are_left_out() -> None:
     lines = Lines()
     tap, book = recorder(lines)
     tap.note([], snapshot("gpu0001"), NOW, facts={"gpu0001": {"driver": "580"}})
@@ -266,7 +266,7 @@ def test_alerts_come_back_as_a_group_that_says_the_same() -> None:
     assert alertmanager_observations(told, site, NOW).observations == seen
 
 
-def test_drift_is_told_at_the_begin_of_a_file_and_when_it_changes() -> None:
+def test_drift_is_recorded_at_the_start_of_a_file_and_on_change() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
     good = Reference(

@@ -184,7 +184,7 @@ def beat(number: int) -> Observation:
     return Observation(digest=str(number), kind=kind, component=about, event_at=START, arrived_at=START)
 
 
-def test_a_queue_that_is_full_loses_entries_counts_them_and_tells_the_picture_anew(tmp_path: Path) -> None:
+def test_full_queue_drops_and_counts_entries_and_repeats_the_snapshot(tmp_path: Path) -> None:
     site, book = Site(tmp_path), Book()
     tap = Recording(
         Recorder(site.folder, MemoryColumns()), site.folder,

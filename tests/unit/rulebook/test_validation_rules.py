@@ -51,7 +51,9 @@ def test_a_site_has_depths_of_its_own_or_none(tmp_path: Path) -> None:
         ("otherwise: soft", "otherwise: none", 5, "otherwise: there is no depth none"),
     ],
 )
-def test_each_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
+def test_each_mistake_is_reported_with_its_line(
+    tmp_path: Path, old: str, new: str, line: int, says: str
+) -> None:
     assert old in GOOD
     _, found = read(tmp_path, GOOD.replace(old, new))
     assert any(one.startswith(f"validation/depths.yaml:{line}:") and says in one for one in found), found

@@ -58,7 +58,7 @@ def test_tallies_are_pooled_not_averaged() -> None:
     assert (both.recall, both.precision, both.false_per_day) == (0.9, 0.45, 11 / 4)
 
 
-def test_nothing_told_and_nothing_to_find() -> None:
+def test_no_reports_and_nothing_to_find() -> None:
     silent = judge([], [(1, 2)], days=1, early=0)
     assert (silent.precision, silent.recall, silent.f1, silent.delay) == (0.0, 0.0, 0.0, float("inf"))
     assert judge([], [], days=0, early=0).false_per_day == 0.0

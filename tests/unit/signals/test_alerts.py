@@ -98,7 +98,7 @@ def test_a_repeat_has_the_same_digest_and_news_another() -> None:
     assert len(digests) == 3
 
 
-def test_two_alertmanagers_that_share_their_work_tell_of_the_same_alert() -> None:
+def test_two_alertmanagers_sharing_work_send_the_same_alert() -> None:
     # Of a pair either may send: firing came from one of them, resolved may come from the other.
     other = one(alert(), externalURL="http://alertmanager-2.example", receiver="other")
     assert other.digest == one(alert()).digest
@@ -214,7 +214,7 @@ def test_grafanas_variant_is_read() -> None:
     assert found.observations[0].component.node == "gpu0001"
 
 
-def test_what_the_sender_left_out_is_told() -> None:
+def test_fields_left_out_by_the_sender_are_reported() -> None:
     assert told(alert(), truncatedAlerts=7).lost == 7
 
 
@@ -303,7 +303,7 @@ def test_data_may_come_in_base64() -> None:
     assert found.observations[0].text == "DiskFull"
 
 
-def test_attributes_stand_in_headers_in_binary_mode() -> None:
+def test_attributes_are_in_headers_in_binary_mode() -> None:
     headers = {"ce-id": "a%20b", "ce-source": "/x", "content-type": "application/json"}
     assert attributes_of(headers) == {"id": "a b", "source": "/x"}
 

@@ -135,7 +135,7 @@ def test_derived_signals_never_arrive(bench: Bench) -> None:
     assert (taken.reports, taken.unrecognised) == ([], 1)
 
 
-def test_a_signal_told_under_two_names_counts_once(bench: Bench) -> None:
+def test_signal_sent_under_two_names_counts_once(bench: Bench) -> None:
     taken = take(bench, {"node": "gpu0001", "gpu": {"gpu_temp_c": [60], "DCGM_FI_DEV_GPU_TEMP": [61]}})
     assert bench.values(taken.reports[0]) == {("gpu_temp_c", gpu(0)): 60}
     assert taken.unknown["DCGM_FI_DEV_GPU_TEMP"].why == "sent more than once"
@@ -172,7 +172,7 @@ def test_one_bad_entry_is_named_and_loses_no_other(bench: Bench, entry: Any, rea
     assert reason in why
 
 
-def test_a_body_may_tell_which_gpu_has_which_address(bench: Bench) -> None:
+def test_body_may_map_gpus_to_addresses(bench: Bench) -> None:
     gpus = [{"index": 1, "pci": "00000000:9B:00.0", "uuid": "GPU-bb"}, {"index": 0, "pci": "0000:18:00"}]
     (inventory,) = take(bench, {"node": "gpu0001", "gpus": gpus}).inventory
     assert inventory.component.node == "gpu0001"
@@ -205,7 +205,7 @@ def test_a_full_book_still_serves_what_it_knows() -> None:
     assert taken.unknown["load5"].why == "the limit of series is reached"
 
 
-def test_ports_that_are_no_hardware_are_told_and_lose_no_other(bench: Bench) -> None:
+def test_ports_without_hardware_are_reported_and_lose_no_other(bench: Bench) -> None:
     ports = {name: {"net_carrier": 1} for name in ("eth0", "docker0", "", "Ethernet1/1")}
     taken = take(bench, {"node": "gpu0001", "ports": ports})
     assert bench.values(taken.reports[0]) == {("net_carrier", Part(port="eth0")): 1}
@@ -223,7 +223,7 @@ def test_a_node_has_at_most_64_ports_also_in_a_shape_that_is_known(bench: Bench)
     assert taken.unknown["ib_state"].why == "more than 64 ports on this node"
 
 
-def test_entries_that_are_all_wrong_are_counted_and_few_are_told(bench: Bench) -> None:
+def test_all_wrong_entries_are_counted_and_a_few_listed(bench: Bench) -> None:
     good = {"node": "gpu0001", "host": {"load1": 1}}
     taken = take(bench, *[1] * 1500, {"node": "cpu1"}, good)
     assert [one.index for one in taken.rejected] == list(range(1000))

@@ -109,7 +109,7 @@ def test_a_fan_of_snmp_counts_by_its_precision(kind: str, precision: str, value:
     assert told(bench, take(bench, line)) == {"@tor1": {("switch_fan_rpm", "FAN1"): pytest.approx(value)}}
 
 
-def test_what_lustres_clients_tell_is_of_no_storage() -> None:
+def test_lustre_client_figures_belong_to_no_storage_device() -> None:
     bench = Bench()
     names = ("capacity_kilobytes", "available_kilobytes", "inodes_maximum", "inodes_free")
     lines = [
@@ -165,7 +165,7 @@ def test_a_token_of_a_node_speaks_of_no_device() -> None:
         ('coolant_leak{device="a b"} 1', hardware_names.NO_DEVICE),
     ],
 )
-def test_what_names_no_device_is_told(line: str, why: str) -> None:
+def test_sample_without_a_device_is_reported(line: str, why: str) -> None:
     measured = take(Bench(), line + "\n")
     assert (measured.samples, measured.unrecognised) == (0, 1)
     assert next(iter(measured.unknown.values())).why == why
@@ -217,7 +217,7 @@ def test_no_more_devices_and_parts_than_the_bounds(monkeypatch: pytest.MonkeyPat
     assert book.wrong("b", "1") is None, "what is known stays known"
 
 
-def test_a_flood_of_names_is_bounded_and_told() -> None:
+def test_flood_of_names_is_bounded_and_reported() -> None:
     bench = Bench()
     lines = [f'switch_port_up{{device="d{number}",part="p{number}"}} 1' for number in range(3000)]
     measured = take(bench, "\n".join(lines) + "\n")

@@ -113,12 +113,12 @@ def test_node_exporter(bench: Bench) -> None:
     assert taken.rejected == ()
 
 
-def test_a_node_in_the_address_stands_above_labels(bench: Bench) -> None:
+def test_node_in_the_url_overrides_labels(bench: Bench) -> None:
     taken = take(bench, OLD, "gpu0009")
     assert [one.node for one in taken.reports] == ["gpu0009"]
 
 
-def test_gpus_by_address_alone_are_told_apart_by_node(bench: Bench) -> None:
+def test_gpus_with_only_an_address_are_separated_by_node(bench: Bench) -> None:
     def learn(node: str, index: int) -> str:
         return f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-{node}",pci_bus_id="00000000:18:00.0",hostname="{node}"}} 1\n'
 
@@ -143,7 +143,7 @@ def test_a_gpu_that_changed_its_index_is_followed(bench: Bench) -> None:
         assert bench.values(take(bench, by_uuid).reports[0]) == {("gpu_temp_c", gpu(index)): 61}
 
 
-def test_gpus_that_another_node_tells_otherwise_leave_this_one_alone(bench: Bench) -> None:
+def test_conflicting_gpu_mapping_of_another_node_has_no_effect(bench: Bench) -> None:
     def learn(node: str, index: int) -> str:
         return f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-{node}",hostname="{node}"}} 1\n'
 
@@ -158,7 +158,7 @@ def test_gpus_that_another_node_tells_otherwise_leave_this_one_alone(bench: Benc
     assert all(slots.by_key[key] == slot for key, slot in before.items() if key not in gone)
 
 
-def test_a_gpu_that_is_told_later_is_found_at_once(bench: Bench) -> None:
+def test_gpu_reported_later_is_found_at_once(bench: Bench) -> None:
     line = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-aa",hostname="gpu0001"} 61\n'
     assert take(bench, line).samples == 0
     learn = 'DCGM_FI_DEV_SM_CLOCK{gpu="2",UUID="GPU-aa",hostname="gpu0001"} 1\n'
@@ -202,7 +202,7 @@ def test_of_a_node_the_newest_64_moments_are_taken(bench: Bench) -> None:
     assert taken.samples == 65
 
 
-def test_bad_lines_are_counted_and_few_are_told(bench: Bench) -> None:
+def test_bad_lines_are_counted_and_a_few_listed(bench: Bench) -> None:
     taken = take(bench, "<html>\n" * 1500)
     assert (len(taken.rejected), taken.rejected_more) == (1000, 500)
 
@@ -267,7 +267,7 @@ def test_escapes_in_labels(bench: Bench) -> None:
         r'{"node_load1",note="a\"b}\\"} 3',
     ],
 )
-def test_a_name_may_stand_in_quotes_and_blanks_before_it(bench: Bench, line: str) -> None:
+def test_name_may_be_quoted_with_leading_blanks(bench: Bench, line: str) -> None:
     body = f'# TYPE "node_load1" gauge\n  # a note\n \n{line}\n'
     for _ in range(3):  # the third time as a whole
         taken = take(bench, body, "gpu0001")
@@ -275,7 +275,7 @@ def test_a_name_may_stand_in_quotes_and_blanks_before_it(bench: Bench, line: str
         assert taken.rejected == ()
 
 
-def test_a_quoted_name_that_nobody_knows_is_told_like_any_other(bench: Bench) -> None:
+def test_unknown_quoted_name_is_reported_like_any_other(bench: Bench) -> None:
     for _ in range(2):
         taken = take(bench, '{"http.server.\\"active\\"",node="gpu0001"} 3\n')
         assert (list(taken.unknown), taken.unrecognised) == (['http.server."active"'], 1)
@@ -324,7 +324,7 @@ def test_no_number_is_no_sample(bench: Bench) -> None:
     assert take(bench, 'node_load1{node="gpu0001"} 0x1p-2\n').rejected[0].index == 0
 
 
-def test_inventory_is_told_when_it_is_new_and_every_ten_minutes(bench: Bench) -> None:
+def test_inventory_is_sent_when_new_and_every_ten_minutes(bench: Bench) -> None:
     def told(after_s: float) -> list[object]:
         now = NOW + timedelta(seconds=after_s)
         heard = bench.translator.exposition(NEW.encode(), known, now, node=None).inventory

@@ -101,7 +101,7 @@ def test_a_few_nodes_do_not_use_up_the_names_that_all_share() -> None:
     assert ports.wrong(("pod1", "good"), ["mlx5_0/1"]) == {}
 
 
-def test_a_node_brings_few_names_beyond_the_free_ones_and_what_others_told_is_taken() -> None:
+def test_node_adds_few_names_beyond_its_allowance_and_known_names_are_accepted() -> None:
     ports = Ports()
     for node in range(2):
         ports.wrong(("pod1", f"first{node}"), [f"eth{node}x{number}" for number in range(NAMES_FREE // 2)])

@@ -40,7 +40,7 @@ def test_boot_and_stamp_and_content() -> None:
     assert one != of(boot_id="b", stamp="1.2", event_at=NOW, content="NVRM: y")
 
 
-def test_a_stamp_without_its_boot_says_nothing_when_the_time_is_told() -> None:
+def test_stamp_without_its_boot_is_ignored_when_the_time_is_given() -> None:
     assert of(stamp="1.2", event_at=NOW) == of(event_at=NOW)
 
 
@@ -57,6 +57,6 @@ def test_content_and_arrival_within_ten_minutes(later: int, same: bool) -> None:
     assert (first.digest in {again.digest, *again.alternatives}) is same
 
 
-def test_words_that_run_together_are_told_apart() -> None:
+def test_words_without_separators_are_split() -> None:
     assert digest_of("ab", "c") != digest_of("a", "bc")
     assert len(digest_of("a")) == 64

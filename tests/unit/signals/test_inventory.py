@@ -24,7 +24,7 @@ def rows(gpus: GpuNames) -> list[dict[str, object]]:
     return [row for told in gpus.inventory([A], NOW) for row in told.data["gpus"]]
 
 
-def test_a_serial_number_is_told_once_and_goes_with_its_gpu() -> None:
+def test_serial_number_is_reported_once_and_follows_its_gpu() -> None:
     gpus = GpuNames()
     row = {"index": 0, "pci": "0000:18:00", "uuid": "GPU-a", "serial": "1650522005114"}
     gpus.learn(A, 0, "GPU-a", "0000:18:00", "1650522005114")
@@ -36,7 +36,7 @@ def test_a_serial_number_is_told_once_and_goes_with_its_gpu() -> None:
     assert rows(gpus) == [{"index": 0, "pci": "0000:18:00", "uuid": "GPU-b"}]
 
 
-def test_another_serial_number_alone_is_told_at_once() -> None:
+def test_changed_serial_number_is_reported_at_once() -> None:
     gpus = GpuNames()
     for serial in ("1650522005114", "1650522005115"):
         gpus.learn(A, 0, None, "0000:18:00", serial)
@@ -53,7 +53,7 @@ def test_a_uuid_that_is_none_is_not_learned() -> None:
     assert told.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]
 
 
-def test_a_heartbeat_names_the_gpus_of_samples_that_tell_a_uuid_or_an_address_alone() -> None:
+def test_heartbeat_names_gpus_of_samples_with_only_a_uuid_or_an_address() -> None:
     bench = Bench()
     by_uuid = b'DCGM_FI_DEV_ROW_REMAP_FAILED{UUID="GPU-66",hostname="gpu0002"} 1\n'
     by_address = b'DCGM_FI_DEV_GPU_TEMP{pci_bus_id="00000000:8B:00.0",hostname="gpu0002"} 41\n'

@@ -197,7 +197,7 @@ def test_a_mark_is_not_overruled_by_another_of_its_name(said: str, stored: int) 
         assert logged.not_kernel == raw.count("MESSAGE") - stored
 
 
-def test_all_that_journald_tells_of_the_kernels_lines_is_the_kernels() -> None:
+def test_journald_fields_identify_kernel_lines() -> None:
     """systemd.journal-fields(7): trusted fields of every record, and those of the kernel's."""
     more = {
         "_RUNTIME_SCOPE": "system",
@@ -216,7 +216,7 @@ def test_all_that_journald_tells_of_the_kernels_lines_is_the_kernels() -> None:
         assert is_kernel_record(marks), marks
 
 
-def test_what_a_resource_tells_of_another_origin_counts_for_its_records() -> None:
+def test_resource_from_another_origin_applies_to_its_records() -> None:
     resource = {"kubernetes_pod": "a", "kubernetes_b": "c", "container_id": "d", "x": "y", "host": "z"}
     around = relevant_fields(resource)
     assert set(around) == {"kubernetes_pod", "host"}
@@ -242,7 +242,7 @@ def test_a_lost_gpu_in_three_records_is_one_event_with_its_address() -> None:
     ]
 
 
-def test_each_wrong_record_is_told_by_index_and_loses_no_other() -> None:
+def test_each_wrong_record_is_reported_by_index_and_loses_no_other() -> None:
     records = (
         journalctl(),
         7,
@@ -317,7 +317,7 @@ def test_a_torn_export_is_refused_whole(raw: bytes) -> None:
         list(export_records(raw))
 
 
-def test_what_stands_twice_is_a_list() -> None:
+def test_repeated_field_is_a_list() -> None:
     (record,) = export_records(b"A=1\nA=2\nA=3\n\n\n")
     assert record == {"A": ["1", "2", "3"]}
 

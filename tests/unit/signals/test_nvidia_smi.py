@@ -267,7 +267,7 @@ def test_no_gpu_answers(bench: Bench) -> None:
     assert bench.values(take(bench).reports[0]) == {("gpu_count", Part()): 0}
 
 
-def test_series_by_address_are_placed_by_what_nvidia_smi_told(bench: Bench) -> None:
+def test_series_by_address_are_mapped_through_nvidia_smi(bench: Bench) -> None:
     (inventory,) = _of_gpus(take(bench, h100("18"), h100("3A")))
     assert inventory.data["gpus"][1] == {"index": 1, "pci": "0000:3a:00", "uuid": "GPU-3A"}
     text = b'DCGM_FI_DEV_SM_CLOCK{pci_bus_id="00000000:3A:00.0"} 1500\n'

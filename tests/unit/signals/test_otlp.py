@@ -265,7 +265,7 @@ def logged(encoding: str, *records: Any, resource: dict[str, Any] | None = None)
     return kernel_records(told, known, NOW + timedelta(minutes=1), cluster="pod1")
 
 
-def test_the_journald_receivers_record_is_the_event_that_journalctl_tells(encoding: str) -> None:
+def test_journald_receiver_record_equals_the_journalctl_event(encoding: str) -> None:
     told = logged(encoding, record(journalctl()), record(LOST, journalctl()))
     first, second = told.accepted.observations
     assert first.digest == second.digest

@@ -313,7 +313,7 @@ def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], un
         assert _told(fast) == _told(walk(raw, slots, lambda *_: None))
 
 
-def test_where_series_end_is_told_by_how_long_they_were_before() -> None:
+def test_end_of_series_depends_on_their_previous_length() -> None:
     slots, order = {block: number for number, block in enumerate(_FEW)}, Order()
     for begin, count, value, found in (
         (0, 40, 2.5, False),  # nothing is known

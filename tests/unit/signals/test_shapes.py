@@ -115,7 +115,7 @@ SAID = (
 
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("after", ["", "\r\n", "  "])
-def test_what_stands_around_a_line(book: LineBook, before: str, after: str) -> None:
+def test_envelope_around_a_line(book: LineBook, before: str, after: str) -> None:
     for said in SAID:
         found = seen(before + said + after, book)
         assert found.content == said

@@ -90,7 +90,7 @@ def test_a_pace_that_stays_slow_is_believed() -> None:
     assert [step for step, _ in slow] == list(range(10 * (21 + PACES // 2 + 1), 10 * (21 + PACES), 10))
 
 
-def test_lines_that_come_in_heaps_tell_nothing() -> None:
+def test_lines_flushed_in_batches_give_no_step_times() -> None:
     """As Lightning's CSVLogger flushes them, a hundred at a time: their times are those of the writing."""
     reader = LogReader("lightning")
     reader.line("epoch,step,train_loss")
@@ -100,7 +100,7 @@ def test_lines_that_come_in_heaps_tell_nothing() -> None:
     assert [one for one in told if one is not None] == []
 
 
-def test_megatron_over_deepspeed_tells_each_step_once() -> None:
+def test_megatron_over_deepspeed_reports_each_step_once() -> None:
     lines = [
         line
         for step, second in ((10, 10), (20, 40))
@@ -135,7 +135,7 @@ def rich(done: int, elapsed_s: float, total: int | None = 1000, epoch: int = 0, 
 
 @pytest.mark.parametrize("bar", [tqdm, rich])
 @pytest.mark.parametrize("took_s", [0.05, 0.9, 7.0, 19.0, 39.8, 40.2, 40.5, 60.0, 201.0, 400.0])
-def test_a_bar_tells_a_steps_time_to_two_in_a_hundred(bar: Callable[..., str], took_s: float) -> None:
+def test_progress_bar_gives_step_time_within_two_percent(bar: Callable[..., str], took_s: float) -> None:
     total = int(max(40, 400 / took_s))
     told = read(*[bar(done, 3.0 + done * took_s, total) for done in range(1, total + 1)])
     assert len(told) >= 4 and all(abs(one.step_s / took_s - 1) <= 0.02 for one in told)
@@ -144,7 +144,7 @@ def test_a_bar_tells_a_steps_time_to_two_in_a_hundred(bar: Callable[..., str], t
 
 
 @pytest.mark.parametrize("bar", [tqdm, rich])
-def test_a_bar_tells_a_slowdown_at_once(bar: Callable[..., str]) -> None:
+def test_progress_bar_shows_a_slowdown_at_once(bar: Callable[..., str]) -> None:
     """Where the rate, a mean since the epoch began, is still that of before."""
     ends = [20.0 * done for done in range(1, 101)]
     ends += [ends[-1] + 30.0 * done for done in range(1, 7)]
@@ -154,7 +154,7 @@ def test_a_bar_tells_a_slowdown_at_once(bar: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("bar", [tqdm, rich])
-def test_a_short_epoch_is_told_once_by_its_rate_if_that_is_fine(bar: Callable[..., str]) -> None:
+def test_short_epoch_is_reported_once_by_its_rate_if_precise(bar: Callable[..., str]) -> None:
     lines = [bar(done, 2.0 * done, 10, epoch) for epoch in (0, 1) for done in (1, 2, 9, 10, 10)]
     assert [(one.step, one.step_s) for one in read(*lines)] == [(10, 2.0), (20, 2.0)]
     assert read(*[bar(done, 8.0 * done, 5) for done in range(1, 6)]) == []
@@ -172,7 +172,7 @@ def test_the_first_batch_of_an_epoch_and_what_lies_between_two_are_not_counted()
     assert [(one.step, one.step_s) for one in read(*lines)] == [(2, 60.0), (3, 60.0), (7, 60.0), (8, 60.0)]
 
 
-def test_a_training_that_begins_anew_is_told_anew() -> None:
+def test_restarted_training_is_reported_again() -> None:
     lines = [tqdm(done, 60.0 * done) for done in (1, 2, 3)]
     lines += [tqdm(2, 30.0), tqdm(3, 90.0)]  # from its checkpoint
     lines += [tqdm(4, 10.0), tqdm(5, 80.0)]  # the next goes on where this one ended
@@ -236,7 +236,7 @@ def test_lightnings_csv_counts_by_when_it_is_written() -> None:
     assert read(*rows) == []
 
 
-def test_a_step_told_by_each_rank_counts_once() -> None:
+def test_step_logged_by_each_rank_counts_once() -> None:
     assert len(read(*[f"{rank}: {MEGATRON}" for rank in range(8)])) == 1
 
 

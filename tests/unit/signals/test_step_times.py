@@ -62,7 +62,7 @@ def test_the_form_of_the_contract() -> None:
     assert np.isnan(batch.grad_norm).all()
 
 
-def test_a_rank_that_stands_still_is_told_apart_from_steps_that_are_over() -> None:
+def test_stalled_rank_is_distinguished_from_finished_steps() -> None:
     """Recorded and read again it is the same, and so it is from the store."""
     word = {"time": FULL["time"], "step": 121, "rank": 3, "node": "gpu0001", "gpu": 3}
     word |= {"open_s": 12.5, "doing": "collective"}
@@ -136,12 +136,12 @@ def test_one_bad_sample_is_named_and_loses_no_other(sample: Any, reason: str) ->
         ([{"job": "1", "samples": []}, 5], r"\[1\]: expected an object"),
     ],
 )
-def test_what_stands_around_the_samples_has_to_be_right(body: Any, reason: str) -> None:
+def test_envelope_around_the_samples_must_be_valid(body: Any, reason: str) -> None:
     with pytest.raises(BadBody, match=reason):
         take(body)
 
 
-def test_samples_that_are_all_wrong_are_counted_and_few_are_told() -> None:
+def test_all_wrong_samples_are_counted_and_a_few_listed() -> None:
     wrong = [{"step_s": -1}] * 700
     for samples in ([*wrong, *wrong, {"step_s": 1}], [*wrong, *wrong[1:], {"step_s": "x"}, {"step_s": 1}]):
         taken = take({"job": "1", "samples": samples})

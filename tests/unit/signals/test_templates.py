@@ -104,7 +104,7 @@ def read(template: Template, body: bytes) -> list[float] | None:
     return None if values is None else values.tolist()
 
 
-def test_values_stand_behind_the_texts() -> None:
+def test_values_follow_the_texts() -> None:
     assert read(made("# a", "x{} ", "y "), b"# a\nx{} 1\ny -2.5e3") == [1, -2500]
     (number,) = read(made("x "), b"x NaN") or [0.0]
     assert math.isnan(number)
@@ -118,7 +118,7 @@ def test_a_body_that_is_another_one_does_not_fit(body: bytes) -> None:
     assert read(made("# a", "x{} ", "y "), body) is None
 
 
-def test_what_nobody_wants_is_counted_and_no_value() -> None:
+def test_unwanted_lines_are_counted_without_a_value() -> None:
     lines = [Line(b"a ", UNWANTED, "a"), Line(b"x ", 3), Line(b"a{} ", UNWANTED, "a")]
     template = Template(lines, (1, None), None)
     assert read(template, b"a 1\nx 2\na{} 3") == [2]

@@ -58,7 +58,7 @@ def test_a_foreign_node_is_refused_also_when_its_series_are_known() -> None:
         bench.translator.remote_write(told, bound, NOW)
 
 
-def test_the_inventory_of_a_refused_body_is_told_by_the_next() -> None:
+def test_inventory_of_a_refused_body_is_sent_with_the_next() -> None:
     bench = Bench()
     mine = {"node": "gpu0001", "gpus": GPUS}
     with pytest.raises(Foreign):

@@ -16,7 +16,7 @@ def test_a_blank_is_no_number(blank: float) -> None:
     assert np.isnan(blanks_to_nan(np.array([1.0, blank, 2.0]))).tolist() == [False, True, False]
 
 
-def test_what_stands_beside_a_blank_is_kept() -> None:
+def test_text_around_a_blank_is_kept() -> None:
     beside = [INT32 - 1, INT32 + 4, FLOAT - 1, FLOAT + 4, np.nextafter(INT64, 0), -INT32, -FLOAT, 0.0]
     values = np.array([*beside, math.nan])
     assert blanks_to_nan(values) is values

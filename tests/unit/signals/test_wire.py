@@ -115,7 +115,7 @@ def test_a_list_of_bodies_counts_its_entries_through() -> None:
     assert [one.index for one in taken.rejected] == [1]
 
 
-def test_entries_that_are_all_wrong_are_counted_and_few_are_told() -> None:
+def test_all_wrong_entries_are_counted_and_a_few_listed() -> None:
     odd = {"line": LOST, "time": "9999-12-31T23:59:59-14:00"}
     taken = take(*[7] * 1200, odd, {"line": LOST})
     assert [one.index for one in taken.rejected] == list(range(1000))
@@ -244,7 +244,7 @@ def test_alternatives_only_where_arrival_is_all_there_is() -> None:
         (f"Nov 19 21:00:00 gpu0001 kernel: {LOST}", NOW),
     ],
 )
-def test_an_old_stamp_is_old_also_when_the_sender_tells_no_time(line: str, event_at: datetime) -> None:
+def test_old_stamp_is_old_even_without_a_send_time(line: str, event_at: datetime) -> None:
     assert take({"line": line}).observations[0].event_at == event_at
 
 
@@ -341,7 +341,7 @@ def test_nodes_that_a_body_names() -> None:
     assert nodes_of_heartbeats([{"node": "gpu0003"}], cluster="pod1") == {("pod1", "gpu0003")}
 
 
-def test_a_heartbeat_names_its_node_whatever_stands_beside_it() -> None:
+def test_heartbeat_names_its_node_regardless_of_other_words() -> None:
     """A word of the other form must not hide the node from the check of a token's bounds."""
     body = [{"node": "gpu0003", "entries": []}, None, 7]
     assert nodes_of_heartbeats(body, cluster="pod1") == {("pod1", "gpu0003")}

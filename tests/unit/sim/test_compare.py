@@ -105,7 +105,7 @@ def test_an_action_that_the_other_held_says_by_which_guard() -> None:
     assert new["held"]["guard"] == lost["held"]["guard"] == "hourly"
 
 
-def test_what_both_hold_by_different_guards_is_told_by_its_first_guard() -> None:
+def test_action_held_by_different_guards_is_reported_by_its_first_guard() -> None:
     old = document(incidents=[incident("a")], held=[held("a", "slots"), held("a", "mode", "03:05:00")])
     new = document(incidents=[incident("a")], held=[held("a", "approval")])
     (row,) = compare(old, new)["held"]

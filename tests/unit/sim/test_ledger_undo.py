@@ -88,7 +88,7 @@ def test_what_went_through_stays() -> None:
     assert (list(tables.slots), tables.ended, tables.logged) == ([node(9)], [True], 1)
 
 
-def test_the_breaker_is_told_of_the_last_steps_that_take_nodes() -> None:
+def test_breaker_counts_the_last_steps_that_take_nodes() -> None:
     ledger = made()
     with ledger.transaction() as tx:
         for final in [True] * 9 + [False]:  # one that is tried again has not ended
@@ -117,7 +117,7 @@ def test_runs_that_are_left_come_in_their_order() -> None:
     assert left(tables) == left(copy.deepcopy(tables)) == ["r3", "r1", "r0"]
 
 
-def test_an_incident_that_is_over_is_left_for_a_while_and_again_when_it_opens_anew() -> None:
+def test_closed_incident_rests_for_a_while_and_again_after_reopening() -> None:
     tables, one = Tables(), incident()
     over = msgspec.structs.replace(one, state=IncidentState.resolved, closed=START)
     tables.incidents[one.id] = over

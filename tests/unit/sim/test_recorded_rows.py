@@ -34,7 +34,7 @@ def test_a_whole_picture_overrides_what_the_replay_did_also_where_it_says_the_sa
     assert set(made.nodes) == {"n1"}
 
 
-def test_one_that_is_told_again_overrides_only_where_it_differs() -> None:
+def test_repeated_row_overrides_only_where_it_differs() -> None:
     made = drained(slurm(whole("n1", "n2", "n3")))
     before = made.nodes
     assert made.show_nodes(shown(whole("n1", "n2", "n3", again=True), "nodes")) == []

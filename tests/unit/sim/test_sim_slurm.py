@@ -83,7 +83,7 @@ def test_slurm_itself_replaces_no_persons_reason(slurm: SimScheduler, clock: Sim
     assert (node.base, node.drain, node.reason, node.reason_user) == ("DOWN", True, "alice: PSU", "alice")
 
 
-def test_a_reboot_nobody_planned(slurm: SimScheduler, clock: SimClock) -> None:
+def test_unplanned_reboot(slurm: SimScheduler, clock: SimClock) -> None:
     before = slurm.node("gpu0001").boot_at
     clock.advance(5)
     slurm.boot("gpu0001")

@@ -63,7 +63,7 @@ def entry(step: str, event: StepEvent, text: str = "") -> LogEntry:
 # --- back-off -------------------------------------------------------------------------------------
 
 
-def test_an_alarm_that_goes_on_is_told_after_5_10_20_40_80_and_ever_80_minutes() -> None:
+def test_continuing_alarm_repeats_after_5_10_20_40_80_and_every_80_minutes() -> None:
     raised, told = None, []
     for minute in range(6 * 60):
         now = AT + timedelta(minutes=minute)
@@ -98,7 +98,7 @@ def test_one_that_was_over_before_its_time_does_not_count(times: int) -> None:
 
 
 @pytest.mark.parametrize("again", range(7))
-def test_a_clock_that_was_set_back_makes_nobody_wait_longer(again: int) -> None:
+def test_clock_set_back_delays_no_message(again: int) -> None:
     ahead = Raised(again, AT + timedelta(days=1))
     assert schedule_alarm(ahead, AT).last_at - AT <= BACK_OFF[-1]
 
@@ -135,7 +135,7 @@ def test_the_same_trouble_is_one_alarm_and_each_occasion_a_message_of_its_own() 
     assert len(names) == 6
 
 
-def test_the_end_is_told_with_what_was_done_and_how_it_was_seen() -> None:
+def test_end_message_says_what_was_done_and_how_it_was_verified() -> None:
     over = incident(state=IncidentState.resolved, closed=AT, closed_why="the tests passed")
     log = [
         entry("drain", StepEvent.started),
@@ -165,7 +165,7 @@ def test_a_long_proof_is_cut_and_says_so() -> None:
 # --- digest ---------------------------------------------------------------------------------------
 
 
-def test_a_digest_tells_each_incident_once_as_it_is_now_the_worst_first() -> None:
+def test_digest_lists_each_incident_once_in_current_state_worst_first() -> None:
     low, high = incident("low", severity=Severity.P3), incident("high", severity=Severity.P2)
     over = incident("low", severity=Severity.P3, state=IncidentState.resolved, closed_why="it is gone")
     items = [

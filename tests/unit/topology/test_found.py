@@ -230,7 +230,7 @@ def test_lldp_of_one_interface_of_several_and_of_many_hosts() -> None:
     ],
     ids=["index", "alone", "empty", "local", "ifname"],
 )
-def test_an_index_of_an_interface_stands_behind_its_description(port: dict[str, Any], name: str) -> None:
+def test_interface_index_follows_its_description(port: dict[str, Any], name: str) -> None:
     document = {"lldp": {"interface": {"eth1": {"chassis": {"tor1": {}}, "port": port}}}}
     assert read_lldp(json.dumps(document), "gpu0001").cables == (
         Cable("tor1", name, "gpu0001", "eth1", False),
@@ -316,7 +316,7 @@ def test_what_a_site_wrote_wins() -> None:
     assert both.gpu_pci == hand.gpu_pci
 
 
-def test_changes_are_told_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_listed_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = topology_of(read_lldp(LLDP_LINES)), topology_of(read_ibnetdiscover(IB))
     told = changes(before, after)
     assert "~ node gpu0001: leaf tor1 -> leaf leaf1" in told

@@ -18,7 +18,7 @@ from healer.api.services import Services
 from healer.model import SlurmSnapshot
 from healer.ports.answers import Readiness
 from healer.ports.request_errors import Unavailable
-from healer.text import say
+from healer.text import Said, said_by, say
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Reach:
         self.common = Lane(_THREADS, "ask")
         self._lock = threading.Lock()
         self._away_since: float | None = None
-        self._why = ""
+        self._why = _SILENT
         self._probed_at = float("-inf")
         self._probe: Future[Any] | None = None
 
@@ -67,7 +67,7 @@ class Reach:
     def away(self) -> bool:
         return self._away_since is not None
 
-    def failed(self, why: str) -> None:
+    def failed(self, why: Said) -> None:
         with self._lock:
             self._why = why
             if self._away_since is None:
@@ -86,7 +86,7 @@ class Reach:
         """The same in a thread of this lane."""
         if self.away:
             self._start_probe(work)
-            raise Unavailable(self._why or _SILENT)
+            raise Unavailable(self._why)
         return await self._run(lane, work)
 
     async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -114,7 +114,7 @@ class Reach:
             self.failed(_SILENT)
             raise Unavailable(_SILENT) from None
         except Unavailable as error:
-            self.failed(str(error))
+            self.failed(said_by(error))
             raise
         finally:
             if asked.done():
@@ -130,7 +130,7 @@ class Reach:
         if error is None:
             self.answered()
         elif isinstance(error, Unavailable):
-            self.failed(str(error))
+            self.failed(said_by(error))
 
     def _start_probe(self, work: Callable[[], Any]) -> None:
         now = time.monotonic()
@@ -144,7 +144,7 @@ class Reach:
         try:
             found = work()
         except Unavailable as error:
-            self.failed(str(error))
+            self.failed(said_by(error))
             raise
         self.answered()
         return found

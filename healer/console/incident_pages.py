@@ -18,6 +18,7 @@ from healer.ports.answers import Standing
 from healer.ports.callers import Caller
 from healer.ports.queries import IncidentQuery
 from healer.ports.request_errors import Invalid
+from healer.text import say
 
 _FILTERS = ("severity", "state", "needs", "q")
 #: Step times of the hit jobs are read for incidents that were opened within this time.
@@ -103,7 +104,7 @@ def _list_open(pages: Pages, standing: Standing, wanted: Wanted, cursor: str | N
     try:
         wished = int(cursor or 0)
     except ValueError as error:
-        raise Invalid("cursor", cursor or "") from error
+        raise Invalid("cursor", say("api.cursor_unknown")) from error
     # The queue may have become shorter meanwhile: then its last page.
     start = max(0, min(wished, (len(fit) - 1) // PAGE_ROWS * PAGE_ROWS))
     end = start + PAGE_ROWS

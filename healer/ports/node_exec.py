@@ -16,10 +16,14 @@ from healer.model import (
     ResetKind,
 )
 from healer.model.vocabulary import UserError
+from healer.text import Said
 
 
 class NodeError(UserError):
     """The node refused or could not be reached. The text is one sentence for people."""
+
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
 
 
 class NodeUnavailable(NodeError):
@@ -28,7 +32,7 @@ class NodeUnavailable(NodeError):
     `sent` is False where it is certain that nothing reached the node.
     """
 
-    def __init__(self, text: str, *, sent: bool = True) -> None:
+    def __init__(self, text: Said, *, sent: bool = True) -> None:
         super().__init__(text)
         self.sent = sent
 
@@ -108,7 +112,7 @@ class BmcUnavailable(BmcError):
     """No answer, or none in time. `sent` is False where it is certain that nothing came of it: it was not
     reached, or said that it is busy. `after_s`: how long it asks to be left alone."""
 
-    def __init__(self, text: str, *, sent: bool = True, after_s: float | None = None) -> None:
+    def __init__(self, text: Said, *, sent: bool = True, after_s: float | None = None) -> None:
         super().__init__(text)
         self.sent, self.after_s = sent, after_s
 

@@ -51,6 +51,7 @@ from healer.ports.answers import (
 )
 from healer.ports.measurements import SignalReads
 from healer.ports.request_errors import Invalid
+from healer.text import say
 
 
 def encode_cursor(*key: Any) -> str:
@@ -64,7 +65,7 @@ def decode_cursor(cursor: str, kind: Any) -> Any:
         raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
         return msgspec.json.decode(raw, type=kind)
     except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError, ValueError) as error:
-        raise Invalid("cursor", "not one that an answer gave") from error
+        raise Invalid("cursor", say("api.cursor_unknown")) from error
 
 
 class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):

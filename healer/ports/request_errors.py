@@ -28,7 +28,7 @@ class Forbidden(Exception):
 class Invalid(Exception):
     """The request contradicts itself or the rules: 422. `field` names the field."""
 
-    def __init__(self, field: str, text: str) -> None:
+    def __init__(self, field: str, text: Said) -> None:
         super().__init__(text)
         self.field = field
 
@@ -43,6 +43,9 @@ class TooMany(Exception):
 
 class Unavailable(UserError):
     """The database did not answer in time: 503 with Retry-After. Nothing was done."""
+
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
 
 
 class DiskFull(Unavailable):

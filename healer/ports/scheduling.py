@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.text import say
+from healer.text import Said, say
 
 
 class SchedulerError(Exception):
     """Slurm refused or could not be asked. The text is one sentence for people, with Slurm's own words."""
+
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
 
 
 class SchedulerUnavailable(SchedulerError):
@@ -18,7 +21,7 @@ class SchedulerUnavailable(SchedulerError):
     door (no connection, no valid token): another adapter may be asked for the same thing at once.
     """
 
-    def __init__(self, text: str, *, sent: bool = True) -> None:
+    def __init__(self, text: Said, *, sent: bool = True) -> None:
         super().__init__(text)
         self.sent = sent
 
@@ -30,7 +33,7 @@ _NO_RIGHT = frozenset({2002, 2010})
 class SchedulerRefused(SchedulerError):
     """Slurm understood and said no. `code` is Slurm's error number where it is known (d.4 of the facts)."""
 
-    def __init__(self, text: str, code: int | None = None) -> None:
+    def __init__(self, text: Said, code: int | None = None) -> None:
         super().__init__(text)
         self.code = code
 

@@ -38,7 +38,7 @@ from healer.model import (
 from healer.ports.clock import Clock
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
-from healer.text import Said, joined, quoted, say
+from healer.text import Said, joined, quoted, said_by, say
 
 T = TypeVar("T")
 FABRIC_MANAGER = "nvidia-fabricmanager"
@@ -319,7 +319,7 @@ class NodesClient(_Called):
 
 def _error_of(error: Gone | CallFailed) -> Exception:
     if isinstance(error, Gone):
-        return NodeUnavailable(say("nodes.sim_gone", error=str(error)))
+        return NodeUnavailable(say("nodes.sim_gone", error=said_by(error)))
     errors = {"ValueError": ValueError, "NodeUnavailable": NodeUnavailable}
     return errors.get(error.kind, NodeError)(error.text)
 

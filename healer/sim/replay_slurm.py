@@ -21,7 +21,7 @@ from healer.observations.slurm_poll import placed
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Nodes, SchedulerRefused, UnknownNode
 from healer.signals.wire import normal_boot_id
-from healer.text import say
+from healer.text import quoted, say
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -178,7 +178,7 @@ class ReplaySlurm:
 
     def node(self, name: str) -> SlurmNode:
         if name not in self.nodes:
-            raise UnknownNode(f"the recording shows no node {name}", 2018)
+            raise UnknownNode(quoted(f"the recording shows no node {name}"), 2018)
         return self.nodes[name]
 
     def job(self, job: str) -> SlurmJob | None:
@@ -239,7 +239,7 @@ class ReplaySlurm:
 
     def reserve(self, reservation: Reservation) -> None:
         if reservation.name in self.reservations:
-            raise SchedulerRefused(f"the recording has a reservation {reservation.name}")
+            raise SchedulerRefused(quoted(f"the recording has a reservation {reservation.name}"))
         self.reservations[reservation.name] = reservation
         for node in self._each(reservation.nodes) if reservation.maintenance else ():
             self._flag(node, "MAINTENANCE")
@@ -315,12 +315,12 @@ class ReplaySlurm:
 
     def _reservation(self, name: str) -> Reservation:
         if name not in self.reservations:
-            raise SchedulerRefused(f"the recording has no reservation {name}", 2053)
+            raise SchedulerRefused(quoted(f"the recording has no reservation {name}"), 2053)
         return self.reservations[name]
 
     def _job(self, job: str) -> SlurmJob:
         if job not in self.jobs:
-            raise SchedulerRefused(f"the recording shows no job {job}", 2017)
+            raise SchedulerRefused(quoted(f"the recording shows no job {job}"), 2017)
         return self.jobs[job]
 
     def _set_job(self, job: str, **fields: Any) -> None:
@@ -328,9 +328,9 @@ class ReplaySlurm:
 
     def _put_back(self, job: SlurmJob) -> None:
         if not job.requeue:
-            raise SchedulerRefused(f"job {job.id} forbids requeue", 2037)
+            raise SchedulerRefused(quoted(f"job {job.id} forbids requeue"), 2037)
         if not job.batch:
-            raise SchedulerRefused(f"job {job.id} is no batch job", 2039)
+            raise SchedulerRefused(quoted(f"job {job.id} is no batch job"), 2039)
         # As in Slurm, a requeued job waits from now on, not since its first submission.
         now = self._clock.now()
         self._set_job(

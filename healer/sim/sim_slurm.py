@@ -45,7 +45,7 @@ from healer.sim.slurm_jobs import (
 )
 from healer.sim.slurm_world import SlurmTimes, World, sim_nodes
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
-from healer.text import say
+from healer.text import quoted, said_by, say
 
 #: The user as whom healer calls it.
 USER = "root"
@@ -146,7 +146,7 @@ class SimScheduler:
             for node in found:
                 if not (node.drain or node.down or node.reboot):
                     raise SchedulerRefused(
-                        f"Slurm did not resume {node.spec.name}: Invalid node state specified", 2180
+                        quoted(f"Slurm did not resume {node.spec.name}: Invalid node state specified"), 2180
                     )
             for node in found:
                 node.drain = node.down = node.reboot = node.reboot_drained = False
@@ -171,14 +171,14 @@ class SimScheduler:
                     node.because(reason, USER, now)
             if waiting:
                 names = ", ".join(node.spec.name for node in waiting)
-                raise SchedulerRefused(f"Slurm passed over {names}: a reboot was asked for before")
+                raise SchedulerRefused(quoted(f"Slurm passed over {names}: a reboot was asked for before"))
 
     def cancel_reboot(self, nodes: Nodes) -> None:
         with self._write():
             found = self._world.named(nodes)
             for node in found:
                 if not node.reboot or node.boots_at:
-                    raise SchedulerRefused(f"{node.spec.name}: Invalid node state specified", 2180)
+                    raise SchedulerRefused(quoted(f"{node.spec.name}: Invalid node state specified"), 2180)
             for node in found:
                 node.drain = node.drain and not node.reboot_drained
                 node.reboot = node.reboot_drained = False
@@ -200,9 +200,9 @@ class SimScheduler:
         with self._write() as now:
             nodes = self._world.named(wanted.nodes)
             if wanted.name in self._world.reservations:
-                raise SchedulerRefused(f"{wanted.name}: Duplicate reservation name", 2082)
+                raise SchedulerRefused(quoted(f"{wanted.name}: Duplicate reservation name"), 2082)
             if any(node.jobs for node in nodes) and not wanted.maintenance:
-                raise SchedulerRefused(f"Reservation {wanted.name}: Requested nodes are busy", 2016)
+                raise SchedulerRefused(quoted(f"Reservation {wanted.name}: Requested nodes are busy"), 2016)
             planned = ("MAINT", "IGNORE_JOBS") if wanted.maintenance else ()
             flags = tuple(dict.fromkeys((*planned, *wanted.flags, "SPEC_NODES")))
             kept = replace(wanted, since=wanted.since or now, flags=flags)
@@ -232,7 +232,7 @@ class SimScheduler:
             if found.state == "PENDING":
                 raise SchedulerRefused(say("slurm.job_pending", job=job), 2024)
             if found.state not in {"FAILED", "NODE_FAIL"}:
-                raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail")
+                raise SchedulerRefused(quoted(f"Job {job} is {found.state}: it did not fail"))
             self._put_back(found, now)
 
     def start_now(self, job: str) -> None:
@@ -272,7 +272,7 @@ class SimScheduler:
         with self._write():
             found = self._world.job(job)
             if found.state == "PENDING":
-                raise SchedulerRefused(f"Job {job}: Requested operation is presently disabled", 2037)
+                raise SchedulerRefused(quoted(f"Job {job}: Requested operation is presently disabled"), 2037)
             require_running(found).heard.append(f"notify {text}")
 
     def remark(self, job: str, text: str) -> None:
@@ -461,7 +461,7 @@ class SimScheduler:
         with self._write() as now:
             found = self._world.job(job)
             if found.completing_until or found.ended_at:
-                raise SchedulerRefused(f"Job {job}: Job/step already completing or completed", 2021)
+                raise SchedulerRefused(quoted(f"Job {job}: Job/step already completing or completed"), 2021)
             # The end of a heterogeneous job's leader is the end of all.
             for part in self._reached(found):
                 self._world.end(part, state, now, exit_code)
@@ -537,7 +537,7 @@ class SimClient(_Called):
 
 def _error_of(error: Gone | CallFailed) -> Exception:
     if isinstance(error, Gone):
-        return SchedulerUnavailable(f"The simulated Slurm at {error}", sent=error.sent)
+        return SchedulerUnavailable(say("simulation.slurm_gone", error=said_by(error)), sent=error.sent)
     if error.kind in {"UnknownNode", "SchedulerRefused"}:
         return (UnknownNode if error.kind == "UnknownNode" else SchedulerRefused)(error.text, error.code)
     errors = {"SchedulerUnavailable": SchedulerUnavailable, "ValueError": ValueError}

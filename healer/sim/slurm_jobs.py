@@ -8,7 +8,7 @@ from datetime import datetime
 
 from healer.model import Reservation, SlurmJob
 from healer.ports.scheduling import SchedulerRefused
-from healer.text import say
+from healer.text import quoted, say
 
 _JOB_ID = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,4}))?", re.ASCII)
 #: Slurm's reason of a hold, by who set it.
@@ -161,31 +161,31 @@ def check_names(*given: str) -> None:
 
 def require_pending(job: Job) -> Job:
     if job.state != "PENDING" or job.completing_until:
-        raise SchedulerRefused(f"Job {job.id}: Job is no longer pending execution", 2073)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Job is no longer pending execution"), 2073)
     return job
 
 
 def require_running(job: Job) -> Job:
     if job.state == "PENDING":
-        raise SchedulerRefused(f"Job {job.id}: Job can not be altered now, try again later", 2020)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Job can not be altered now, try again later"), 2020)
     if not job.running:
-        raise SchedulerRefused(f"Job {job.id}: Job/step already completing or completed", 2021)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Job/step already completing or completed"), 2021)
     return job
 
 
 def require_unfinished(job: Job) -> Job:
     if job.ended_at:
-        raise SchedulerRefused(f"Job {job.id}: Job has already finished", 2084)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Job has already finished"), 2084)
     return job
 
 
 def require_requeueable(job: Job) -> Job:
     if not job.batch:
-        raise SchedulerRefused(f"Job {job.id}: Only batch jobs are accepted or processed", 2039)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Only batch jobs are accepted or processed"), 2039)
     if not job.requeue:
-        raise SchedulerRefused(f"Job {job.id}: Requested operation is presently disabled", 2037)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Requested operation is presently disabled"), 2037)
     if job.het_offset:
-        raise SchedulerRefused(f"Job {job.id}: Job ID is not heterogeneous job leader", 2107)
+        raise SchedulerRefused(quoted(f"Job {job.id}: Job ID is not heterogeneous job leader"), 2107)
     return job
 
 
@@ -200,4 +200,4 @@ def check_reservation(wanted: Reservation) -> Reservation:
 
 def check_access(job: Job, found: Reservation) -> None:
     if job.user not in found.users and job.account not in found.accounts:
-        raise SchedulerRefused(f"{job.name}: Access denied to requested reservation", 2052)
+        raise SchedulerRefused(quoted(f"{job.name}: Access denied to requested reservation"), 2052)

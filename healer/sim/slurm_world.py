@@ -14,7 +14,7 @@ import msgspec
 from healer.model import Reservation, SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerRefused, UnknownNode
 from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
-from healer.text import say
+from healer.text import quoted, say
 
 
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -175,7 +175,7 @@ class World:
     def node(self, name: str) -> Node:
         node = self.nodes.get(name)
         if node is None:
-            raise UnknownNode(f"Slurm has no node {name[:80]!r}.", 2018)
+            raise UnknownNode(quoted(f"Slurm has no node {name[:80]!r}."), 2018)
         return node
 
     def named(self, nodes: str | Sequence[str]) -> list[Node]:
@@ -188,7 +188,9 @@ class World:
     def reservation(self, name: str) -> Reservation:
         found = self.reservations.get(name)
         if found is None:
-            raise SchedulerRefused(f"Slurm has no reservation {name[:80]!r}: Invalid reservation", 2053)
+            raise SchedulerRefused(
+                quoted(f"Slurm has no reservation {name[:80]!r}: Invalid reservation"), 2053
+            )
         return found
 
     def job(self, job: str) -> Job:

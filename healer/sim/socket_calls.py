@@ -19,13 +19,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from healer.text import read_said, stored_json, to_text
+from healer.text import NO_WORDS, Said, read_said, said_by, say, stored_json, to_text
 
 
 class Gone(Exception):
     """The server did not answer in time. With `sent` the call may have been carried out."""
 
-    def __init__(self, text: str, *, sent: bool) -> None:
+    def __init__(self, text: Said, *, sent: bool) -> None:
         super().__init__(text)
         self.sent = sent
 
@@ -33,7 +33,7 @@ class Gone(Exception):
 class CallFailed(Exception):
     """The server answered with an error: the name of its class, its text, its code if any."""
 
-    def __init__(self, kind: str, text: str, code: int | None) -> None:
+    def __init__(self, kind: str, text: Said, code: int | None) -> None:
         super().__init__(text)
         self.kind, self.text, self.code = kind, text, code
 
@@ -47,7 +47,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 class _Reply(msgspec.Struct, omit_defaults=True):
     ok: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
-    text: str = ""
+    text: Said = NO_WORDS
     code: int | None = None
 
 
@@ -164,10 +164,12 @@ class CallClient:
             if connection is not None:
                 connection.close()
             self.close()
-            raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
+            raise Gone(
+                say("simulation.socket_silent", path=self._path, error=str(error)), sent=sent
+            ) from error
         with self._lock:
             self._idle.append(connection)
-        reply = msgspec.json.decode(answer, type=_Reply)
+        reply = msgspec.json.decode(answer, type=_Reply, dec_hook=read_said)
         if reply.error:
             raise CallFailed(reply.error, reply.text, reply.code)
         return reply.ok
@@ -217,7 +219,7 @@ def _answer(
         value = method(*given.args, **given.kwargs)
         reply = _Reply(ok=msgspec.Raw(stored_json(value)))
     except (ValueError, TypeError) as error:
-        reply = _Reply(error="ValueError", text=str(error))
+        reply = _Reply(error="ValueError", text=said_by(error))
     except errors as error:
-        reply = _Reply(error=type(error).__name__, text=str(error), code=getattr(error, "code", None))
-    return msgspec.json.encode(reply)
+        reply = _Reply(error=type(error).__name__, text=said_by(error), code=getattr(error, "code", None))
+    return stored_json(reply)

@@ -15,7 +15,7 @@ from healer.adapters.slurm.rest_token import read_token
 from healer.ports.callers import CredentialRefused, SlurmToken
 from healer.ports.request_errors import Unavailable
 from healer.ports.scheduling import SchedulerError
-from healer.text import say
+from healer.text import said_by, say
 
 #: In the form of a token that no user has.
 MADE_UP = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpYXQiOjAsImV4cCI6MCwic3VuIjoibm9ib2R5In0.AAAA"
@@ -44,9 +44,9 @@ class RestTokens:
         try:
             self._ask(link, held)
         except TokenRefused as error:
-            raise CredentialRefused(str(error)) from None
+            raise CredentialRefused(said_by(error)) from None
         except SchedulerError as error:
-            raise Unavailable(str(error)) from None
+            raise Unavailable(said_by(error)) from None
         finally:
             link.close()
         return shown

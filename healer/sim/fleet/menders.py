@@ -28,6 +28,7 @@ from healer.sim.loop import Loop
 from healer.sim.planted_faults import PCI, TEARDOWN
 from healer.sim.sim_slurm import SimScheduler
 from healer.sim.stores import MemoryEvidence, SimCommands
+from healer.text import say
 
 
 class Controller:
@@ -44,7 +45,7 @@ class Controller:
 
 
 def _unanswered(*_args: object, **_fields: object) -> Any:
-    raise SchedulerUnavailable("slurmctld does not answer.", sent=False)
+    raise SchedulerUnavailable(say("simulation.slurmctld_silent"), sent=False)
 
 
 #: Pause between two walks while nothing happens, in seconds: the first, the longest with and without runs.

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from healer.backups.archive import BackupUnusable
 from healer.embedded.postgres import PACKAGE, TREE
-from healer.text import say
+from healer.text import Said, quoted, say
 
 #: Where Debian and the PostgreSQL project put each release.
 _RELEASES = (("/usr/lib/postgresql", "*/bin"), ("/usr", "pgsql-*/bin"))
@@ -34,7 +34,7 @@ def clients_for(server: int) -> Clients:
     if fitting:
         return min(fitting, key=lambda clients: clients.release)
     newest = max((clients.release for clients in found), default=None)
-    have = "none is installed here" if newest is None else f"the newest one here is of release {newest}"
+    have = say("backups.no_pg_dump") if newest is None else say("backups.newest_pg_dump", release=newest)
     raise BackupUnusable(say("backups.pg_dump_must_new", server=server, have=have))
 
 
@@ -90,9 +90,11 @@ def access(url: str, name: str) -> Access:
     return Access(conninfo, {**_ENVIRON, **home, **secret})
 
 
-def first_error(text: bytes) -> str:
+def first_error(text: bytes) -> Said:
     """The first error that clients wrote to their standard error; later ones follow from it."""
     lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
     wrong = [line for line in lines if re.search(r"\b(error|ERROR|FATAL):", line)]
-    shown = (wrong or lines[-1:] or ["it wrote no error"])[0]
-    return re.sub(r"^(psql:<stdin>:\d+: |\w+: error: )", "", shown)[:300].rstrip(".")
+    if not lines:
+        return say("backups.no_error")
+    shown = re.sub(r"^(psql:<stdin>:\d+: |\w+: error: )", "", (wrong or lines[-1:])[0])
+    return quoted(shown[:300].rstrip("."))

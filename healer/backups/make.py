@@ -25,7 +25,7 @@ from healer.backups.sealed_keys import SealedKeys, seal_keys
 from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
 from healer.model.vocabulary import UserError
-from healer.text import say
+from healer.text import Said, say
 
 WITNESSES = "witnesses"
 CONFIG_FILE = "healer.toml"
@@ -174,12 +174,9 @@ def _dump(
             raise BackupFailed(_why(first_error(errors.read())))
 
 
-def _why(words: str) -> str:
-    if "permission denied" in words:
-        return (
-            f"pg_dump: {words}: HEALER_DATABASE_URL must have the owner's login, as for `healer db upgrade`."
-        )
-    return f"pg_dump: {words}."
+def _why(words: Said) -> Said:
+    no_right = "permission denied" in words
+    return say("backups.pg_dump_needs_owner" if no_right else "backups.pg_dump_failed", why=words)
 
 
 def _key_files(source: Source) -> dict[str, Path]:

@@ -229,13 +229,11 @@ def rulebook(settings: Settings, kept: str = "rules") -> Rulebook:
     try:
         return Rulebook(where, load, KeptRules(settings.data_dir / kept))
     except RulesInvalid as error:
-        first, *others = error.problems
-        more = f", and {len(others)} more" if others else ""
-        why = f"`healer rules check` lists what is wrong: {first}{more}"
+        why = say("setup.rules_problems", first=error.problems[0].sentence())
         if not where.is_dir():
-            why = "it is no folder"
+            why = say("setup.rules_not_a_folder")
     except OSError as error:
-        why = f"{error.filename}: {error.strerror}"
+        why = say("setup.rules_unreadable", file=str(error.filename), why=error.strerror)
     raise SettingsError(say("setup.rules_cannot_used_rules", where=str(where), why=why))
 
 

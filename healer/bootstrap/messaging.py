@@ -90,7 +90,7 @@ def access_to(settings: Settings, channel: Channel) -> ChannelAccess:
 
 def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool = False) -> str | None:
     """The value of the setting or the content of the file."""
-    whose = f"the channel {channel.name} of rules/notifications.yaml"
+    whose = say("setup.channel_of_rules", name=channel.name)
     if not where.startswith("/"):
         value: str | None = getattr(settings, where.removeprefix("HEALER_").lower())
         if value is None and not may_lack:
@@ -99,7 +99,7 @@ def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool 
     try:
         text = Path(where).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        why = getattr(error, "strerror", None) or say("setup.not_utf8")
         raise SettingsError(say("setup.secret_cannot_read", where=where, whose=whose, why=why)) from None
     if not text:
         raise SettingsError(say("setup.secret_empty", where=where, whose=whose))

@@ -25,7 +25,7 @@ from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
 from healer.settings import Settings, load, rules_folder
-from healer.text import to_text
+from healer.text import Said, say, to_text
 
 #: A replay of 1,250 nodes takes about a tenth of it.
 MEMORY_BYTES = 8 * 1024**3
@@ -62,14 +62,16 @@ class Process:
         except (OSError, ValueError):
             return 0.0
 
-    def result(self) -> Mapping[str, Any] | str | None:
+    def result(self) -> Mapping[str, Any] | Said | None:
         status = self._process.poll()
         if status is None:
             return None
         if status == 0:
             return msgspec.json.decode((self._folder / _RESULT).read_bytes())
         lines = (self._folder / _ERRORS).read_text(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"the process that replayed it ended with {status}"
+        if lines:
+            return say("processes.rehearsal_failed", line=lines[-1][:500])
+        return say("processes.rehearsal_ended", status=status)
 
     def stop(self) -> None:
         self._process.kill()
@@ -82,7 +84,7 @@ def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
     written."""
     found = recordings(settings.recording)
     if found.newest is None or found.oldest is None:
-        raise ValueError(found.problem or "nothing is recorded: HEALER_RECORDING is off, or has only begun")
+        raise ValueError(found.problem or say("processes.nothing_recorded"))
     folder = settings.data_dir / FOLDER / asked.id
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)

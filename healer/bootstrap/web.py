@@ -84,7 +84,7 @@ from healer.settings import ON, Settings, SettingsError, rules_folder
 from healer.sim.ledger_tables import Tables
 from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
-from healer.text import from_stored
+from healer.text import from_stored, say
 
 #: Connections for what people do, which no signal and no page takes: `healer.api.lanes` has the threads.
 _ACTING_POOL = 6
@@ -319,7 +319,7 @@ def _recordings(settings: Settings, cluster: str) -> Recordings:
     try:
         return recordings(settings.of(cluster).recording)
     except SettingsError:
-        raise NotFound(f"there is no cluster {cluster}") from None
+        raise NotFound(say("api.reading_routes_there_no_cluster", name=cluster)) from None
 
 
 def _spool(folder: Path) -> FileSpool | None:

@@ -65,7 +65,7 @@ def _assumed(options: list[str]) -> Assumptions:
     try:
         return msgspec.convert(pairs, Assumptions, strict=False)
     except msgspec.ValidationError as error:
-        raise typer.BadParameter(str(error), param_hint="--assume") from error
+        raise typer.BadParameter(said_by(error), param_hint="--assume") from error
 
 
 def _print(found: "PastReport", output: Path | None) -> None:

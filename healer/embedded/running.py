@@ -83,7 +83,7 @@ def lock(data_dir: Path) -> int:
                 raise EmbeddedError(
                     say(
                         "embedded.another_process_runs_stop",
-                        holder=holder or "unknown",
+                        holder=holder or say("embedded.unknown"),
                         data_dir=str(data_dir),
                     )
                 ) from None

@@ -4,6 +4,7 @@ It starts lock, guardian, PostgreSQL, Redis, migrations and healer's parts, and 
 One thread waits for signals and restarts dead processes.
 """
 
+import errno
 import gc
 import json
 import multiprocessing
@@ -22,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from setproctitle import setproctitle
@@ -51,7 +53,7 @@ from healer.model.shown import shown
 from healer.rulebook.signal_rules import wants_scraper
 from healer.rulebook.source import parse_ahead
 from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, own_url, rules_folder, site_url
-from healer.text import joined, said_by, say
+from healer.text import NO_WORDS, Said, joined, quoted, said_by, say
 
 #: The parts of each cluster, besides the API. The scraper runs only if there are targets.
 PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
@@ -170,22 +172,42 @@ def prepare_state(data_dir: Path, users: Users) -> None:
 
 def check_port(listen: Listen, user: ServerUser) -> None:
     """Raises EmbeddedError if this user, who will, cannot listen there."""
-    why = as_user(user, partial(_trial, listen))
-    if why:
+    number, _, words = as_user(user, partial(_trial, listen)).partition(" ")
+    if number:
+        why = quoted(words) or say("embedded.not_address")
+        if number in _NO_RIGHT:
+            why = say("embedded.port_below_1024", why=why)
         raise EmbeddedError(say("embedded.cannot_listen_choose_another", listen=str(listen), why=why))
 
 
+_NO_RIGHT = (str(errno.EACCES), str(errno.EPERM))
+
+
 def _trial(listen: Listen) -> str:
+    """The number of the error and the system's words; empty if it can listen."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((listen.host, listen.port))
-    except PermissionError as error:
-        return f"{error.strerror} (a port below 1024 is for a proxy before healer)"
-    except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
-        return str(error.strerror) if isinstance(error, OSError) else "not an address"
+    except OSError as error:
+        return f"{error.errno} {error.strerror}"
+    except UnicodeError:  # not a host name
+        return str(errno.EDESTADDRREQ)
     return ""
+
+
+class Ended(NamedTuple):
+    """`status`: below 0, the signal that ended it. `line`: the last one of its log."""
+
+    status: int
+    line: Said
+
+    @property
+    def how(self) -> Said:
+        if self.status < 0:
+            return say("embedded.by_signal", number=-self.status)
+        return say("embedded.with_status", status=self.status, line=self.line)
 
 
 class Child:
@@ -262,17 +284,15 @@ class Child:
             sys.exit(2)
         self._run()
 
-    def ended(self) -> str | None:
-        """How it ended since the last call, or None: `signal 9`, `exit status 1: last line of its log`."""
+    def ended(self) -> "Ended | None":
+        """How it ended since the last call; None: it has not."""
         if self.process is None or (status := self.process.exitcode) is None:
             return None
         self.process = None
         if time.monotonic() - self._born > STEADY_S:
             self._delay_s = FIRST_DELAY_S
         self.later()
-        if status < 0:
-            return f"signal {-status}"
-        return f"exit status {status}: {last_line(self.log)}"
+        return Ended(status, NO_WORDS if status < 0 else last_line(self.log))
 
     def later(self) -> None:
         """Delays the restart, longer each time."""
@@ -313,13 +333,13 @@ def _descriptors() -> set[Path]:
     return {path for path in names if path.is_symlink()}
 
 
-def last_line(log: Path) -> str:
+def last_line(log: Path) -> Said:
     """The last non-blank line of a log, cut to 300 characters."""
     lines = list[str]()
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else f"nothing in {log}"
+    return quoted(lines[-1].strip()[:300]) if lines else say("embedded.nothing_in_log", log=str(log))
 
 
 def rotate(log_folder: Path) -> None:
@@ -512,10 +532,10 @@ class Tree:
             with engine.begin() as conn:
                 adopt_key(conn, key, datetime.now(UTC))
         except OperationalError as error:
-            text = f"the database does not answer: {' '.join(str(error.orig).split())}"
+            text = say("embedded.database_silent", why=" ".join(str(error.orig).split()))
             raise (refused(self.data_dir, text) if self.postgres else EmbeddedError(text)) from None
         except (migrate.MigrationError, OtherTokenKey, TokenKeyUnreadable) as error:
-            raise EmbeddedError(str(error)) from None
+            raise EmbeddedError(said_by(error)) from None
         finally:
             engine.dispose()
         if before != after:
@@ -545,9 +565,10 @@ class Tree:
     def _tick(self) -> None:
         changed = self._restart_servers()
         for child in self._children:
-            how = child.ended()
-            if how is not None and not self._stops:
-                self._report_end(child, how)
+            ended = child.ended()
+            if ended is not None and not self._stops:
+                self._check_settings(child, ended)
+                self._report_end(child, ended.how)
             if child.due() and not self._stops and self._wanted[child.name]():
                 ours = (self._wake, self._woken, self._held, self._guardian.pipe)
                 changed = self._start(child, ours) or changed
@@ -575,15 +596,17 @@ class Tree:
             )
         except OSError as error:  # no process or memory left: the others continue
             child.later()
-            self._report_end(child, f"it cannot be started: {error.strerror}")
+            self._report_end(child, say("embedded.not_startable", why=error.strerror))
             return False
         return True
 
-    def _report_end(self, child: Child, how: str) -> None:
-        """Prints it unless it is the same as before. Raises SettingsError for wrong settings at the start."""
-        wrong = how.startswith("exit status 2: ") and child.name not in self._alone
-        if wrong and not self._ready:
-            raise SettingsError(how.removeprefix("exit status 2: ").removeprefix("healer: "))
+    def _check_settings(self, child: Child, ended: Ended) -> None:
+        """Raises SettingsError for wrong settings at the start."""
+        if ended.status == 2 and child.name not in self._alone and not self._ready:
+            raise SettingsError(ended.line.removeprefix("healer: "))
+
+    def _report_end(self, child: Child, how: Said) -> None:
+        """Prints it unless it is the same as before."""
         if self._ends.get(child.name) != how:
             self._ends[child.name] = how
             self.say(say("embedded.ended_starting_again", name=child.name, how=how))

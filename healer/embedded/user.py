@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from healer.model.vocabulary import UserError
-from healer.text import say
+from healer.text import Said, say
 
 #: System users: of the parts, of the worker, of the embedded servers.
 SERVICE, WORKER, SERVERS = "healer", "healer-worker", "healer-db"
@@ -35,15 +35,16 @@ SOCKET_FOLDER_MAX = 90
 class EmbeddedError(UserError):
     """An embedded server could not be started. One sentence for people."""
 
+    def __init__(self, text: Said) -> None:
+        super().__init__(text)
+
 
 class FolderUnusable(EmbeddedError):
     """The data directory cannot be used. `why`: the reason without the advice for `healer up`, for programs
     that choose their folder in another way."""
 
-    def __init__(self, data_dir: Path, why: str) -> None:
-        super().__init__(
-            f"the data directory {data_dir} {why}; choose another with --data-dir or HEALER_DATA_DIR."
-        )
+    def __init__(self, data_dir: Path, why: Said) -> None:
+        super().__init__(say("embedded.folder_unusable", folder=str(data_dir), why=why))
         self.why = why
 
 
@@ -64,7 +65,7 @@ def usable(data_dir: Path) -> Iterator[None]:
 _FULL = (os.strerror(errno.ENOSPC), "Check free disk space")
 
 
-def refused(data_dir: Path, text: str) -> EmbeddedError:
+def refused(data_dir: Path, text: Said) -> EmbeddedError:
     """The error for a failed server's message; FolderUnusable if the disk is full."""
     if any(words in text for words in _FULL):
         return FolderUnusable(data_dir, say("embedded.has_no_space_left"))

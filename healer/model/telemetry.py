@@ -294,7 +294,7 @@ class ScrapeState(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     samples: int = 0
     #: Why the Prometheus-compatible server gives nothing; empty while all is well.
-    troubles: tuple[str, ...] = ()
+    troubles: tuple[Said, ...] = ()
 
 
 #: The scorer's name in `ScorerResult.way`.

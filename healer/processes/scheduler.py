@@ -24,7 +24,7 @@ from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Sn
 from healer.ports.service_accounts import TokenRow, ending
 from healer.ports.transactions import Ledger, Poke
 from healer.telling.news import account_ending_message, enrolled_again_page, seal_page
-from healer.text import NO_WORDS, Said, quoted, said_by, say
+from healer.text import NO_WORDS, Said, said_by, say
 
 log = structlog.get_logger()
 
@@ -331,7 +331,7 @@ class RehearsalChild(Protocol):
     """A replay under way. `result` is None while it is; a text is why it failed."""
 
     def progress(self) -> float: ...
-    def result(self) -> Mapping[str, Any] | str | None: ...
+    def result(self) -> Mapping[str, Any] | Said | None: ...
     def stop(self) -> None: ...
 
 
@@ -355,7 +355,7 @@ class Rehearsing:
     def close(self) -> None:
         """Ends what is under way with the process."""
         if self._now is not None:
-            self._finish(self._now[0], self._now[1], problem="healer was stopped")
+            self._finish(self._now[0], self._now[1], problem=say("processes.rehearsal_stopped"))
 
     def _start(self) -> None:
         now = self._clock.now()
@@ -379,7 +379,7 @@ class Rehearsing:
             self._finish(asked, child, result=result)
         elif now - begun > LONGEST_REHEARSAL:
             hours = LONGEST_REHEARSAL.total_seconds() / 3600
-            why = f"it took longer than {hours:g} hours: try fewer days, or without what was measured"
+            why = say("processes.rehearsal_too_long", hours=hours)
             self._finish(asked, child, problem=why)
         else:
             progress = child.progress()
@@ -393,9 +393,9 @@ class Rehearsing:
         child: RehearsalChild,
         *,
         result: Mapping[str, Any] | None = None,
-        problem: str = "",
+        problem: Said = NO_WORDS,
     ) -> None:
         child.stop()
         self._now = None
         if result is not None or problem:
-            self._book.end(asked.id, self._clock.now(), result=result, problem=quoted(problem))
+            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)

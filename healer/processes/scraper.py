@@ -227,7 +227,7 @@ class Scraper:
         )
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._snapshots: dict[str, SlurmSnapshot] = {}
-        self._troubles: tuple[str, ...] = ()
+        self._troubles: tuple[Said, ...] = ()
         self._listed: ScrapeRules | None = None
         #: Until when the nodes' lists of GPUs have been read.
         self._gpus_at: datetime | None = None
@@ -283,7 +283,7 @@ class Scraper:
         if rules.follow_interval_s:
             asked[_FOLLOW] = FollowEvery(rules.follow_interval_s)
         if asked and parts.ask is None:
-            self._troubles += ("rules/scrape.yaml asks Prometheus, and HEALER_PROMETHEUS_URL is not set",)
+            self._troubles += (say("processes.queries_without_url"),)
         else:
             wanted |= asked
         self._keep(wanted)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from healer.text import Said, quoted, say
+from healer.text import Said, said_by, say
 
 
 class BadRecording(ValueError):
@@ -98,7 +98,7 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
         try:
             line = decoder.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRecording(_of_line(file, number, quoted(str(error)))) from error
+            raise BadRecording(_of_line(file, number, said_by(error))) from error
         if line.at.tzinfo is None:
             raise BadRecording(_of_line(file, number, say("simulation.no_zone")))
         at = line.at.astimezone(UTC)

@@ -18,7 +18,7 @@ import cramjam
 import msgspec
 
 from healer.model.recordings import KINDS, Recorded, Recordings
-from healer.text import say
+from healer.text import said_by, say
 
 #: A new file begins each hour, or after this size.
 FILE_BYTES = 512 * 1024 * 1024
@@ -231,7 +231,9 @@ def recordings(folder: Path | None) -> Recordings:
     try:
         files = tuple(_recorded(path) for path in sorted(folder.glob("*.jsonl.zst")))
     except (OSError, ValueError) as error:
-        return Recordings(on=True, folder=str(folder), problem=str(error))
+        return Recordings(
+            on=True, folder=str(folder), problem=say("simulation.recordings_unreadable", why=said_by(error))
+        )
     return Recordings(on=True, folder=str(folder), files=tuple(file for file in files if file.lines))
 
 

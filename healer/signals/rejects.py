@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from healer.text import Said, said_by, say
+from healer.text.decoder_errors import decoder_error
 
 #: Entries listed as rejected, of one request; the rest is only counted.
 REJECTED_LISTED = 1000
@@ -91,7 +92,7 @@ def sentence(error: Exception) -> Said:
     if not text:
         return said_by(error)
     field = path.strip("`").removeprefix("$").removeprefix(".")
-    return say("signals.field", field=field, text=text)
+    return say("signals.field", field=field, text=decoder_error(text))
 
 
 def utc_time(text: str, field: str = "time") -> datetime:

@@ -96,9 +96,16 @@ def quoted(text: str) -> Said:
 
 
 def said_by(error: BaseException) -> Said:
-    """What an error says: by its key where it was raised with a sentence, else its text."""
+    """What an error says: by its key where it was raised with a sentence, or where the library's sentences
+    are known, else its text."""
     first = error.args[0] if error.args else ""
-    return first if isinstance(first, Said) else quoted(str(error))
+    if isinstance(first, Said):
+        return first
+    if isinstance(error, msgspec.MsgspecError):
+        from healer.text.decoder_errors import decoder_error
+
+        return decoder_error(str(error))
+    return quoted(str(error))
 
 
 def joined(parts: Iterable[str], by: Separator) -> Said:

@@ -146,9 +146,9 @@ def test_rules_that_cannot_be_used_end_the_start(scratch: Path) -> None:
     command = ("up", "--data-dir", str(scratch / "data"), "--listen", f"127.0.0.1:{free_port()}")
     said = refusal(*command, status=2, HEALER_RULES_DIR=str(rules))
     assert said.startswith(f"the rules in {rules} cannot be used (HEALER_RULES_DIR chooses others); ")
-    assert "`healer rules check` lists what is wrong: guards.yaml:1: not valid YAML" in said
+    assert "run `healer rules check` for all problems; the first is guards.yaml:1: not valid YAML" in said
     said = refusal(*command, status=2, HEALER_RULES_DIR=str(scratch / "none"))
-    assert said.endswith("(HEALER_RULES_DIR chooses others); it is no folder\n")
+    assert said.endswith("(HEALER_RULES_DIR chooses others); it is not a folder\n")
 
 
 @pytest.mark.parametrize("package", ["typer", "redis"])

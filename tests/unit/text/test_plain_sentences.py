@@ -9,16 +9,19 @@ from tests.support.sayings import PACKAGE
 
 ROOMS = (
     "decisions", "engine", "incidents", "telling", "actions", "playbooks", "console/views", "signals",
-    "adapters", "api",
+    "adapters", "api", "embedded", "processes", "backups", "importing", "ports", "audit", "bootstrap",
+    "topology", "recordings", "observations", "hooks",
 )  # fmt: skip
-#: The documents of the API and of Prometheus stay English; Slurm's own messages are compared with.
+#: The documents of the API and of Prometheus stay English; Slurm's own messages are compared with,
+#: or read from its logs.
 _OTHERS = (
     "api/documents.py", "api/metrics.py", "adapters/postgres/tables.py", "adapters/postgres/roles.py",
-    "adapters/slurm/slurm_words.py",
+    "adapters/slurm/slurm_words.py", "importing/controller_log.py", "importing/node_log.py",
 )  # fmt: skip
 _DOCUMENTS = frozenset({"answers", "counter"})
 _SQL = re.compile(
-    r"\b(?:SELECT|SET LOCAL|LOCK TABLE|ORDER BY|INSERT INTO|UPDATE \w+ SET|COMMENT ON|COPY \w+|pg_\w+)\b"
+    r"\b(?:SELECT|(?:CREATE|ALTER|DROP) (?:ROLE|DATABASE)|(?:RE)?SET SESSION|"
+    r"SET LOCAL|LOCK TABLE|ORDER BY|INSERT INTO|UPDATE \w+ SET|COMMENT ON|COPY \w+|pg_\w+)\b"
 )
 #: Three words in a row, with a hole for what is known only when it runs.
 _SENTENCE = re.compile(r"(?:[A-Za-z\u2019']{2,}|\{\})(?:,? [A-Za-z\u2019']{2,}){2,}")
@@ -32,7 +35,21 @@ PLAIN = {
         "the node returned to service",
     ),
     "a comment of Slurm": ("Nothing was done to the job",),
-    "for the log": ("run {} was paused before its effect", "run {} could not be proven in time"),
+    "what programs wait for": ("healer is ready: {}",),
+    "a name in the audit and in lists": (
+        "a recovery in place",
+        "every signal of the catalogue",
+        "healer api acting",
+    ),
+    "a command": ("sacctmgr modify user {} set AdminLevel=Administrator",),
+    "for the log": (
+        "healer up was killed; ending {} processes",
+        "more than {} s or {} samples: the rest fills by itself",
+        "it is {} UTC, and the last look was {}",
+        "it is {} UTC, and windows go beyond that",
+        "run {} was paused before its effect",
+        "run {} could not be proven in time",
+    ),
     "why a delivery failed, as its row keeps it": (
         "rules/notifications.yaml names this channel no longer",
         "the process that made the last try ended before its answer was noted",
@@ -43,6 +60,8 @@ PLAIN = {
         "no rule takes the fault {} ({})",
         "open_own takes every finding",
         "the sealer's lock is not held",
+        "a made-up token was proven",
+        "advance() comes before put()",
     ),
     "for the log, or why a worker goes on later": (
         "run {} was claimed by another worker or ended by a person",
@@ -68,6 +87,7 @@ PLAIN = {
         "Host key verification failed",
         "host key is known for",
         "drain and reset",
+        "Check free disk space",
         "DCGM GPU Diagnostic",
         "{} on GPU {}",
         "Node {} not found",

@@ -2,8 +2,9 @@
 
 import copy
 import pickle
+import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -135,3 +136,25 @@ def test_an_error_says_its_sentence_or_its_text():
     assert said_by(Exception(say("words.hours", n=3))).key == "words.hours"
     assert said_by(OSError(2, "no such file")) == "[Errno 2] no such file"
     assert said_by(Exception()) is NO_WORDS
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    n: Annotated[int, msgspec.Meta(ge=0)]
+    name: Annotated[str, msgspec.Meta(max_length=2)] = ""
+    kind: Literal["a", "b"] = "a"
+    at: datetime | None = None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"n": "1"}', '{"n": -1}', '{"n": 1, "name": "abc"}', '{"n": 1, "kind": "c"}',
+        '{"n": 1, "at": "now"}', '{"n": 1, "m": 2}', '{"n": 1e400}', "{}", '{"n": ', '{"n": 1} 2', "{n}", "[1,]",
+    ],
+)  # fmt: skip
+def test_what_a_decoder_says_is_in_both_languages(raw: str) -> None:
+    with pytest.raises(msgspec.MsgspecError) as failed:
+        msgspec.json.decode(raw, type=_Entry)
+    sentence = said_by(failed.value)
+    assert sentence == str(failed.value)
+    assert re.match(r"[\u4e00-\u9fff]|JSON [\u4e00-\u9fff]", in_language(sentence, "zh"))

@@ -1,21 +1,25 @@
 """Blows on three hosts that run deploy/ha: `python -m benchmarks.failover [--blows N] [--seed S]`.
 
-Real programs in network namespaces (root): etcd, Patroni, PostgreSQL, HAProxy, Redis and two of each part of
-healer, at a simulated Slurm. While numbered kernel lines come in, from a seed: SIGKILL of the primary, its
-server, its host or one program, or the primary's host cut off. With each blow one more node loses a GPU.
-Prints the seconds until the API is ready and until that node is drained; ends with 1 when an accepted line is
-missing or there twice, a node was drained twice or not at all, a run is stuck, or the audit is broken.
+Real programs (root): etcd, Patroni, PostgreSQL, HAProxy, Redis and two of each part of healer, at a simulated
+Slurm; each host in a network namespace, with a disk and a clock of its own. From a seed a host is killed, frozen,
+cut off (in one direction too), its clock stepped, its disk filled or slowed down, while a storm of kernel lines
+and 50 runs go on. With each blow one more node loses a GPU.
+Prints for each blow the seconds until the API is ready and until that node is drained, and at the end each
+invariant; ends with 1 where one is broken.
 """
 
 import argparse
 import contextlib
 import itertools
 import random
+import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +27,18 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.ha import PARTS, SITE, Site, running_site
-from tests.support.loop import LOST, name
+from tests.support.ha import SITE, Host, Site, running_site
+from tests.support.ha_blows import BLOWS, WITHOUT_DATABASE
+from tests.support.loop import FATAL, LOST, name
 from tests.support.wait import in_background, wait_until
 
 #: A blow that makes healer unready does so within this time.
 NOTICED_S = 3.0
+#: Goals, after a blow: the API is ready, and a node whose GPU was lost is drained.
+READY_S, HEALED_S = 30, 60
+#: Nodes that may be out of service at once. More are faulty all the time, so one run waits for each slot.
+CAP, WAITING = 50, 6
+LINES, EVERY_S = 10, 0.2
 _BOOT = "0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
 _LINE = "NVRM: GPU at PCI:0000:9b:00: GPU-{number:08d}-feed-4000-8000-000000000000"
 
@@ -37,6 +47,7 @@ class Took(NamedTuple):
     """Seconds from a blow until the API is ready, and until a GPU lost after it has drained its node."""
 
     blow: str
+    lasted_s: float
     ready_s: float
     healed_s: float
 
@@ -49,128 +60,289 @@ class Sender:
         headers = {"Authorization": f"Bearer {token}", "Host": SITE}
         self._client = httpx.Client(headers=headers, timeout=5, verify=False, trust_env=False)
         self._url = next(self._urls)
-        self.accepted: list[int] = []
+        self._over = threading.Event()
+        self.accepted: set[int] = set()
+        self.statuses: Counter[int] = Counter()
 
-    def send(self, node: str, line: str, number: int) -> None:
-        body = {"node": node, "boot_id": _BOOT, "entries": [{"line": line, "seq": number}]}
-        while True:
+    def send(self, node: str, *lines: str, first: int = 1) -> None:
+        entries = [{"line": line, "seq": number} for number, line in enumerate(lines, first)]
+        body = {"node": node, "boot_id": _BOOT, "entries": entries}
+        while not self._over.is_set():
             with contextlib.suppress(httpx.HTTPError):
-                if self._client.post(f"{self._url}/signals/kernel-log", json=body).status_code == 202:
-                    self.accepted.append(number)
+                status = self._client.post(f"{self._url}/signals/kernel-log", json=body).status_code
+                self.statuses[status] += 1
+                if status == 202:
+                    self.accepted |= {entry["seq"] for entry in entries}
                     return
             self._url = next(self._urls)
             time.sleep(0.1)
 
+    def stop(self) -> None:
+        self._over.set()
+
     @contextmanager
-    def sending(self, node: str, every_s: float = 0.1) -> Iterator[None]:
+    def storm(self, node: str) -> Iterator[None]:
         """Numbered lines that mean nothing."""
-        numbers = itertools.count(1)
+        numbers = itertools.count(1, LINES)
 
         def send_next() -> None:
-            number = next(numbers)
-            self.send(node, _LINE.format(number=number), number)
+            first = next(numbers)
+            here = range(first, first + LINES)
+            self.send(node, *(_LINE.format(number=number) for number in here), first=first)
 
-        with in_background(send_next, every_s):
+        with in_background(send_next, EVERY_S):
             yield
 
 
-def strike(site: Site, sender: Sender, blow: str, node: str, chance: random.Random) -> Took:
-    """One blow, and a GPU lost right after it; returns when all is repaired."""
-    blows: dict[str, Callable[[], Callable[[], None]]] = {
-        "database": site.lose_database,
-        "server": site.crash_server,
-        "host": site.lose_host,
-        "cut off": site.cut_off_host,
-    }
-    begun = time.monotonic()
-    repair = blows[blow]() if blow in blows else site.lose(blow, chance.randrange(2))
-    threading.Thread(target=sender.send, args=(node, LOST, 1)).start()
-    drained = {"s": 0.0}
+@dataclass
+class Play:
+    """One site under blows. Of `nodes` one after the other loses a GPU or has its memory worn out."""
 
-    def watch() -> None:
-        wait_until(
-            lambda: any(node == drain for _, drain in site.slurm.drains), 120, what=f"{node} is drained"
+    site: Site
+    chance: random.Random
+    show: Callable[[str], None]
+    sender: Sender
+    faults: Sender
+    nodes: Iterator[str]
+    took: list[Took] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    worn: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def wear_out(self) -> None:
+        """A node has a fault that the caps bind."""
+        self.worn.append(next(self.nodes))
+        self.faults.send(self.worn[-1], FATAL)
+
+    def repair_one(self) -> None:
+        """A person returns a node that healer has out, which frees its slot."""
+        out = [node for node in self.worn if self.site.slurm.node(node).held]
+        if out:
+            self.site.slurm.resume(self.chance.choice(out))
+
+    def strike(self, blow: str, host: Host, lasts_s: float) -> None:
+        """A blow that lasts so long, and a GPU lost right after it; returns when all is as before."""
+        begun = time.monotonic()
+        repair = BLOWS[blow](self.site, host, self.chance)
+        node = next(self.nodes)
+        self.lost.append(node)
+        ready = ReadyWatch(self.site, begun)
+        with ExitStack() as meanwhile:
+            meanwhile.enter_context(in_background(ready.look, 0.1))
+            for send in (lambda: self.faults.send(node, LOST), self.wear_out, self.repair_one):
+                threading.Thread(target=send, daemon=True).start()
+            healed = self._drained(node, begun, lasts_s)
+            time.sleep(max(0.0, begun + lasts_s - time.monotonic()))
+            repair()
+            healed = healed or self._drained(node, begun, 180)
+            with contextlib.suppress(AssertionError):
+                wait_until(ready.is_back, 20, every_s=0.1)
+        if healed:
+            self.site.slurm.resume(node)
+        else:
+            self.broken.append(f"{node} is not drained 180 s after: {blow} of {host.name}")
+        self.took.append(Took(f"{blow} of {self._role(host)}", lasts_s, ready.away_s, healed or 999.0))
+        self._settle()
+
+    def _drained(self, node: str, begun: float, timeout_s: float) -> float:
+        """When after the blow; 0.0 where it is not yet."""
+        while time.monotonic() < begun + timeout_s:
+            for drained in list(self.site.slurm.drains):
+                if drained.node == node:
+                    return drained.at - begun
+            time.sleep(0.05)
+        return 0.0
+
+    def _role(self, host: Host) -> str:
+        return host.name if host in self.site.hosts[:2] else "the third host"
+
+    def _settle(self) -> None:
+        """Both hosts serve again, and the database has its standby."""
+        wait_until(self.site.primary, 60, what="a primary", every_s=0.2)
+        wait_until(lambda: len(self.site.ready_hosts()) == 2, 60, what="both hosts are ready", every_s=0.2)
+        try:
+            wait_until(lambda: self.site.standby() is not None, 30, what="a standby", every_s=0.5)
+        except AssertionError:
+            self.show("the standby receives nothing: rebuilt with patronictl reinit")
+            self.site.rebuild_standby()
+            wait_until(lambda: self.site.standby() is not None, 60, what="a rebuilt standby", every_s=0.5)
+
+
+class ReadyWatch:
+    """How long after `begun` healer was ready again, 0.0 where it was so all the time."""
+
+    def __init__(self, site: Site, begun: float) -> None:
+        self._site, self._begun, self._was_away, self._is_ready = site, begun, False, True
+        self.away_s = 0.0
+
+    def look(self) -> None:
+        self._is_ready = self._site.is_ready()
+        if not self._is_ready:
+            self._was_away = True
+        elif self._was_away:
+            self._was_away, self.away_s = False, time.monotonic() - self._begun
+
+    def is_back(self) -> bool:
+        return self._is_ready and time.monotonic() - self._begun > NOTICED_S
+
+
+# --- what may never be, found at the end
+
+
+def lines_lost(play: Play) -> list[str]:
+    def stored() -> list[int]:
+        found = _column(
+            play.site, "SELECT doc->>'line' FROM inbox WHERE doc->>'line' LIKE '%-feed-4000-8000-%'"
         )
-        drained["s"] = time.monotonic() - begun
+        return [int(line[-36:][:8]) for line in found]
 
-    watching = threading.Thread(target=watch)
-    watching.start()
-    ready_s = 0.0  # where it is ready all the time
-    if wait_until(lambda: _outcome(site, begun), 10, every_s=0.1) == "away":
-        wait_until(site.is_ready, 60, what="healer is ready", every_s=0.1)
-        ready_s = time.monotonic() - begun
-    watching.join()
-    repair()
-    wait_until(lambda: len(site.ready_hosts()) == 2, 60, what="both hosts are ready", every_s=0.2)
-    wait_until(lambda: site.standby() is not None, 60, what="a synchronous standby", every_s=0.2)
-    return Took(blow, ready_s, drained["s"])
+    with contextlib.suppress(AssertionError):  # what a spool still has comes in
+        wait_until(lambda: play.sender.accepted <= set(stored()), 30, every_s=1)
+    numbers = stored()
+    missing = play.sender.accepted - set(numbers)
+    found = [f"{len(missing)} accepted lines are missing, such as {min(missing)}"] if missing else []
+    return found + ["lines are stored twice"] * (len(numbers) != len(set(numbers)))
 
 
-def _outcome(site: Site, begun: float) -> str:
-    """`away` or `ready` after the blow; empty while that is open."""
-    if not site.is_ready():
-        return "away"
-    return "ready" if time.monotonic() - begun > NOTICED_S else ""
+def effects_wrong(play: Play) -> list[str]:
+    drains = Counter(drained.node for drained in play.site.slurm.drains)
+    found = [f"{node} was drained {count} times" for node, count in drains.items() if count != 1]
+    found += [f"{node} was never drained" for node in play.lost if node not in drains]
+    jobs = Counter(play.site.slurm.requeues)
+    found += [f"job {job} was requeued {count} times" for job, count in jobs.items() if count != 1]
+    audited = Counter(_column(play.site, "SELECT subject FROM audit_records WHERE verb = 'node.drained'"))
+    unlike = [node for node in drains if audited[f"node/{node}"] != 1]
+    return found + [f"{node}: {audited[f'node/{node}']} records of its drain" for node in unlike]
 
 
-def faults_of(site: Site, sender: Sender, nodes: list[str]) -> list[str]:
-    """What may never be, found at the end."""
-    found = []
-    with site.connect() as conn:
-        rows = conn.execute("SELECT doc->>'line' FROM inbox WHERE doc->>'line' LIKE '%-feed-4000-8000-%'")
-        stored = [int(line[-36:][:8]) for (line,) in rows]
-        stuck = conn.execute("SELECT count(*) FROM runs WHERE state = 'stuck'").fetchone()
-    accepted = set(sender.accepted)
-    if missing := accepted - set(stored):
-        found.append(f"{len(missing)} accepted lines are missing")
-    if len(stored) != len(set(stored)):
-        found.append("lines are stored twice")
-    drains = [node for _, node in site.slurm.drains]
-    found += [f"{node} was drained {drains.count(node)} times" for node in nodes if drains.count(node) != 1]
-    if stuck is None or stuck[0]:
-        found.append("runs are stuck")
+def caps_broken(play: Play) -> list[str]:
+    worn = set(play.worn)
+    over = [drained for drained in play.site.slurm.drains if drained.node in worn and drained.out > CAP]
+    return [f"{len(over)} drains over the cap, {max(drained.out for drained in over)} out"] if over else []
+
+
+def runs_stuck(play: Play) -> list[str]:
+    due = (
+        "SELECT id || ' is ' || state FROM runs WHERE state = 'stuck' OR state = 'running' AND "
+        "lease_until < now() - interval '30 s' OR state = 'waiting' AND wake_at < now() - interval '60 s'"
+    )
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not _column(play.site, due), 20, every_s=1)
+    return _column(play.site, due)
+
+
+def audit_broken(play: Play) -> list[str]:
     try:
-        site.healer("audit", "verify")
+        play.site.healer("audit", "verify")
     except AssertionError as error:
-        found.append(f"the audit is broken: {str(error)[-300:]}")
+        return [str(error)[-300:]]
+    return []
+
+
+def answers_wrong(play: Play) -> list[str]:
+    """Accepted, or sent again later: 503 and its kin, 507 for a disk that is full."""
+    known = {202, 502, 503, 504, 507}
+    seen = play.sender.statuses + play.faults.statuses
+    return [f"{count} answers were {status}" for status, count in seen.items() if status not in known]
+
+
+def late(play: Play) -> list[str]:
+    found = [f"ready after {one.ready_s:.0f} s: {one.blow}" for one in play.took if one.ready_s > READY_S]
+    return found + [
+        f"healed after {one.healed_s:.0f} s: {one.blow}" for one in play.took if one.healed_s > HEALED_S
+    ]
+
+
+INVARIANTS: dict[str, Callable[[Play], list[str]]] = {
+    "nothing accepted is lost or there twice": lines_lost,
+    "one effect each": effects_wrong,
+    "never over a cap": caps_broken,
+    "no run is stuck": runs_stuck,
+    "the audit is whole": audit_broken,
+    "senders hear 202 or that they shall try again": answers_wrong,
+}
+
+
+def _column(site: Site, statement: str) -> list[str]:
+    with site.connect() as conn:
+        return [value for (value,) in conn.execute(statement.encode())]
+
+
+def verdicts(play: Play) -> list[str]:
+    """What is broken; shows each invariant."""
+    found = list(play.broken)
+    for what, look in INVARIANTS.items():
+        wrong = look(play)
+        found += wrong
+        play.show(f"{'BROKEN' if wrong else 'held'}: {what}{''.join(f'; {each}' for each in wrong[:5])}")
     return found
 
 
-def play(
-    blows: list[str], chance: random.Random, show: Callable[[str], None] = print
-) -> tuple[list[Took], list[str]]:
-    """The blows one after the other; what each took, and what was wrong at the end."""
+@contextmanager
+def under_load(
+    blows: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP
+) -> Iterator[Play]:
+    """A site with so many runs going on, each with a slot, and more that wait for one."""
     begun = time.monotonic()
-    nodes = [name(number) for number in range(1, len(blows) + 1)]
-    with running_site(len(blows) + 8) as site:
+    count = runs + WAITING + 2 * blows
+    with running_site(count + 4, cap=runs) as site:
         show(f"all runs after {time.monotonic() - begun:.0f} s")
-        sender = Sender(site, site.healer("token", "create", "--role", "signals", "--vouches", "kernel"))
-        fatal = Sender(site, site.healer("token", "create", "--role", "signals", "--vouches", "kernel"))
-        took = []
-        with sender.sending(name(len(blows) + 1)):
-            for blow, node in zip(blows, nodes, strict=True):
-                took.append(strike(site, fatal, blow, node, chance))
-                show(f"{blow}: ready after {took[-1].ready_s:.1f} s, healed after {took[-1].healed_s:.1f} s")
-        show(f"{len(sender.accepted)} lines accepted")
-        return took, faults_of(site, sender, nodes)
+        for number in range(1, count + 1):
+            site.slurm.add_job(required=[name(number)])
+        senders = [
+            Sender(site, site.healer("token", "create", "--role", "signals", "--vouches", "kernel"))
+            for _ in range(2)
+        ]
+        play = Play(site, chance, show, *senders, nodes=map(name, itertools.count(1)))
+        try:
+            for _ in range(runs + WAITING):
+                play.wear_out()
+            wait_until(lambda: len(site.slurm.drains) >= runs, 60, what=f"{runs} runs go on", every_s=0.5)
+            show(f"{runs} runs go on after {time.monotonic() - begun:.0f} s")
+            with play.sender.storm(name(count + 1)):
+                yield play
+        finally:
+            for sender in senders:
+                sender.stop()
+
+
+def drawn(play: Play) -> tuple[str, Host, float]:
+    """A host, what happens to it, and for how long."""
+    host = play.chance.choice(play.site.hosts)
+    kinds = list(BLOWS) if host in play.site.hosts[:2] else WITHOUT_DATABASE
+    return play.chance.choice(kinds), host, play.chance.choice([5.0, 15.0, 40.0])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Blows on a highly available healer.")
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=sorted(BLOWS), action="append")
+    parser.add_argument("--logs", type=Path, help="the programs' logs are kept in this folder")
     options = parser.parse_args()
-    chance = random.Random(options.seed)
-    kinds = ["database", "server", "host", "cut off", "redis", "haproxy", "etcd", *PARTS]
-    took, faults = play([chance.choice(kinds) for _ in range(options.blows)], chance)
-    for fault in faults:
-        print(f"WRONG: {fault}")
-    ready, healed = (
-        sorted(column) for column in zip(*((one.ready_s, one.healed_s) for one in took), strict=True)
-    )
-    print(f"{len(took)} blows: ready after {ready[len(ready) // 2]:.1f} s, at most {ready[-1]:.1f} s; "
-          f"healed after {healed[len(healed) // 2]:.1f} s, at most {healed[-1]:.1f} s")  # fmt: skip
-    return bool(faults)
+    show = lambda text: print(text, flush=True)  # noqa: E731
+    with under_load(options.blows, random.Random(options.seed), show) as play:
+        try:
+            for number in range(options.blows):
+                blow, host, lasts_s = drawn(play)
+                if options.only:
+                    blow, host = play.chance.choice(options.only), play.chance.choice(play.site.hosts[:2])
+                play.strike(blow, host, lasts_s)
+                one = play.took[-1]
+                show(f"{number + 1}: {one.blow} for {lasts_s:.0f} s: ready after {one.ready_s:.1f} s, "
+                     f"healed after {one.healed_s:.1f} s")  # fmt: skip
+            found = verdicts(play)
+        finally:
+            if options.logs:
+                shutil.copytree(play.site.logs, options.logs, dirs_exist_ok=True)
+    slow = late(play)
+    for each in slow:
+        show(f"LATE: {each}")
+    ready, healed = (sorted(getattr(one, what) for one in play.took) for what in ("ready_s", "healed_s"))
+    show(f"{len(play.took)} blows from seed {options.seed}, {len(play.sender.accepted)} lines accepted: "
+         f"ready after {ready[len(ready) // 2]:.1f} s, at most {ready[-1]:.1f} s; "
+         f"healed after {healed[len(healed) // 2]:.1f} s, at most {healed[-1]:.1f} s")  # fmt: skip
+    return bool(found or slow)
 
 
 if __name__ == "__main__":

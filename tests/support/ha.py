@@ -1,4 +1,4 @@
-"""Three hosts, each in a network namespace with an address of its own, that run the files of deploy/ha."""
+"""Three hosts that run the files of deploy/ha: each with a network, a disk and a wall clock of its own."""
 
 import contextlib
 import os
@@ -7,12 +7,13 @@ import secrets
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psycopg
@@ -20,8 +21,9 @@ import psycopg
 from healer.adapters.system_clock import SystemClock
 from healer.embedded.postgres import working_in
 from healer.sim.sim_slurm import SimScheduler, SimServer
+from tests.support.ha_machines import Clock, Disk, build_clock, disks
 from tests.support.processes import NOT_ROOT, clean_environ
-from tests.support.stack import scratch_folder
+from tests.support.stack import free_shared_memory, scratch_folder
 from tests.support.tls import certificates
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
@@ -42,7 +44,7 @@ def address_of(host: str) -> str:
 _NAMESPACES = Path("/run/netns")
 
 
-def _ip(*words: str, check: bool = True) -> None:
+def ip(*words: str, check: bool = True) -> None:
     subprocess.run(["ip", *words], check=check, capture_output=True)
 
 
@@ -52,16 +54,16 @@ def networks() -> Iterator[None]:
     _remove_networks()
     had_namespaces = _NAMESPACES.is_mount()
     try:
-        _ip("link", "add", _BRIDGE, "type", "bridge")
-        _ip("address", "add", f"{_NETWORK}254/24", "dev", _BRIDGE)
-        _ip("link", "set", _BRIDGE, "up")
+        ip("link", "add", _BRIDGE, "type", "bridge")
+        ip("address", "add", f"{_NETWORK}254/24", "dev", _BRIDGE)
+        ip("link", "set", _BRIDGE, "up")
         for host in HOSTS:
-            _ip("netns", "add", host)
-            _ip("link", "add", f"{host}-a", "type", "veth", "peer", "name", "eth0", "netns", host)
-            _ip("link", "set", f"{host}-a", "master", _BRIDGE, "up")
-            _ip("-n", host, "address", "add", f"{address_of(host)}/24", "dev", "eth0")
+            ip("netns", "add", host)
+            ip("link", "add", f"{host}-a", "type", "veth", "peer", "name", "eth0", "netns", host)
+            ip("link", "set", f"{host}-a", "master", _BRIDGE, "up")
+            ip("-n", host, "address", "add", f"{address_of(host)}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
-                _ip("-n", host, "link", "set", device, "up")
+                ip("-n", host, "link", "set", device, "up")
         yield
     finally:
         _remove_networks()
@@ -71,21 +73,44 @@ def networks() -> Iterator[None]:
 
 def _remove_networks() -> None:
     for host in HOSTS:
-        _ip("link", "delete", f"{host}-a", check=False)
-        _ip("netns", "delete", host, check=False)
-    _ip("link", "delete", _BRIDGE, check=False)
+        ip("link", "delete", f"{host}-a", check=False)
+        ip("netns", "delete", host, check=False)
+    ip("link", "delete", _BRIDGE, check=False)
+
+
+class Drained(NamedTuple):
+    at: float
+    node: str
+    reason: str
+    #: Nodes that healer has out of service with this one.
+    out: int
 
 
 class CountedSlurm(SimScheduler):
-    """The simulated Slurm, and each drain that it was asked for."""
+    """The simulated Slurm, and each drain and requeue that it was asked for."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(CLUSTER, SystemClock(), nodes)
-        self.drains: list[tuple[float, str]] = []
+        self.drains: list[Drained] = []
+        self.requeues: list[str] = []
+        self._out: set[str] = set()
+        self._counting = threading.Lock()
 
     def drain(self, nodes: Any, reason: str) -> None:
-        self.drains += [(time.monotonic(), node) for node in ([nodes] if isinstance(nodes, str) else nodes)]
+        with self._counting:
+            for node in [nodes] if isinstance(nodes, str) else nodes:
+                self._out.add(node)
+                self.drains.append(Drained(time.monotonic(), node, reason, len(self._out)))
         super().drain(nodes, reason)
+
+    def resume(self, nodes: Any) -> None:
+        super().resume(nodes)
+        with self._counting:
+            self._out -= {nodes} if isinstance(nodes, str) else {*nodes}
+
+    def requeue(self, job: str) -> None:
+        self.requeues.append(job)
+        super().requeue(job)
 
 
 @dataclass
@@ -93,24 +118,40 @@ class Host:
     """One of the three: its files below `root`, and the programs that run on it, by name."""
 
     name: str
-    root: Path
+    disk: Disk
+    clock: Clock
+    logs: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        return self.disk.root
 
     @property
     def address(self) -> str:
         return address_of(self.name)
 
     def start(self, name: str, *command: str | Path, user: str = "root", **environ: str) -> None:
-        place = self.root / "log"
-        with (place / f"{name}.log").open("ab") as log:
+        """As systemd does with `Restart=always`."""
+        again = 'while :; do "$0" "$@"; sleep 1; done'
+        as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        slowed = self.disk.slowed("sh", "-c", again, *as_user, *command)
+        direct = {
+            name: value for name, value in clean_environ().items() if not name.lower().endswith("_proxy")
+        }
+        with (self.logs / f"{self.name}-{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [
-                    "ip", "netns", "exec", self.name, "setpriv", f"--reuid={user}", f"--regid={user}",
-                    "--clear-groups", *map(str, command),
-                ],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", env=clean_environ(**environ),
-                start_new_session=True,
+                ["ip", "netns", "exec", self.name, *slowed],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/",
+                env=direct | self.clock.environ | environ, start_new_session=True,
             )  # fmt: skip
+
+    def signal(self, number: int) -> None:
+        """To every process."""
+        found = subprocess.run(["ip", "netns", "pids", self.name], check=True, capture_output=True, text=True)
+        for pid in found.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), number)
 
     def kill(self, *names: str) -> None:
         """SIGKILL, as at a loss of power; all that runs here without names, the database's server too."""
@@ -137,9 +178,11 @@ class Host:
 class Site:
     """What runs on the three hosts. `hosts[:2]` have the database and healer, the third has etcd alone."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self._nodes = folder, nodes
-        self.hosts = [Host(name, folder / name) for name in HOSTS]
+    def __init__(self, folder: Path, made: list[Disk], nodes: int, cap: int | None = None) -> None:
+        self.folder, self._cap = folder, cap or nodes
+        self.logs, library = folder / "log", build_clock(folder)
+        self.logs.mkdir()
+        self.hosts = [Host(disk.root.name, disk, Clock(disk.root, library), self.logs) for disk in made]
         self.secrets = folder / "secrets"
         self.secrets.mkdir(mode=0o700)
         parts = ("owner", "api", "detector", "scheduler", "scraper", "worker")
@@ -179,7 +222,7 @@ class Site:
         self._server.stop()
 
     def _lay(self, host: Host) -> None:
-        for below in ("log", "var/lib/etcd", "var/lib/postgresql", "etc/haproxy", "healer"):
+        for below in ("var/lib/etcd", "var/lib/postgresql", "etc/haproxy", "healer"):
             (host.root / below).mkdir(parents=True)
         all_addresses = " ".join(address_of(name) for name in HOSTS)
         environ = {**os.environ, "SITE": SITE, "ROOT": str(host.root), "SECRETS": str(self.secrets)}
@@ -209,11 +252,8 @@ class Site:
         host.start("haproxy", "haproxy", "-db", "-f", host.root / "etc/haproxy.cfg")
 
     def start_part(self, host: Host, part: str) -> None:
-        # As systemd does with `Restart=always`: detectors end with the database and are started again.
-        again = 'while :; do "$0" "$@"; sleep 1; done'
-        command = ["sh", "-c", again, ROOT / ".venv/bin/healer", part]
         user = NOT_ROOT if part == "api" else ()
-        host.start(part, *user, *command, **self.environ(host, part))
+        host.start(part, *user, ROOT / ".venv/bin/healer", part, **self.environ(host, part))
 
     def environ(self, host: Host, part: str) -> dict[str, str]:
         login = "healer" if part == "owner" else f"healer_{part}"
@@ -233,7 +273,7 @@ class Site:
             "C_FORCE_ROOT": "1",
             **{f"HEALER_GUARD_{name}": "1.0" for name in ("MAX_SHARE", "SHARE_PER_HOUR", "RACK_SHARE")},
             "HEALER_GUARD_PARTITION_SHARE": "1.0",
-            "HEALER_GUARD_MAX_NODES": str(self._nodes),
+            "HEALER_GUARD_MAX_NODES": str(self._cap),
             "HEALER_GUARD_MIN_SERVICE_SHARE": "0",
             "HEALER_BREAKER_SHARE": "1.0",
         }  # fmt: skip
@@ -267,6 +307,13 @@ class Site:
                 return host
         return None
 
+    def rebuild_standby(self) -> None:
+        """As a person does with one that runs and receives nothing."""
+        primary = self.primary()
+        host = next(host for host in self.hosts[:2] if host is not primary)
+        words = ["-c", host.root / "etc/patroni.yml", "reinit", "healer", host.name, "--force"]
+        subprocess.run(["ip", "netns", "exec", host.name, "patronictl", *words], check=False)
+
     def connect(self, database: str = "healer") -> psycopg.Connection[Any]:
         primary = wait_until(self.primary, 30, what="a primary")
         assert primary is not None
@@ -297,48 +344,6 @@ class Site:
     def is_ready(self) -> bool:
         return bool(self.ready_hosts())
 
-    # --- blows: each returns what repairs it
-
-    def lose_database(self) -> Callable[[], None]:
-        """The host of the primary loses its database and its Patroni at once."""
-        primary = wait_until(self.primary, 30, what="a primary")
-        assert primary is not None
-        primary.kill("patroni")
-        return lambda: self.start_patroni(primary)
-
-    def crash_server(self) -> Callable[[], None]:
-        """The primary's server alone; Patroni lives."""
-        primary = wait_until(self.primary, 30, what="a primary")
-        assert primary is not None
-        primary.kill_server()
-        return lambda: None
-
-    def lose_host(self) -> Callable[[], None]:
-        """All that runs on the host of the primary."""
-        primary = wait_until(self.primary, 30, what="a primary")
-        assert primary is not None
-        names = [name for name in ("etcd", "patroni", "redis", "haproxy", *PARTS) if name in primary.running]
-        primary.kill()
-
-        def repair() -> None:
-            for name in names:
-                self.start_again(primary, name)
-
-        return repair
-
-    def cut_off_host(self) -> Callable[[], None]:
-        """The host of the primary reaches nobody, and works on."""
-        primary = wait_until(self.primary, 30, what="a primary")
-        assert primary is not None
-        _ip("link", "set", f"{primary.name}-a", "down")
-        return lambda: _ip("link", "set", f"{primary.name}-a", "up")
-
-    def lose(self, name: str, number: int) -> Callable[[], None]:
-        """One program of one host."""
-        host = self.hosts[number]
-        host.kill(name)
-        return lambda: self.start_again(host, name)
-
     def start_again(self, host: Host, name: str) -> None:
         start = {"etcd": self.start_etcd, "patroni": self.start_patroni, "redis": self.start_broker}
         start["haproxy"] = self.start_haproxy
@@ -349,11 +354,14 @@ class Site:
 
 
 @contextmanager
-def running_site(nodes: int) -> Iterator[Site]:
+def running_site(nodes: int, cap: int | None = None) -> Iterator[Site]:
+    """`cap`: so many nodes may be out of service at once."""
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
+        made = stack.enter_context(disks(folder, HOSTS))
         stack.enter_context(networks())
-        site = Site(folder, nodes)
+        stack.callback(free_shared_memory, folder)
+        site = Site(folder, made, nodes, cap)
         stack.callback(site.stop)
         site.start()
         yield site

@@ -2,11 +2,13 @@
 
 import random
 
-from benchmarks.failover import play
+from benchmarks.failover import under_load, verdicts
 
 
 def test_a_lost_primary_loses_nothing_and_heals_once() -> None:
-    """Figures: `python -m benchmarks.failover`."""
-    took, faults = play(["database"], random.Random(0))
-    assert faults == []
-    assert len(took) == 1
+    """Of more blows, and with figures: `python -m benchmarks.failover`."""
+    with under_load(1, random.Random(0), print, runs=4) as play:
+        primary = play.site.primary()
+        assert primary is not None
+        play.strike("database lost", primary, 5)
+        assert verdicts(play) == []

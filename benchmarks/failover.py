@@ -1,9 +1,9 @@
 """Blows on three hosts that run deploy/ha: `python -m benchmarks.failover [--blows N] [--seed S]`.
 
 Real programs (root): etcd, Patroni, PostgreSQL, HAProxy, Redis and two of each part of healer, at a simulated
-Slurm; each host in a network namespace, with a disk and a clock of its own. From a seed a host is killed, frozen,
-cut off (in one direction too), its clock stepped, its disk filled or slowed down, while a storm of kernel lines
-and 50 runs go on. With each blow one more node loses a GPU.
+Slurm; each host in a network namespace, with a disk and a clock of its own. From a seed a host is killed,
+frozen, cut off (in one direction too), its clock is stepped, its disk full or slow, while a storm of kernel
+lines and 50 runs go on. With each blow one more node loses a GPU.
 Prints for each blow the seconds until the API is ready and until that node is drained, and at the end each
 invariant; ends with 1 where one is broken.
 """
@@ -271,6 +271,8 @@ def _column(site: Site, statement: str) -> list[str]:
 def verdicts(play: Play) -> list[str]:
     """What is broken; shows each invariant."""
     found = list(play.broken)
+    for each in found:
+        play.show(f"BROKEN: {each}")
     for what, look in INVARIANTS.items():
         wrong = look(play)
         found += wrong
@@ -327,7 +329,11 @@ def main() -> int:
                 blow, host, lasts_s = drawn(play)
                 if options.only:
                     blow, host = play.chance.choice(options.only), play.chance.choice(play.site.hosts[:2])
-                play.strike(blow, host, lasts_s)
+                try:
+                    play.strike(blow, host, lasts_s)
+                except AssertionError as error:
+                    play.broken.append(f"{blow} of {host.name} for {lasts_s:.0f} s: {error}")
+                    break
                 one = play.took[-1]
                 show(f"{number + 1}: {one.blow} for {lasts_s:.0f} s: ready after {one.ready_s:.1f} s, "
                      f"healed after {one.healed_s:.1f} s")  # fmt: skip

@@ -108,20 +108,20 @@ def under_load(running: Product, fleet: Fleet, minutes: float) -> None:
 
 def restarted(running: Product, fleet: Fleet) -> None:
     """kill -9 with full windows, the fleet going on."""
-    rebuilt, ticks = len(events(running, "windows rebuilt")), len(events(running, "ticks"))
+    rebuilt, ticks = len(events(running, "metric windows rebuilt")), len(events(running, "ticks"))
     at = datetime.now(UTC)
     os.kill(running.stack.pids()["detector"], signal.SIGKILL)
     asyncio.run(fleet.run(BACK_S))
-    leads = [one for one in events(running, "detector leads") if one["timestamp"] > at.isoformat()]
-    full = events(running, "windows rebuilt")[rebuilt:]
+    leads = [one for one in events(running, "detector became leader") if one["timestamp"] > at.isoformat()]
+    full = events(running, "metric windows rebuilt")[rebuilt:]
     after = events(running, "ticks")[ticks:]
     for what, found in (("leads again", leads), ("windows full", full)):
         if not found:
             print(f"{what}: not within {BACK_S:.0f} s")
             continue
         away_s = (datetime.fromisoformat(found[0]["timestamp"]) - at).total_seconds()
-        told = ", ".join(f"{name} {found[0][name]}" for name in ("rows", "took_s") if name in found[0])
-        print(f"{what} after {away_s:.1f} s {told}")
+        summary = ", ".join(f"{name} {found[0][name]}" for name in ("rows", "took_s") if name in found[0])
+        print(f"{what} after {away_s:.1f} s {summary}")
     for line in after:
         print(f"  then lag {line['lag_s']} s, tick {line['took_s']} s")
 

@@ -3,8 +3,8 @@
     python -m benchmarks.rebuild [--nodes 1250] [--signals 30]
 
 Fifteen minutes of what a fleet sends every 5 s (8 GPUs a node) are put into the store of a running product,
-its detector is killed with `kill -9`, and the time until its log says "detector leads" and "windows rebuilt"
-is told.
+its detector is killed with `kill -9`. It prints the time until the log says "detector became leader" and
+"metric windows rebuilt".
 Nothing is sent meanwhile: see benchmarks/fleet.py for the same under load.
 """
 
@@ -32,8 +32,8 @@ EVERY, WINDOW = timedelta(seconds=5), timedelta(minutes=15)
 
 
 def lines(running: Product, name: str) -> list[dict[str, Any]]:
-    told = (json.loads(line) for line in running.stack.log("detector").splitlines() if line[:1] == "{")
-    return [line for line in told if line.get("event") == name]
+    entries = (json.loads(line) for line in running.stack.log("detector").splitlines() if line[:1] == "{")
+    return [line for line in entries if line.get("event") == name]
 
 
 def fill(engine: sa.Engine, names: Sequence[str], signals: int) -> int:
@@ -73,11 +73,14 @@ def main() -> None:
 
             engine.dispose()
             print(f"{rows:,} reports of {GPUS * asked.signals} samples in the store")
-            before = {name: len(lines(running, name)) for name in ("detector leads", "windows rebuilt")}
+            before = {
+                name: len(lines(running, name))
+                for name in ("detector became leader", "metric windows rebuilt")
+            }
             at = datetime.now(UTC)
             os.kill(detector, signal.SIGKILL)
             wait_until(
-                lambda: len(lines(running, "windows rebuilt")) > before["windows rebuilt"],
+                lambda: len(lines(running, "metric windows rebuilt")) > before["metric windows rebuilt"],
                 180,
                 what="windows are rebuilt",
             )

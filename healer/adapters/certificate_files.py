@@ -65,14 +65,14 @@ class CertificateFiles:
         try:
             certificate, context = read_certificate(self._cert), self._loaded()
         except CertificateUnusable as error:
-            log.error("the new certificate is not used", why=str(error), until=self.certificate.ends)
+            log.error("certificate not reloaded", why=str(error), until=self.certificate.ends)
             return
         now = datetime.now(UTC)
         if certificate.ends <= now < self.certificate.ends:
-            log.error("the new certificate is not used", why="it has expired", until=self.certificate.ends)
+            log.error("certificate not reloaded", why="it has expired", until=self.certificate.ends)
             return
         self.certificate, self._context = certificate, context
-        log.warning("a new certificate is used", names=certificate.names, until=certificate.ends)
+        log.warning("certificate reloaded", names=certificate.names, until=certificate.ends)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, door: ssl.SSLContext) -> None:
         self.refresh()

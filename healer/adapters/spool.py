@@ -253,7 +253,7 @@ class FileSpool:
             for path in sorted(self._root.glob("*.bad"))[:-BAD_MAX]:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("what cannot be read of the spool is not kept", error=str(error))
+            log.warning("unreadable spool segment not kept", error=str(error))
             segment.path.unlink(missing_ok=True)
 
     # --- folders ---
@@ -281,7 +281,7 @@ class FileSpool:
                 older = [segment for segment in self._segments[place:] if segment.folder is not self._folder]
                 self._segments[place + len(older) : place + len(older)] = segments
         if found:
-            log.warning("signals that another process spooled are taken over", entries=found)
+            log.warning("taking over another process's spool", entries=found)
         return found
 
     def _segments_of(self, folder: _Folder) -> list[_Segment]:
@@ -332,7 +332,7 @@ class FileSpool:
         except OSError as error:
             if folder.path not in self._reported:
                 self._reported.add(folder.path)
-                log.warning("a folder of the spool is not empty", folder=str(folder.path), error=str(error))
+                log.warning("spool folder not empty", folder=str(folder.path), error=str(error))
         os.close(folder.lock)
 
     @contextmanager
@@ -369,7 +369,7 @@ def _segment_of(path: Path, folder: _Folder) -> _Segment:
     for _, behind in _records_of(path, segment.salt, 0, size):
         segment.size, segment.entries = behind, segment.entries + 1
     if segment.size < size:
-        log.warning("a spool ends in a torn record", file=str(path), bytes=size - segment.size)
+        log.warning("spool segment ends in a torn record", file=str(path), bytes=size - segment.size)
     return segment
 
 

@@ -201,4 +201,4 @@ async def _flush(counts: _Counts) -> None:
         except Unavailable:
             pass  # it is kept, and written the next time
         except Exception:
-            log.exception("a count cannot be written")  # the others still have to be written
+            log.exception("counter not stored")  # the others still have to be written

@@ -179,7 +179,7 @@ def _answer(services: Services, press: Press) -> None:
     except GuardRefused as error:
         text = say("api.press_guard", guard=error.answer.guard, why=error.answer.why)
     except Exception:
-        log.exception("a press in Slack failed", run=press.run)
+        log.exception("Slack button failed", run=press.run)
         text = say("api.press_failed")
     services.tell_slack(press.reply_url, text)
 

@@ -195,7 +195,7 @@ class Spooling:
             try:
                 pause = self.store_batch()
             except Exception:
-                log.exception("the spool cannot be brought in")
+                log.exception("draining the spool failed")
                 pause = _ADOPT_S
             for entries, why in self._spool.take_lost():
                 self._losses.add("spool", LossReason.rejected, entries, example=why)
@@ -221,7 +221,7 @@ class Spooling:
             for kind in sorted({record.kind for record in records}):
                 last += self._store_kind(kind, [record for record in records if record.kind == kind])
         except _Stuck as error:
-            log.error("the store refuses all that is spooled: it stays there", why=str(error))
+            log.error("database rejects spooled signals, keeping them", why=str(error))
             return _ADOPT_S
         except DiskFull as error:
             self.reach.disk_full = str(error)
@@ -235,7 +235,7 @@ class Spooling:
         self.reach.answered()
         self.reach.disk_full = ""
         if not self._spool.pending:
-            log.info("all that was spooled is stored")
+            log.info("spool drained")
         return 0.0
 
     def _store_kind(self, kind: bytes, records: list[Spooled]) -> list[Callable[[], None]]:
@@ -263,9 +263,7 @@ class Spooling:
             if unread:
                 self._set_aside(lane.name, unread, say("api.spool_unreadable"))
             for item, error in refused:
-                log.error(
-                    "a spooled signal is lost", lane=lane.name, why=str(error), record=repr(item)[:2000]
-                )
+                log.error("spooled signal lost", lane=lane.name, why=str(error), record=repr(item)[:2000])
                 self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=said_by(error))
 
         return [rest]
@@ -301,11 +299,11 @@ class Spooling:
             self._spool.set_aside(records)
         except NoRoom as error:
             body = records[0].body[:2000].decode("latin-1")
-            log.error("spooled signals are lost", lane=name, why=why, entries=len(records), record=body)
+            log.error("spooled signals lost", lane=name, why=why, entries=len(records), record=body)
             example = say("api.spool_lost", why=why, error=said_by(error))
             self._losses.add(f"spool/{name}", LossReason.rejected, len(records), example=example)
         else:
-            log.error("spooled signals are set aside", lane=name, why=why, entries=len(records))
+            log.error("spooled signals set aside", lane=name, why=why, entries=len(records))
 
     def _wait(self, lane: Lane[Any, Any], items: Sequence[Any]) -> None:
         """Waits until the store has answered: it may hang for as long as the database does."""

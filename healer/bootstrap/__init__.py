@@ -199,7 +199,7 @@ def is_own_cluster(slurm: SlurmReads, cluster: str) -> bool:
     except OtherCluster as error:
         raise SettingsError(str(error)) from error
     except SchedulerError as error:
-        log.warning("slurm does not tell its name", error=str(error))
+        log.warning("Slurm gave no cluster name", error=str(error))
         return False
     if name != cluster:
         raise SettingsError(say("setup.slurm_machine_cluster_mend", name=name, cluster=cluster))
@@ -248,7 +248,7 @@ def poke(settings: Settings, cluster: str) -> Poke:
         try:
             send(app, runs)
         except Exception as error:
-            log.warning("the broker took no message; the sweep will find the runs", error=str(error))
+            log.warning("broker unreachable, the sweep will start the runs", error=str(error))
 
     return poked
 

@@ -54,7 +54,7 @@ def run_detector(settings: Settings) -> None:
     connection = wait_to_lead(db, cluster, stopped.wait)
     if connection is None:
         return
-    log.info("detector leads", cluster=cluster)
+    log.info("detector became leader", cluster=cluster)
     waker = Waker(db, [postgres_inbox.CHANNEL, SNAPSHOT_CHANNEL])
     cleared = returned_nodes(connection, cluster)
     connection.commit()
@@ -149,7 +149,7 @@ def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | N
             now=SystemClock().now,
         )
     except OSError as error:
-        log.error("nothing is recorded", folder=str(settings.recording), error=str(error))
+        log.error("recording is off, folder not usable", folder=str(settings.recording), error=str(error))
         return None
     return Recording(
         Recorder(folder, PostgresColumns(db)),

@@ -241,7 +241,7 @@ def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, book: PostgresLedge
             snapshots.latest(cluster)
             free_slots_of(book, clock.now())
         except (SQLAlchemyError, LedgerAway) as error:
-            log.warning("no picture ahead", error=str(error))
+            log.warning("slot release skipped, no snapshot", error=str(error))
         except Exception:  # a row of another version must end neither the beat nor the freeing of slots
-            log.exception("no slot was freed")
+            log.exception("releasing slots failed")
         waker.wait(10.0)

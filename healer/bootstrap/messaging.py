@@ -190,7 +190,7 @@ class Telling:
             if channel.kind is ChannelKind.alertmanager:
                 self._renew(channel, outbox)
         except Exception:
-            log.exception("a channel could not be told", channel=channel.name)
+            log.exception("message to a channel failed", channel=channel.name)
 
     def _renew(self, channel: Channel, outbox: PostgresChannelOutbox) -> None:
         try:
@@ -198,7 +198,7 @@ class Telling:
             if isinstance(teller, Alertmanager):
                 tell.renew(outbox, teller, timedelta(seconds=REPOST_S), self._clock.now())
         except DeliveryFailed as error:
-            log.warning("open alerts are not renewed", channel=channel.name, error=str(error))
+            log.warning("open alerts not renewed", channel=channel.name, error=str(error))
 
 
 #: Interval of checks whether a switch is configured, and of retries.
@@ -239,14 +239,14 @@ class Switch:
         if notifications.alive is None or channel is None:
             return ALIVE_S
         if (dead := self._dead()) is not None:
-            log.error("the dead man's switch is not held", dead=dead)
+            log.error("heartbeat to the dead man's switch withheld", dead=dead)
             return ALIVE_S
         try:
             manager = self._book.of(channel)
             if isinstance(manager, Alertmanager):
                 manager.alive((self._cluster,), timedelta(seconds=_LASTS * notifications.alive.every_s))
         except DeliveryFailed as error:
-            log.warning("the dead man's switch could not be held", error=str(error))
+            log.warning("heartbeat to the dead man's switch failed", error=str(error))
             return ALIVE_S
         return notifications.alive.every_s
 

@@ -51,9 +51,9 @@ class ModelKeeper:
                 self.store()
                 self.train_due(SystemClock().now())
             except SQLAlchemyError as error:
-                log.warning("history of the isolation forest cannot be read", error=str(error))
+                log.warning("isolation forest history unreadable", error=str(error))
             except Exception:
-                log.exception("models of the isolation forest cannot be made")
+                log.exception("isolation forest training failed")
             if stopped.wait(LOOK_S):
                 return
 
@@ -79,8 +79,8 @@ class ModelKeeper:
             try:
                 model = train(self._features.read(*name, now - SINCE, each), moments // each, sick)
             except NoModel as error:
-                log.info("no new model of nodes", hardware=hardware, load=load, why=str(error))
+                log.info("node model not trained", hardware=hardware, load=load, why=str(error))
                 continue
-            log.info("model of nodes", id=model.id[:12], hardware=hardware, load=load)
+            log.info("node model trained", id=model.id[:12], hardware=hardware, load=load)
             self._models, self._made[name] = {**self._models, name: model}, now
         self._looked_at = now

@@ -35,7 +35,7 @@ def run_scraper(settings: Settings) -> None:
     connection = wait_to_lead(db, cluster, stopped.wait, "scraper")
     if connection is None:
         return
-    log.info("scraper leads", cluster=cluster)
+    log.info("scraper became leader", cluster=cluster)
 
     def leads() -> None:
         connection.execute(sa.text("SELECT 1"))

@@ -327,7 +327,7 @@ def _spool(folder: Path) -> FileSpool | None:
     try:
         return FileSpool(folder)
     except OSError as error:
-        log.error("no signals can be spooled", folder=str(folder), error=str(error))
+        log.error("spool not usable", folder=str(folder), error=str(error))
         return None
 
 

@@ -51,7 +51,7 @@ class ErrorPages:
         try:
             layout = self._layout(request, problem)
         except Exception:
-            log.exception("the page of an error goes without what every page shows")
+            log.exception("error page shown without its header")
             layout = {}
         if layout is None:
             return to_sign_in(request)

@@ -75,7 +75,7 @@ class Kept(Generic[T]):
         try:
             found = look()
         except Exception:
-            log.exception("the fleet's figures cannot be looked up", cluster=cluster)
+            log.exception("fleet figures unavailable", cluster=cluster)
             found = {}  # unknown, rather than what was known once
         with self._lock:
             del self._looking[cluster]

@@ -124,7 +124,7 @@ class Driver:
                 if claim is not None:
                     self._drive(claim)
         except (LeaseLost, LedgerAway) as error:
-            log.warning("run left", run=run, why=str(error))  # the sweep brings it back
+            log.warning("run released", run=run, why=str(error))  # the sweep brings it back
 
     def _drive(self, claim: RunClaim) -> None:
         rules, name = self.rules(), claim.run.playbook
@@ -225,7 +225,7 @@ class _Drive:
             return
         self._fence()()
         if why := write_note(self.tools.scheduler, self.run, state):
-            log.info("no note beside the drain", node=self.run.node, why=why)
+            log.info("drain has no admin comment", node=self.run.node, why=why)
 
     def _finish(self, intent: Finish) -> None:
         if intent.undone:
@@ -464,7 +464,7 @@ class _Drive:
         except (SchedulerError, NodeError) as error:
             return Failed(text=said_by(error))
         except Exception as error:
-            log.exception("a step failed within healer")
+            log.exception("step failed inside healer")
             text = say("engine.error_within", kind=type(error).__name__, error=str(error))
             return Failed(text=text, final=True)
 

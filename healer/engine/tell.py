@@ -409,6 +409,6 @@ def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Ca
                 wait_s = wait_after(failures, error.retry_after_s, chance())
                 feed.note(fed.seq, FeedPosition(fed.seq, tries, now + timedelta(seconds=wait_s)))
                 break
-            log.warning("an event is passed over", cluster=feed.cluster, seq=seq, why=str(error))
+            log.warning("event skipped", cluster=feed.cluster, seq=seq, why=str(error))
         feed.note(fed.seq, FeedPosition(seq, 0, None))
     return sent

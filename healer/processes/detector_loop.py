@@ -79,7 +79,7 @@ class Detector:
         inbox = self._parts.inbox
         seen = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
         self.picture.update(seen, self._parts.rules().topology, rebuild=True)
-        log.info("picture rebuilt", cluster=self.cluster, signals=len(seen))
+        log.info("fleet state rebuilt", cluster=self.cluster, signals=len(seen))
 
     def _show(self) -> None:
         snapshot = self._parts.snapshots.latest(self.cluster)
@@ -145,12 +145,10 @@ class Detector:
                 raise
             if sensed is not None:
                 # A fault that persists is found again; this must not stop the signals.
-                log.exception(
-                    "a walk failed; the tick's findings are left out", findings=len(sensed.findings)
-                )
+                log.exception("batch failed, skipping the tick's findings", findings=len(sensed.findings))
                 self._walk(rules, batch, now)
                 return
-            log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
+            log.exception("batch failed, processing its signals one by one", signals=len(batch))
             # What fails without any signal is no signal's fault, and ends the process.
             self._walk(rules, [], now)
             for signal in batch:
@@ -166,7 +164,7 @@ class Detector:
         except LedgerAway:
             raise
         except Exception as error:
-            log.exception("a signal cannot be walked", digest=signal.digest, kind=signal.kind)
+            log.exception("signal cannot be processed", digest=signal.digest, kind=signal.kind)
             with self.ledger.transaction() as tx:
                 tx.consume([signal])
                 tx.audit(

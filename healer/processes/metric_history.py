@@ -180,7 +180,9 @@ class WarmUp:
             yield held, []
         yield from stored
         if self.samples:
-            log.info("windows warmed up", samples=self.samples, minutes=self.minutes, cluster=self._cluster)
+            log.info(
+                "metric windows warmed up", samples=self.samples, minutes=self.minutes, cluster=self._cluster
+            )
 
     def _lacking(self, stored: Sequence[Report], start: datetime, end: datetime) -> list[Report]:
         reporting = {report.node for report in stored if len(report.columns)}
@@ -207,7 +209,7 @@ class WarmUp:
 
     def _end(self, why: str) -> None:
         self._over = True
-        log.warning("the windows are not warmed up any further", why=why, cluster=self._cluster)
+        log.warning("warm-up of metric windows stopped", why=why, cluster=self._cluster)
 
 
 def _reaches(held: Sequence[Report], end: datetime) -> bool:

@@ -106,7 +106,7 @@ class Recording:
             try:
                 job()
             except Exception:  # nothing that cannot be written may stop what follows
-                log.exception("an entry cannot be recorded", entries=count)
+                log.exception("entry cannot be recorded", entries=count)
                 lost += count
         lost += self._folder.rest()
         if lost:
@@ -130,6 +130,6 @@ class Recording:
         try:
             self._book.add([loss])
         except Exception as error:  # the database is away: it is reported the next time
-            log.warning("what was not recorded could not be told", error=str(error)[:200])
+            log.warning("count of unrecorded entries not stored", error=str(error)[:200])
             return
         self._unreported, self._reported_at = 0, now

@@ -73,7 +73,7 @@ class Rulebook:
             proven = self._load(self.folder, True)
         except RulesInvalid as error:
             self.problem = str(error)
-            log.error("the detection rules do not do what their cases say", problem=self.problem)
+            log.error("detection rules fail their own cases", problem=self.problem)
             last = self._last_proven(error, prove=True)
             if last is not None:
                 self._rules = last
@@ -96,7 +96,7 @@ class Rulebook:
         except RulesInvalid:
             return None
         self.problem = str(error)
-        log.error("the rules are not valid, the last proven set is in force", problem=self.problem)
+        log.error("rules invalid, using the last proven set", problem=self.problem)
         return rules
 
     def _changed(self) -> bool:
@@ -128,7 +128,7 @@ class Rulebook:
 
     def _refused(self, error: Exception) -> None:
         self.problem = str(error)
-        log.error("changed rules are not valid, the old set stays", problem=self.problem)
+        log.error("changed rules invalid, keeping the old set", problem=self.problem)
 
     def _look(self) -> Stamp:
         return tuple(sorted(_files(self.folder)))
@@ -168,7 +168,7 @@ class KeptRules:
                 if entry.is_dir() and entry not in {target, before} and not entry.name.startswith("tmp"):
                     shutil.rmtree(entry, ignore_errors=True)
         except OSError as error:
-            log.warning("the proven rules could not be kept", problem=str(error))
+            log.warning("proven rules not saved", problem=str(error))
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

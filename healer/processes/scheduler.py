@@ -89,7 +89,7 @@ class Poll:
         try:
             snapshot = self._scheduler.snapshot()
         except SchedulerError as error:
-            log.warning("slurm does not answer", error=str(error))
+            log.warning("Slurm does not answer", error=str(error))
             problem = said_by(error)
         else:
             other = snapshot.cluster != self._cluster
@@ -141,7 +141,7 @@ class _Tree:
         except NotAvailable:
             found = {}
         except SchedulerError as error:
-            log.warning("slurm does not tell its switches", error=str(error))
+            log.warning("Slurm gave no topology", error=str(error))
             return self._switches
         if found != self._switches:
             self._switches = found
@@ -367,7 +367,7 @@ class Rehearsing:
         except (OSError, ValueError) as error:
             self._book.end(asked.id, now, problem=said_by(error))
             return
-        log.info("a change of rules is tried", rehearsal=asked.id, file=asked.file)
+        log.info("rehearsing a rule change", rehearsal=asked.id, file=asked.file)
         self._now, self._pace = (asked, child, now), Pace()
 
     def _look(self, asked: Rehearsal, child: RehearsalChild, begun: datetime) -> None:

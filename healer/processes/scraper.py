@@ -324,7 +324,7 @@ class Scraper:
                 stalled = stalled + 1 if error.reason is LossReason.stalled else 0
                 state = self._failed(state, error)
             except Exception as error:
-                log.exception("a scrape failed", job=key[0], target=key[1])
+                log.exception("scrape failed", job=key[0], target=key[1])
                 state = self._failed(
                     state, FetchFailed(quoted(f"{type(error).__name__}: {str(error)[:200]}"))
                 )
@@ -497,7 +497,7 @@ class Scraper:
             try:
                 await self._in_thread(write)
             except Unavailable as error:
-                log.warning("the scraper's state is not written", error=str(error))
+                log.warning("scraper state not stored", error=str(error))
                 return
 
 

@@ -64,7 +64,7 @@ class Drops:
         try:
             self._book.add(losses)
         except Exception as error:  # the database is away: it is reported the next time
-            log.warning("what the windows dropped could not be told", error=str(error)[:200])
+            log.warning("count of dropped samples not stored", error=str(error)[:200])
             return
         self._reported = found
 
@@ -189,7 +189,7 @@ class SensesLoop:
                 self.once()
             except Exception as error:
                 # Whatever it was: windows are rebuilt from the store, and the walk goes on meanwhile.
-                log.exception("the tick failed; the windows are built anew")
+                log.exception("tick failed, rebuilding metric windows")
                 self._failed += 1
                 if self._failed >= FAILURES:
                     why = f"{type(error).__name__}: {str(error)[:300]}"
@@ -210,7 +210,7 @@ class SensesLoop:
             self._look(self._senses, self._samples)
         except ClockStepped as error:
             # No window, hold or age of a time that has not come yet says anything.
-            log.warning("the clock went back; the windows are built anew", error=str(error))
+            log.warning("clock went backwards, rebuilding metric windows", error=str(error))
             self._senses = self._ticked = None
 
     def _look(self, senses: Senses, samples: Samples) -> None:
@@ -272,7 +272,7 @@ class SensesLoop:
         try:
             self._parts.trends.write(self._senses.pack(), now)
         except LedgerAway as error:
-            log.warning("trends not kept", why=str(error))
+            log.warning("trends not saved", why=str(error))
 
     def _well(self) -> None:
         self.problem, self._failed = NO_WORDS, 0
@@ -298,7 +298,7 @@ class SensesLoop:
         begun, rows = self._clock.now(), 0
         senses, samples = self._parts.make(rules)
         if self._parts.trends is not None and (lost := senses.load(self._parts.trends.read())):
-            log.warning("trends begin anew: what was kept cannot be read", rules=lost)
+            log.warning("trends reset, saved state unreadable", rules=lost)
         stored = self._stored(samples, begun)
         for reports, batches in self._parts.warmed(rules, self._picture.slurm, stored, begun):
             now = self._clock.now()
@@ -306,7 +306,7 @@ class SensesLoop:
             senses.rebuild(reports, batches, self._picture.slurm, now)
             rows += len(reports) + len(batches)
         took_s = (self._clock.now() - begun).total_seconds()
-        log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
+        log.info("metric windows rebuilt", rows=rows, took_s=round(took_s, 3))
         return senses, samples
 
     def _stored(self, samples: Samples, begun: datetime) -> Iterator[Chunk]:

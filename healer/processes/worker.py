@@ -48,7 +48,7 @@ def patient(deliver: Callable[[], None], name: str) -> Callable[[], float | None
         try:
             deliver()
         except WitnessAway as error:
-            log.warning("a witness of the audit does not answer", witness=name, why=str(error))
+            log.warning("audit witness does not answer", witness=name, why=str(error))
             return _AWAY_S
         return None
 

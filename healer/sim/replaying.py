@@ -335,13 +335,13 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     run.feed(itertools.chain(held, stream))
     document = run.finish()
     for route, count in sorted(run.ignored.items()):
-        log.warning("entries of a route that replay does not know yet", route=route, entries=count)
+        log.warning("recording has entries of unknown routes", route=route, entries=count)
     if run.lost:
-        log.warning("the recording has holes: entries that the recorder lost", entries=run.lost)
+        log.warning("recording has gaps", entries=run.lost)
     if run.refused.entries:
         log.warning("signals rejected", entries=run.refused.entries, first=run.refused.first)
     if run.samples is not None and run.samples.unrecognised:
-        log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
+        log.warning("samples with unknown names", samples=run.samples.unrecognised)
     return document
 
 

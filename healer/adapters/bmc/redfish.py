@@ -102,9 +102,9 @@ class Redfish:
     def reset(self, node: str, target: str, kind: ResetKind) -> str | None:
         until = time.monotonic() + self._effect_s
         body = msgspec.json.encode({"ResetType": str(kind)})
-        log.info("bmc reset", node=node, kind=str(kind), target=target)
+        log.info("BMC reset sent", node=node, kind=str(kind), target=target)
         reply = self._ask(node, "POST", _path_in(node, target), until, body)
-        log.info("bmc answered", node=node, kind=str(kind), status=reply.status)
+        log.info("BMC answered", node=node, kind=str(kind), status=reply.status)
         if reply.status >= 500 and reply.status not in _BUSY:
             # The reset may have started before the failure.
             raise BmcUnavailable(_answered(node, reply))

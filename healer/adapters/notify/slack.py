@@ -106,7 +106,7 @@ class SlackReplies:
         try:
             self._talk.post(url, body)
         except DeliveryFailed as error:
-            log.warning("an answer to a press in Slack was not taken", error=str(error))
+            log.warning("Slack rejected the answer to a button", error=str(error))
 
 
 class _Gone(DeliveryFailed):

@@ -98,7 +98,7 @@ class Beat:
             with self._engine.begin() as conn:
                 conn.execute(upsert(beats, self._key, {"at": sa.func.clock_timestamp()}))
         except SQLAlchemyError as error:
-            log.warning("no beat could be stored", part=self._key["part"], error=str(error))
+            log.warning("heartbeat not stored", part=self._key["part"], error=str(error))
 
 
 #: Before the name of a witness of the audit, in its heartbeats; they stop when it does not answer.

@@ -61,7 +61,7 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     low = free is not None and free < LOW_SHARE
     if low and (emptied := samples.forget(engine, now, kept=1)):
         # First: the other deletes write before they free anything.
-        log.warning("the database's disk is nearly full: samples are dropped early", free=free, slots=emptied)
+        log.warning("database disk nearly full, dropping old samples early", free=free, slots=emptied)
     arrived = inbox.c.arrived_at
     repeated = inbox.c.doc[("data", "again")].astext.is_not(None)
     too_old = sa.or_(

@@ -143,7 +143,7 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
 
 
 def _log_unreadable(subject: str, error: ValueError) -> None:
-    log.warning("a stored row of samples cannot be read", subject=subject, error=str(error))
+    log.warning("unreadable row of samples", subject=subject, error=str(error))
 
 
 class _Writer:

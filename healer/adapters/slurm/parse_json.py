@@ -228,7 +228,9 @@ def jobs(raw: bytes) -> dict[str, SlurmJob]:
             if job.why.startswith(UNREAD):
                 unread[job.id] = job.why
     if unread:
-        log.warning("jobs that cannot be read", count=len(unread), jobs=dict(list(unread.items())[:5]))
+        log.warning(
+            "unreadable jobs in Slurm's answer", count=len(unread), jobs=dict(list(unread.items())[:5])
+        )
     return found
 
 

@@ -86,7 +86,7 @@ def test_new_files_are_served_and_open_connections_go_on(secure: Secure) -> None
     open_link.request("GET", "/healthz")
     assert open_link.getresponse().status == 200
     open_link.close()
-    assert "a new certificate is used" in secure.log()
+    assert "certificate reloaded" in secure.log()
 
 
 def test_files_that_cannot_be_used_leave_the_old_certificate_and_the_log_says_why(secure: Secure) -> None:

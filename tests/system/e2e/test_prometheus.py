@@ -115,9 +115,9 @@ def prometheus(place: Place, stack: Stack) -> Iterator[Place]:
         snippet(PAGE, "Prometheus"),
         {HEALER: stack.url, TOKEN: str(token), "/etc/prometheus/targets": str(targets)},
     )
-    told = yaml.safe_load(text)
-    told["global"]["scrape_interval"] = "1s"  # the test does not wait for minutes
-    (place.folder / "prometheus.yml").write_text(yaml.safe_dump(told))
+    config = yaml.safe_load(text)
+    config["global"]["scrape_interval"] = "1s"  # the test does not wait for minutes
+    (place.folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     shown = snippet(PAGE, "Prometheus", 1)
     for name, at in (("node", place.node_exporter), ("dcgm", place.dcgm.at)):
         target = placed(shown, {"10.0.0.17:9100": at, "gpu0017": PUSHED})
@@ -182,11 +182,11 @@ def test_a_fresh_store_is_warmed_up_from_prometheus(
 ) -> None:
     wait_until(lambda: gpu_temp(node(stack, viewer, PUSHED)) is not None, WAIT_S, every_s=0.3)
     url = running.find(stack.data_dir).database_url.replace("postgresql+psycopg:", "postgresql:")
-    before = stack.log("detector").count("windows warmed up")
+    before = stack.log("detector").count("metric windows warmed up")
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute("TRUNCATE samples")
     os.kill(stack.pids()["detector"], signal.SIGKILL)
-    wait_until(lambda: stack.log("detector").count("windows warmed up") > before, WAIT_S, every_s=0.2)
+    wait_until(lambda: stack.log("detector").count("metric windows warmed up") > before, WAIT_S, every_s=0.2)
 
 
 def test_the_client_reads_what_prometheus_remembers(prometheus: Place) -> None:
@@ -199,11 +199,11 @@ def test_the_client_reads_what_prometheus_remembers(prometheus: Place) -> None:
     def minute() -> bool:
         now = datetime.now(UTC)
         found = history.between(now - timedelta(seconds=60), now, known)
-        told = {column for report in found for column in book.columns(report.columns.tolist()).values()}
+        columns = {column for report in found for column in book.columns(report.columns.tolist()).values()}
         times = [report.at for report in found]
         assert times == sorted(times)
         assert all(report.arrived_at == report.at for report in found)
-        return {Column("load1"), Column("gpu_temp_c", Part(gpu=4))} <= told
+        return {Column("load1"), Column("gpu_temp_c", Part(gpu=4))} <= columns
 
     wait_until(minute, WAIT_S, every_s=0.5)
     now = datetime.now(UTC)
@@ -245,10 +245,10 @@ def test_healer_scrapes_the_same_exporters_itself(
             "interval_s: 30": "interval_s: 5",
         },
     )
-    told = yaml.safe_load(text)
-    for job in told["jobs"]:
+    config = yaml.safe_load(text)
+    for job in config["jobs"]:
         job["interval_s"] = 2
-    (prometheus.rules / "scrape.yaml").write_text(yaml.safe_dump(told))
+    (prometheus.rules / "scrape.yaml").write_text(yaml.safe_dump(config))
 
     def come() -> Any:
         shown = node(stack, viewer, PULLED)

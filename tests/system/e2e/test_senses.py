@@ -77,8 +77,8 @@ class House:
         self.sensors.bend(CROWDED, lambda body: body["host"].update(procs_running=700))
 
     def steps(self, job: str) -> int:
-        told = self.site.get(f"/jobs/{CLUSTER}/{job}")["step_times"]
-        return len(told["steps"]) if told else 0
+        times = self.site.get(f"/jobs/{CLUSTER}/{job}")["step_times"]
+        return len(times["steps"]) if times else 0
 
     def break_all(self) -> None:
         self.planted_at = datetime.now(UTC)
@@ -191,7 +191,7 @@ def test_models_are_trained_on_enough_history_only(unmeasured: House) -> None:
         wait_until(lambda: refused in logged(), 30, what="too little is refused", every_s=0.5)
         for row in rest:
             store.put(row)
-        wait_until(lambda: "model of nodes" in logged(), 60, what="a model is made", every_s=0.5)
+        wait_until(lambda: "node model trained" in logged(), 60, what="a model is made", every_s=0.5)
     finally:
         db.dispose()
 
@@ -383,12 +383,14 @@ def test_faults_seen_before_a_detector_crash_are_kept(house: House, site: Site) 
     wait_until(lambda: datetime.now(UTC) >= half, 80, what="half of the two minutes has passed", every_s=0.5)
     assert all(one["rule"] != "gpu-count-low" for one in site.incidents(COUNT))
     before = site.stack.pids()["detector"]
-    told = site.stack.log("detector").count("windows rebuilt")
+    rebuilt = site.stack.log("detector").count("metric windows rebuilt")
     os.kill(before, signal.SIGKILL)
     killed_at = datetime.now(UTC)
     wait_until(lambda: site.stack.pids().get("detector", before) != before, 20, what="another detector")
     wait_until(
-        lambda: site.stack.log("detector").count("windows rebuilt") > told, 30, what="its windows are rebuilt"
+        lambda: site.stack.log("detector").count("metric windows rebuilt") > rebuilt,
+        30,
+        what="its windows are rebuilt",
     )
     found = house.incident(COUNT, "gpu-count-low", 120)
     opened = datetime.fromisoformat(found["opened"])
@@ -532,10 +534,10 @@ def test_no_other_node_was_touched_and_all_is_recorded(house: House, site: Site)
     out = {node for node in site.scheduler.snapshot().nodes if site.drains(node)}
     assert out == {REMAP, FABRIC, COUNT, house.hot}
     assert {node: site.drains(node) for node in out} == dict.fromkeys(out, 1)
-    told = site.get("/incidents", limit=500)["items"]
-    graver = {one["root"].get("node") for one in told if one["severity"] in {"P0", "P1", "P2"}}
+    incidents = site.get("/incidents", limit=500)["items"]
+    graver = {one["root"].get("node") for one in incidents if one["severity"] in {"P0", "P1", "P2"}}
     assert graver == {REMAP, FABRIC, COUNT, house.hot, house.slow}
-    assert {one["severity"] for one in told if one["root"].get("node") == ODD} == {"P3"}
+    assert {one["severity"] for one in incidents if one["root"].get("node") == ODD} == {"P3"}
     assert site.job(house.slow_job).restarts == 0
     assert house.sensors.errors == []
     site.audit_holds()

@@ -149,7 +149,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     "raw",
     [
         '{"n": "1"}', '{"n": -1}', '{"n": 1, "name": "abc"}', '{"n": 1, "kind": "c"}',
-        '{"n": 1, "at": "now"}', '{"n": 1, "m": 2}', '{"n": 1e400}', "{}", '{"n": ', '{"n": 1} 2', "{n}", "[1,]",
+        '{"n": 1, "at": "now"}', '{"n": 1, "m": 2}', '{"n": 1e400}', "{}",
+        '{"n": ', '{"n": 1} 2', "{n}", "[1,]",
     ],
 )  # fmt: skip
 def test_what_a_decoder_says_is_in_both_languages(raw: str) -> None:

@@ -117,8 +117,8 @@ class Connection:
     """One kept-alive HTTP connection that knows just enough."""
 
     def __init__(self, port: int, path: str, headers: Mapping[str, str]) -> None:
-        told = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._port, self._head = port, f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{told}"
+        header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._port, self._head = port, f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{header_lines}"
 
     async def open(self) -> "Connection":
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)

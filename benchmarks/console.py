@@ -142,13 +142,20 @@ def seed(engine: sa.Engine, nodes: int, count: int) -> None:
 def measure(engine: sa.Engine, nodes: int) -> None:
     """What each node tells in one report, and 10 steps of each job."""
     now = datetime.now(UTC)
-    told = [Column(name, Part(gpu=gpu)) for name in _SIGNALS for gpu in range(8)]
-    columns = np.array(PostgresColumns(engine).ids(told), np.int32)
+    columns_stored = [Column(name, Part(gpu=gpu)) for name in _SIGNALS for gpu in range(8)]
+    columns = np.array(PostgresColumns(engine).ids(columns_stored), np.int32)
     rng = np.random.default_rng(7)
     samples = PostgresSamples(engine, CLUSTER)
     samples.put(
         [
-            Report(CLUSTER, name_of(number), now, now, columns, rng.integers(1, 90, len(told)).astype(float))
+            Report(
+                CLUSTER,
+                name_of(number),
+                now,
+                now,
+                columns,
+                rng.integers(1, 90, len(columns_stored)).astype(float),
+            )
             for number in range(nodes)
         ]
     )
@@ -183,8 +190,8 @@ def serve(api: ApiProcess, cookies: dict[str, str], paths: list[str], rounds: in
             spent = (cpu_s([api.pid]) - before) * 1000 / rounds
             times.sort()
             p95 = times[min(len(times) - 1, int(len(times) * 0.95))]
-            told = f"p50 {statistics.median(times):6.1f}  p95 {p95:6.1f}  first {first:6.1f}"
-            print(f"{path[:40]:<42} {told}  cpu {spent:5.1f} ms  {size / 1024:6.0f} KiB", flush=True)
+            times_text = f"p50 {statistics.median(times):6.1f}  p95 {p95:6.1f}  first {first:6.1f}"
+            print(f"{path[:40]:<42} {times_text}  cpu {spent:5.1f} ms  {size / 1024:6.0f} KiB", flush=True)
 
 
 def asked(client: httpx.Client, path: str) -> bytes:
@@ -214,8 +221,8 @@ def painted(api: ApiProcess, cookies: dict[str, str], nodes: int, rounds: int) -
                     page.goto(api.url + path)
                     page.wait_for_function(f"() => {paint}")
                     firsts.append(page.evaluate(paint))
-            told = f"median {statistics.median(firsts):6.0f} ms  most {max(firsts):6.0f} ms"
-            print(f"first paint of {path:<12} {told}")
+            summary = f"median {statistics.median(firsts):6.0f} ms  most {max(firsts):6.0f} ms"
+            print(f"first paint of {path:<12} {summary}")
         with signed_in(browser, api, cookies) as context:
             page = context.new_page()
             page.goto(api.url + "/")
@@ -224,8 +231,8 @@ def painted(api: ApiProcess, cookies: dict[str, str], nodes: int, rounds: int) -
             print(f"map drawn first at {first[0] + first[1]:.0f} ms, by {first[1]:.1f} ms of script")
             page.wait_for_function("() => document.getElementById('live').dataset.state === 'live'")
             took = [change(api, page, nodes, number) for number in range(1, CHANGES + 1)]
-            told = f"p50 {statistics.median(took):.1f} ms  most {max(took):.1f} ms"
-            print(f"canvas update, {int(nodes * CHANGED)} of {nodes} nodes changed: {told}")
+            summary = f"p50 {statistics.median(took):.1f} ms  most {max(took):.1f} ms"
+            print(f"canvas update, {int(nodes * CHANGED)} of {nodes} nodes changed: {summary}")
 
 
 def change(api: ApiProcess, page: Page, nodes: int, number: int) -> float:

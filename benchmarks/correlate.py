@@ -44,7 +44,7 @@ def name(number: int) -> str:
 def finding(number: int, fault: str, fault_class: FaultClass, *, teardown: bool = False) -> Finding:
     where = Component(cluster=CLUSTER, node=name(number), gpu=number // NODES % 8)
     text = f"{fault} on {where}"
-    told = Evidence(
+    evidence = Evidence(
         digest=f"{fault}-{number}", at=NOW, component=where, text=text, line=text, sense=Sense.kernel
     )
     return Finding(
@@ -56,7 +56,7 @@ def finding(number: int, fault: str, fault_class: FaultClass, *, teardown: bool 
         arrived_at=NOW,
         text=text,
         confidence=1.0,
-        evidence=(told,),
+        evidence=(evidence,),
         teardown=teardown,
     )
 

@@ -68,12 +68,12 @@ def healthy(rule: ForecastRule, rng: np.random.Generator) -> Array:
 
 def foreseen(rule: ForecastRule, series: Array, until: int) -> NDArray[np.bool_]:
     """(k,) whether it was told at any point from the sixth day up to `until` points before the end."""
-    told = np.zeros(series.shape[1], bool)
+    predicted = np.zeros(series.shape[1], bool)
     for end in range(6 * PER_DAY, POINTS - until + 1):
         seen = np.full_like(series, np.nan)
         seen[POINTS - end :] = series[:end]
-        told |= np.array([one is not None for one in likely(rule, seen)])
-    return told
+        predicted |= np.array([one is not None for one in likely(rule, seen)])
+    return predicted
 
 
 def many(make: Callable[[], Array], count: int) -> Array:

@@ -126,12 +126,12 @@ def run(minutes: float, seed: int, keep: Path | None, only: str) -> int:
     end = time.monotonic() + minutes * 60
     print(f"seed {seed}, {len(fuzzed)} decoders, {minutes:g} minutes", flush=True)
     turn_s = min(TURN_S, minutes * 60 / len(fuzzed))
-    told = time.monotonic()
+    last_report = time.monotonic()
     while time.monotonic() < end:
         for one in fuzzed:
             one.turn(chance, others, min(end, time.monotonic() + turn_s))
-        if time.monotonic() - told > 300:
-            told = time.monotonic()
+        if time.monotonic() - last_report > 300:
+            last_report = time.monotonic()
             _table(fuzzed)
     _table(fuzzed)
     for one in fuzzed:

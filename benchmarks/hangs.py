@@ -101,10 +101,10 @@ class Fleet:
         """One reading, and what the tick or the look after it found."""
         self.at_s += READ_S
         self.slurm = msgspec.structs.replace(self.slurm, taken_at=self.now)
-        told, _ = self.training.advance(self.now.timestamp(), self.slower, CLUSTER)
+        samples, _ = self.training.advance(self.now.timestamp(), self.slower, CLUSTER)
         if not self.hung and (self.training.work(self.now.timestamp()) > WORKS).any():
             self._works_at_s = self.at_s
-        bodies = self._sent(told)
+        bodies = self._sent(samples)
         if self.at_s < self.deaf_until_s:
             self._unheard, bodies = self._unheard + bodies, []
         elif self.deaf_until_s:
@@ -128,10 +128,10 @@ class Fleet:
             listening_since=self.listening,
         )
 
-    def _sent(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _sent(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What is sent in this second. What a rank says of where it stands goes out at once."""
         rounds, bodies = len(self._waits), []
-        for body in told:
+        for body in samples:
             alive = [one for one in body["samples"] if one["rank"] not in self.dead]
             at_once = [one for one in alive if "open_s" in one]
             if at_once:
@@ -246,7 +246,7 @@ def false_alarms(
 ) -> tuple[int, dict[str, int]]:
     """`flaps`: nothing else, but every ten minutes a link flaps, or a node loses a file system that its job
     does not need, at random: checkpoints have a rhythm."""
-    fleet, told, by = Fleet(seed, pace, words=words), 0, dict[str, int]()
+    fleet, detected, by = Fleet(seed, pace, words=words), 0, dict[str, int]()
     names = list(TROUBLE)
     doing = "nothing"
     for number in range(int(days * 86_400 / READ_S)):
@@ -258,9 +258,9 @@ def false_alarms(
             TROUBLE[doing](fleet)
         fleet.links = {name: one for name, one in fleet.links.items() if fleet.now - one.at <= KEPT}
         for _ in fleet.read():
-            told += 1
+            detected += 1
             by[doing] = by.get(doing, 0) + 1
-    return told, by
+    return detected, by
 
 
 def main() -> None:
@@ -275,13 +275,13 @@ def main() -> None:
     print(f"{NODES} nodes x {PER} ranks, {given.runs} runs each, seed {given.seed}", flush=True)
     for name, pace in paces.items():
         for kind in KINDS if given.runs else ():
-            told = [delay_s(given.seed + n, pace, kind) for n in range(given.runs)]
-            delays = np.array([one[0] for one in told])
+            runs = [delay_s(given.seed + n, pace, kind) for n in range(given.runs)]
+            delays = np.array([one[0] for one in runs])
             print(
                 f"{name}, {kind.what}: told after {np.median(delays):.0f} s (median; 95 %: "
                 f"{np.quantile(delays, 0.95, method='higher'):.0f} s), recall "
-                f"{np.isfinite(delays).mean():.2f}, rightly named {np.mean([one[1] for one in told]):.2f}, "
-                f"before it stood {sum(one[2] for one in told)}",
+                f"{np.isfinite(delays).mean():.2f}, rightly named {np.mean([one[1] for one in runs]):.2f}, "
+                f"before it stood {sum(one[2] for one in runs)}",
                 flush=True,
             )
     for name, pace in paces.items():

@@ -118,8 +118,8 @@ def report(node: str) -> bytes:
     }
     host = {"procs_blocked": 0, "root_readonly": 0, "root_size_bytes": 1e12, "root_available_bytes": 5e11}
     checks = [{"name": name, "text": ""} for name in ("gpu-lost", "gpu-count", "fs-full", "probe")]
-    told = {"node": node, "id": "b.1", "boot_id": "b", "host": host, "ports": ports, "checks": checks}
-    return msgspec.json.encode([told])
+    entry = {"node": node, "id": "b.1", "boot_id": "b", "host": host, "ports": ports, "checks": checks}
+    return msgspec.json.encode([entry])
 
 
 async def send(port: int, token: str, body: bytes) -> float:

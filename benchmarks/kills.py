@@ -118,15 +118,15 @@ def main() -> int:
 
 def one_round(site: Site, more: Seconds, blows: list[Blow], node: str) -> Round:
     print(f"{', '.join(map(str, blows)):70} ", end="", flush=True)
-    told = play(site, blows, node, more.pids)
+    played = play(site, blows, node, more.pids)
     print(
-        f"drains {told.drains} requeues {told.requeues} "
-        f"stuck {told.stuck} accepted {told.accepted} lost {told.lost} {told.took_s:.1f}s"
-        + ("" if told.good else f"  NOT GOOD {'; '.join(told.breaches)}"),
+        f"drains {played.drains} requeues {played.requeues} "
+        f"stuck {played.stuck} accepted {played.accepted} lost {played.lost} {played.took_s:.1f}s"
+        + ("" if played.good else f"  NOT GOOD {'; '.join(played.breaches)}"),
         flush=True,
     )
     end(site, node)
-    return told
+    return played
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ PER_DAY = round(86400 / POINT_S)
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("--nodes", type=int, default=1250)
-    told.add_argument("--days", type=int, default=14)
-    asked = told.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=1250)
+    parser.add_argument("--days", type=int, default=14)
+    asked = parser.parse_args()
     chance = np.random.default_rng(5)
     features, nodes, points = len(OWN_NAMES), asked.nodes, asked.days * PER_DAY
     many = len(SIZES) * OF_EACH

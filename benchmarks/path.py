@@ -155,8 +155,10 @@ def split(db: sa.Engine) -> list[tuple[str, float]]:
     }
     totals = [sum((times[index] for times in stages.values()), timedelta()) for index in range(len(rows))]
     slow = totals.index(max(totals))
-    told = ", ".join(f"{name} {times[slow].total_seconds() * 1000:.1f} ms" for name, times in stages.items())
-    print(f"the slowest, to read back: {told}")
+    summary = ", ".join(
+        f"{name} {times[slow].total_seconds() * 1000:.1f} ms" for name, times in stages.items()
+    )
+    print(f"the slowest, to read back: {summary}")
     return [
         (name, statistics.median(one.total_seconds() * 1000 for one in times))
         for name, times in stages.items()

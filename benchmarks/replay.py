@@ -115,13 +115,15 @@ def told_of(rules: Ruleset, recording: Path) -> None:
         memory[next(one for one in memory if share <= one)] = resident_mb()
 
     begun_s, cpu_s = time.monotonic(), time.process_time()
-    told, _ = replayed_files(rules, [recording], progress=look)
+    report, _ = replayed_files(rules, [recording], progress=look)
     cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - begun_s
     days, megabytes = (span[1] - span[0]) / timedelta(days=1), recording.stat().st_size / 1e6
     print(f"{recording.name}: {days:.1f} days, {megabytes:.0f} MB; load {os.getloadavg()[0]:.1f}")
     print(f"CPU {cpu_s:.0f} s, {wall_s:.0f} s by the clock")
     print("memory " + ", ".join(f"{at:.0%} {one:.0f} MB" for at, one in memory.items()))
-    print(f"{len(told['incidents'])} incidents, {len(told['actions'])} actions, {len(told['held'])} held")
+    print(
+        f"{len(report['incidents'])} incidents, {len(report['actions'])} actions, {len(report['held'])} held"
+    )
 
 
 def main() -> None:
@@ -150,7 +152,7 @@ def main() -> None:
         size = recordings(folder).bytes
         memory: list[float] = []
         begun = time.process_time()
-        told, _ = replayed_files(rules, [folder], progress=lambda _: memory.append(resident_mb()))
+        report, _ = replayed_files(rules, [folder], progress=lambda _: memory.append(resident_mb()))
         cpu_s = time.process_time() - begun
     hours = chosen.minutes / 60
     halves = memory[len(memory) // 2], memory[-1]
@@ -158,7 +160,7 @@ def main() -> None:
     print(f"packed {size / 1e6 / hours:.1f} MB an hour, {size / 1e9 / hours * 720:.1f} GB a month")
     print(f"CPU {cpu_s / hours:.2f} s an hour, {cpu_s / hours * 720 / 3600:.1f} h a month")
     print(f"memory {halves[0]:.0f} MB at half, {halves[1]:.0f} MB at the end")
-    print(f"{len(told['incidents'])} incidents, {len(told['actions'])} actions")
+    print(f"{len(report['incidents'])} incidents, {len(report['actions'])} actions")
 
 
 if __name__ == "__main__":

@@ -145,12 +145,12 @@ class Spent:
 
     def tell(self, steps: int) -> None:
         now = self._now(self._up)
-        told = {name: used - self._before.get(name, 0.0) for name, used in now.items()}
+        spent = {name: used - self._before.get(name, 0.0) for name, used in now.items()}
         self._before = now
         print(
-            "  CPU-seconds: " + ", ".join(f"{name} {used:.1f}" for name, used in told.items() if used > 0.05)
+            "  CPU-seconds: " + ", ".join(f"{name} {used:.1f}" for name, used in spent.items() if used > 0.05)
         )
-        print(f"  {sum(told.values()) / steps * 1000:.2f} ms a step, with Slurm and this client", flush=True)
+        print(f"  {sum(spent.values()) / steps * 1000:.2f} ms a step, with Slurm and this client", flush=True)
 
 
 def main() -> None:

@@ -149,26 +149,28 @@ def draw() -> None:
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("--json", action="store_true")
-    told.add_argument("--runs", type=int, default=10)
-    told.add_argument("--fleets", type=int, default=3)
-    told.add_argument("--seed", type=int, default=SEED)
-    told.add_argument("--series", type=int, default=10, help="series of each kind of metrics")
-    told.add_argument("--fresh-seed", type=int, default=secrets.randbelow(1_000_000))
-    told.add_argument("--fleet-days", type=float, default=0.0, help="whole fleets too, for so many days each")
-    told.add_argument("--fleet-seed", type=int, default=secrets.randbelow(1_000_000))
-    told.add_argument("--jobs", type=int, default=100, help="jobs with a slow node, of each kind")
-    told.add_argument("--job-days", type=float, default=30.0, help="without any, of each noise")
-    told.add_argument("--quick", action="store_true", help="a tenth of these jobs and days")
-    keeps = told.add_mutually_exclusive_group()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--fleets", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--series", type=int, default=10, help="series of each kind of metrics")
+    parser.add_argument("--fresh-seed", type=int, default=secrets.randbelow(1_000_000))
+    parser.add_argument(
+        "--fleet-days", type=float, default=0.0, help="whole fleets too, for so many days each"
+    )
+    parser.add_argument("--fleet-seed", type=int, default=secrets.randbelow(1_000_000))
+    parser.add_argument("--jobs", type=int, default=100, help="jobs with a slow node, of each kind")
+    parser.add_argument("--job-days", type=float, default=30.0, help="without any, of each noise")
+    parser.add_argument("--quick", action="store_true", help="a tenth of these jobs and days")
+    keeps = parser.add_mutually_exclusive_group()
     keeps.add_argument(
         "--keep", action="store_true", help="keep the figures, and draw the pictures of the page"
     )
     keeps.add_argument(
         "--draw", action="store_true", help="draw them again from what is kept; measure nothing"
     )
-    asked = told.parse_args()
+    asked = parser.parse_args()
     if asked.draw:
         draw()
         return

@@ -91,9 +91,9 @@ def main() -> None:
 
             def seen() -> dict[str, int]:
                 answer = httpx.get(f"{made.stack.url}/api/v1/scrape?limit=100", headers=viewer, timeout=60)
-                told = answer.raise_for_status().json()
-                errors.update(one["error"] for one in told["items"] if one["up"] is False)
-                return told["scrapers"][0] if told["scrapers"] else {"up": 0}
+                body = answer.raise_for_status().json()
+                errors.update(one["error"] for one in body["items"] if one["up"] is False)
+                return body["scrapers"][0] if body["scrapers"] else {"up": 0}
 
             most = 0.99 * chosen.nodes
             wait_until(lambda: seen()["up"] >= most, 300, what="nearly all targets are up", every_s=1.0)

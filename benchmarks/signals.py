@@ -88,12 +88,12 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
-        head, _, told = self._answer.partition(b"\r\n\r\n")
+        head, _, payload = self._answer.partition(b"\r\n\r\n")
         length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
-        if not length or len(told) < int(length):
+        if not length or len(payload) < int(length):
             return
         if not head.startswith(b"HTTP/1.1 202"):
-            self._end(RuntimeError(f"{head!r} {told!r}"))
+            self._end(RuntimeError(f"{head!r} {payload!r}"))
             return
         self._seconds.append(time.perf_counter() - self._began)
         self._answer = b""

@@ -39,9 +39,9 @@ def shared(seed: int, what: str) -> tuple[float | None, bool, int]:
     part, before = SHARED[what]
     hit.change(**{part: before + float(random.uniform(0.9, 2.5))})
     began = site.now
-    told = site.train_until_told("slowness-shared", 600)
-    right = told is not None and told.root.job == hit.id and WORDS[what] in told.evidence[0].text
-    return (site.now - began).total_seconds() if told else None, right, len(site.blamed())
+    incident = site.train_until_told("slowness-shared", 600)
+    right = incident is not None and incident.root.job == hit.id and WORDS[what] in incident.evidence[0].text
+    return (site.now - began).total_seconds() if incident else None, right, len(site.blamed())
 
 
 def elsewhere(seed: int) -> tuple[float | None, bool, int]:
@@ -55,8 +55,8 @@ def elsewhere(seed: int) -> tuple[float | None, bool, int]:
         site.slow(one, 1 + float(random.uniform(0.08, 0.2)))
     site.begin(range(9, 13))
     began = site.now
-    told = site.train_until_told("slower-than-elsewhere", 600)
-    took = (site.now - began).total_seconds() if told else None
+    incident = site.train_until_told("slower-than-elsewhere", 600)
+    took = (site.now - began).total_seconds() if incident else None
     site.train(300)
     named = {name(one) for one in slow}
     return took, bool(site.blamed() & named), len(site.blamed() - named)
@@ -72,9 +72,9 @@ def suspected(seed: int) -> tuple[int, bool, bool, float]:
         job = site.begin(sorted([bad, *(int(one) for one in others)]), whole=True)
         site.train(WELL_S)
         site.slow(bad, 1 + float(random.uniform(0.15, 0.4)))
-        told = site.train_until_told("job-slow", 300)
-        if told is not None and told.affected and told.affected[0].node == name(bad):
-            after, alone = after or count, len(told.affected) == 1
+        incident = site.train_until_told("job-slow", 300)
+        if incident is not None and incident.affected and incident.affected[0].node == name(bad):
+            after, alone = after or count, len(incident.affected) == 1
         if after or count == 4:
             return after, alone, *_halved(site, job, bad)
         site.end(job)
@@ -107,16 +107,16 @@ def well(seed: int, days: float) -> Counter[str]:
     return Counter(one.fault for one in site.found)
 
 
-def _print(what: str, told: Sequence[tuple[float | None, bool, int]]) -> None:
-    delays = [one[0] for one in told if one[0] is not None]
+def _print(what: str, runs: Sequence[tuple[float | None, bool, int]]) -> None:
+    delays = [one[0] for one in runs if one[0] is not None]
     middle = (
         f"{np.median(delays):.0f} s (95 %: {np.quantile(delays, 0.95, method='higher'):.0f} s)"
         if delays
         else "never"
     )
     print(
-        f"{what}: recall {len(delays) / len(told):.2f}, told after {middle}, rightly "
-        f"{np.mean([one[1] for one in told]):.2f}, other nodes blamed {sum(one[2] for one in told)}",
+        f"{what}: recall {len(delays) / len(runs):.2f}, told after {middle}, rightly "
+        f"{np.mean([one[1] for one in runs]):.2f}, other nodes blamed {sum(one[2] for one in runs)}",
         flush=True,
     )
 
@@ -144,12 +144,12 @@ def main() -> None:
     begun = time.process_time()
     if given.runs:
         _measure(range(given.seed, given.seed + given.runs))
-    told = well(given.seed + 10_000, given.days)
+    alarms = well(given.seed + 10_000, given.days)
     bound = {
-        fault: f"{told[fault]} (at most {upper_bound(told[fault]) / given.days:.2f} a job-day)"
+        fault: f"{alarms[fault]} (at most {upper_bound(alarms[fault]) / given.days:.2f} a job-day)"
         for fault in ("slowness-shared", "slower-than-elsewhere", "job-slow")
     }
-    print(f"{given.days:g} job-days with nothing wrong: {bound}; all told: {dict(told)}")
+    print(f"{given.days:g} job-days with nothing wrong: {bound}; all told: {dict(alarms)}")
     print(f"{time.process_time() - begun:.0f} s of processor time")
 
 

@@ -116,32 +116,32 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def show(what: str, told: Sequence[tuple[float, float]], bare: Sequence[float]) -> None:
-    clock, cpu = [each[0] for each in told], statistics.median(each[1] for each in told)
+def show(what: str, times: Sequence[tuple[float, float]], bare: Sequence[float]) -> None:
+    clock, cpu = [each[0] for each in times], statistics.median(each[1] for each in times)
     line = f"  {what:<24} p50 {statistics.median(clock):8.1f} ms  p99 {quantile(clock, 0.99):8.1f} ms"
     if bare:
         share = min(1.0, statistics.median(bare) / statistics.median(clock))
         line += f"  without healer {statistics.median(bare):8.1f} ms ({share:.0%})"
-    print(f"{line}  own CPU {cpu:7.1f} ms  n={len(told)}", flush=True)
+    print(f"{line}  own CPU {cpu:7.1f} ms  n={len(times)}", flush=True)
 
 
 def drains(bench: Bench, count: int) -> None:
-    told: list[tuple[float, float]] = []
+    times: list[tuple[float, float]] = []
     bare: list[float] = []
     for number in range(count):
         node = bench.nodes[number % len(bench.nodes)]
-        told.append(timed(lambda: bench.scheduler.drain(node, REASON)))  # noqa: B023 - called at once
+        times.append(timed(lambda: bench.scheduler.drain(node, REASON)))  # noqa: B023 - called at once
         bench.scheduler.undrain(node)
         if not isinstance(bench, SimBench):
             bare.append(timed(lambda: bench.bare_drain(node, "DRAIN"))[0])  # noqa: B023 - called at once
             bench.scheduler.undrain(node)
-    show("drain", told, bare)
+    show("drain", times, bare)
     together = list(bench.nodes[:32])
-    told = []
+    times = []
     for _ in range(10):
-        told.append(timed(lambda: bench.scheduler.drain(together, REASON)))
+        times.append(timed(lambda: bench.scheduler.drain(together, REASON)))
         bench.scheduler.undrain(together)
-    show(f"drain {len(together)} in one call", told, [])
+    show(f"drain {len(together)} in one call", times, [])
 
 
 def requeues(bench: Bench, running: Sequence[str]) -> None:
@@ -158,19 +158,19 @@ def requeues(bench: Bench, running: Sequence[str]) -> None:
 
 
 def polls(bench: Bench, jobs: int, waiting: str) -> None:
-    told: list[tuple[float, float]] = []
+    times: list[tuple[float, float]] = []
     bare: list[float] = []
     for number in range(POLLS):
         # Something is new in each picture: nothing is saved by its being the same.
         bench.scheduler.drain(bench.nodes[number % len(bench.nodes)], REASON)
         bench.scheduler.remark(waiting, f"{number}")
-        told.append(timed(bench.scheduler.snapshot))
+        times.append(timed(bench.scheduler.snapshot))
         if not isinstance(bench, SimBench):
             bare.append(timed(bench.bare_poll)[0])
         bench.scheduler.undrain(bench.nodes[number % len(bench.nodes)])
     picture = bench.scheduler.snapshot()
-    show(f"poll, {len(picture.jobs)} jobs", told, bare)
-    cpu = statistics.median(each[1] for each in told)
+    show(f"poll, {len(picture.jobs)} jobs", times, bare)
+    cpu = statistics.median(each[1] for each in times)
     if len(bench.nodes) >= 1250 and jobs >= 1000:
         print(f"  healer's own share of a poll: {cpu:.0f} ms (goal: below {POLL_GOAL_MS} ms)")
     unchanged = [timed(bench.scheduler.snapshot) for _ in range(POLLS)]

@@ -55,13 +55,13 @@ def measure(url: str) -> dict[str, float]:
             wall.append((time.perf_counter() - started) / STEPS)
             cpu.append((time.thread_time() - used) / STEPS)
             time.sleep(1.0)  # the sender gets its turn
-        told = {"sent": steps.sent, "dropped": steps.dropped}
+        counts = {"sent": steps.sent, "dropped": steps.dropped}
     each.sort()
     return {
         "clock_us": round(sorted(wall)[ROUNDS // 2] * 1e6, 2),
         "processor_us": round(sorted(cpu)[ROUNDS // 2] * 1e6, 2),
         "p999_us": round(each[int(len(each) * 0.999)] * 1e6, 2),
-    } | told
+    } | counts
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ class Fleet:
             grad_norm=self.none,
         )
         self.steps.update([batch], self.slurm, at)
-        told = self.stragglers.tick(Look(at, self.telemetry, self.steps, self.slurm))
-        return {one.component.node for one in told.findings if one.fault == "straggler"}
+        detected = self.stragglers.tick(Look(at, self.telemetry, self.steps, self.slurm))
+        return {one.component.node for one in detected.findings if one.fault == "straggler"}
 
 
 def delay_s(seed: int, noise: float, slow: float, onset: int, ranks: int) -> tuple[float, int]:
@@ -90,9 +90,9 @@ def delay_s(seed: int, noise: float, slow: float, onset: int, ranks: int) -> tup
     for _ in range(onset):
         wrong += len(fleet.step(0.0, 0))
     for number in range(1, int(800 / STEP_S) + 1):
-        told = fleet.step(slow, ranks)
-        wrong += len(told - {NAMES[0]})
-        if NAMES[0] in told:
+        blamed = fleet.step(slow, ranks)
+        wrong += len(blamed - {NAMES[0]})
+        if NAMES[0] in blamed:
             return number * STEP_S, wrong
     return math.inf, wrong
 
@@ -123,14 +123,14 @@ def main() -> None:
     for noise, slow, within_s in CASES:
         for ranks, what in ((PER, "node"), (1, "one GPU")):
             for onset in ONSETS:
-                told = [delay_s(given.seed + n, noise, slow, onset, ranks) for n in range(given.runs)]
-                delays = np.array([one[0] for one in told])
+                runs = [delay_s(given.seed + n, noise, slow, onset, ranks) for n in range(given.runs)]
+                delays = np.array([one[0] for one in runs])
                 late = np.quantile(delays, 0.95, method="higher")
                 print(
                     f"noise {noise:.1%}, {what} {slow:.0%} slower from step {onset}: found after "
                     f"{np.median(delays):.0f} s (median; 95 %: {late:.0f} s), "
                     f"recall {np.mean(delays <= 400):.3f} in 400 s (goal {within_s:.0f} s), "
-                    f"wrong nodes {sum(one[1] for one in told)}",
+                    f"wrong nodes {sum(one[1] for one in runs)}",
                     flush=True,
                 )
     for noise, _, _ in CASES:

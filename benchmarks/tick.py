@@ -88,8 +88,10 @@ class Fleet:
         self.names = [f"gpu{number:05d}" for number in range(nodes)]
         columns = [Column(name, Part(gpu=gpu)) for name in signals for gpu in range(GPUS)]
         self.ids = np.array(book.ids(columns), np.int32)
-        told = [rules.catalogue.signals[name] for name in signals]
-        noisy = [one.kind is SignalKind.gauge and one.unit not in ("count", "state", "bool") for one in told]
+        described = [rules.catalogue.signals[name] for name in signals]
+        noisy = [
+            one.kind is SignalKind.gauge and one.unit not in ("count", "state", "bool") for one in described
+        ]
         self.noisy = np.repeat(noisy, GPUS)
         self.chance = np.random.default_rng(1)
 
@@ -150,12 +152,12 @@ def forest() -> Scorer:
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("--nodes", type=int, default=10_000)
-    told.add_argument("--signals", type=int, default=30)
-    told.add_argument("--ticks", type=int, default=12)
-    told.add_argument("--jobs", type=int, default=0)
-    asked = told.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--signals", type=int, default=30)
+    parser.add_argument("--ticks", type=int, default=12)
+    parser.add_argument("--jobs", type=int, default=0)
+    asked = parser.parse_args()
     rules, book, watch = load(RULES), MemoryColumns(), Watch()
     signals = measured(rules, asked.signals)
     fleet = Fleet(asked.nodes, rules, signals, book)

@@ -113,10 +113,10 @@ def rows(fleets: list[Moving], other: list[Moving]) -> Iterator[Row]:
     drifted = sum((tally(one, held(one.drifted)) for one in fleets), Tally())
     yield _row("drifted, in force", drifted, drifted, np.nan)
     for features in FEATURES:
-        told, calibration = ([scored(one, features) for one in many] for many in (fleets, other))
-        for scorer in told[0].by_scorer:
+        scores, calibration = ([scored(one, features) for one in many] for many in (fleets, other))
+        for scorer in scores[0].by_scorer:
             threshold = budgeted(calibration, scorer)
-            shipped, equal = pooled(told, scorer, 1.0), pooled(told, scorer, threshold)
+            shipped, equal = pooled(scores, scorer, 1.0), pooled(scores, scorer, threshold)
             yield _row(f"{features}: {scorer}", shipped, equal, threshold)
 
 
@@ -134,11 +134,11 @@ def _row(name: str, shipped: Tally, equal: Tally, threshold: float) -> Row:
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("--seeds", type=int, default=6)
-    told.add_argument("--seed", type=int, default=SEED)
-    told.add_argument("--json", action="store_true")
-    asked = told.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
     begun = time.process_time()
     fleets, other = (
         [moving(seed) for seed in range(first, first + asked.seeds)] for first in (asked.seed, CALIBRATION)

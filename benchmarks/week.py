@@ -98,11 +98,11 @@ def resident_mb() -> float:
 
 
 def main() -> None:
-    told = argparse.ArgumentParser()
-    told.add_argument("--nodes", type=int, default=32)
-    told.add_argument("--days", type=int, default=7)
-    told.add_argument("--every", type=int, default=30)
-    asked = told.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=32)
+    parser.add_argument("--days", type=int, default=7)
+    parser.add_argument("--every", type=int, default=30)
+    asked = parser.parse_args()
     rules, book = load(Path(__file__).parents[1] / "rules"), MemoryColumns()
     fleet = Fleet(asked.nodes, book)
     forest = Forest(lambda: (), lambda _: None)

@@ -91,11 +91,11 @@ def watched(seed: int) -> Watched:
     rows = random.permutation(NODES)[: 2 * len(FAULTS)]
     names = tuple(f"gpu{row:04}" for row in range(NODES))
     matrices, ruled = [], np.zeros((WATCH, NODES), bool)
-    for number, (matrix, told) in enumerate(_samples(seed, names, rows)):
+    for number, (matrix, flagged) in enumerate(_samples(seed, names, rows)):
         if number >= SETTLE:
             matrices.append(matrix)
         if number >= SETTLE + TRAIN:
-            ruled[number - SETTLE - TRAIN, [names.index(name) for name in told]] = True
+            ruled[number - SETTLE - TRAIN, [names.index(name) for name in flagged]] = True
     whole = np.stack(matrices)
     return Watched(whole[:TRAIN], whole[TRAIN:], ruled, frozenset(rows.tolist()), names)
 
@@ -126,9 +126,9 @@ def _samples(
         measured = translator.columnar(msgspec.json.encode(bodies), lambda cluster, node: True, now)
         senses.take(measured.reports, (), slurm, now)
         features.sample(senses.telemetry, now)
-        told = {one.component.node for one in senses.tick(slurm, now, ()).findings}
+        flagged = {one.component.node for one in senses.tick(slurm, now, ()).findings}
         order = [senses.telemetry.rows_of(name, Scope.node)[0] for name in names]
-        yield features.matrix(now)[order].astype(np.float64), {name for name in told if name}
+        yield features.matrix(now)[order].astype(np.float64), {name for name in flagged if name}
 
 
 def _picture(names: tuple[str, ...]) -> SlurmSnapshot:
@@ -214,8 +214,8 @@ def board(seeds: range) -> list[Row]:
         found[f"rules and {name}"] = [a | b for a, b in zip(rules, found[name], strict=True)]
     rows = []
     for name, on in found.items():
-        told = [tally(one, flagged) for one, flagged in zip(fleets, on, strict=True)]
-        row = Row.of(name, np.nan, sum(told, Tally()), per="node-day")
+        tallies = [tally(one, flagged) for one, flagged in zip(fleets, on, strict=True)]
+        row = Row.of(name, np.nan, sum(tallies, Tally()), per="node-day")
         figures = {key: value for key, value in row.figures.items() if key != "threshold"}
         rows.append(Row(name, {**figures, "delay": figures["delay"] * SAMPLE_S / 60}))
     return rows

@@ -25,17 +25,17 @@ def board(seed: int, each: int) -> list[Row]:
         for number, one in enumerate(drawn)
     ]
     scores = [anomaly.score(one.train, one.test) for one in given]
-    told = [tally([one], [score], anomaly.THRESHOLD) for one, score in zip(given, scores, strict=True)]
+    tallies = [tally([one], [score], anomaly.THRESHOLD) for one, score in zip(given, scores, strict=True)]
     is_dirty = [bool(one.past) for one in drawn]
-    rows = [_row("healer, its own threshold", anomaly.THRESHOLD, told, seed)]
+    rows = [_row("healer, its own threshold", anomaly.THRESHOLD, tallies, seed)]
     for name, wanted in (("  past without anomalies", False), ("  past with anomalies", True)):
-        part = [one for one, dirty in zip(told, is_dirty, strict=True) if dirty is wanted]
+        part = [one for one, dirty in zip(tallies, is_dirty, strict=True) if dirty is wanted]
         rows.append(_row(name, anomaly.THRESHOLD, part, seed))
     for name, scorer in ALL.items():
         found = [scorer(*_filled(one)) for one in given]
         level, _ = in_hindsight(given, found)
-        told = [tally([one], [score], level) for one, score in zip(given, found, strict=True)]
-        rows.append(_row(f"{name}; best in hindsight", level, told, seed))
+        tallies = [tally([one], [score], level) for one, score in zip(given, found, strict=True)]
+        rows.append(_row(f"{name}; best in hindsight", level, tallies, seed))
     return rows
 
 
@@ -45,11 +45,12 @@ def _filled(one: Channel) -> tuple[Floats, Floats]:
     return np.where(np.isnan(one.train), middle, one.train), np.where(np.isnan(one.test), middle, one.test)
 
 
-def _row(name: str, threshold: float, told: list[Tally], seed: int) -> Row:
+def _row(name: str, threshold: float, tallies: list[Tally], seed: int) -> Row:
     random = np.random.default_rng(seed)
     again = [
-        sum((told[at] for at in random.integers(0, len(told), len(told))), Tally()).f1 for _ in range(DRAWS)
+        sum((tallies[at] for at in random.integers(0, len(tallies), len(tallies))), Tally()).f1
+        for _ in range(DRAWS)
     ]
-    row = Row.of(name, threshold, sum(told, Tally()))
+    row = Row.of(name, threshold, sum(tallies, Tally()))
     low, high = np.quantile(again, BOUNDS)
     return Row(name, {**row.figures, "F1 from": float(low), "F1 to": float(high)})

@@ -44,8 +44,8 @@ def channels(folder: Path) -> list[Channel]:
     with (folder / "labeled_anomalies.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["spacecraft"] == "SMAP":
-                told = ast.literal_eval(row["anomaly_sequences"])
-                spans.setdefault(row["chan_id"], []).extend((begin, end + 1) for begin, end in told)
+                ranges = ast.literal_eval(row["anomaly_sequences"])
+                spans.setdefault(row["chan_id"], []).extend((begin, end + 1) for begin, end in ranges)
     return [
         Channel(
             name,
@@ -69,20 +69,20 @@ def joined(spans: list[Span]) -> tuple[Span, ...]:
 
 
 def tally(given: list[Channel], scores: list[Floats], threshold: float) -> Tally:
-    told = (
+    tallies = (
         judge(alarms(score >= threshold, GAP), one.events, days=len(score) / one.per_day, early=EARLY)
         for one, score in zip(given, scores, strict=True)
     )
-    return sum(told, Tally())
+    return sum(tallies, Tally())
 
 
 def in_hindsight(given: list[Channel], scores: list[Floats], most: float = np.inf) -> tuple[float, Tally]:
     """The one threshold for all channels that gives the best F1 with at most so many false alarms a day. No
     one can choose it beforehand: it flatters a method, and so it is given to the baselines."""
     levels = np.unique(np.quantile(np.concatenate(scores), 1 - np.geomspace(0.3, 1e-5, 80)))
-    told = [(float(level), tally(given, scores, level)) for level in levels]
+    tallies = [(float(level), tally(given, scores, level)) for level in levels]
     silent = (np.inf, tally(given, scores, np.inf))
-    bearable = [one for one in told if one[1].false_per_day <= most]
+    bearable = [one for one in tallies if one[1].false_per_day <= most]
     return max([silent, *bearable], key=lambda one: one[1].f1)
 
 

@@ -160,9 +160,9 @@ def in_force(run: Run) -> Floats:
     for number, compute_s in enumerate(run.times):
         now = START + timedelta(seconds=STEP_S * (number + 1))
         steps.update([_batch(nodes, number, compute_s, now)], slurm, now)
-        told = detector.tick(Look(now, telemetry, steps, slurm))
-        slow |= {one.component.node for one in told.findings if one.fault == STRAGGLER}
-        slow -= {where.node for fault, where in told.clear_since if fault == STRAGGLER}
+        detected = detector.tick(Look(now, telemetry, steps, slurm))
+        slow |= {one.component.node for one in detected.findings if one.fault == STRAGGLER}
+        slow -= {where.node for fault, where in detected.clear_since if fault == STRAGGLER}
         found[number] = [name in slow for name in nodes]
     return found[run.history :]
 
@@ -201,6 +201,6 @@ def board(runs: list[Run], per: str = "day") -> list[Row]:
         levels = np.quantile(
             np.concatenate([score.ravel() for score in scores]), 1 - np.geomspace(0.1, 1e-5, 25)
         )
-        told = [(float(level), tally(runs, scores, level)) for level in levels]
-        rows.append(Row.of(f"{name}; best in hindsight", *max(told, key=lambda one: one[1].f1), per))
+        tallies = [(float(level), tally(runs, scores, level)) for level in levels]
+        rows.append(Row.of(f"{name}; best in hindsight", *max(tallies, key=lambda one: one[1].f1), per))
     return rows

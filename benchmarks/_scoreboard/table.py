@@ -44,8 +44,8 @@ class Board:
         wide = max((len(row.name) for row in self.rows), default=0)
         lines = [self.title, f"  {self.note}", f"  {'':{wide}} " + " ".join(f"{name:>12}" for name in names)]
         for row in self.rows:
-            told = " ".join(f"{_shown(row.figures.get(name, np.nan)):>12}" for name in names)
-            lines.append(f"  {row.name:{wide}} {told}")
+            cells = " ".join(f"{_shown(row.figures.get(name, np.nan)):>12}" for name in names)
+            lines.append(f"  {row.name:{wide}} {cells}")
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:

@@ -110,9 +110,11 @@ class Checkpoints:
                 self._sender.put_checkpoint(event)
 
 
-def folders(told: Folders) -> tuple[str, ...]:
+def folders(paths: Folders) -> tuple[str, ...]:
     """One folder, or several."""
-    return tuple(os.fspath(one) for one in ([told] if isinstance(told, (str, os.PathLike)) else told or ()))
+    return tuple(
+        os.fspath(one) for one in ([paths] if isinstance(paths, (str, os.PathLike)) else paths or ())
+    )
 
 
 def lies_under(path: str, under: Folders) -> bool:

@@ -39,8 +39,8 @@ class Settings:
         """Asks torch.distributed, as soon as this process has set it up. Imports nothing."""
         distributed = getattr(sys.modules.get("torch"), "distributed", None)
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            told = int(distributed.get_rank()), int(distributed.get_world_size())
-            self.placed(*ranks_of(self._env, told))  # type: ignore[arg-type]
+            torch_ranks = int(distributed.get_rank()), int(distributed.get_world_size())
+            self.placed(*ranks_of(self._env, torch_ranks))  # type: ignore[arg-type]
 
     def _set(self, rank: int | None, local_rank: int | None) -> None:
         self.rank, self.local_rank = rank, local_rank
@@ -58,7 +58,7 @@ class Settings:
 Ranks = Tuple["int | None", "int | None"]
 
 
-def ranks_of(env: Mapping[str, str], told: tuple[int, int] | None = None) -> Ranks:
+def ranks_of(env: Mapping[str, str], torch_ranks: tuple[int, int] | None = None) -> Ranks:
     """Rank and local rank, each None where nothing surely tells it. `told`: rank and world size, by torch.
 
     Slurm's count is right only where each task of a step is one rank. In a batch script SLURM_PROCID is 0 for
@@ -66,7 +66,7 @@ def ranks_of(env: Mapping[str, str], told: tuple[int, int] | None = None) -> Ran
     number on to them, and the world is larger than the step.
     """
     named, local = _number(env, "RANK"), _number(env, "LOCAL_RANK")
-    rank, world = (named, _number(env, "WORLD_SIZE")) if told is None else told
+    rank, world = (named, _number(env, "WORLD_SIZE")) if torch_ranks is None else torch_ranks
     task, tasks = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     of_slurm = tasks is not None and tasks == _number(env, "SLURM_NTASKS")
     of_slurm = of_slurm and (tasks == world if world is not None else tasks > 1)  # type: ignore[operator]
@@ -83,8 +83,8 @@ def ranks_of(env: Mapping[str, str], told: tuple[int, int] | None = None) -> Ran
 
 def gpu_of(env: Mapping[str, str], local_rank: int | None) -> int | None:
     """The GPU of this rank. CUDA_VISIBLE_DEVICES may count anew within a job; Slurm's lists do not."""
-    told = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
-    gpus = [gpu for gpu in map(_whole, told.split(",")) if gpu is not None]
+    listed = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
+    gpus = [gpu for gpu in map(_whole, listed.split(",")) if gpu is not None]
     if len(gpus) == 1:
         return gpus[0]
     return gpus[local_rank] if local_rank is not None and 0 <= local_rank < len(gpus) else None

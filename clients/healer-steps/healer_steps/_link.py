@@ -64,10 +64,10 @@ class Link:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(raw.decode("utf-8", "replace"))
+        answer = json.loads(raw.decode("utf-8", "replace"))
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _seconds(text: str | None) -> float:

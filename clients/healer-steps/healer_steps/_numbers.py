@@ -30,10 +30,10 @@ def number(value: Any) -> float:
 
 def whole(value: Any, most: int = WHOLE_MAX) -> int:
     """As `number`, and from 0 to `most`; `3.0` is 3."""
-    told = value if type(value) is int else _plain(value)
-    if told != int(told) or not 0 <= told <= most:
-        raise ValueError("%.40r is no whole number from 0 to %d" % (told, most))
-    return int(told)
+    plain = value if type(value) is int else _plain(value)
+    if plain != int(plain) or not 0 <= plain <= most:
+        raise ValueError("%.40r is no whole number from 0 to %d" % (plain, most))
+    return int(plain)
 
 
 def _plain(value: Any) -> int | float:

@@ -105,8 +105,8 @@ class Post:
         now = time.monotonic()
         if (doing, step) == self._said and now - self._said_at < _AGAIN_S - 0.5:
             return True
-        told = {"time": utc(time.time()), "step": step, "doing": doing, "open_s": round(open_s, 1)}
-        if not self._went(_STEPS, dict(self._about(), samples=[dict(told, **_place(settings))]), 0):
+        sample = {"time": utc(time.time()), "step": step, "doing": doing, "open_s": round(open_s, 1)}
+        if not self._went(_STEPS, dict(self._about(), samples=[dict(sample, **_place(settings))]), 0):
             return False
         self._said, self._said_at = (doing, step), now
         return True
@@ -176,11 +176,11 @@ class Post:
         return dict(self._about(), samples=[self._sample(sample) for sample in self.held])
 
     def _sample(self, sample: Sample) -> dict[str, Any]:
-        settings, told = self._sender.settings, _told(sample)
+        settings, fields = self._sender.settings, _told(sample)
         if settings.rank is None:  # of the job as a whole: nobody may be blamed for it
-            return {name: value for name, value in told.items() if name not in _OF_A_RANK}
-        told.update(_place(settings))
-        return told
+            return {name: value for name, value in fields.items() if name not in _OF_A_RANK}
+        fields.update(_place(settings))
+        return fields
 
 
 def _place(settings: Settings) -> dict[str, Any]:
@@ -205,14 +205,16 @@ def taken(queue: deque[Any], most: int) -> list[Any]:
 
 def _told(sample: Sample) -> dict[str, Any]:
     """As healer reads it; what is not known is left out, and so is what is no number."""
-    told = {name: value for name, value in zip(FIELDS, sample) if type(value) in _NUMBERS and _finite(value)}
-    if told.get("work", 1) <= 0:
-        del told["work"]  # healer would take nothing of the step
+    fields = {
+        name: value for name, value in zip(FIELDS, sample) if type(value) in _NUMBERS and _finite(value)
+    }
+    if fields.get("work", 1) <= 0:
+        del fields["work"]  # healer would take nothing of the step
     # That a result became no number is news; JSON has a word for it at most.
     lost = [name for name, value in zip(FIELDS, sample) if name in RESULTS and not _finite(value)]
-    told.update(dict.fromkeys(lost, "NaN"))
-    told["time"] = utc(sample[0])
-    return told
+    fields.update(dict.fromkeys(lost, "NaN"))
+    fields["time"] = utc(sample[0])
+    return fields
 
 
 def utc(seconds: float) -> str:

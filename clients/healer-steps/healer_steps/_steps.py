@@ -174,8 +174,8 @@ class Steps:
                 return
             last = max(self._next - 1, 0)
             which = last if step is None else self._plain("step", step, whole)
-            told = os.fsdecode(path) if isinstance(path, bytes) else str(path)
-            self._checkpoints.told(told, last if which is None else which, bool(durable), bool(checksum))
+            name = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+            self._checkpoints.told(name, last if which is None else which, bool(durable), bool(checksum))
         except Exception as error:
             self._trouble(error)
 
@@ -319,10 +319,10 @@ class Steps:
         if not self.settings.sure:
             self.settings.look()
 
-    def _placed(self, told: Callable[[], tuple[Any, Any]]) -> None:
+    def _placed(self, ranks: Callable[[], tuple[Any, Any]]) -> None:
         """For callbacks: rank and local rank, as their trainer tells them."""
         try:
-            rank, local_rank = told()
+            rank, local_rank = ranks()
             self.settings.placed(int(rank), int(local_rank))
         except Exception as error:
             self._trouble(error)

@@ -92,8 +92,8 @@ class Token:
 
     def _enroll(self) -> dict[str, Any]:
         job = self._settings.job
-        told = {"for": "healer enroll job", "job": job, "nonce": os.urandom(16).hex()}
-        body = {"credential": credential(json.dumps(told), self._settings.munge_socket)}
+        claim = {"for": "healer enroll job", "job": job, "nonce": os.urandom(16).hex()}
+        body = {"credential": credential(json.dumps(claim), self._settings.munge_socket)}
         if self._settings.cluster:
             body["cluster"] = self._settings.cluster
         status, answer = self._post("/api/v1/enroll", json.dumps(body).encode(), "")

@@ -70,8 +70,8 @@ class StepTimes(TrainerCallback):
 
     @quiet
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **about: Any) -> None:
-        told = logs or {}
-        self._logged = (_float(told.get("loss")), _float(told.get("grad_norm")))
+        logged = logs or {}
+        self._logged = (_float(logged.get("loss")), _float(logged.get("grad_norm")))
 
     @quiet
     def on_prediction_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:

@@ -77,8 +77,8 @@ class StepTimes(Callback):
             self._step.__enter__()
             self._worked = 0.0
         if self._work is not None and self._worked is not None:
-            told = self.steps._asked(self._work, batch)
-            self._worked = None if told is None else self._worked + told
+            work = self.steps._asked(self._work, batch)
+            self._worked = None if work is None else self._worked + work
             self._step.work = self._worked
 
     @quiet
@@ -155,6 +155,6 @@ class StepTimes(Callback):
 
 def _last_saved(trainer: Any) -> tuple[str, int]:
     """Where, and at which step: the same path may be written again."""
-    told = getattr(trainer, "checkpoint_callback", None)
-    path = getattr(told, "_last_checkpoint_saved", "") or getattr(told, "best_model_path", "")
-    return str(path), int(getattr(told, "_last_global_step_saved", 0) or 0)
+    callback = getattr(trainer, "checkpoint_callback", None)
+    path = getattr(callback, "_last_checkpoint_saved", "") or getattr(callback, "best_model_path", "")
+    return str(path), int(getattr(callback, "_last_global_step_saved", 0) or 0)

@@ -172,8 +172,8 @@ def test_every_alert_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_alert_fires_by_what_it_is_for_and_not_otherwise(name: str, tmp_path: Path) -> None:
-    told = {"rule_files": [str(path) for path in RULE_FILES], "tests": promtool_tests(name, CASES[name])}
-    (tmp_path / "tests.yml").write_text(yaml.safe_dump(told))
+    document = {"rule_files": [str(path) for path in RULE_FILES], "tests": promtool_tests(name, CASES[name])}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(document))
     promtool("test", "rules", str(tmp_path / "tests.yml"))
 
 
@@ -181,8 +181,8 @@ def test_pause_of_all_clusters_is_one_alert(tmp_path: Path) -> None:
     case = Case(
         {'healer_pauses{cluster=""}': "1"}, {"up": "1"}, {}, "Every cluster has been paused for a day"
     )
-    told = {"rule_files": [str(RULE_FILES[0])], "tests": promtool_tests("HealerPausedLong", case)}
-    (tmp_path / "tests.yml").write_text(yaml.safe_dump(told))
+    document = {"rule_files": [str(RULE_FILES[0])], "tests": promtool_tests("HealerPausedLong", case)}
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(document))
     promtool("test", "rules", str(tmp_path / "tests.yml"))
 
 

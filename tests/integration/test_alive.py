@@ -34,14 +34,14 @@ def chats() -> Iterator[Chats]:
 
 @pytest.fixture
 def switch(fresh_database: sa.Engine, chats: Chats) -> tuple[Switch, Watch, Notifications]:
-    told = Notifications(
+    notifications = Notifications(
         channels=(Channel(name="feed", kind=ChannelKind.alertmanager, url=chats.url),),
         alive=DeadMansSwitch(channel="feed", every_s=30),
     )
-    rules = msgspec.structs.replace(shipped(), notifications=told)
+    rules = msgspec.structs.replace(shipped(), notifications=notifications)
     settings = load_settings({"HEALER_ALERTMANAGER_TOKEN": stand_in.AM_TOKEN})
     watch = Watch()
-    return Switch(settings, fresh_database, "pod1", lambda: rules, watch), watch, told
+    return Switch(settings, fresh_database, "pod1", lambda: rules, watch), watch, notifications
 
 
 def heard(chats: Chats) -> list[dict[str, Any]]:

@@ -97,33 +97,33 @@ def test_node_forced_off_stays_off_until_switched_on(bench: Bench) -> None:
 def test_one_without_power_cycle_says_so_and_takes_none(bench: Bench) -> None:
     bench.world.plant(NODE, "no-cycle")
     assert "PowerCycle" not in bench.bmc.power(NODE).kinds
-    with pytest.raises(BmcError) as told:
+    with pytest.raises(BmcError) as caught:
         bench.reset(ResetKind.power_cycle)
-    assert not isinstance(told.value, BmcUnavailable)
+    assert not isinstance(caught.value, BmcUnavailable)
     assert bench.kinds() == []
 
 
 def test_one_that_is_busy_has_surely_done_nothing(bench: Bench) -> None:
     bench.world.plant(NODE, "busy")
-    with pytest.raises(BmcUnavailable) as told:
+    with pytest.raises(BmcUnavailable) as caught:
         bench.reset(ResetKind.power_cycle)
-    assert not told.value.sent
+    assert not caught.value.sent
     assert bench.kinds() == [] and bench.bmc.power(NODE).state == "On"
 
 
 def test_a_reset_without_an_answer_may_have_come(bench: Bench) -> None:
     bench.world.plant(NODE, "hangs")
-    with pytest.raises(BmcUnavailable) as told:
+    with pytest.raises(BmcUnavailable) as caught:
         bench.reset(ResetKind.power_cycle)
-    assert told.value.sent
+    assert caught.value.sent
     assert bench.kinds() == ["PowerCycle"]
 
 
 def test_wrong_account_is_reported_and_is_not_a_timeout(bench: Bench) -> None:
     bench.world.plant(NODE, "refuses")
-    with pytest.raises(BmcError) as told:
+    with pytest.raises(BmcError) as caught:
         bench.bmc.power(NODE)
-    assert not isinstance(told.value, BmcUnavailable) and NODE in str(told.value)
+    assert not isinstance(caught.value, BmcUnavailable) and NODE in str(caught.value)
 
 
 def test_late_reset_failure_reports_its_cause(bench: Bench) -> None:
@@ -147,11 +147,11 @@ def client(bmcs: Bmcs) -> Iterator[Redfish]:
 
 def refused(client: Redfish, node: str = NODE) -> str:
     """The words of a look that a person has to mend; they never hold the password."""
-    with pytest.raises(BmcError) as told:
+    with pytest.raises(BmcError) as caught:
         client.power(node)
-    assert not isinstance(told.value, BmcUnavailable)
-    assert PASSWORD not in str(told.value)
-    return str(told.value)
+    assert not isinstance(caught.value, BmcUnavailable)
+    assert PASSWORD not in str(caught.value)
+    return str(caught.value)
 
 
 def test_reset_types_may_be_listed_in_an_action_info(bmcs: Bmcs, client: Redfish) -> None:
@@ -183,8 +183,8 @@ def test_nothing_is_sent_to_a_host_that_a_bmc_names(bmcs: Bmcs, client: Redfish)
 
 def test_an_account_that_is_refused_says_what_to_set(bmcs: Bmcs, client: Redfish) -> None:
     bmcs.plant(NODE, "refuses")
-    told = refused(client)
-    assert "401: Wrong account. Log in." in told and "HEALER_BMC_USER" in told
+    error = refused(client)
+    assert "401: Wrong account. Log in." in error and "HEALER_BMC_USER" in error
 
 
 def test_endpoint_without_redfish_is_reported(bmcs: Bmcs, client: Redfish) -> None:
@@ -210,18 +210,18 @@ def test_a_file_of_authorities_that_is_none_stops_the_start(bmcs: Bmcs, tmp_path
 def test_one_that_asks_for_time_gets_it(bmcs: Bmcs, client: Redfish) -> None:
     target = client.power(NODE).target
     bmcs.plant(NODE, "later")
-    with pytest.raises(BmcUnavailable) as told:
+    with pytest.raises(BmcUnavailable) as caught:
         client.reset(NODE, target, ResetKind.power_cycle)
-    assert (told.value.sent, told.value.after_s) == (False, 7.0)
+    assert (caught.value.sent, caught.value.after_s) == (False, 7.0)
 
 
 @pytest.mark.parametrize("fault", ["broken", "drops"])
 def test_a_reset_that_ends_in_trouble_may_have_come(bmcs: Bmcs, client: Redfish, fault: str) -> None:
     target = client.power(NODE).target
     bmcs.plant(NODE, fault)
-    with pytest.raises(BmcUnavailable) as told:
+    with pytest.raises(BmcUnavailable) as caught:
         client.reset(NODE, target, ResetKind.power_cycle)
-    assert told.value.sent and len([one for one in bmcs.asked if one[0] == "POST"]) == 1
+    assert caught.value.sent and len([one for one in bmcs.asked if one[0] == "POST"]) == 1
 
 
 def test_unsupported_reset_type_is_reported_in_the_bmcs_words(bmcs: Bmcs, client: Redfish) -> None:
@@ -241,9 +241,9 @@ def test_an_answer_without_an_end_is_left(bmcs: Bmcs) -> None:
 
 def test_unreachable_bmc_means_nothing_was_sent(bmcs: Bmcs) -> None:
     client = Redfish(bmcs.settings(url="https://127.0.0.1:1/{node}"))
-    with pytest.raises(BmcUnavailable) as told:
+    with pytest.raises(BmcUnavailable) as caught:
         client.power(NODE)
-    assert not told.value.sent and "127.0.0.1" not in str(told.value)
+    assert not caught.value.sent and "127.0.0.1" not in str(caught.value)
     client.close()
 
 
@@ -295,20 +295,20 @@ def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> ExecutorSettings:
 
 
 def test_doctor_reads_the_power_of_one_node(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
-    (told,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
-    assert (told.ok, told.repair) == (True, "")
-    assert told.text == f"{slurm} answers by Redfish: system 437XR1138R2, power On"
+    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
+    assert (check.ok, check.repair) == (True, "")
+    assert check.text == f"{slurm} answers by Redfish: system 437XR1138R2, power On"
     assert {method for method, _ in bmcs.asked} == {"GET"}
 
 
 def test_doctor_says_what_to_mend(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
-    (told,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
-    assert not told.ok and "is not trusted" in told.text and "power-cycle.md" in told.repair
-    (told,) = doctor_checks.look_at_bmcs(
+    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
+    assert not check.ok and "is not trusted" in check.text and "power-cycle.md" in check.repair
+    (check,) = doctor_checks.look_at_bmcs(
         configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=str(tmp_path / "none"))
     )
-    assert not told.ok and "HEALER_BMC_CA_FILE" in told.text
+    assert not check.ok and "HEALER_BMC_CA_FILE" in check.text
     bmcs.plant(slurm, "two-systems")
-    (told,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
-    assert not told.ok and "HEALER_BMC_SYSTEM" in told.text
+    (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path))
+    assert not check.ok and "HEALER_BMC_SYSTEM" in check.text
     assert doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_URL="")) == []

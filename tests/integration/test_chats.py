@@ -90,10 +90,10 @@ def everything(chats: Chats) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_taken_and_says_what_one_needs_at_night(name: str, chats: Chats) -> None:
     assert channel(name, chats).send(notice(), "")
-    told = everything(chats).replace("\\\\", "")
+    sent = everything(chats).replace("\\\\", "")
     for words in ("GPU 3 fell off the bus", "Where", "4711 of anna", "5 of 5 taken", "free a slot"):
-        assert words in told
-    assert f"{CONSOLE}/incidents/1f2e3d4c" in told
+        assert words in sent
+    assert f"{CONSOLE}/incidents/1f2e3d4c" in sent
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,8 +129,8 @@ def test_failure_is_reported_in_words_without_secrets(
     with pytest.raises(DeliveryFailed, match=words) as failed:
         channel(name, chats, timeout_s=0.3 if answer == "silent" else 10).send(notice(), "")
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
-    told = str(failed.value) + caplog.text
-    assert not any(secret in told for secret in stand_in.SECRETS)
+    shown = str(failed.value) + caplog.text
+    assert not any(secret in shown for secret in stand_in.SECRETS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,10 +209,10 @@ def test_an_approval_of_a_group_bot_is_a_link_to_the_page(name: str, chats: Chat
     link = f"{CONSOLE}/approve/run-1.signed"
     asked = notice(run="run-1", approve=link, preview=("Plan: drain, reset", "Affected jobs: none"))
     channel(name, chats).send(asked, "")
-    told = everything(chats)
-    assert link in told
-    assert "drain, reset" in told
-    assert "run-1" not in told.replace(link, "")  # nothing but the link leads to it
+    sent = everything(chats)
+    assert link in sent
+    assert "drain, reset" in sent
+    assert "run-1" not in sent.replace(link, "")  # nothing but the link leads to it
 
 
 def test_wecom_calls_those_on_duty_for_a_page_alone(chats: Chats) -> None:
@@ -283,9 +283,9 @@ def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
     pager.send(notice("1f2e3d4c:p0:later"), "x")
     pager.send(notice("a", stage=Stage.acknowledged), "x")
     pager.send(notice("b", stage=Stage.resolved), "x")
-    told = chats.taken["pagerduty"]
-    assert {one["dedup_key"] for one in told} == {"healer:pod1:1f2e3d4c"}
-    assert [one["event_action"] for one in told] == ["trigger", "trigger", "acknowledge", "resolve"]
+    sent = chats.taken["pagerduty"]
+    assert {one["dedup_key"] for one in sent} == {"healer:pod1:1f2e3d4c"}
+    assert [one["event_action"] for one in sent] == ["trigger", "trigger", "acknowledge", "resolve"]
 
 
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:

@@ -228,13 +228,13 @@ def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:
 
 def test_commands_reach_the_detectors_inbox(bench: Bench) -> None:
     begin(bench, run())
-    told = [command(jobs=["4711"]), command(CommandKind.run_changed, run="r1", state="waiting")]
+    commands = [command(jobs=["4711"]), command(CommandKind.run_changed, run="r1", state="waiting")]
     with ExitStack() as stack:
         claim = claimed(stack, bench)
-        for one in told:
+        for one in commands:
             claim.send_command(one)
         claim.write(entry())
-    assert bench.commands() == told
+    assert bench.commands() == commands
 
 
 def _says(claim: RunClaim) -> None:
@@ -407,10 +407,10 @@ def test_a_worker_that_learns_of_a_persons_word_gives_the_run_back_at_once(real:
 
 def test_news_reach_the_detector_with_the_state_or_not_at_all(bench: Bench) -> None:
     begin(bench, run())
-    told = command(CommandKind.run_changed, run="r1", state="waiting")
+    sent = command(CommandKind.run_changed, run="r1", state="waiting")
     with ExitStack() as stack:
-        claimed(stack, bench).set_state(RunState.waiting, why="for the repair", command=told)
-    assert bench.commands() == [told]
+        claimed(stack, bench).set_state(RunState.waiting, why="for the repair", command=sent)
+    assert bench.commands() == [sent]
     with bench.ledger.transaction() as tx:
         assert [one.state for one in tx.active_runs()] == [RunState.waiting]
         known = tx.run("r1")

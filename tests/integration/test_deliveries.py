@@ -211,7 +211,7 @@ def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     site.put(over(one, site.hand.now()))
     site.round()
     assert site.paged() == ["trigger", "resolve"]
-    keys = {told["dedup_key"] for told in site.chats.taken["pagerduty"]}
+    keys = {event["dedup_key"] for event in site.chats.taken["pagerduty"]}
     assert keys == {f"healer:pod1:{one.id}"}
 
 
@@ -283,7 +283,7 @@ def test_a_group_bot_hears_of_the_beginning_and_of_the_end(fresh_database: sa.En
     assert len(chats.taken["wecom"]) == 1
     site.put(over(one, site.hand.now()))
     site.round(MINUTE)
-    first, last = (told["markdown"]["content"] for told in chats.taken["wecom"])
+    first, last = (message["markdown"]["content"] for message in chats.taken["wecom"])
     assert "has fallen off the bus" in first
     assert "the tests passed" in last
 
@@ -309,9 +309,9 @@ def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> No
     site.round()
     assert site.slack() == []
     site.round(MINUTE)
-    (told,) = site.slack()
-    assert "2 low-urgency incidents, 1 still open" in told["text"]
-    assert told["text"].count("https://healer.example/incidents/") == 2
+    (message,) = site.slack()
+    assert "2 low-urgency incidents, 1 still open" in message["text"]
+    assert message["text"].count("https://healer.example/incidents/") == 2
     site.round(24 * 60 * MINUTE)
     assert len(site.slack()) == 1  # its end stood there already
 
@@ -329,17 +329,17 @@ def test_end_of_an_incident_from_a_digest_is_in_the_next_digest(site: Site) -> N
 
 
 def test_repeating_alarm_is_sent_less_and_less_often(site: Site) -> None:
-    told = []
+    minutes = []
     for minute in range(80):
         one = site.incident(minute + 1)
         before = len(site.roots())
         site.telling()
         site.telling.wait()
-        told += [minute] * (len(site.roots()) - before)
+        minutes += [minute] * (len(site.roots()) - before)
         if minute % 5:  # some are over before their time comes
             site.put(over(one, site.hand.now()))
         site.hand.forward(MINUTE)
-    assert told == [0, 5, 15, 35, 75]
+    assert minutes == [0, 5, 15, 35, 75]
 
 
 def test_of_queued_updates_only_the_newest_is_sent(site: Site) -> None:
@@ -377,8 +377,8 @@ def test_doctor_reports_each_channel(site: Site) -> None:
 
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
         with site.db.connect() as conn:
-            told = doctor_checks.delivery_histories(conn, site.hand.now())
-        found = doctor_checks.look_at_channel(known or site.settings, channel, told.get(channel.name))
+            histories = doctor_checks.delivery_histories(conn, site.hand.now())
+        found = doctor_checks.look_at_channel(known or site.settings, channel, histories.get(channel.name))
         return found.ok, found.text
 
     assert checked(ops) == (True, "slack: secrets found, nothing sent yet")
@@ -422,10 +422,12 @@ def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
     assert len(site.roots()) == 2
 
 
-def only(told: Notifications, channel: str) -> Notifications:
-    routes = [msgspec.structs.replace(one, to=(channel,)) for one in told.routes if channel in one.to]
-    kept = tuple(one for one in told.channels if one.name == channel)
-    return msgspec.structs.replace(told, channels=kept, routes=tuple(routes))
+def only(notifications: Notifications, channel: str) -> Notifications:
+    routes = [
+        msgspec.structs.replace(one, to=(channel,)) for one in notifications.routes if channel in one.to
+    ]
+    kept = tuple(one for one in notifications.channels if one.name == channel)
+    return msgspec.structs.replace(notifications, channels=kept, routes=tuple(routes))
 
 
 # --- a crash between send and store -------------------------------------------------------------------------

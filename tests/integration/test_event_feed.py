@@ -46,10 +46,10 @@ class Feed:
 
     def record(self, verb: str, subject: str, at: datetime | None = None, **data: object) -> None:
         with self.engine.begin() as conn:
-            told = AuditRecord(
+            record = AuditRecord(
                 cluster="pod1", at=at or self.hand.at, actor="healer", verb=verb, subject=subject, data=data
             )
-            audit.append(conn, told)
+            audit.append(conn, record)
         self._sealer.seal_once()
 
     def deliver(self) -> int:

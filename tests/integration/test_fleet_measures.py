@@ -24,10 +24,10 @@ TEMPERATURE, REASONS = "gpu_temp_c", "clock_event_reasons"
 Told = dict[tuple[str, int], float]
 
 
-def report(book: PostgresColumns, node: str, ago_s: float, told: Told) -> Report:
+def report(book: PostgresColumns, node: str, ago_s: float, values: Told) -> Report:
     at = NOW - timedelta(seconds=ago_s)
-    ids = book.ids([Column(name, Part(gpu=gpu)) for name, gpu in told])
-    return Report(CLUSTER, node, at, at, np.array(ids, np.int32), np.array(list(told.values())))
+    ids = book.ids([Column(name, Part(gpu=gpu)) for name, gpu in values])
+    return Report(CLUSTER, node, at, at, np.array(ids, np.int32), np.array(list(values.values())))
 
 
 def test_each_gpu_shows_its_newest_value_and_silence_is_unknown(fresh_database: sa.Engine) -> None:

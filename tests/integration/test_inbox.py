@@ -91,8 +91,8 @@ def test_a_flood_of_one_node_holds_up_no_other(fresh_database: sa.Engine) -> Non
     first = walked(fresh_database, inbox, 100)
     assert first[-4:] == [("gpu0001", 30_002), (None, 30_000), ("gpu0002", 30_003), ("gpu0001", 30_001)]
     assert len(first) == 100
-    told = Counter(node for node, _ in first)
-    assert told["loud"] >= 10 and told["noisy"] >= 10
+    counts = Counter(node for node, _ in first)
+    assert counts["loud"] >= 10 and counts["noisy"] >= 10
     # What comes while the flood is walked is in the next batch, and no node's order is another.
     inbox.add([of("gpu0003", 40_000)])
     second = walked(fresh_database, inbox, 100)

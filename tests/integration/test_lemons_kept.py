@@ -34,9 +34,11 @@ def test_node_history_comes_from_its_incidents_and_tickets(fresh_database: sa.En
         put(conn, 2, 50)
         put(conn, 3, 1, merged_into=filed)
         put(conn, 4, 2, cluster="another")
-        told = {"id": "1:ticket", "cluster": CLUSTER, "kind": "ticket", "incident": filed}
-        told |= {"doc": {}, "state": "queued", "at": START, "page": False}
-        conn.execute(sa.insert(messages).values({c.name: told[c.name] for c in messages.c if c.name in told}))
+        ticket = {"id": "1:ticket", "cluster": CLUSTER, "kind": "ticket", "incident": filed}
+        ticket |= {"doc": {}, "state": "queued", "at": START, "page": False}
+        conn.execute(
+            sa.insert(messages).values({c.name: ticket[c.name] for c in messages.c if c.name in ticket})
+        )
     told_of = PostgresLemons(fresh_database, CLUSTER).histories(START - 42 * DAY)
     found = [lemon_record(history, node, START) for node, history in told_of]
     assert [(one.node, len(one.faults), len(one.tickets)) for one in found] == [(NODE, 1, 1)]

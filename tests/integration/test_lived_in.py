@@ -49,11 +49,11 @@ def test_a_command_inherits_the_settings_of_others_and_keeps_its_exit_status() -
 
 
 def test_each_deed_is_found_and_none_reaches_the_machine() -> None:
-    status, told = lived_in("bash", "-c", "\n".join(DEEDS))
-    found = [line.removeprefix("lived-in: ") for line in told.splitlines() if line.startswith("lived-in: ")]
+    status, output = lived_in("bash", "-c", "\n".join(DEEDS))
+    found = [line.removeprefix("lived-in: ") for line in output.splitlines() if line.startswith("lived-in: ")]
     missing = {deed: line for deed, line in DEEDS.items() if not any(one.startswith(line) for one in found)}
-    assert not missing, told
-    assert "/proc/sys/vm/swappiness: Read-only file system" in told
+    assert not missing, output
+    assert "/proc/sys/vm/swappiness: Read-only file system" in output
     assert not any("/var/tmp" in line for line in found)
     assert status == 1 and found[-1].startswith("NOT CLEAN: ")
     touched = ("/tmp/a-file", "/etc/a", "/dev/shm/a-file", "/tmp/m")
@@ -61,5 +61,5 @@ def test_each_deed_is_found_and_none_reaches_the_machine() -> None:
 
 
 def test_where_it_may_not_make_namespaces_it_fails_and_says_so() -> None:
-    status, told = lived_in("true", before=("setpriv", "--bounding-set=-sys_admin"))
-    assert status and "lived-in: NOT RUN: " in told
+    status, output = lived_in("true", before=("setpriv", "--bounding-set=-sys_admin"))
+    assert status and "lived-in: NOT RUN: " in output

@@ -99,11 +99,11 @@ def test_each_change_of_a_version_is_kept_for_a_year(fresh_database: sa.Engine) 
     with fresh_database.begin() as conn:
         for days, driver in ((400, "550.1"), (200, "570.86"), (3, "580.95.05")):
             at = before(days)
-            told = Inventory(
+            inventory = Inventory(
                 node="gpu0001", at=at, facts={"driver": driver}, changed={"driver": (driver, at)}
             )
-            save_inventories(conn, CLUSTER, [told])
-            save_inventories(conn, CLUSTER, [told])
+            save_inventories(conn, CLUSTER, [inventory])
+            save_inventories(conn, CLUSTER, [inventory])
         (kept,) = read_inventories(conn, CLUSTER, "gpu0001")
     assert kept.earlier == [("driver", "570.86", before(200))]
     assert kept.changed == {"driver": ("580.95.05", before(3))}

@@ -158,10 +158,10 @@ def test_full_tests_borrow_an_idle_node_that_stays_in_service(site: Workplace) -
     node = site.bench.free()[0]
     run = site.ask("validate", node, depth="full")
     site.ends(run, RunState.done)
-    (told,) = (one.data for one in site.ledger.tables.log[run] if one.data.get("partners"))
-    (partner,) = told["partners"]
-    assert partner != node and told["passed"] is True
-    assert (told["tests"]["pair"], told["says"]["pair"].count(partner[-4:])) == ("passed", 1)
+    (data,) = (one.data for one in site.ledger.tables.log[run] if one.data.get("partners"))
+    (partner,) = data["partners"]
+    assert partner != node and data["passed"] is True
+    assert (data["tests"]["pair"], data["says"]["pair"].count(partner[-4:])) == ("passed", 1)
     assert site.bench.scheduler.node(partner).in_service
     assert {one.node for one in site.ledger.tables.granted} == {node}, "nobody asked for the partner's slot"
 
@@ -206,8 +206,8 @@ def test_the_slow_one_of_a_jobs_nodes_is_found_by_halves_after_its_end(bench: Re
     assert [one.id for one in bench.scheduler.jobs_on(nodes[0])] == [job]
     bench.finish(job)
     site.ends(run, RunState.done, timeout_s=120)
-    (told,) = (one for one in site.ledger.tables.log[run] if "slow" in one.data)
-    assert (told.data["slow"], told.data["passed"]) == ([nodes[2]], False), told.text
+    (entry,) = (one for one in site.ledger.tables.log[run] if "slow" in one.data)
+    assert (entry.data["slow"], entry.data["passed"]) == ([nodes[2]], False), entry.text
     assert len([one for one in site.ledger.tables.log[run] if one.data.get("group")]) == 4
     site.step()
     (incident,) = site.ledger.tables.incidents.values()

@@ -35,10 +35,10 @@ def site(tmp_path: Path) -> Iterator[SshSite]:
 
 
 def refusal(call: object, kind: type[NodeError] = NodeError) -> NodeError:
-    with pytest.raises(NodeError) as told:
+    with pytest.raises(NodeError) as caught:
         call()  # type: ignore[operator]
-    assert type(told.value) is kind, told.value
-    return told.value
+    assert type(caught.value) is kind, caught.value
+    return caught.value
 
 
 # --- the way there
@@ -46,9 +46,9 @@ def refusal(call: object, kind: type[NodeError] = NodeError) -> NodeError:
 
 def test_node_identifies_itself(site: SshSite) -> None:
     site.node("gpu0001")
-    told = site.exec().identify("gpu0001")
-    assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert len(told["gpus"]) == 2
+    answer = site.exec().identify("gpu0001")
+    assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert len(answer["gpus"]) == 2
 
 
 def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
@@ -58,16 +58,16 @@ def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
         path.unlink()
     keygen(node.host_key)
     node.start()
-    told = refusal(lambda: site.exec().restart_service("gpu0001", FM))
-    assert "differs from the one in" in str(told) and "ssh-keygen -R gpu0001" in str(told)
+    error = refusal(lambda: site.exec().restart_service("gpu0001", FM))
+    assert "differs from the one in" in str(error) and "ssh-keygen -R gpu0001" in str(error)
     assert node.programs.asked("systemctl") == []
 
 
 def test_unknown_host_key_is_never_learned(site: SshSite) -> None:
     site.node("gpu0001")
     site.known_hosts.write_text("")
-    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
-    assert "host key of gpu0001 is unknown" in str(told)
+    error = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "host key of gpu0001 is unknown" in str(error)
     assert site.known_hosts.read_text() == ""
 
 
@@ -83,18 +83,18 @@ def test_another_nodes_host_key_does_not_do(site: SshSite) -> None:
 def test_wrong_key_is_reported(site: SshSite) -> None:
     site.node("gpu0001")
     other = keygen(site.folder / "other")
-    told = refusal(lambda: site.exec(key_file=other).fabric_state("gpu0001"))
-    assert "rejects healer's key" in str(told)
+    error = refusal(lambda: site.exec(key_file=other).fabric_state("gpu0001"))
+    assert "rejects healer's key" in str(error)
 
 
 def test_unreadable_key_is_reported(site: SshSite) -> None:
     site.node("gpu0001")
     missing = site.exec(key_file=site.folder / "nothing")
-    told = refusal(lambda: missing.fabric_state("gpu0001"))
-    assert "HEALER_SSH_KEY_FILE points to" in str(told) and "cannot read" in str(told)
+    error = refusal(lambda: missing.fabric_state("gpu0001"))
+    assert "HEALER_SSH_KEY_FILE points to" in str(error) and "cannot read" in str(error)
     site.key.chmod(0o644)
-    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
-    assert "readable by healer's user alone" in str(told)
+    error = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "readable by healer's user alone" in str(error)
 
 
 def test_key_with_a_passphrase_prompts_no_one(site: SshSite) -> None:
@@ -106,9 +106,9 @@ def test_key_with_a_passphrase_prompts_no_one(site: SshSite) -> None:
 @pytest.mark.parametrize("why", ["nobody listens", "no such name"])
 def test_a_node_that_cannot_be_reached_was_surely_not_asked(site: SshSite, why: str) -> None:
     site.address("gpu0001" if why == "nobody listens" else "gpu0002", free_port())
-    told = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
-    assert isinstance(told, NodeUnavailable) and told.sent is False
-    assert "gpu0001 is unreachable by SSH" in str(told)
+    error = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
+    assert isinstance(error, NodeUnavailable) and error.sent is False
+    assert "gpu0001 is unreachable by SSH" in str(error)
 
 
 def test_node_without_healer_node_is_reported(site: SshSite) -> None:
@@ -122,8 +122,8 @@ def test_node_without_a_forced_command_is_reported(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.forced = "/bin/echo hello"
     node.authorize(site.key)
-    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
-    assert "did not run healer-node" in str(told) and "authorized_keys must force" in str(told)
+    error = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "did not run healer-node" in str(error) and "authorized_keys must force" in str(error)
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=id", "a b", "", "../x", "gpu1;id", "gpu1\n"])
@@ -136,24 +136,24 @@ def test_a_name_that_is_none_never_reaches_ssh(site: SshSite, name: str) -> None
 
 def test_a_service_that_is_not_on_the_list_is_refused_by_the_node(site: SshSite) -> None:
     node = site.node("gpu0001")
-    told = refusal(lambda: site.exec().restart_service("gpu0001", "sshd"))
-    assert "no service that healer may touch" in str(told) and "/etc/healer-node.conf" in str(told)
+    error = refusal(lambda: site.exec().restart_service("gpu0001", "sshd"))
+    assert "no service that healer may touch" in str(error) and "/etc/healer-node.conf" in str(error)
     assert node.programs.log()[-1]["event"] == "refused"
 
 
 def test_a_program_that_fails_gives_its_words(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.programs.mode("nvidia-smi", "fail")
-    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
-    assert "nvidia-smi: it went wrong" in str(told)
+    error = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "nvidia-smi: it went wrong" in str(error)
 
 
 def test_a_program_that_hangs_leaves_it_unknown(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.programs.mode("systemctl", "hang")
     node.programs.configure(SYSTEMCTL_S="0.3")
-    told = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
-    assert isinstance(told, NodeUnavailable) and told.sent is True
+    error = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
+    assert isinstance(error, NodeUnavailable) and error.sent is True
     wait_until(lambda: not living(node.programs.pids("systemctl")), 10, what="nothing is left of it")
 
 
@@ -234,16 +234,16 @@ def test_tests_go_on_when_the_client_is_killed_and_the_second_start_is_the_same(
     assert nodes.diagnosis("gpu0001", "r1:test:0") is None
     node.programs.finish()
     node.programs.ended("diagnose-show", "r1:test:0")
-    told = nodes.diagnosis("gpu0001", "r1:test:0")
-    assert told is not None and told.passed
+    diagnosis = nodes.diagnosis("gpu0001", "r1:test:0")
+    assert diagnosis is not None and diagnosis.passed
     assert node.programs.asked("dcgmi") == ["diag -r 2 -j"]
 
 
 def test_a_node_that_other_tests_have_is_asked_later(site: SshSite) -> None:
     node, nodes = site.node("gpu0001"), site.exec()
     nodes.start_diagnosis("gpu0001", "k1")
-    told = refusal(lambda: nodes.start_diagnosis("gpu0001", "k2"), NodeUnavailable)
-    assert isinstance(told, NodeUnavailable) and told.sent is False and "busy" in str(told)
+    error = refusal(lambda: nodes.start_diagnosis("gpu0001", "k2"), NodeUnavailable)
+    assert isinstance(error, NodeUnavailable) and error.sent is False and "busy" in str(error)
     node.programs.finish()
     node.programs.ended("diagnose-show", "k1")
     nodes.start_diagnosis("gpu0001", "k2")
@@ -284,18 +284,18 @@ def test_hanging_nodes_block_no_others(site: SshSite) -> None:
     hanging = [Silent(site, name) for name in names]
     ssh = Ssh(site.settings(), pause_s=600)
     nodes = NodeVerbs(ssh).of_run("run-1")
-    told: dict[str, str] = {}
+    errors: dict[str, str] = {}
 
     def one(name: str) -> None:
-        told[name] = str(refusal(lambda: nodes.fabric_state(name), NodeUnavailable))
+        errors[name] = str(refusal(lambda: nodes.fabric_state(name), NodeUnavailable))
 
     threads = [threading.Thread(target=one, args=(name,)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert told.keys() == set(names)
-    turned_away = {name for name, text in told.items() if "was not queried" in text}
+    assert errors.keys() == set(names)
+    turned_away = {name for name, text in errors.items() if "was not queried" in text}
     assert turned_away, "they did not wait until the others were given up"
     for name in set(names) - turned_away:  # those are left alone for a while
         assert "a moment ago" in str(refusal(lambda name=name: nodes.fabric_state(name), NodeUnavailable))
@@ -310,8 +310,8 @@ def test_a_node_is_asked_one_thing_at_a_time(site: SshSite) -> None:
     first = threading.Thread(target=lambda: refusal(lambda: nodes.fabric_state("gpu0001")))
     first.start()
     wait_until(lambda: node.programs.asked("nvidia-smi"), 20, what="the first call hangs")
-    told = refusal(lambda: nodes.service_active("gpu0001", FM), NodeUnavailable)
-    assert isinstance(told, NodeUnavailable) and told.sent is False and "another call" in str(told)
+    error = refusal(lambda: nodes.service_active("gpu0001", FM), NodeUnavailable)
+    assert isinstance(error, NodeUnavailable) and error.sent is False and "another call" in str(error)
     (hanging,) = node.programs.pids("nvidia-smi")
     os.kill(hanging, signal.SIGKILL)
     first.join(60)
@@ -368,12 +368,12 @@ def slurm(tmp_path: Path) -> Iterator[list[str]]:
 
 def test_doctor_asks_one_node(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
     node = site.node(slurm[0])
-    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
-    assert (told.ok, told.repair) == (True, "")
-    assert told.text == f"{slurm[0]} answers by SSH: driver 570.124.06, 2 GPUs"
+    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    assert (check.ok, check.repair) == (True, "")
+    assert check.text == f"{slurm[0]} answers by SSH: driver 570.124.06, 2 GPUs"
     node.stop()
-    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
-    assert not told.ok and "is unreachable by SSH" in told.text and "docs/nodes.md" in told.repair
+    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    assert not check.ok and "is unreachable by SSH" in check.text and "docs/nodes.md" in check.repair
 
 
 def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
@@ -389,11 +389,11 @@ def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: 
 
 
 def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> None:
-    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
-    assert told.ok and "wait for a person" in told.text and "HEALER_SSH_KEY_FILE" in told.repair
-    assert "reports of faults are not checked" in told.text
-    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
-    assert not told.ok and "both set" in told.text
+    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
+    assert check.ok and "wait for a person" in check.text and "HEALER_SSH_KEY_FILE" in check.repair
+    assert "reports of faults are not checked" in check.text
+    (check,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
+    assert not check.ok and "both set" in check.text
 
 
 def test_the_level_of_the_tests_is_the_sites(site: SshSite, tmp_path: Path) -> None:

@@ -130,8 +130,8 @@ def test_memory_is_reported_and_a_reset_applies_pending_remaps(bench: Bench) -> 
     well = bench.nodes.memory_state(NODE)
     assert (well.gpus, well.faults) == (2, ())
     bench.world.plant(NODE, "remap-pending")
-    told = bench.nodes.memory_state(NODE)
-    assert told.gpus == 2 and "a row remap is pending" in told.faults[0]
+    state = bench.nodes.memory_state(NODE)
+    assert state.gpus == 2 and "a row remap is pending" in state.faults[0]
     bench.nodes.start_reset(NODE, "r1:reset:0", "all")
     bench.clock.advance(TAKES_S)
     assert bench.nodes.memory_state(NODE).faults == ()
@@ -140,9 +140,9 @@ def test_memory_is_reported_and_a_reset_applies_pending_remaps(bench: Bench) -> 
 @pytest.mark.parametrize(("fault", "left"), [("remap-failed", 2), ("gpu-missing", 1)])
 def test_damage_that_a_reset_cannot_fix_is_still_reported(bench: Bench, fault: str, left: int) -> None:
     bench.world.plant(NODE, fault)
-    told = bench.nodes.memory_state(NODE)
-    assert told.gpus == left
-    assert any("row remap failed" in one for one in told.faults) == (fault == "remap-failed")
+    state = bench.nodes.memory_state(NODE)
+    assert state.gpus == left
+    assert any("row remap failed" in one for one in state.faults) == (fault == "remap-failed")
 
 
 def test_a_restart_does_not_mend_a_broken_fabric(bench: Bench) -> None:
@@ -163,17 +163,17 @@ def test_tests_run_for_a_while_and_then_report(bench: Bench) -> None:
     bench.nodes.start_diagnosis(NODE, "r1:validate")
     assert bench.nodes.diagnosis(NODE, "r1:validate") is None
     bench.clock.advance(TAKES_S)
-    told = bench.nodes.diagnosis(NODE, "r1:validate")
-    assert told is not None and told.passed and told.failed == ()
+    diagnosis = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert diagnosis is not None and diagnosis.passed and diagnosis.failed == ()
 
 
 def test_tests_find_a_fault_of_the_hardware_and_name_it(bench: Bench) -> None:
     bench.world.plant(NODE, "slow-gpu-3")
     bench.nodes.start_diagnosis(NODE, "r1:validate")
     bench.clock.advance(TAKES_S)
-    told = bench.nodes.diagnosis(NODE, "r1:validate")
-    assert told is not None and not told.passed
-    assert told.failed == ("slow-gpu-3",)
+    diagnosis = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert diagnosis is not None and not diagnosis.passed
+    assert diagnosis.failed == ("slow-gpu-3",)
 
 
 def test_repeated_key_starts_no_second_request(bench: Bench) -> None:
@@ -284,9 +284,9 @@ def hangs(bench: Bench) -> None:
 
 def test_job_stack_location_and_recorder_dumps_are_returned(bench: Bench) -> None:
     hangs(bench)
-    told = bench.nodes.job_stacks(NODE, "4711")
-    assert (told.processes, told.text) == (1, "")
-    assert [(one.pid, one.threads["MainThread"][0]) for one in told.stacks] == [(11, "wait (work.py:12)")]
+    stacks = bench.nodes.job_stacks(NODE, "4711")
+    assert (stacks.processes, stacks.text) == (1, "")
+    assert [(one.pid, one.threads["MainThread"][0]) for one in stacks.stacks] == [(11, "wait (work.py:12)")]
     seen = bench.nodes.job_on_node(NODE, "4711")
     assert [(one.rank, one.data) for one in seen.dumps] == [(12, b"as pickled")]
     assert [(one.util_percent, one.power_w, one.power_limit_w) for one in seen.gpus] == [
@@ -309,9 +309,9 @@ def test_a_reset_ends_what_a_reset_ends(bench: Bench) -> None:
     bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
     bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
     bench.clock.advance(TAKES_S)
-    told = bench.nodes.reset(NODE, "r1")
-    assert told is not None and told.passed, told
-    assert "0000:10:00.0" in told.text
+    outcome = bench.nodes.reset(NODE, "r1")
+    assert outcome is not None and outcome.passed, outcome
+    assert "0000:10:00.0" in outcome.text
     assert bench.world.faults(NODE) == [] and bench.world.resets(NODE) == ["r1"]
 
 
@@ -320,8 +320,8 @@ def test_a_reset_that_does_not_work_says_so(bench: Bench) -> None:
     bench.world.plant(NODE, "reset-fails")
     bench.nodes.start_reset(NODE, "r1", "all")
     bench.clock.advance(TAKES_S)
-    told = bench.nodes.reset(NODE, "r1")
-    assert told is not None and not told.passed and "could not be reset" in told.text
+    outcome = bench.nodes.reset(NODE, "r1")
+    assert outcome is not None and not outcome.passed and "could not be reset" in outcome.text
     assert bench.world.faults(NODE) == ["gpu-hung", "reset-fails"]
 
 

@@ -154,12 +154,12 @@ def test_job_shows_in_sentences_what_was_done_to_it(fresh_database: sa.Engine) -
     one = incident(1)
     with fresh_database.begin() as conn:
         save_incident(conn, one)
-        told: dict[str, dict[str, Any]] = {
+        incidents_by_name: dict[str, dict[str, Any]] = {
             "r1": {"node": "gpu0001", "incident": one.id},
             "r2": {"playbook": "requeue", "job": "4711", "by": "ann"},
             "r3": {"playbook": "requeue", "job": "4712", "by": "ann"},
         }
-        for name, fields in told.items():
+        for name, fields in incidents_by_name.items():
             given: dict[str, Any] = {"playbook": "gpu-fatal", "by": "healer"}
             given |= {"id": name, "cluster": CLUSTER, "state": RunState.running, "created_at": NOW}
             write_runs(conn, [Run(reason="x", **(given | fields))])
@@ -210,10 +210,10 @@ def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -
         assert stats(conn, [CLUSTER], None).gpu_hours_lost is None
         for each in (one, other, third):
             save_incident(conn, each)
-        told = stats(conn, [CLUSTER], None)
+        totals = stats(conn, [CLUSTER], None)
     known = known_of(fresh_database, CLUSTER, "4711")
     assert (known.gpu_hours_lost, known.gpu_hours_at_most) == (6.5, True)
-    assert (told.gpu_hours_lost, told.gpu_hours_at_most, told.jobs_unknown) == (6.5, 2.5, 1)
+    assert (totals.gpu_hours_lost, totals.gpu_hours_at_most, totals.jobs_unknown) == (6.5, 2.5, 1)
 
 
 def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_database: sa.Engine) -> None:
@@ -221,20 +221,20 @@ def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_da
         hit = JobHit(job=job, basis=HitBasis.start, gpus=gpus, restart=1)
         return msgspec.structs.replace(incident(number), jobs_hit=(job,), hit=(hit,))
 
-    def said(told: Incident, by: str, verb: str, about: str, after: timedelta, **data: str) -> None:
-        when = {"cluster": CLUSTER, "at": told.opened + after}
+    def said(subject: Incident, by: str, verb: str, about: str, after: timedelta, **data: str) -> None:
+        when = {"cluster": CLUSTER, "at": subject.opened + after}
         conn.execute(sa.insert(audit_records).values(**when, actor=by, verb=verb, subject=about, data=data))
 
-    def restarted(told: Incident, after: timedelta, approved_by: str | None = None) -> None:
-        job = told.jobs_hit[0]
+    def restarted(subject: Incident, after: timedelta, approved_by: str | None = None) -> None:
+        job = subject.jobs_hit[0]
         run = Run(
             id=f"run-{job}", cluster=CLUSTER, playbook="gpu-fatal", state=RunState.done, by="healer",
-            reason="x", created_at=told.opened, incident=told.id, job=job, approved_by=approved_by,
+            reason="x", created_at=subject.opened, incident=subject.id, job=job, approved_by=approved_by,
         )  # fmt: skip
         save_run(conn, run)
-        use = {"cluster": CLUSTER, "job": job, "restarts": 1, "incident": told.id, "run": run.id}
-        conn.execute(sa.insert(requeues).values(**use, at=told.opened))
-        said(told, "healer", "job.requeued", f"job/{job}", after, run=run.id)
+        use = {"cluster": CLUSTER, "job": job, "restarts": 1, "incident": subject.id, "run": run.id}
+        conn.execute(sa.insert(requeues).values(**use, at=subject.opened))
+        said(subject, "healer", "job.requeued", f"job/{job}", after, run=run.id)
 
     quick, late, approved = one(1, "11", 64), one(2, "12", 8), one(3, "13", 512)
     left = [one(10 + number, str(20 + number), 8) for number in range(4)]
@@ -252,12 +252,12 @@ def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_da
             said(each, "bob", "incident.resolve_asked", f"incident/{each.id}", timedelta(hours=9))
         few = stats(conn, [CLUSTER], None).saved
         said(approved, "ann", "run.approved", "run/run-13", timedelta(minutes=20))
-        told = stats(conn, [CLUSTER], None).saved
+        saved = stats(conn, [CLUSTER], None).saved
         none = stats(conn, ["pod2"], None).saved
     assert (few.jobs, few.people, few.people_s, few.gpu_hours) == (2, 4, None, None)
     # The median of 5, 10, 20, 31 and 40 min: 64 GPUs stood 19 min less, and the late one saved nothing.
-    assert (told.jobs, told.people, told.people_s) == (2, 5, 1200.0)
-    assert told.gpu_hours == round(64 * 19 / 60, 2)
+    assert (saved.jobs, saved.people, saved.people_s) == (2, 5, 1200.0)
+    assert saved.gpu_hours == round(64 * 19 / 60, 2)
     assert (none.jobs, none.people, none.gpu_hours) == (0, 0, None)
 
 
@@ -405,30 +405,30 @@ def test_database_reports_on_healer_itself(fresh_database: sa.Engine) -> None:
     Beat(fresh_database, CLUSTER, "scheduler")()
     with fresh_database.begin() as conn:
         for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
-            told = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}
+            fields = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}
             conn.execute(
-                sa.insert(messages).values(id=f"m{number}", state=state, error=error, doc={}, **told)
+                sa.insert(messages).values(id=f"m{number}", state=state, error=error, doc={}, **fields)
             )
         signal = {"cluster": CLUSTER, "kind": "log", "digest": b"x", "doc": {}}
         conn.execute(sa.insert(inbox).values(arrived_at=NOW - timedelta(minutes=1), **signal))
     with fresh_database.connect() as leader:
         assert try_lead(leader, CLUSTER)
-        told = stored(fresh_database, CLUSTER, NOW)
-    assert told.leads == {"detector"} and list(told.beats) == ["scheduler"]
-    assert told.sinks == (Sink(name="webhook", sent=1, due=1, failed=1, last_sent=NOW, error="403"),)
-    waits = {one.name: (one.count, one.oldest) for one in told.backlogs}
+        fields = stored(fresh_database, CLUSTER, NOW)
+    assert fields.leads == {"detector"} and list(fields.beats) == ["scheduler"]
+    assert fields.sinks == (Sink(name="webhook", sent=1, due=1, failed=1, last_sent=NOW, error="403"),)
+    waits = {one.name: (one.count, one.oldest) for one in fields.backlogs}
     assert waits["Signals for the detector"] == (1, NOW - timedelta(minutes=1))
     assert waits["Runs for the workers"] == (0, None)
-    assert told.size_bytes > 0 and told.scrape is None and told.models == ()
+    assert fields.size_bytes > 0 and fields.scrape is None and fields.models == ()
 
 
 def came_back(number: int, node: str, **more: Any) -> Incident:
     """Opened `number` minutes ago, drained after half a minute, back after ten."""
-    told = incident(number, node=node, state=IncidentState.resolved, **more)
-    back = told.opened + timedelta(minutes=10)
+    closed = incident(number, node=node, state=IncidentState.resolved, **more)
+    back = closed.opened + timedelta(minutes=10)
     return msgspec.structs.replace(
-        told,
-        drained_at=told.opened + timedelta(seconds=30),
+        closed,
+        drained_at=closed.opened + timedelta(seconds=30),
         closed=back,
         probation_until=back + timedelta(days=7),
     )
@@ -451,18 +451,18 @@ def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: 
                 incident=first.id, granted_at=first.opened, released_at=first.closed, **held
             )
         )
-    told = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2), datetime.now(UTC))
-    assert (told.stats.incidents, told.stats.false_drains) == (4, 1)
-    fatal, informational = told.by_class
+    period = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2), datetime.now(UTC))
+    assert (period.stats.incidents, period.stats.false_drains) == (4, 1)
+    fatal, informational = period.by_class
     assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
     assert (fatal.to_return.count, fatal.to_return.p90_s) == (1, 600.0)
     assert (informational.name, informational.drain.count) == ("informational", 0)
-    assert sum(one.incidents for one in told.by_cause) == 4
-    lost = told.by_rule[0]
+    assert sum(one.incidents for one in period.by_cause) == 4
+    lost = period.by_rule[0]
     judged = (lost.true_faults, lost.false_alarms, lost.false_drains)
     assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
     # gpu0001 failed again after its first return; gpu0002 only told something mild.
-    assert (told.returned, told.relapsed) == (3, 1)
+    assert (period.returned, period.relapsed) == (3, 1)
     empty = queries_of(fresh_database).figures.period(
         CLUSTER, NOW + timedelta(hours=1), NOW + timedelta(hours=2)
     )

@@ -26,8 +26,8 @@ def test_counters_of_a_node_and_of_a_device_since_a_moment(fresh_database: sa.En
         values = np.array([value, 4.0])
         return Report(cluster="pod1", node=subject, at=at, arrived_at=at, columns=ids, values=values)
 
-    told = [report("gpu0001", 90, 7), report("gpu0001", 30, 8), report("gpu0001", 10, np.nan)]
-    PostgresSamples(fresh_database, "pod1").put([*told, report("@leaf1", 20, 3), report("gpu0002", 20, 5)])
+    reports = [report("gpu0001", 90, 7), report("gpu0001", 30, 8), report("gpu0001", 10, np.nan)]
+    PostgresSamples(fresh_database, "pod1").put([*reports, report("@leaf1", 20, 3), report("gpu0002", 20, 5)])
     readings = PostgresReadings(PostgresSignalReads(fresh_database, columns), "pod1")
     since = now - timedelta(seconds=60)
     found = readings.counters("gpu0001", since)

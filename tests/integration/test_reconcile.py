@@ -84,10 +84,10 @@ def test_notes_and_reservations_that_are_left_are_taken_away(desk: ReconcileDesk
     )
     desk.age()
     assert desk.kinds() == [DriftKind.left_reservation, DriftKind.left_note]
-    told = desk.repair()
-    assert [done for done, _ in told] == [True, True]
+    repairs = desk.repair()
+    assert [done for done, _ in repairs] == [True, True]
     assert desk.slurm.node(name(1)).extra, "the API itself changes nothing in Slurm"
-    assert [desk.work(run, 1) for run in desk.poked if run in told[1][1]] == [RunState.done]
+    assert [desk.work(run, 1) for run in desk.poked if run in repairs[1][1]] == [RunState.done]
     assert desk.slurm.node(name(1)).extra == ""
     assert desk.audited().count("run.started") == 2 and "node.tidied" in desk.audited()
     # The reservation ends with the run that tests its node: nobody's job meets it before.

@@ -135,14 +135,14 @@ def test_a_cancelled_run_stays_cancelled_and_cancelling_again_is_nothing(desk: D
 
 def test_a_retry_begins_every_part_again_that_is_stuck(desk: Desk) -> None:
     begin(desk, run("r1", playbook="gpu-fatal", state=RunState.stuck))
-    told: list[LogEntry] = [
+    entries: list[LogEntry] = [
         entry("drain", StepEvent.done),
         entry("jobs", StepEvent.done, data={"jobs": {"1": 0, "2": 0}}),
         entry("requeue:1", StepEvent.failed, data={"final": True}),
         entry("requeue:2", StepEvent.done),
     ]
     with desk.ledger.command() as tx:
-        for one in told:
+        for one in entries:
             tx.write(one)
     desk.people.retry("r1", by="ann", reason="mended", request="q1")
     assert desk.state("r1") is RunState.running

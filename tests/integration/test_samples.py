@@ -286,9 +286,9 @@ def test_a_column_has_one_number_in_all_processes(fresh_database: sa.Engine) -> 
     assert len(given) == 4
     assert given[0] == given[1] == given[2] == given[3]
     assert len(set(given[0])) == len(wanted)
-    told = PostgresColumns(fresh_database).columns([*given[0], 10**6])
-    assert [told[one] for one in given[0]] == wanted
-    assert 10**6 not in told
+    columns = PostgresColumns(fresh_database).columns([*given[0], 10**6])
+    assert [columns[one] for one in given[0]] == wanted
+    assert 10**6 not in columns
 
 
 def test_a_full_book_takes_no_more_and_still_knows(fresh_database: sa.Engine) -> None:

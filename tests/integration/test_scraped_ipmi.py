@@ -26,5 +26,5 @@ def test_the_sensors_of_a_bmc_are_those_of_its_node(fresh_database: sa.Engine, t
         often = msgspec.structs.replace(job, interval_s=2)
         with Pulled(fresh_database, ScrapeRules(jobs=(often,))) as pulled:
             wait_until(lambda: pulled.values("gpu0001"), 60, what="the BMC's sensors")
-            told = {signal: value for (signal, _), value in pulled.values("gpu0001").items()}
-    assert told == {"node_inlet_temp_c": 24, "host_temp_c": 61, "fan_rpm": 7000, "fan_state": 0}
+            values = {signal: value for (signal, _), value in pulled.values("gpu0001").items()}
+    assert values == {"node_inlet_temp_c": 24, "host_temp_c": 61, "fan_rpm": 7000, "fan_state": 0}

@@ -39,9 +39,9 @@ def test_what_an_exporter_prints_is_stored_like_what_is_sent(
     with Pulled(fresh_database, rules(job(server.at))) as pulled:
         wait_until(lambda: pulled.values("gpu0001"), WAIT_S)
         assert pulled.values("gpu0001") == {("load1", Part()): 3.5, ("gpu_temp_c", Part(gpu=2)): 61.0}
-        told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up and one, WAIT_S)
-        assert (told.job, told.node, told.samples, told.unrecognised) == ("node", "gpu0001", 2, 1)
-        assert (told.error, told.failures) == ("", 0)
+        target = wait_until(lambda: (one := pulled.target("/metrics")) and one.up and one, WAIT_S)
+        assert (target.job, target.node, target.samples, target.unrecognised) == ("node", "gpu0001", 2, 1)
+        assert (target.error, target.failures) == ("", 0)
         names = wait_until(lambda: pulled.unknown.series([CLUSTER], 10), WAIT_S)
         assert [one.name for one in names] == ["node_strange_thing"]
 
@@ -65,10 +65,10 @@ def test_bad_target_is_reported_and_harms_no_other(
     good, bad = job(server.at), job(server.at, name="bad", path=path)
     small = lambda: HttpFetch(body_max=2**20)  # noqa: E731
     with Pulled(fresh_database, rules(bad, good), fetch=small) as pulled:
-        told = wait_until(lambda: (one := pulled.target(path)) and one.up is False and one, WAIT_S)
-        assert text in told.error
-        assert told.samples == 0
-        assert told.failures >= 1
+        target = wait_until(lambda: (one := pulled.target(path)) and one.up is False and one, WAIT_S)
+        assert text in target.error
+        assert target.samples == 0
+        assert target.failures >= 1
         wait_until(lambda: ("load1", Part()) in pulled.values("gpu0001"), WAIT_S)
         fine = wait_until(lambda: (one := pulled.target("/metrics")) and one.up and one, WAIT_S)
         assert fine.failures == 0
@@ -80,8 +80,8 @@ def test_bad_target_is_reported_and_harms_no_other(
 
 def test_target_without_a_listener_is_unknown_and_recovers(fresh_database: sa.Engine, server: Server) -> None:
     with Pulled(fresh_database, rules(job(closed_port()))) as pulled:
-        told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
-        assert "cannot be reached" in told.error
+        target = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
+        assert "cannot be reached" in target.error
         pulled.rules = msgspec.structs.replace(pulled.rules, scrape=rules(job(server.at)))
         wait_until(lambda: (one := pulled.target("/metrics")) and one.up, WAIT_S)
         told_all = pulled.told()
@@ -97,8 +97,8 @@ def test_what_is_packed_is_unpacked(fresh_database: sa.Engine, server: Server) -
 def test_a_target_of_no_node_is_not_asked(fresh_database: sa.Engine, server: Server) -> None:
     stranger = job(server.at, labels={"node": "gpu0099"})
     with Pulled(fresh_database, rules(stranger)) as pulled:
-        told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
-        assert "has no node gpu0099" in told.error
+        target = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
+        assert "has no node gpu0099" in target.error
     assert server.asked == []
 
 
@@ -185,9 +185,9 @@ def test_the_bearer_token_is_read_from_its_file(
     with Pulled(fresh_database, rules(job(server.at, bearer_token_file=str(token)))) as pulled:
         wait_until(lambda: ("/metrics", "Bearer first") in server.asked, WAIT_S)
         token.unlink()
-        told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
-        assert "No such file" in told.error
-        assert "first" not in told.error
+        target = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
+        assert "No such file" in target.error
+        assert "first" not in target.error
 
 
 def test_many_targets_that_stall_hold_up_no_other(fresh_database: sa.Engine, server: Server) -> None:
@@ -195,8 +195,8 @@ def test_many_targets_that_stall_hold_up_no_other(fresh_database: sa.Engine, ser
     with Pulled(fresh_database, rules(*many, job(server.at))) as pulled:
         fine = wait_until(lambda: (one := pulled.target("/metrics")) and one.up and one, WAIT_S)
         assert fine.failures == 0
-        told = wait_until(
+        state = wait_until(
             lambda: (one := pulled.told()) and sum(x.up is False for x in one.targets) == 150 and one, WAIT_S
         )
-        assert "no complete answer within 1 s" in told.targets[0].error
+        assert "no complete answer within 1 s" in state.targets[0].error
         assert pulled.alive

@@ -65,20 +65,20 @@ def test_a_process_sums_up_and_keeps_what_it_could_not_write(fresh_database: sa.
             super().add(counts)
 
     book = Book(fresh_database)
-    told = Senders(book, lambda: AT, "pod1")
+    senders = Senders(book, lambda: AT, "pod1")
     caller = Caller(id="1", name="prometheus", role=Role.signals)
-    told.heard(caller, "metrics", 10)
+    senders.heard(caller, "metrics", 10)
     with pytest.raises(Unavailable):
-        told.flush()
-    told.heard(caller, "metrics", 5)
+        senders.flush()
+    senders.heard(caller, "metrics", 5)
     book.away = False
-    told.flush()
+    senders.flush()
     assert [(one.requests, one.bytes) for one in book.senders(None, 10)] == [(2, 15)]
 
 
 def test_pairs_of_one_process_are_bounded(fresh_database: sa.Engine) -> None:
-    told = Senders(PostgresSenders(fresh_database), lambda: AT, "pod1")
+    senders = Senders(PostgresSenders(fresh_database), lambda: AT, "pod1")
     for number in range(PAIRS + 5):
-        told.heard(Caller(id=str(number), name=str(number), role=Role.signals), "metrics", 1)
-    assert len(told._counted) == PAIRS + 1
-    assert told._counted["pod1", REST, "metrics"].requests == 5
+        senders.heard(Caller(id=str(number), name=str(number), role=Role.signals), "metrics", 1)
+    assert len(senders._counted) == PAIRS + 1
+    assert senders._counted["pod1", REST, "metrics"].requests == 5

@@ -155,9 +155,9 @@ def test_address_and_secret_are_never_shown(sink, caplog):
     with pytest.raises(DeliveryFailed) as failed:
         notifier.send(page())
     notifier.send(page())
-    told = caplog.text + str(failed.value) + repr(failed.value.__cause__)
-    assert "not-to-be-told" not in told
-    assert SECRET not in told
+    shown = caplog.text + str(failed.value) + repr(failed.value.__cause__)
+    assert "not-to-be-told" not in shown
+    assert SECRET not in shown
 
 
 def test_a_sink_that_is_not_there_or_silent_is_a_failure_in_words(sink):

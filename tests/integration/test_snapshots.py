@@ -130,16 +130,16 @@ def test_pitfall_21_snapshot_that_slurm_calls_unchanged_only_gets_a_new_time(
 ) -> None:
     """An adapter hands the very mappings back; what they hold is not looked at again."""
     writer, reader = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
-    told = with_jobs(0, "1")
-    writer.put(told)
+    shown = with_jobs(0, "1")
+    writer.put(shown)
     before = stored(fresh_database)
-    writer.put(msgspec.structs.replace(told, taken_at=START + timedelta(seconds=2)))
+    writer.put(msgspec.structs.replace(shown, taken_at=START + timedelta(seconds=2)))
     after = stored(fresh_database)
     assert (after[0], after[2]) == (before[0], before[2])
     assert reader.latest(CLUSTER) == with_jobs(2, "1")
     with fresh_database.begin() as conn:
         conn.execute(sa.delete(snapshots))
-    writer.put(msgspec.structs.replace(told, taken_at=START + timedelta(seconds=4)))
+    writer.put(msgspec.structs.replace(shown, taken_at=START + timedelta(seconds=4)))
     assert reader.latest(CLUSTER) == with_jobs(4, "1")
 
 
@@ -171,6 +171,6 @@ def test_pages_are_notified_only_when_the_controller_state_changed(fresh_databas
         kept.put_controller(msgspec.structs.replace(seen, answer_s=0.2))
         kept.put_controller(msgspec.structs.replace(seen, answer_s=9.0, since={Trouble.slow: START}))
         kept.put_controller(msgspec.structs.replace(seen, answer_s=9.1, since={Trouble.slow: START}))
-        told = [json.loads(one.payload) for one in raw.notifies(timeout=5, stop_after=2)]
-        assert [(one["kind"], one["data"]) for one in told] == [("fleet", {"cluster": CLUSTER})] * 2
+        notices = [json.loads(one.payload) for one in raw.notifies(timeout=5, stop_after=2)]
+        assert [(one["kind"], one["data"]) for one in notices] == [("fleet", {"cluster": CLUSTER})] * 2
         assert list(raw.notifies(timeout=0)) == []

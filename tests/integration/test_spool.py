@@ -76,10 +76,10 @@ def test_a_batch_is_bounded_by_bytes_but_never_empty(spool: FileSpool) -> None:
 
 
 def test_it_is_bounded_and_what_does_not_fit_is_not_there(spool: FileSpool, tmp_path: Path) -> None:
-    with pytest.raises(NoRoom, match="limit") as told:
+    with pytest.raises(NoRoom, match="limit") as caught:
         for first in range(0, 10_000, 50):
             spool.append(records(first, 50, padding=100))
-    assert not told.value.disk
+    assert not caught.value.disk
     kept = spool.state().entries
     assert 0 < kept < 1000 and kept % 50 == 0
     assert sum(one.stat().st_size for one in segments(tmp_path)) <= 100_000

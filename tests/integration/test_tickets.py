@@ -125,8 +125,8 @@ def test_it_opens_again_when_the_fault_comes_back(name: str, desk: Desk) -> None
 def test_every_delivery_may_come_twice(name: str, stage: str, desk: Desk) -> None:
     one = tickets(name, desk)
     ref = one.send(ticket())
-    told = ticket() if stage == "opened" else later(stage, "what happened once", reference=ref)
-    assert one.send(told) == one.send(msgspec.structs.replace(told, reference="")) == ref
+    note = ticket() if stage == "opened" else later(stage, "what happened once", reference=ref)
+    assert one.send(note) == one.send(msgspec.structs.replace(note, reference="")) == ref
     (text,) = desk.texts()
     # ServiceNow keeps the proof as its close notes as well.
     times = 0 if stage == "opened" else 2 if (name, stage) == ("servicenow", "closed") else 1
@@ -179,10 +179,10 @@ def test_noted_but_the_line_was_cut_it_is_not_noted_again(name: str, desk: Desk)
     ref = one.send(ticket())
     path = "1".zfill(32) if name == "servicenow" else NOTES[name][1]
     desk.fails[NOTES[name][0], path] = "taken"
-    told = later("updated", "what happened once", reference=ref)
+    note = later("updated", "what happened once", reference=ref)
     with pytest.raises(DeliveryFailed):
-        one.send(told)
-    one.send(told)
+        one.send(note)
+    one.send(note)
     assert desk.texts()[0].count("what happened once") == 1
 
 
@@ -190,10 +190,10 @@ def test_noted_but_the_line_was_cut_it_is_not_noted_again(name: str, desk: Desk)
 def test_closed_but_the_line_was_cut_the_next_try_sees_that_it_is(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
     ref = one.send(ticket())
-    told = later("closed", "replaced", reference=ref)
-    one.send(told)
+    note = later("closed", "replaced", reference=ref)
+    one.send(note)
     before = len(desk.asked)
-    one.send(told)
+    one.send(note)
     assert {method for method, _ in desk.asked[before:]} == {"GET"}
 
 
@@ -226,9 +226,9 @@ def test_failure_is_reported_in_words_without_secrets(
     with pytest.raises(DeliveryFailed, match=words) as failed:
         tickets(name, desk, timeout_s=0.3 if answer == "silent" else 10).send(ticket())
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
-    told = str(failed.value) + repr(failed.value.__cause__) + caplog.text
-    assert TOKEN not in told
-    assert desks.BASIC.split()[1] not in told
+    shown = str(failed.value) + repr(failed.value.__cause__) + caplog.text
+    assert TOKEN not in shown
+    assert desks.BASIC.split()[1] not in shown
     assert desk.texts() == []
 
 
@@ -463,7 +463,7 @@ def test_servicenow_takes_an_oauth_token_too(name: str, desk: desks.ServiceNow) 
 
 
 def test_a_check_opens_nothing_and_says_what_healer_may(name: str, desk: Desk) -> None:
-    told = tickets(name, desk).check()
+    problem = tickets(name, desk).check()
     assert desk.texts() == []
     words = {
         "webhook": "a webhook of the site",
@@ -472,7 +472,7 @@ def test_a_check_opens_nothing_and_says_what_healer_may(name: str, desk: Desk) -
         "github": "GitHub: may create issues in site/repairs",
         "servicenow": "ServiceNow: reads incident; may create tickets by the role itil",
     }
-    assert told.startswith(words[name])
+    assert problem.startswith(words[name])
 
 
 @pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])

@@ -112,12 +112,12 @@ def test_a_command_to_a_standby_is_refused_as_to_one_that_is_away(fresh_database
 
 
 def test_a_document_comes_back_as_the_database_has_it(postgres_engine: sa.Engine) -> None:
-    told = (
+    stored = (
         '{"big": 1e400, "small": 12345678901234567890, "text": "\\u20ac \\ud83d\\ude00", "list": [0.5, null]}'
     )
     engine = make_engine(postgres_engine.url.render_as_string(hide_password=False))
     with engine.connect() as conn:
-        found = conn.execute(sa.text("SELECT CAST(:told AS jsonb)"), {"told": told}).scalar_one()
+        found = conn.execute(sa.text("SELECT CAST(:told AS jsonb)"), {"told": stored}).scalar_one()
     engine.dispose()
     assert found == {
         "big": 10**400,  # beyond all floats

@@ -30,10 +30,10 @@ def ending(code: int) -> str:
 
 
 def test_results_come_back_and_the_exit_code_decides(bench: Bench) -> None:
-    code, told = bench.job({"versions": PASSES, "bare": ending(0)})
-    assert code == 0 and told is not None
-    assert told.tests == {"versions": TestOutcome.passed, "bare": TestOutcome.passed}
-    assert (told.results, told.says, told.whole) == (
+    code, report = bench.job({"versions": PASSES, "bare": ending(0)})
+    assert code == 0 and report is not None
+    assert report.tests == {"versions": TestOutcome.passed, "bare": TestOutcome.passed}
+    assert (report.results, report.says, report.whole) == (
         {"driver": "580.65.06"},
         {"versions": "all well"},
         True,
@@ -41,17 +41,17 @@ def test_results_come_back_and_the_exit_code_decides(bench: Bench) -> None:
 
 
 def test_the_first_that_fails_ends_it_with_its_code(bench: Bench) -> None:
-    code, told = bench.job({"a": ending(0), "b": ending(3), "c": ending(0)})
-    assert code == 3 and told is not None
-    assert told.tests == {"a": TestOutcome.passed, "b": TestOutcome.failed}
-    assert "; ".join(report_text(told, ["a", "b", "c"])) == "a passed; b failed; c not run"
+    code, report = bench.job({"a": ending(0), "b": ending(3), "c": ending(0)})
+    assert code == 3 and report is not None
+    assert report.tests == {"a": TestOutcome.passed, "b": TestOutcome.failed}
+    assert "; ".join(report_text(report, ["a", "b", "c"])) == "a passed; b failed; c not run"
 
 
 def test_untestable_items_are_reported_and_the_first_decides(bench: Bench) -> None:
-    code, told = bench.job({"a": ending(0), "b": ending(77)})
-    assert code == 0 and told is not None and told.tests["b"] is TestOutcome.untested
-    code, told = bench.job({"a": ending(77), "b": ending(0)})
-    assert code == 77 and told is not None and told.tests == {"a": TestOutcome.untested}
+    code, report = bench.job({"a": ending(0), "b": ending(77)})
+    assert code == 0 and report is not None and report.tests["b"] is TestOutcome.untested
+    code, report = bench.job({"a": ending(77), "b": ending(0)})
+    assert code == 77 and report is not None and report.tests == {"a": TestOutcome.untested}
 
 
 def test_unreadable_results_prove_nothing(bench: Bench) -> None:
@@ -92,10 +92,10 @@ def test_whatever_a_test_prints_stays_within_the_form(bench: Bench) -> None:
             "i=0; while [ $i -lt 400 ]; do echo healer-result r$i 12345678; i=$((i+1)); done",
         ]
     )
-    code, told = bench.job({"a": body + "\n"})
-    assert code == 0 and told is not None
-    assert "driver" not in told.results and not told.whole
-    assert told.says["a"].startswith("a  b=1") and ";" not in told.says["a"]
+    code, report = bench.job({"a": body + "\n"})
+    assert code == 0 and report is not None
+    assert "driver" not in report.results and not report.whole
+    assert report.says["a"].startswith("a  b=1") and ";" not in report.says["a"]
     assert len((bench.folder / "comment").read_text()) <= ROOM + len("AdminComment=")
 
 
@@ -107,15 +107,15 @@ def test_a_test_runs_by_its_own_first_line_and_asks_slurm_for_what_it_needs() ->
 
 def test_the_depth_that_ships_runs_whole(bench: Bench) -> None:
     bench.put("nvidia-smi", SMI)
-    code, told = bench.job(shipped("gpus", "versions", "links", "dcgm"), "soft")
-    assert code == 0 and told is not None and told.whole
-    assert [str(one) for one in told.tests.values()] == ["passed", "passed", "passed", "untested"]
-    assert (told.results["gpu_count"], told.results["vbios"]) == ("2", "96.00.CF.00.01")
+    code, report = bench.job(shipped("gpus", "versions", "links", "dcgm"), "soft")
+    assert code == 0 and report is not None and report.whole
+    assert [str(one) for one in report.tests.values()] == ["passed", "passed", "passed", "untested"]
+    assert (report.results["gpu_count"], report.results["vbios"]) == ("2", "96.00.CF.00.01")
 
 
 def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
-    code, told = bench.job({"gpus": (VALIDATION.parents[1] / "demo" / "gpus.sh").read_text()})
-    assert code == 0 and told is not None and told.results == {"gpu_count": "2"}
+    code, report = bench.job({"gpus": (VALIDATION.parents[1] / "demo" / "gpus.sh").read_text()})
+    assert code == 0 and report is not None and report.results == {"gpu_count": "2"}
 
 
 # --- the form ---
@@ -127,8 +127,8 @@ def test_what_is_not_ours_is_nothing(text: str) -> None:
 
 
 def test_a_part_that_is_not_of_the_form_is_left_out_and_said() -> None:
-    told = parse_report("healer-test/1; a:passed:1; a:great:1; b=x y; c=1; says")
-    assert told == TestReport(
+    report = parse_report("healer-test/1; a:passed:1; a:great:1; b=x y; c=1; says")
+    assert report == TestReport(
         tests={"a": TestOutcome.passed}, took_s={"a": 1}, results={"c": "1"}, whole=False
     )
 
@@ -179,11 +179,11 @@ def test_what_the_good_node_does_not_bound_is_not_compared(name: str, value: str
 
 
 def test_what_a_good_node_is_taken_for() -> None:
-    told = {
+    results = {
         "nccl_busbw_gb_per_s": "360.75",
         "gpu_count": "8",
         "driver": "580",
         "ecc_total": "1",
         "a_count": "x",
     }
-    assert figures_in(told) == {"nccl_busbw_gb_per_s": 360.75, "gpu_count": 8.0}
+    assert figures_in(results) == {"nccl_busbw_gb_per_s": 360.75, "gpu_count": 8.0}

@@ -164,8 +164,8 @@ def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine)
     row = "INSERT INTO incidents (id, cluster, rule, state, severity, opened, updated, doc) VALUES "
     with empty_database.begin() as connection:
         command.upgrade(migrate.alembic_config(connection=connection), "0024")
-        for fault, told in before.items():
-            doc = json.dumps({"fault": fault, "evidence": told})
+        for fault, evidence in before.items():
+            doc = json.dumps({"fault": fault, "evidence": evidence})
             values = "(:fault, 'pod1', 'r', 'open', 'P3', now(), now(), cast(:doc AS jsonb))"
             connection.execute(sa.text(row + values), {"fault": fault, "doc": doc})
             of = "INSERT INTO findings (incident, at, doc) VALUES (:fault, now(), cast(:doc AS jsonb))"
@@ -174,14 +174,14 @@ def test_evidence_of_earlier_versions_gets_its_source(empty_database: sa.Engine)
     for table, name in (("incidents", "id"), ("findings", "incident")):
         with empty_database.connect() as connection:
             rows = connection.execute(sa.text(f"SELECT {name}, doc -> 'evidence' FROM {table}")).all()
-        assert {fault: [one["sense"] for one in told] for fault, told in rows} == {
+        assert {fault: [one["sense"] for one in evidence] for fault, evidence in rows} == {
             "xid-79": ["kernel", "history", "metrics"],
             "slurm-drain:kill-task-failed": ["slurm"],
             "person-drain": ["slurm"],
             "gpu-hot": ["metrics"],
         }
-        assert {fault: [one["text"] for one in told] for fault, told in rows} == {
-            fault: [one["text"] for one in told] for fault, told in before.items()
+        assert {fault: [one["text"] for one in evidence] for fault, evidence in rows} == {
+            fault: [one["text"] for one in evidence] for fault, evidence in before.items()
         }
 
 

@@ -157,11 +157,11 @@ def test_headers_that_drip_do_not_keep_a_request_alive(method: str) -> None:
 def test_token_is_not_leaked_through_a_proxy_that_echoes_the_request() -> None:
     class Echo(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told = f"<pre>400 bad header {self.headers['X-SLURM-USER-TOKEN']}".encode()
+            body = f"<pre>400 bad header {self.headers['X-SLURM-USER-TOKEN']}".encode()
             self.send_response(400)
-            self.send_header("content-length", str(len(told)))
+            self.send_header("content-length", str(len(body)))
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""

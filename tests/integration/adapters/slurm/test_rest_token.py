@@ -187,9 +187,9 @@ def test_a_command_that_fails_is_named_and_what_it_said_is_kept_back() -> None:
     with pytest.raises(SchedulerUnavailable, match=r"exited with 1: run it") as caught:
         CommandToken(argv, timeout_s=20).current(NOW)
     assert caught.value.sent is False
-    told = str(caught.value)
-    assert argv[0] in told
-    assert jwt("a") not in told and "hunter2" not in told, "neither as output nor as an argument"
+    message = str(caught.value)
+    assert argv[0] in message
+    assert jwt("a") not in message and "hunter2" not in message, "neither as output nor as an argument"
 
 
 def test_a_command_that_fails_is_not_run_by_each_who_asks(maker: Maker) -> None:

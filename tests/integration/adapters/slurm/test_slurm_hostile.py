@@ -29,9 +29,9 @@ def answer(*jobs: dict[str, Any], errors: list[dict[str, Any]] | None = None) ->
 # --- times
 
 
-@pytest.mark.parametrize("told", [*FAR, -5, *({"set": True, "number": far} for far in (*FAR, 1e300, -5))])
-def test_a_begin_time_that_no_calendar_reaches_is_none(told: object) -> None:
-    raw = answer({"job_id": 7, "job_state": "PENDING", "start_time": told, "submit_time": 1795165655})
+@pytest.mark.parametrize("begin", [*FAR, -5, *({"set": True, "number": far} for far in (*FAR, 1e300, -5))])
+def test_a_begin_time_that_no_calendar_reaches_is_none(begin: object) -> None:
+    raw = answer({"job_id": 7, "job_state": "PENDING", "start_time": begin, "submit_time": 1795165655})
     job = parse_json.jobs(raw)["7"]
     assert job.start_at is None and job.submit_at is not None and not job.why
 

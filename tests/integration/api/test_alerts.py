@@ -58,11 +58,11 @@ def test_that_it_goes_on_is_stored_once_an_hour_at_most(served: Served) -> None:
     for _ in range(4):
         client.post(ALERTS, json=group("gpu0001"), headers=headers)
     client.post(ALERTS, json=group("gpu0001", status="resolved"), headers=headers)
-    told = rows(api)
+    stored = rows(api)
     # A full hour may pass while the test runs.
-    assert 3 <= len(told) <= 4
-    assert [one["data"]["status"] for one in told][-1] == "resolved"
-    assert all(one["data"]["again"] == told[0]["digest"] for one in told[1:-1])
+    assert 3 <= len(stored) <= 4
+    assert [one["data"]["status"] for one in stored][-1] == "resolved"
+    assert all(one["data"]["again"] == stored[0]["digest"] for one in stored[1:-1])
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ def test_what_is_not_slacks_own_is_refused(slack: Slack, run: str) -> None:
     headers = slack.api.headers("admin") | FORM
     assert slack.client.post(URL, content=body, headers=headers).status_code == 401
     for stamp in ("", "1e9", "-5", "9" * 40, "1 2"):
-        told = {"x-slack-request-timestamp": stamp, "x-slack-signature": "v0=00"} | FORM
-        assert slack.client.post(URL, content=body, headers=told).status_code == 401
+        signed = {"x-slack-request-timestamp": stamp, "x-slack-signature": "v0=00"} | FORM
+        assert slack.client.post(URL, content=body, headers=signed).status_code == 401
     assert slack.replies == []
 
 

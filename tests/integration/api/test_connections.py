@@ -125,9 +125,9 @@ def test_a_body_of_several_chunks_that_come_together_is_whole(server: Server) ->
     length = b"Content-Length: %d" % len(body)
     assert length in head
     chunks = [body[:1], body[1:40], body[40:], b""]
-    told = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks)
+    chunked = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks)
     with connected(port) as link:
-        link.sendall(head.replace(length, b"Transfer-Encoding: chunked") + told)
+        link.sendall(head.replace(length, b"Transfer-Encoding: chunked") + chunked)
         assert ACCEPTED in until(link, b"rejected")
 
 
@@ -222,11 +222,11 @@ def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, 
         else:
             idling.sendall(head + body)
             until(idling, b"rejected")
-        told = threading.Event()
+        stopped = threading.Event()
 
         def use() -> None:
             number = 2
-            while not told.wait(0.1):
+            while not stopped.wait(0.1):
                 used.sendall(b"".join(post(api, number)))
                 until(used, b"rejected")
                 number += 1
@@ -236,7 +236,7 @@ def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, 
         try:
             assert rest(idling) == b""
         finally:
-            told.set()
+            stopped.set()
             using.join()
         used.sendall(b"".join(post(api, 1)))
         assert b"202 Accepted" in until(used, b"rejected")

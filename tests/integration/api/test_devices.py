@@ -65,8 +65,8 @@ def test_devices_from_an_exporter_are_listed(served: Served) -> None:
     put(api, "gpu0001", {Column("load1"): 3})
     page = asked(served)
     assert page["next_cursor"] is None
-    told = [(one["device"], one["kinds"], one["signals"], one["parts"]) for one in page["items"]]
-    assert told == [
+    shown = [(one["device"], one["kinds"], one["signals"], one["parts"]) for one in page["items"]]
+    assert shown == [
         ("cdu1", ["cooling"], {"coolant_leak": 0}, 0),
         ("leaf1", ["switch"], {"switch_temp_c": 51}, 2),
     ]

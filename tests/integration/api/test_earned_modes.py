@@ -117,9 +117,12 @@ def test_two_false_alarms_end_it_and_it_has_to_be_earned_again(acting: Served) -
     refused = client.post(MODE, json=AUTO, headers=headers)
     assert refused.status_code == 409 and "30 reviewed incidents and 19" in refused.json()["detail"]
     with api.engine.connect() as conn:
-        (told,) = conn.execute(sa.select(messages).where(messages.c.id.like("rule:%")))
-    assert told.doc["title"]["text"].endswith("no longer acts automatically") and told.doc["severity"] == "P2"
-    assert incident(2).id[:8] in told.doc["text"]["text"] and told.page is False
+        (message,) = conn.execute(sa.select(messages).where(messages.c.id.like("rule:%")))
+    assert (
+        message.doc["title"]["text"].endswith("no longer acts automatically")
+        and message.doc["severity"] == "P2"
+    )
+    assert incident(2).id[:8] in message.doc["text"]["text"] and message.page is False
 
 
 def test_a_person_who_turned_it_down_may_turn_it_back_to_what_the_files_say(acting: Served) -> None:

@@ -178,8 +178,8 @@ def test_changed_headers_of_events(served: tuple[Api, httpx.Client]) -> None:
     @FEW
     @given(changed((b"/x%20y", b"2026-11-20T03:00:00Z", b"%00%ff", b"id-1")), changed(seeds.ALERTMANAGER))
     def run(word: bytes, raw: bytes) -> None:
-        told = "".join(map(chr, (one for one in word[:2000] if 32 < one < 127))) or "x"
-        more = {"ce-id": told, "ce-source": told, "ce-time": told, "ce-subject": told}
+        word_sent = "".join(map(chr, (one for one in word[:2000] if 32 < one < 127))) or "x"
+        more = {"ce-id": word_sent, "ce-source": word_sent, "ce-time": word_sent, "ce-subject": word_sent}
         response = client.post("/api/v1/signals/cloudevents", content=raw, headers=headers | more)
         assert response.status_code < 500, response.text
 

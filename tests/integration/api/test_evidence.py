@@ -51,8 +51,8 @@ def test_an_operator_lists_and_takes_it_and_that_is_audited(served: Served) -> N
     assert (taken.content, taken.headers["content-type"]) == (DATA, "application/gzip")
     assert file.name in taken.headers["content-disposition"]
     with api.engine.connect() as conn:
-        told = conn.execute(sa.text("SELECT actor FROM audit_records WHERE verb = 'evidence.taken'"))
-        assert told.scalars().all() == ["ann"]
+        actors = conn.execute(sa.text("SELECT actor FROM audit_records WHERE verb = 'evidence.taken'"))
+        assert actors.scalars().all() == ["ann"]
 
 
 def test_missing_evidence_is_reported_and_others_see_nothing(served: Served) -> None:

@@ -24,8 +24,8 @@ def test_a_node_shows_when_its_follower_spoke_and_how_many_lines_it_lost(
 ) -> None:
     api, client = served
     body = {"node": "gpu0001", "time": datetime.now(UTC).isoformat(), "lost": 41}
-    told = client.post("/api/v1/signals/heartbeat", json=body, headers=api.headers(Role.signals))
-    assert told.json()["accepted"] == 1, told.text
+    answer = client.post("/api/v1/signals/heartbeat", json=body, headers=api.headers(Role.signals))
+    assert answer.json()["accepted"] == 1, answer.text
     since = datetime.now(UTC) - timedelta(minutes=1)
     assert api.services.queries.signals.heard(CLUSTER, "gpu0001", since).heartbeat_at is not None
     assert api.services.queries.signals.heard(CLUSTER, "gpu0002", since).heartbeat_at is None
@@ -40,8 +40,8 @@ def test_a_node_shows_when_its_follower_spoke_and_how_many_lines_it_lost(
 def test_a_count_that_is_none_is_rejected(served: tuple[Api, httpx.Client], lost: object) -> None:
     api, client = served
     body = {"node": "gpu0001", "lost": lost}
-    told = client.post("/api/v1/signals/heartbeat", json=body, headers=api.headers(Role.signals)).json()
-    assert told["accepted"] == 0 and "lost" in told["rejected"][0]["reason"]
+    answer = client.post("/api/v1/signals/heartbeat", json=body, headers=api.headers(Role.signals)).json()
+    assert answer["accepted"] == 0 and "lost" in answer["rejected"][0]["reason"]
 
 
 @pytest.mark.parametrize("ahead_s", [42.0, -42.0, 8 * 3600.0])
@@ -56,7 +56,7 @@ def test_a_node_shows_how_far_its_clock_is_off_by_the_quickest_of_its_words(
         # Not by the route: of beats within a second it stores one.
         parsed = heartbeat_observations(body, lambda *_: True, datetime.now(UTC), cluster=CLUSTER)
         api.signals.store([Arrival(one) for one in parsed.observations])
-    told = client.get("/api/v1/nodes/pod1/gpu0001", headers=viewer).json()["heard"]["clock_skew_s"]
-    assert ahead_s - 5 < told <= ahead_s
+    skew_s = client.get("/api/v1/nodes/pod1/gpu0001", headers=viewer).json()["heard"]["clock_skew_s"]
+    assert ahead_s - 5 < skew_s <= ahead_s
     other = client.get("/api/v1/nodes/pod1/gpu0002", headers=viewer).json()["heard"]
     assert "clock_skew_s" not in other

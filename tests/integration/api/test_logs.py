@@ -27,24 +27,26 @@ def test_one_event_by_every_shipper_and_the_kernel_log_route(served: Served) -> 
     def of_kind(kind: str) -> dict[str, str]:
         return headers | {"Content-Type": kind}
 
-    told = [
+    answers = [
         client.post(LOGS, json=journalctl(), headers=headers),
         client.post(LOGS, json=[vector()], headers=headers),
         client.post(LOGS, content=ndjson(fluent_bit()), headers=of_kind("application/x-ndjson")),
         client.post(LOGS, json=[rsyslog()], headers=headers),
         client.post(LOGS, content=export(journalctl()), headers=of_kind("application/vnd.fdo.journal")),
     ]
-    assert [one.status_code for one in told] == [202] * 5
-    assert [one.json()["accepted"] for one in told] == [1, 0, 0, 0, 0]
-    assert [one.json()["duplicates"] for one in told] == [0, 1, 1, 1, 1]
+    assert [one.status_code for one in answers] == [202] * 5
+    assert [one.json()["accepted"] for one in answers] == [1, 0, 0, 0, 0]
+    assert [one.json()["duplicates"] for one in answers] == [0, 1, 1, 1, 1]
     assert len(events(api)) == 1
 
 
 def test_what_is_forged_is_counted_and_shown(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", name="shipper-of-pod1")
-    told = client.post(LOGS, json=[by_logger(), journalctl(), rsyslog(inputname="imuxsock")], headers=headers)
-    assert told.json() == {"accepted": 1, "duplicates": 0, "unrecognised": 2, "rejected": []}
+    answer = client.post(
+        LOGS, json=[by_logger(), journalctl(), rsyslog(inputname="imuxsock")], headers=headers
+    )
+    assert answer.json() == {"accepted": 1, "duplicates": 0, "unrecognised": 2, "rejected": []}
     assert len(events(api)) == 1
     api.app.state.losses.flush()
     lost = client.get("/api/v1/signals/losses", headers=api.headers("viewer")).json()["items"]
@@ -74,8 +76,8 @@ def test_node_token_may_send_for_that_node_only(served: Served) -> None:
 def test_lines_of_text_are_refused(served: Served, kind: str) -> None:
     api, client = served
     headers = api.headers("signals") | {"Content-Type": kind}
-    told = client.post(f"{LOGS}?node=gpu0001", content=f"<3>kernel: {XID_79}", headers=headers)
-    assert told.status_code == 415
+    answer = client.post(f"{LOGS}?node=gpu0001", content=f"<3>kernel: {XID_79}", headers=headers)
+    assert answer.status_code == 415
     assert events(api) == []
 
 
@@ -83,8 +85,8 @@ def test_a_packed_body_and_a_wrong_one(served: Served) -> None:
     api, client = served
     headers = api.headers("signals") | {"Content-Type": "application/json"}
     packed = gzip.compress(json.dumps([journalctl()]).encode())
-    told = client.post(LOGS, content=packed, headers=headers | {"Content-Encoding": "gzip"})
-    assert told.json()["accepted"] == 1
+    answer = client.post(LOGS, content=packed, headers=headers | {"Content-Encoding": "gzip"})
+    assert answer.json()["accepted"] == 1
     wrong = client.post(LOGS, content=b"[{]", headers=headers)
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid")
     assert client.post(f"{LOGS}?nod=gpu0001", content=b"[]", headers=headers).status_code == 422

@@ -49,8 +49,8 @@ def test_node_without_values_is_not_reported_as_bad(served: Served) -> None:
 def test_job_shows_its_steps_and_slowest_rank(served: Served) -> None:
     api, client = served
     now = datetime.now(UTC)
-    told = steps_of("4711", ("gpu0001", "gpu0007"), ranks_per_node=8, steps=150)
-    api.samples.put_steps([dataclasses.replace(one, arrived_at=now) for one in told])
+    steps = steps_of("4711", ("gpu0001", "gpu0007"), ranks_per_node=8, steps=150)
+    api.samples.put_steps([dataclasses.replace(one, arrived_at=now) for one in steps])
     job = client.get("/api/v1/jobs/pod1/4711", headers=api.headers("viewer")).json()
     times = job["step_times"]
     assert (times["ranks"], len(times["steps"]), times["whole_only"]) == (16, 150, False)
@@ -68,9 +68,9 @@ def test_a_job_that_only_its_steps_know_is_shown(served: Served, job: str) -> No
     api, client = served
     headers = api.headers("viewer")
     assert client.get(f"/api/v1/jobs/pod1/{job}", headers=headers).status_code == 404
-    told = [dataclasses.replace(one, job=job, arrived_at=datetime.now(UTC))
+    steps = [dataclasses.replace(one, job=job, arrived_at=datetime.now(UTC))
             for one in steps_of("1", ("gpu0001",), steps=5, whole_only=True)]  # fmt: skip
-    api.samples.put_steps(told)
+    api.samples.put_steps(steps)
     found = client.get(f"/api/v1/jobs/pod1/{job}", headers=headers).json()
     assert (found["job"], found["nodes"]) == (None, [])
     assert (found["step_times"]["whole_only"], found["step_times"]["slowest"]) == (True, [])

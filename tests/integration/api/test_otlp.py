@@ -121,21 +121,21 @@ def post(
 def test_rejected_records_are_reported_in_the_encoding_of_the_request(served: Served, kind: str) -> None:
     api, client = served
     headers = api.headers("signals")
-    told = post(client, LOGS, logs(RESOURCE, [record(journalctl()), record(by_logger())]), kind, headers)
+    answer = post(client, LOGS, logs(RESOURCE, [record(journalctl()), record(by_logger())]), kind, headers)
     nothing = post(client, LOGS, logs(RESOURCE, [record(journalctl())]), kind, headers)
     some = metrics(
         RESOURCE, gauge("node_load1", point(1.0)), gauge("my.metric", point(1.0)), histogram("h", 2)
     )
     measured = post(client, METRICS, some, kind, headers)
-    assert [one.status_code for one in (told, nothing, measured)] == [200] * 3
-    assert {one.headers["content-type"] for one in (told, nothing, measured)} == {kind}
+    assert [one.status_code for one in (answer, nothing, measured)] == [200] * 3
+    assert {one.headers["content-type"] for one in (answer, nothing, measured)} == {kind}
     if kind == JSON:
-        assert told.json()["partialSuccess"]["rejectedLogRecords"] == "1"
+        assert answer.json()["partialSuccess"]["rejectedLogRecords"] == "1"
         assert nothing.json() == {}
         assert measured.json()["partialSuccess"]["rejectedDataPoints"] == "3"
         assert "1 not in the catalogue" in measured.json()["partialSuccess"]["errorMessage"]
     else:
-        assert ExportLogsServiceResponse.FromString(told.content).partial_success.rejected_log_records == 1
+        assert ExportLogsServiceResponse.FromString(answer.content).partial_success.rejected_log_records == 1
         assert nothing.content == b""
         assert (
             ExportMetricsServiceResponse.FromString(measured.content).partial_success.rejected_data_points
@@ -188,8 +188,8 @@ def test_too_much_unpacked_is_refused(served: Served) -> None:
     api, client = served
     headers = api.headers("signals") | {"Content-Encoding": "gzip"}
     for path, size in ((LOGS, 8 * 2**20), (METRICS, 16 * 2**20)):
-        told = post(client, path, gzip.compress(b" " * (size + 1)), JSON, headers)
-        assert (told.status_code, told.json()["code"]) == (413, 8)
+        answer = post(client, path, gzip.compress(b" " * (size + 1)), JSON, headers)
+        assert (answer.status_code, answer.json()["code"]) == (413, 8)
 
 
 def test_losses_are_counted_by_their_route(served: Served) -> None:
@@ -199,7 +199,7 @@ def test_losses_are_counted_by_their_route(served: Served) -> None:
     post(client, METRICS, metrics(RESOURCE, histogram("h", 2)), JSON, headers)
     api.app.state.losses.flush()
     lost = client.get("/api/v1/signals/losses", headers=api.headers("viewer")).json()["items"]
-    told = {(one["source"], one["reason"]): (one["count"], one["who"]) for one in lost}
-    assert told[("otlp/v1/logs", "not_kernel")] == (3, "collector")
-    assert told[("otlp/v1/metrics", "rejected")] == (2, "collector")
+    losses = {(one["source"], one["reason"]): (one["count"], one["who"]) for one in lost}
+    assert losses[("otlp/v1/logs", "not_kernel")] == (3, "collector")
+    assert losses[("otlp/v1/metrics", "rejected")] == (2, "collector")
     assert json.dumps(lost)

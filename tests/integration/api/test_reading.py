@@ -114,7 +114,7 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
     api, client = served
     headers = api.headers("viewer")
     shown = snapshot(4)
-    told = {
+    changes = {
         "gpu0001": {"state": ("MIXED", "DRAIN"), "reason": "PSU", "reason_user": "ann"},
         "gpu0002": {
             "state": ("IDLE", "DRAIN", "ODD"),
@@ -126,7 +126,8 @@ def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served
     at = shown.taken_at - timedelta(hours=1)
     nodes = {
         name: msgspec.structs.replace(
-            node, **(told[name] | {"reason_at": at, "switches": ("leaf1", "spine")} if name in told else {})
+            node,
+            **(changes[name] | {"reason_at": at, "switches": ("leaf1", "spine")} if name in changes else {}),
         )
         for name, node in shown.nodes.items()
     }
@@ -190,8 +191,8 @@ def test_a_job_with_the_errors_of_its_own_programs(served: Served) -> None:
     )  # fmt: skip
     with api.engine.begin() as conn:
         save_bursts(conn, [burst])
-    (told,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
-    assert (told["fault"], told["lines"], told["nodes"], told["node"]) == ("xid-45", 20, 1, "gpu0001")
+    (error,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
+    assert (error["fault"], error["lines"], error["nodes"], error["node"]) == ("xid-45", 20, 1, "gpu0001")
 
 
 def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Served) -> None:
@@ -207,19 +208,21 @@ def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Se
             at = one.opened + timedelta(seconds=number)
             row = {"incident": one.id, "at": at, "doc": to_stored(verdict)}
             conn.execute(sa.insert(verdicts).values(row))
-    told = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
-    assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(told)
-    assert told["verdict"]["sentence"].startswith("GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)")
-    assert told["verdict"]["nodes"] == {"gpu0001": "isolate"}
-    assert told["verdicts"][0]["verdict"]["sentence"] == "As it was first."
-    said = [row["text"] for row in told["timeline"] if row["kind"] == "verdict"]
-    assert said == ["As it was first.", told["verdict"]["sentence"]]
-    (aside,) = told["verdict"]["set_aside"]
+    document = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
+    assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(document)
+    assert document["verdict"]["sentence"].startswith(
+        "GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)"
+    )
+    assert document["verdict"]["nodes"] == {"gpu0001": "isolate"}
+    assert document["verdicts"][0]["verdict"]["sentence"] == "As it was first."
+    said = [row["text"] for row in document["timeline"] if row["kind"] == "verdict"]
+    assert said == ["As it was first.", document["verdict"]["sentence"]]
+    (aside,) = document["verdict"]["set_aside"]
     assert (aside["what"], aside["count"]) == ("Xid 45", 7)
-    (hit,) = told["hit"]
+    (hit,) = document["hit"]
     assert (hit["job"], hit["user"], hit["gpus"]) == ("4711", "alice", 16)
     assert (hit["lost_gpu_hours"], hit["basis"]) == (8.0, "start")
-    (other,) = told["similar"]
+    (other,) = document["similar"]
     assert (other["id"], other["same"]) == (incident(50).id, "part")
     assert other["ended"] == "returned by healer"
     job = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()
@@ -230,10 +233,10 @@ def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Se
 def test_an_incident_of_an_earlier_version_has_a_verdict_too(served: Served) -> None:
     api, client = served
     add(api, 1)
-    told = client.get(f"/api/v1/incidents/{incident(1).id}", headers=api.headers("viewer")).json()
-    assert told["verdicts"] == []
-    assert told["verdict"]["certainty"] == 0.8
-    assert "has fallen off the bus" in told["verdict"]["sentence"]
+    document = client.get(f"/api/v1/incidents/{incident(1).id}", headers=api.headers("viewer")).json()
+    assert document["verdicts"] == []
+    assert document["verdict"]["certainty"] == 0.8
+    assert "has fallen off the bus" in document["verdict"]["sentence"]
 
 
 def test_precision_counts_only_decided_reviews(served: Served) -> None:
@@ -261,9 +264,9 @@ def test_figures(served: Served) -> None:
 
 def test_readiness_says_what_is_missing(served: Served) -> None:
     _, client = served
-    told = client.get("/readyz")
-    assert told.status_code == 503
-    assert {name: check["ok"] for name, check in told.json()["checks"].items()} == {
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert {name: check["ok"] for name, check in answer.json()["checks"].items()} == {
         "database": True,
         "slurm": True,
         "detector": False,
@@ -281,9 +284,9 @@ def test_readiness_reports_slurmctld_but_does_not_depend_on_it(served: Served) -
     api.snapshots.put_controller(seen)
     check = client.get("/readyz").json()["checks"]["slurm"]
     assert check["ok"] is True
-    (told,) = check["troubles"]
-    assert (told["what"], told["text"]) == ("backup", "The backup controller ctl2 took over")
-    assert datetime.fromisoformat(told["since"]) == since
+    (trouble,) = check["troubles"]
+    assert (trouble["what"], trouble["text"]) == ("backup", "The backup controller ctl2 took over")
+    assert datetime.fromisoformat(trouble["since"]) == since
 
 
 def test_event_stream_resumes_where_it_stopped(served: Served) -> None:

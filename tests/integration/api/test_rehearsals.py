@@ -47,8 +47,8 @@ def finished(served: Served, opened: list[str], missed: list[str] = [], digest: 
     name = asked(served)["id"]
     book, now = PostgresRehearsals(api.engine), datetime.now(UTC)
     assert book.claim(CLUSTER, now) is not None
-    told = [{"rule": "gpu-lost", "digest": digest, "incidents": opened, "missed": missed}]
-    book.end(name, now, result=NOTHING | {"opened": told})
+    opened_by_rule = [{"rule": "gpu-lost", "digest": digest, "incidents": opened, "missed": missed}]
+    book.end(name, now, result=NOTHING | {"opened": opened_by_rule})
     return name
 
 
@@ -130,8 +130,8 @@ def test_the_change_is_there_to_take_away_and_nothing_is_applied(served: Served)
     api, client = served
     name = asked(served)["id"]
     headers = api.headers("viewer")
-    told = client.get(f"{TRY}/{name}/diff", headers=headers)
-    assert told.text == (
+    answer = client.get(f"{TRY}/{name}/diff", headers=headers)
+    assert answer.text == (
         "--- a/rules/policies.yaml\n+++ b/rules/policies.yaml\n"
         "@@ -1 +1,2 @@\n - name: gpu-lost\n+  senses: 2\n"
     )
@@ -153,10 +153,10 @@ def test_recordings_and_what_was_done_are_listed(served: Served) -> None:
     ids = save(api, judged(1), judged(300))
     now = datetime.now(UTC)
     span = {"since": (now - timedelta(hours=1)).isoformat(), "until": now.isoformat()}
-    told = client.get("/api/v1/recordings/done", params=span, headers=headers).json()
-    assert [one["id"] for one in told["incidents"]] == ids[:1]
-    assert told["incidents"][0]["rule"] == "gpu-lost"
-    assert set(told) == {"incidents", "merged", "actions", "held", "differences"}
+    body = client.get("/api/v1/recordings/done", params=span, headers=headers).json()
+    assert [one["id"] for one in body["incidents"]] == ids[:1]
+    assert body["incidents"][0]["rule"] == "gpu-lost"
+    assert set(body) == {"incidents", "merged", "actions", "held", "differences"}
     bare = {name: value.removesuffix("+00:00") for name, value in span.items()}
     assert client.get("/api/v1/recordings/done", params=bare, headers=headers).status_code == 422
 
@@ -172,9 +172,9 @@ def test_what_the_rule_as_edited_opened_counts_for_it_and_the_rest_no_more(serve
     save(api, *(judged(number, Review.false_alarm) for number in range(1, 4)))
     assert counted(api) == Proof(right=27, wrong=3)
     name = finished(served, kept, mended)
-    (told,) = prove(served, name).json()["items"]
-    assert (told["right"], told["wrong"], told["missed_wrong"], told["missed_true"]) == (30, 1, 3, 0)
-    assert told["counted_by"] == "root"
+    (proof,) = prove(served, name).json()["items"]
+    assert (proof["right"], proof["wrong"], proof["missed_wrong"], proof["missed_true"]) == (30, 1, 3, 0)
+    assert proof["counted_by"] == "root"
     assert counted(api) == Proof(right=30, wrong=0)  # the newest 30 of those 31
     assert counted(api, {"rule/gpu-lost": "edited again"}) == Proof(right=27, wrong=3)
     answer = api_mode(served)
@@ -245,9 +245,9 @@ def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served) -> 
     good = save(api, judged(10), judged(11))
     bad = save(api, judged(1, Review.false_alarm), judged(2, None))
     prove(served, finished(served, good, bad, rules.texts["rule/gpu-lost"]))
-    told = {"review": "false_alarm", "reason": "a cable"}
+    review = {"review": "false_alarm", "reason": "a cable"}
     headers = api.headers("responder")
-    client.post(f"/api/v1/incidents/{bad[1]}/review", json=told, headers=headers)
+    client.post(f"/api/v1/incidents/{bad[1]}/review", json=review, headers=headers)
     listed = client.get("/api/v1/rules", headers=headers).json()["items"]
     assert [one["mode"] for one in listed if one["rule"]["name"] == "gpu-lost"] == ["auto"]
 
@@ -348,6 +348,6 @@ def test_what_cannot_begin_has_failed(served: Served) -> None:
         raise ValueError("nothing is recorded")
 
     Rehearsing(book, CLUSTER, refuse, SimClock(datetime.now(UTC)))()
-    told = book.find(name)
-    assert told is not None
-    assert (told.state, told.problem) == ("failed", "nothing is recorded")
+    rehearsal = book.find(name)
+    assert rehearsal is not None
+    assert (rehearsal.state, rehearsal.problem) == ("failed", "nothing is recorded")

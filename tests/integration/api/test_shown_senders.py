@@ -34,8 +34,8 @@ def test_vector(served: Served) -> None:
     shown = yaml.safe_load(snippet("signals.md", "Vector"))
     assert shown["sources"]["kernel"]["include_matches"] == {"_TRANSPORT": ["kernel"]}
     sink = shown["sinks"]["healer"]
-    told = client.post(path(sink["uri"]), json=[vector()], headers=api.headers("signals"))
-    assert told.json()["accepted"] == 1
+    answer = client.post(path(sink["uri"]), json=[vector()], headers=api.headers("signals"))
+    assert answer.json()["accepted"] == 1
 
 
 def test_fluent_bit(served: Served) -> None:
@@ -44,8 +44,8 @@ def test_fluent_bit(served: Served) -> None:
     assert (shown["Systemd_Filter"], shown["Format"]) == ("_TRANSPORT=kernel", "json")
     assert "Strip_Underscores" not in shown
     assert shown["storage.path"], "without it Fluent Bit does not start with a queue on disk"
-    told = client.post(shown["URI"], json=[fluent_bit()], headers=api.headers("signals"))
-    assert told.json()["accepted"] == 1
+    answer = client.post(shown["URI"], json=[fluent_bit()], headers=api.headers("signals"))
+    assert answer.json()["accepted"] == 1
 
 
 #: Where systemd keeps what it does not put on the path.
@@ -63,7 +63,7 @@ FORGED = LOST.replace("9b", "9d")
 
 def journal_of(folder: Path, *records: tuple[str, str]) -> Path:
     """A journal file with these records, (what journald knows, MESSAGE), a second apart."""
-    told = "".join(
+    journal_text = "".join(
         f"__REALTIME_TIMESTAMP={1763640000000000 + number * 10**6}\n"
         f"__MONOTONIC_TIMESTAMP={150000001 + number * 10**6}\n"
         "_BOOT_ID=0b11d014168544bda6ed5fc0bc1c44ae\n_MACHINE_ID=11111111111111111111111111111111\n"
@@ -72,7 +72,7 @@ def journal_of(folder: Path, *records: tuple[str, str]) -> Path:
         for number, (fields, message) in enumerate(records)
     )
     journal = folder / "node.journal"
-    subprocess.run([REMOTE, "-o", str(journal), "-"], input=told.encode(), check=True, timeout=60)
+    subprocess.run([REMOTE, "-o", str(journal), "-"], input=journal_text.encode(), check=True, timeout=60)
     return journal
 
 
@@ -119,8 +119,8 @@ def sums(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     assert done.returncode == 0, done.stderr
     decoder, text, found = json.JSONDecoder(), done.stdout.strip(), Counter[str]()
     while text:
-        told, end = decoder.raw_decode(text)
-        found.update({name: told[name] for name in ("accepted", "duplicates", "unrecognised")})
+        answer, end = decoder.raw_decode(text)
+        found.update({name: answer[name] for name in ("accepted", "duplicates", "unrecognised")})
         text = text[end:].strip()
     return dict(found)
 

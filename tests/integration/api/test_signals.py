@@ -53,20 +53,20 @@ def test_one_bad_entry_never_loses_the_good_ones(served: Served) -> None:
 
 def test_an_unknown_node_is_rejected_by_index(served: Served) -> None:
     api, client = served
-    told = client.post(KERNEL, json=[body(), body(node="nosuch")], headers=api.headers("signals"))
-    assert told.json()["accepted"] == 1
-    assert told.json()["rejected"][0]["index"] == 1
-    assert "nosuch" in told.json()["rejected"][0]["reason"]
+    answer = client.post(KERNEL, json=[body(), body(node="nosuch")], headers=api.headers("signals"))
+    assert answer.json()["accepted"] == 1
+    assert answer.json()["rejected"][0]["index"] == 1
+    assert "nosuch" in answer.json()["rejected"][0]["reason"]
 
 
 def test_plain_lines_need_a_node(served: Served) -> None:
     api, client = served
     headers = {**api.headers("signals"), "Content-Type": "text/plain"}
     without = client.post(KERNEL, content=XID_79, headers=headers)
-    told = client.post(KERNEL + f"?cluster={CLUSTER}&node=gpu0002", content=XID_79 + "\n", headers=headers)
+    answer = client.post(KERNEL + f"?cluster={CLUSTER}&node=gpu0002", content=XID_79 + "\n", headers=headers)
     assert without.status_code == 422
     assert without.json()["errors"][0]["field"] == "node"
-    assert told.json()["accepted"] == 1
+    assert answer.json()["accepted"] == 1
 
 
 def test_a_token_bound_to_a_node_speaks_of_nothing_else(served: Served) -> None:
@@ -89,9 +89,9 @@ def test_a_token_bound_to_a_cluster_speaks_of_no_other(served: Served) -> None:
 
 def test_before_slurm_was_asked_nothing_is_lost(fresh_database: sa.Engine) -> None:
     with serving(fresh_database, nodes=0) as (api, client):
-        told = client.post(KERNEL, json=body(), headers=api.headers("signals"))
-        assert told.status_code == 503
-        assert int(told.headers["Retry-After"]) >= 1
+        answer = client.post(KERNEL, json=body(), headers=api.headers("signals"))
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) >= 1
 
 
 def test_heartbeats_within_a_second_are_one(served: Served) -> None:
@@ -109,9 +109,9 @@ def test_wrong_bodies_are_problems(served: Served) -> None:
     api, client = served
     headers = api.headers("signals")
     for content in (b"", b"{", b"[1]", b'{"node":"gpu0001"}', b'{"entries":3}', b"\xff\xfe", b"[" * 100_000):
-        told = client.post(KERNEL, content=content, headers={**headers, "Content-Type": "application/json"})
-        assert told.status_code == 422, content[:20]
-        assert told.headers["content-type"] == "application/problem+json"
+        answer = client.post(KERNEL, content=content, headers={**headers, "Content-Type": "application/json"})
+        assert answer.status_code == 422, content[:20]
+        assert answer.headers["content-type"] == "application/problem+json"
     form = client.post(
         KERNEL, content="a=b", headers={**headers, "Content-Type": "application/x-www-form-urlencoded"}
     )
@@ -139,11 +139,11 @@ def test_a_reason_is_in_the_language_of_its_reader_also_when_it_was_stored(serve
     whole = client.post(KERNEL, json={"entries": 3}, headers=headers | chinese).json()
     assert whole["detail"] == "请求体：`entries` 必须是带 `line` 的对象列表"
     api.app.state.losses.flush()
-    told = [
+    losses = [
         client.get("/api/v1/signals/losses", headers=api.headers("viewer") | more).json()["items"]
         for more in ({}, chinese)
     ]
-    examples = [{one["source"] + "/" + one["reason"]: one["example"] for one in items} for items in told]
+    examples = [{one["source"] + "/" + one["reason"]: one["example"] for one in items} for items in losses]
     assert examples[0]["kernel-log/rejected"] == "node: cpu1 is not a node of cluster pod1"
     assert examples[1]["kernel-log/rejected"] == "node：cpu1 不是集群 pod1 的节点"
     assert examples[0]["old/rejected"] == examples[1]["old/rejected"] == "line: too long"
@@ -157,16 +157,16 @@ def test_a_packed_body_is_bounded_when_unpacked(served: Served) -> None:
     bomb = gzip.compress(b" " * (8 * 1024 * 1024 + 1))
     assert client.post(KERNEL, content=bomb, headers=headers).status_code == 413
     for content in (b"x", good[:-1], good + b"x", b""):
-        told = client.post(KERNEL, content=content, headers=headers)
-        assert told.status_code == 400, content[:20]
+        answer = client.post(KERNEL, content=content, headers=headers)
+        assert answer.status_code == 400, content[:20]
 
 
 def test_a_body_over_8_mb_is_413(served: Served) -> None:
     api, client = served
     big = {**api.headers("signals"), "Content-Type": "text/plain"}
-    told = client.post(KERNEL + "?node=gpu0001", content=b"x" * (8 * 1024 * 1024 + 1), headers=big)
-    assert told.status_code == 413
-    assert told.json()["code"] == "too_large"
+    answer = client.post(KERNEL + "?node=gpu0001", content=b"x" * (8 * 1024 * 1024 + 1), headers=big)
+    assert answer.status_code == 413
+    assert answer.json()["code"] == "too_large"
 
 
 def test_readers_write_no_signals(served: Served) -> None:

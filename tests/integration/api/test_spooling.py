@@ -141,9 +141,9 @@ def test_a_full_spool_refuses_all_of_a_call_and_says_how_many(tmp_path: Path, so
     bench = Bench(tmp_path, soon=soon, limit=60)
     bench.store.error = Unavailable("away")
     assert bench.put(["a" * 20]) == [True]
-    with pytest.raises(NoRoom, match="its limit") as told:
+    with pytest.raises(NoRoom, match="its limit") as caught:
         bench.put(["b" * 20, "c" * 20])
-    assert (told.value.entries, bench.spool.state().entries) == (2, 1)
+    assert (caught.value.entries, bench.spool.state().entries) == (2, 1)
 
 
 def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> None:
@@ -161,10 +161,10 @@ def test_what_a_store_fails_with_is_not_logged_again_with_what_was_sent(tmp_path
     bench, logged = Bench(tmp_path, soon=True), list[dict[str, Any]]()
 
     async def ask() -> Sequence[bool]:
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: logged.append(told))
-        told = await bench.lane.put_soon(["a"])
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        accepted = await bench.lane.put_soon(["a"])
         gc.collect()
-        return told
+        return accepted
 
     bench.store.error = Unavailable("away")
     assert asyncio.run(ask()) == [True]
@@ -275,11 +275,11 @@ def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path
     bench.store.error = None
     bench.spooling.start()
 
-    def told() -> list[Loss]:
+    def counted() -> list[Loss]:
         bench.losses.flush()
         return bench.book.told
 
-    wait_until(told, 30, what="the loss is counted")
+    wait_until(counted, 30, what="the loss is counted")
     assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
         ("spool", LossReason.rejected, 1)
     ]
@@ -326,28 +326,28 @@ def observation(number: int, at: datetime) -> Observation:
 def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
     lane = events_lane(bench.spooling, api.services)
     at = datetime.now(UTC) - timedelta(minutes=9)
-    told = [Arrival(observation(number, at), (f"{number + 100:064x}",)) for number in range(3)]
+    entries = [Arrival(observation(number, at), (f"{number + 100:064x}",)) for number in range(3)]
     bench.reach.failed("away")
-    assert lane.put(told) == [True] * 3
-    assert lane.put(told[:1]) == [True], "whether it is a duplicate shows later"
+    assert lane.put(entries) == [True] * 3
+    assert lane.put(entries[:1]) == [True], "whether it is a duplicate shows later"
     bench.bring_all_in()
     with api.engine.connect() as conn:
         rows = conn.execute(sa.text("SELECT encode(digest, 'hex'), arrived_at FROM inbox ORDER BY id")).all()
-    assert [tuple(row) for row in rows] == [(one.observation.digest, at) for one in told]
-    assert lane.decode(msgspec_of(told[0])) == told[0]
+    assert [tuple(row) for row in rows] == [(one.observation.digest, at) for one in entries]
+    assert lane.decode(msgspec_of(entries[0])) == entries[0]
 
 
 def test_what_was_stored_by_a_process_that_died_then_is_stored_once(api: Api, bench: Bench) -> None:
     """It is in the inbox, and still in the spool: that is how a kill between the two leaves it."""
     lane = events_lane(bench.spooling, api.services)
-    told = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
-    assert lane.submit(told[:3]).result(60) == [True] * 3
+    entries = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
+    assert lane.submit(entries[:3]).result(60) == [True] * 3
     bench.reach.failed("away")
-    lane.put(told)
+    lane.put(entries)
     bench.bring_all_in()
     with api.engine.connect() as conn:
         rows = conn.execute(sa.text("SELECT encode(digest, 'hex') FROM inbox ORDER BY id")).scalars().all()
-    assert rows == [one.observation.digest for one in told]
+    assert rows == [one.observation.digest for one in entries]
 
 
 def msgspec_of(arrival: Arrival) -> bytes:

@@ -205,7 +205,7 @@ def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
     api, _ = served
     at = datetime.now(UTC)
     run = {"id": "r1", "cluster": CLUSTER, "playbook": "validate", "node": "gpu0001", "state": "done"}
-    told = [
+    results_by_outcome = [
         (True, {"nccl_busbw_gb_per_s": "350", "driver": "580.65.06"}),
         (True, {"nccl_busbw_gb_per_s": "360.5", "gpu_count": "8", "driver": "580.65.06", "x": "1"}),
         (False, {"nccl_busbw_gb_per_s": "12"}),
@@ -214,7 +214,7 @@ def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
         inventory = Inventory(node="gpu0001", at=at, facts={"driver": "580.65.06"})
         node_rows.save_inventories(conn, CLUSTER, [inventory])
         conn.execute(tables.runs.insert().values(**run, shadow=False, created_at=at, doc=run))
-        for passed, results in told:
+        for passed, results in results_by_outcome:
             doc = {"data": {"verb": "diagnose", "passed": passed, "results": results}}
             line = {"run": "r1", "at": at, "step": "test", "event": "done", "doc": doc}
             conn.execute(tables.run_log.insert().values(**line))
@@ -227,9 +227,10 @@ def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
 
 def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
     api, http = served
-    told = {"gpu0001": "580.65.06", "gpu0002": "580.65.06", "gpu0003": "570.86.15"}
+    drivers = {"gpu0001": "580.65.06", "gpu0002": "580.65.06", "gpu0003": "570.86.15"}
     inventories = [
-        Inventory(node=name, at=datetime.now(UTC), facts={"driver": driver}) for name, driver in told.items()
+        Inventory(node=name, at=datetime.now(UTC), facts={"driver": driver})
+        for name, driver in drivers.items()
     ]
     with api.engine.begin() as conn:
         node_rows.save_inventories(conn, CLUSTER, inventories)

@@ -97,9 +97,9 @@ def test_a_folder_replays_as_the_file_that_it_was_made_of(recorded: Path) -> Non
 
 def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder: Path) -> None:
     side = ("replay", recorded, "--rules", milder, "--against", "shipped")
-    told = healer(*side, "--json", "--fail-on", "new-actions")
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
+    done = healer(*side, "--json", "--fail-on", "new-actions")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     gone = [(one["action"], one["held"]["guard"]) for one in found["actions"]["lost"] if one["held"]]
     assert ("drain", "mode") in gone
     assert found["span"]["cluster"]
@@ -140,10 +140,10 @@ def test_what_is_asked_wrongly_is_said(recorded: Path, args: list[str], why: str
 
 
 def test_recordings_are_listed_with_their_span_and_size(recorded: Path) -> None:
-    told = json.loads(healer("recordings", "--json", HEALER_RECORDING=str(recorded)).stdout)
-    assert told["on"] is True
-    assert sum(one["lines"] for one in told["files"]) == sum(
-        count for one in told["files"] for count in one["routes"].values()
+    listed = json.loads(healer("recordings", "--json", HEALER_RECORDING=str(recorded)).stdout)
+    assert listed["on"] is True
+    assert sum(one["lines"] for one in listed["files"]) == sum(
+        count for one in listed["files"] for count in one["routes"].values()
     )
     words = healer("recordings", HEALER_RECORDING=str(recorded)).stdout
     assert "-events.jsonl.zst" in words and "slurm/nodes" in words

@@ -56,8 +56,8 @@ def test_metrics_as_a_document_a_list_and_lines(
     document.write_text(json.dumps(temperatures(61), indent=2))
     many.write_text("\n" + json.dumps([temperatures(62), temperatures(63, node="gpu0002")]))
     lines.write_text(json.dumps(temperatures(64)) + "\n\n" + json.dumps(temperatures(65)) + "\n")
-    told = send("metrics", "--node", "gpu0001", *map(str, (document, many, lines)))
-    assert (told.exit_code, told.stdout) == (0, "5 accepted, 0 duplicates, 0 unrecognised, 0 rejected\n")
+    done = send("metrics", "--node", "gpu0001", *map(str, (document, many, lines)))
+    assert (done.exit_code, done.stdout) == (0, "5 accepted, 0 duplicates, 0 unrecognised, 0 rejected\n")
     assert reports(served) == [
         ("gpu0001", [61]), ("gpu0001", [62]), ("gpu0002", [63]), ("gpu0001", [64]), ("gpu0001", [65]),
     ]  # fmt: skip
@@ -68,9 +68,9 @@ def test_metrics_as_a_document_a_list_and_lines(
 def test_indexes_count_through_all_requests(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 2)
     bodies = [temperatures(1, node=node) for node in ("gpu0001", "gpu0002", "gpu0003", "nosuch", "gpu0004")]
-    told = send("metrics", "--json", given="\n".join(map(json.dumps, bodies)))
-    assert told.exit_code == 1
-    answer = json.loads(told.stdout)
+    done = send("metrics", "--json", given="\n".join(map(json.dumps, bodies)))
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
     assert answer["accepted"] == 4
     assert [one["index"] for one in answer["rejected"]] == [3]
     people = send("metrics", given="\n".join(map(json.dumps, bodies)))
@@ -82,9 +82,9 @@ def test_step_times_count_samples(send: Send, served: tuple[Api, httpx.Client]) 
         {"samples": [{"step": 1, "rank": 0, "step_s": 1.0}, {"step": 1, "rank": 1, "step_s": 1.0}]},
         {"job": "4712", "samples": [{"step": 1, "rank": 0, "step_s": -1.0}]},
     ]
-    told = send("step-times", "--job", "4711", "--json", given="\n".join(map(json.dumps, bodies)))
-    assert told.exit_code == 1
-    answer = json.loads(told.stdout)
+    done = send("step-times", "--job", "4711", "--json", given="\n".join(map(json.dumps, bodies)))
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
     assert (answer["accepted"], [one["index"] for one in answer["rejected"]]) == (2, [2])
     assert [one.job for one in served[0].samples.new()[1]] == ["4711"]
 
@@ -100,8 +100,8 @@ def test_text_in_several_requests(
 ) -> None:
     monkeypatch.setattr(module, "BATCH_BYTES", 60)
     lines = "".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="{gpu}"}} {60 + gpu}\n' for gpu in range(4))
-    told = send("openmetrics", "--node", "gpu0001", given=lines + "# EOF\n")
-    assert (told.exit_code, told.stdout[:11]) == (0, "4 accepted,")
+    done = send("openmetrics", "--node", "gpu0001", given=lines + "# EOF\n")
+    assert (done.exit_code, done.stdout[:11]) == (0, "4 accepted,")
     assert sorted(value for _, values in reports(served) for value in values) == [60, 61, 62, 63]
 
 

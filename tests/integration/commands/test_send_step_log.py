@@ -46,9 +46,22 @@ class Command:
     @contextmanager
     def following(self, path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
-        told = ["env", "--default-signal=INT", *self.command, "--from-log", str(path), "--follow", *options]
+        command_line = [
+            "env",
+            "--default-signal=INT",
+            *self.command,
+            "--from-log",
+            str(path),
+            "--follow",
+            *options,
+        ]
         process = subprocess.Popen(
-            told, env=self.environ, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command_line,
+            env=self.environ,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
             yield process
@@ -86,8 +99,8 @@ def test_a_whole_log(command: Command, tmp_path: Path) -> None:
     assert [(one["step"], one["step_s"], one["loss"]) for one in body["samples"]] == [
         (step, 0.6055, 9.0) for step in (10, 20, 30)
     ]
-    told = datetime.fromisoformat(body["samples"][0]["time"])
-    assert abs(told - now) < timedelta(seconds=1)
+    sent_at = datetime.fromisoformat(body["samples"][0]["time"])
+    assert abs(sent_at - now) < timedelta(seconds=1)
     assert not {"rank", "node", "compute_s"} & set(body["samples"][0])
 
 
@@ -189,6 +202,6 @@ def test_what_real_lightning_writes_as_csv(command: Command, tmp_path: Path) -> 
             with growing.open("a") as file:
                 file.write(row)
         wait_until(lambda: len(command.steps()) == 5, 60, what="all rows")
-    told = command.steps()[2:]
-    assert [one["step"] for one in told] == [int(row.split(",")[1]) for row in rows[1:4]]
-    assert all(one["step_s"] > 0 and one["loss"] > 0 for one in told)
+    sent = command.steps()[2:]
+    assert [one["step"] for one in sent] == [int(row.split(",")[1]) for row in rows[1:4]]
+    assert all(one["step_s"] > 0 and one["loss"] > 0 for one in sent)

@@ -101,17 +101,19 @@ class _Shown(HTMLParser):
         self._kept: list[bool] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        classes = (told.get("class") or "").split()
+        attributes = dict(attrs)
+        classes = (attributes.get("class") or "").split()
         kept = (
             (bool(self._kept) and self._kept[-1])
             or tag in self._OTHERS
-            or told.get("translate") == "no"
+            or attributes.get("translate") == "no"
             or not {"mono", "prose"}.isdisjoint(classes)
-            or (tag == "time" and "data-ago" not in told)
+            or (tag == "time" and "data-ago" not in attributes)
         )
         if not kept:
-            self.said += [told[name] or "" for name in self._ATTRIBUTES if name in told and tag != "time"]
+            self.said += [
+                attributes[name] or "" for name in self._ATTRIBUTES if name in attributes and tag != "time"
+            ]
         if tag not in self._VOID:
             self._kept.append(kept)
 

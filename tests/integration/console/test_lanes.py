@@ -85,9 +85,9 @@ def test_an_incident_shows_in_order_what_happened_when(sample: Sample) -> None:
     assert picture is not None and picture.get("role") == "img"
     assert picture.get("aria-labelledby") == "glance-t glance-d"
     assert "Decided: 2026-11-20 03:12:30 UTC" in words_of(picture.find("desc"))
-    told = words_of(figure.find("details"))
-    assert "job 4711 64 GPU-hours lost since the checkpoint of 20 Nov 02:42 UTC" in told
-    assert "job 4711 steps 12340 to 12519, restart count 0" in told
+    words = words_of(figure.find("details"))
+    assert "job 4711 64 GPU-hours lost since the checkpoint of 20 Nov 02:42 UTC" in words
+    assert "job 4711 steps 12340 to 12519, restart count 0" in words
 
 
 def test_a_job_that_waits_to_run_again_does_not_run_yet(sample: Sample) -> None:
@@ -130,8 +130,8 @@ def test_a_job_whose_work_goes_on_has_no_end(sample: Sample) -> None:
     hit = JobHit(job="4711", basis=HitBasis.runs_on, started_at=NOW - timedelta(days=3))
     incident = msgspec.structs.replace(detail.incident, hit=(hit,))
     sample.details[name] = msgspec.structs.replace(detail, incident=incident)
-    told = words_of(figure_of(site, f"/incidents/{name}").find("details"))
-    assert "2026-11-17 03:16:40 UTC lasts job 4711 ran, restart count 0" in told
+    words = words_of(figure_of(site, f"/incidents/{name}").find("details"))
+    assert "2026-11-17 03:16:40 UTC lasts job 4711 ran, restart count 0" in words
 
 
 def test_a_node_has_its_year_with_the_list_behind_it(sample: Sample) -> None:

@@ -230,9 +230,9 @@ def test_map_colour_is_in_the_url_and_a_rack_has_its_own_page(client: TestClient
 def test_the_fleet_says_what_is_left_under_each_cap(client: TestClient) -> None:
     text = client.get("/", headers=COOKIE).text
     panel = text[text.index('id="caps"') : text.index('id="nodes"')]
-    told = re.findall(r"<span>([^<]+)</span> <b>([^<]+)</b> <small>([^<]+)</small>", panel)
-    assert told[1] == ("Slots", "0 left", "2 of 1")
-    full = [name for name, left, _ in told if left == "0 left" and name.startswith("Rack")]
+    counts = re.findall(r"<span>([^<]+)</span> <b>([^<]+)</b> <small>([^<]+)</small>", panel)
+    assert counts[1] == ("Slots", "0 left", "2 of 1")
+    full = [name for name, left, _ in counts if left == "0 left" and name.startswith("Rack")]
     assert full == ["Rack r002", "Rack r005"]
 
 

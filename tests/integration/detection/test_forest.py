@@ -247,13 +247,13 @@ def test_drained_nodes_are_no_part_of_history_and_large_classes_take_turns(
 
 
 def test_the_same_samples_give_the_same_findings(trained: Model) -> None:
-    told = []
+    outputs = []
     for _ in range(2):
         fleet = Fleet(seed=5)
         fleet.forest = Forest(lambda: [trained], lambda row: None)
         fleet.odd["gpu0002"] = HOT
-        told.append(stored_json(fleet.run(10)))
-    assert told[0] == told[1] != b"[]"
+        outputs.append(stored_json(fleet.run(10)))
+    assert outputs[0] == outputs[1] != b"[]"
 
 
 def test_other_windows_are_other_nodes(fleet: Fleet) -> None:

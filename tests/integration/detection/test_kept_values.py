@@ -59,8 +59,8 @@ class Fleet:
         self.telemetry.show(self.shown, self.rules.topology, now)
         if second % SAMPLE_S == 0:
             raw = msgspec.json.encode(self.sensors.advance(now).metrics)
-            told = self.translator.columnar(raw, lambda *_: True, now)
-            self.telemetry.update(told.reports, self.book, now)
+            measured = self.translator.columnar(raw, lambda *_: True, now)
+            self.telemetry.update(measured.reports, self.book, now)
         return second
 
 
@@ -93,7 +93,7 @@ def test_cached_conditions_equal_freshly_computed_ones_on_every_tick() -> None:
 def test_skipping_unchanged_conditions_gives_the_same_findings() -> None:
     fleet = Fleet()
     swift, thorough = (RuleEngine(fleet.rules.detection, fleet.rules.catalogue) for _ in range(2))
-    told = 0
+    findings = 0
     while fleet.step() < END_S:
         now = fleet.clock.now()
         if fleet.clock.now() == START + timedelta(seconds=REPAIRED_S):
@@ -104,8 +104,8 @@ def test_skipping_unchanged_conditions_gives_the_same_findings() -> None:
             one.seen = None
         found = swift.tick(look(now, fleet.telemetry))
         assert found == thorough.tick(look(now, fleet.telemetry))
-        told += len(found.findings)
-    assert told > 0
+        findings += len(found.findings)
+    assert findings > 0
 
 
 def test_the_same_is_the_same_to_the_last_bit() -> None:

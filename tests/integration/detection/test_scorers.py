@@ -38,9 +38,9 @@ def scored(fitted: Model, row: FeatureRow, odd: dict[int, float], node: int = 7)
     matrix = row.matrix.copy()
     for column, moved in odd.items():
         matrix[node, column] += moved
-    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", row.at, NODES, FEATURES, matrix))
-    assert [one.node for one in told] == list(NODES)
-    (way,) = told[node].ways
+    unusual = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", row.at, NODES, FEATURES, matrix))
+    assert [one.node for one in unusual] == list(NODES)
+    (way,) = unusual[node].ways
     return way.score / way.threshold
 
 
@@ -61,12 +61,12 @@ def test_a_broken_relation_is_seen_although_each_feature_is_usual(
 def test_what_is_far_off_is_named_first(fitted: Model, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[7, 4] += 12
-    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]
-    (way,) = told.ways
+    unusual = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]
+    (way,) = unusual.ways
     assert way.parts[0].feature == FEATURES[4]
     assert way.parts[0].away == pytest.approx(float(matrix[7, 4]), abs=1e-3)
     assert 0.2 < sum(part.share for part in way.parts) <= 1.001
-    assert (told.scored, told.model, told.load) == (24, fitted.id, "busy")
+    assert (unusual.scored, unusual.model, unusual.load) == (24, fitted.id, "busy")
 
 
 def test_sizes_know_no_sign_and_fewer_features_than_are_asked_for_are_0() -> None:
@@ -82,9 +82,9 @@ def test_sizes_know_no_sign_and_fewer_features_than_are_asked_for_are_0() -> Non
 def test_a_node_of_which_most_is_unknown_has_no_score(fitted: Model, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[3, :9] = np.nan
-    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))
-    assert NODES[3] not in {one.node for one in told}
-    assert len(told) == len(NODES) - 1
+    unusual = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))
+    assert NODES[3] not in {one.node for one in unusual}
+    assert len(unusual) == len(NODES) - 1
 
 
 def test_shares_add_up_and_of_nothing_there_are_none() -> None:

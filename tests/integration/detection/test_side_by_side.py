@@ -48,7 +48,7 @@ def test_no_job_moves_another_one(seed: int, sizes: list[int]) -> None:
     together, alone = [Streams(n) for n in sizes], [Streams(n) for n in sizes]
     noise = chance.choice([0.004, 0.03, 0.12], len(sizes))
     for number in range(90):
-        told = []
+        steps = []
         for job in np.flatnonzero(chance.random(len(sizes)) < 0.8).tolist():
             if number == 50:
                 together[job].grow(sizes[job] + 3)
@@ -57,8 +57,8 @@ def test_no_job_moves_another_one(seed: int, sizes: list[int]) -> None:
             x[0] += 0.5 * (60 < number < 75)
             x[chance.random(len(x)) < 0.1] = np.nan
             alone[job].step(x, 17_280, number)
-            told.append(StreamStep(together[job], x, 17_280, number))
-        step_all(told)
+            steps.append(StreamStep(together[job], x, 17_280, number))
+        step_all(steps)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one.state, other.state)
         assert (one.noise, one.threshold, one.wander, one.untried) == (

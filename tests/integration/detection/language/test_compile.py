@@ -171,14 +171,14 @@ def send_some(fleet: Fleet, chance: np.random.Generator) -> None:
         return float("nan") if chance.random() < 0.1 else float(chance.integers(0, 7))
 
     for node in fleet.names:
-        told: dict[tuple[str, Part], float] = {("load", Part()): value(), ("crashes", Part()): value()}
+        values: dict[tuple[str, Part], float] = {("load", Part()): value(), ("crashes", Part()): value()}
         for gpu in range(fleet.gpus):
             part = Part(gpu=gpu)
-            told |= {(name, part): value() for name in ("heat", "work", "errors", "flag", "reasons")}
-            told[("state", part)] = float(chance.integers(0, 3))
-            told[("noise", Part(gpu=gpu, link=0))] = value()
-        told[("noise", Part(port="mlx5_0/1"))] = value()
-        kept = {name: one for name, one in told.items() if chance.random() < 0.8}
+            values |= {(name, part): value() for name in ("heat", "work", "errors", "flag", "reasons")}
+            values[("state", part)] = float(chance.integers(0, 3))
+            values[("noise", Part(gpu=gpu, link=0))] = value()
+        values[("noise", Part(port="mlx5_0/1"))] = value()
+        kept = {name: one for name, one in values.items() if chance.random() < 0.8}
         if kept and chance.random() < 0.8:
             fleet.send(node, kept)
 
@@ -272,8 +272,8 @@ def test_a_line_through_peers_is_the_same_in_both_forms_and_follows_the_sound_on
         columns = np.asarray(program.tick(fleet.telemetry, fleet.now).number(expr))
         scalar = Scalar(fleet.telemetry, fleet.now, Memory())
         expected = [scalar.value(expr, row) for row in range(len(columns))]
-        told = [np.nan if value is None else float(value) for value in expected]
-        np.testing.assert_array_equal(columns, np.array(told))
+        wanted = [np.nan if value is None else float(value) for value in expected]
+        np.testing.assert_array_equal(columns, np.array(wanted))
         known = columns[np.isfinite(columns)]
         assert len(known) >= 15
         # The line lies on the sound ones; where all work alike there is no slope to find.
@@ -290,9 +290,9 @@ def test_no_line_for_few_peers_nor_far_away_from_them() -> None:
     many = Fleet([f"n{number}" for number in range(6)])
     for node in many.names:
         many.send_gpus(node, heat=[60] * 4, work=[600, 600, 600, 100 if node == "n3" else 600])
-    told = np.asarray(Program([expr]).tick(many.telemetry, many.now).number(expr))
+    values = np.asarray(Program([expr]).tick(many.telemetry, many.now).number(expr))
     components = many.telemetry.axis(Scope.gpu).components()
     of_n3 = [row for row, one in enumerate(components) if one.node == "n3"]
     assert many.telemetry.groups(Scope.gpu).ids[of_n3[0]] == many.telemetry.groups(Scope.gpu).ids[of_n3[3]]
-    assert np.isnan(told[of_n3[3]])  # at 100 W it has no peer
-    assert told[of_n3[0]] == 60.0
+    assert np.isnan(values[of_n3[3]])  # at 100 W it has no peer
+    assert values[of_n3[0]] == 60.0

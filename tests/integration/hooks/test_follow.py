@@ -210,8 +210,8 @@ def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -
 def test_a_state_with_values_of_another_kind_stops_nothing(node: Following, hub: Hub, wrong: str) -> None:
     (node.spool / "follow").mkdir(parents=True, mode=0o700)
     keys = ("boot_id", "mark", "node", "lost", "renew", "segment", "offset")
-    told = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
-    (node.spool / "follow/state").write_text(told)
+    state = "{" + ",".join(f'"{key}": {wrong}' for key in keys) + "}"
+    (node.spool / "follow/state").write_text(state)
     node.start()
     node.say("NVRM: one")
     node.seq += 1
@@ -520,7 +520,7 @@ exec /bin/sleep 600
 
 
 def entry(cursor: str, message: object, facility: str = "0") -> str:
-    told = {
+    record = {
         "__CURSOR": cursor,
         "__REALTIME_TIMESTAMP": "1795188422000000",
         "_SOURCE_MONOTONIC_TIMESTAMP": "6781753400584",
@@ -529,7 +529,7 @@ def entry(cursor: str, message: object, facility: str = "0") -> str:
         "SYSLOG_FACILITY": facility,
         "MESSAGE": message,
     }
-    return json.dumps(told) + "\n"
+    return json.dumps(record) + "\n"
 
 
 def test_the_journal_serves_where_kmsg_cannot_be_read(node: Following, hub: Hub, tmp_path: Path) -> None:
@@ -581,17 +581,17 @@ def test_the_real_kernel_marks_what_we_write_as_not_its_own(node: Following, hub
 
 
 def test_systemd_is_notified_of_ready_alive_and_stopping(node: Following, hub: Hub, tmp_path: Path) -> None:
-    told: list[bytes] = []
+    messages: list[bytes] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(10)
         node.start("--kmsg", str(node.kmsg), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000")
-        while told.count(b"WATCHDOG=1") < 3:
-            told.append(systemd.recv(200))
+        while messages.count(b"WATCHDOG=1") < 3:
+            messages.append(systemd.recv(200))
         assert node.stop() < 2
-        while b"STOPPING=1" not in told:
-            told.append(systemd.recv(200))
-    assert told[0] == b"READY=1\nSTATUS=following as gpu0001"
+        while b"STOPPING=1" not in messages:
+            messages.append(systemd.recv(200))
+    assert messages[0] == b"READY=1\nSTATUS=following as gpu0001"
 
 
 @pytest.mark.parametrize(

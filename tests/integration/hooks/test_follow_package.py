@@ -60,9 +60,9 @@ def found(root: Path) -> dict[str, int]:
 
 
 def test_install_lists_each_file_it_writes(root: Path) -> None:
-    told = install(package(URL), root)
-    assert told[-1] == "healer-node: 9 changed"
-    assert [line.removeprefix(f"new {root}/") for line in told[:-1]] == [*FILES, WANTS]
+    lines = install(package(URL), root)
+    assert lines[-1] == "healer-node: 9 changed"
+    assert [line.removeprefix(f"new {root}/") for line in lines[:-1]] == [*FILES, WANTS]
     assert found(root) == FILES
     for name in ("healer-hook", "healer-follow", "healer-node"):
         assert (root / LIB / name).read_bytes() == (HOOKS / name).read_bytes()

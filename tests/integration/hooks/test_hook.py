@@ -81,8 +81,8 @@ def test_kernel_lines_are_sent_once_per_boot(node: HookNode, healer: Healer) -> 
     node.run("epilog")
     node.boot("00000000-0000-4000-8000-000000000002")
     node.run("prolog")
-    told = [[line["seq"] for line in report["kernel"]] for report in healer.reports]
-    assert told == [[1], [2], [1, 2]]
+    sequences = [[line["seq"] for line in report["kernel"]] for report in healer.reports]
+    assert sequences == [[1], [2], [1, 2]]
 
 
 def test_line_written_to_the_kernel_log_by_a_program_is_not_sent(node: HookNode, healer: Healer) -> None:

@@ -246,8 +246,8 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(tmp_path: Path, more
 
 def test_timeouts_are_warned_of_and_left_alone(tmp_path: Path) -> None:
     one = machine(tmp_path, b"ClusterName=pod1\nEpilogTimeout=3\n")
-    told = json.loads(one.hook("install", "--yes", "--json").stdout)
-    assert [text.split()[0] for text in told["warnings"]] == ["nodes", "Neither", "Slurm"]
+    printed = json.loads(one.hook("install", "--yes", "--json").stdout)
+    assert [text.split()[0] for text in printed["warnings"]] == ["nodes", "Neither", "Slurm"]
     assert one.value("EpilogTimeout") == "3"
 
 

@@ -79,8 +79,8 @@ def test_what_is_not_on_the_list_is_refused_and_logged(node: StandIns, words: st
     ],
 )  # fmt: skip
 def test_a_forged_command_over_ssh_is_refused_and_logged(node: StandIns, asked: str) -> None:
-    status, told = node.run(SSH_ORIGINAL_COMMAND=asked, SSH_CONNECTION="192.0.2.7 4242 192.0.2.9 22")
-    assert (status, told["code"] in {"refused", "not-signed"}) == (126, True)
+    status, answer = node.run(SSH_ORIGINAL_COMMAND=asked, SSH_CONNECTION="192.0.2.7 4242 192.0.2.9 22")
+    assert (status, answer["code"] in {"refused", "not-signed"}) == (126, True)
     (entry,) = node.log()
     assert (entry["event"], entry["from"], entry["as"]) == ("refused", "192.0.2.7", "test")
     assert entry["asked"] == asked[:800]
@@ -172,8 +172,8 @@ def test_restart_is_requested_and_reported(node: StandIns) -> None:
 def test_a_restart_that_takes_long_is_pending_until_it_is_over(node: StandIns) -> None:
     node.mode("systemctl", "late")
     node.ask("service-restart", FM)
-    told = node.ask("service-status", FM)
-    assert (told["active"], told["pending"]) == (False, True)
+    answer = node.ask("service-status", FM)
+    assert (answer["active"], answer["pending"]) == (False, True)
     assert node.ask("service-restart", FM)["asked"] is False
     assert node.restarts("") == 1
     node.finish()
@@ -217,8 +217,8 @@ def test_a_program_that_is_missing_is_named(node: StandIns) -> None:
 def test_memory_figures_are_passed_through_unchanged(node: StandIns) -> None:
     first, second = node.ask("memory-state")["gpus"]
     assert (first["pci"], second["pci"]) == ("00000000:10:00.0", "00000000:11:00.0")
-    told = {name: first[name] for name in ("pending", "failed", "channel", "recovery")}
-    assert told == {"pending": "No", "failed": "No", "channel": "", "recovery": "None"}
+    reported = {name: first[name] for name in ("pending", "failed", "channel", "recovery")}
+    assert reported == {"pending": "No", "failed": "No", "channel": "", "recovery": "None"}
     node.mode("nvidia-smi", "vague")
     assert node.ask("memory-state")["gpus"][0]["pending"] == "Unknown Error"
 
@@ -232,11 +232,11 @@ GPU = "0000:10:00.0"
 
 def test_it_finds_the_records_of_the_kernels_own_log(node: StandIns) -> None:
     node.kmsg("usb 1-1: new device", XID, "x" * 20)
-    told = node.ask("second-look", SAID, GPU)
-    ((at_s, text),) = told["records"]
-    assert text == XID and 0 <= told["up_s"] - at_s < 60
-    assert told["log_from_s"] == 0
-    assert told["gpu"] is None and node.asked("nvidia-smi") == [], "a record is enough"
+    answer = node.ask("second-look", SAID, GPU)
+    ((at_s, text),) = answer["records"]
+    assert text == XID and 0 <= answer["up_s"] - at_s < 60
+    assert answer["log_from_s"] == 0
+    assert answer["gpu"] is None and node.asked("nvidia-smi") == [], "a record is enough"
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_what_only_looks_like_it_is_no_record_of_it(node: StandIns, record: str)
 
 def test_what_a_program_wrote_to_the_kernels_log_is_not_the_kernels(node: StandIns) -> None:
     node.kmsg(XID, facility=1)
-    told = node.ask("second-look", SAID, "-")
-    assert told["records"] == [] and told["log_from_s"] == 0
+    answer = node.ask("second-look", SAID, "-")
+    assert answer["records"] == [] and answer["log_from_s"] == 0
 
 
 def test_of_a_flood_the_newest_records_are_returned(node: StandIns) -> None:
@@ -289,14 +289,14 @@ def test_a_driver_that_does_not_answer_says_nothing_of_the_gpu(node: StandIns, m
     node.configure(LOOK_SMI_S="0.5")
     node.kmsg("nothing of that kind")
     node.mode("nvidia-smi", mode)
-    told = node.ask("second-look", SAID, GPU)
-    assert told["gpu"]["reached"] is None and told["gpu"]["text"]
-    assert told["log_from_s"] == 0
+    answer = node.ask("second-look", SAID, GPU)
+    assert answer["gpu"]["reached"] is None and answer["gpu"]["text"]
+    assert answer["log_from_s"] == 0
 
 
 def test_where_there_is_no_kmsg_the_journal_is_read(node: StandIns) -> None:
-    told = node.ask("second-look", SAID, "-")
-    assert told["log_from_s"] is None and "journalctl is not installed" in told["text"]
+    answer = node.ask("second-look", SAID, "-")
+    assert answer["log_from_s"] is None and "journalctl is not installed" in answer["text"]
     entries = [
         {"MESSAGE": "Linux version 6.8.0", "_SOURCE_MONOTONIC_TIMESTAMP": "0", "SYSLOG_FACILITY": "0"},
         {"MESSAGE": XID, "_SOURCE_MONOTONIC_TIMESTAMP": "7000000", "SYSLOG_FACILITY": "1"},
@@ -306,8 +306,8 @@ def test_where_there_is_no_kmsg_the_journal_is_read(node: StandIns) -> None:
     program = node.bin / "journalctl"
     program.write_text(f"#!/bin/sh\n/bin/cat {node.world}/entries\n")
     program.chmod(0o755)
-    told = node.ask("second-look", SAID, "-")
-    assert (told["log_from_s"], told["records"]) == (0, [[9.5, XID]])
+    answer = node.ask("second-look", SAID, "-")
+    assert (answer["log_from_s"], answer["records"]) == (0, [[9.5, XID]])
 
 
 def _newest_of_the_kernel() -> str:
@@ -329,10 +329,10 @@ def test_the_real_kernels_log_is_read_without_what_we_wrote(node: StandIns) -> N
     with open("/dev/kmsg", "w") as kmsg:
         kmsg.write(f"<0>{ours}\n")
     node.configure(DEV="/dev")
-    told = node.ask("second-look", re.sub("[^a-z0-9]", "", ours), "-")
-    assert told["records"] == [] and told["log_from_s"] is not None
+    answer = node.ask("second-look", re.sub("[^a-z0-9]", "", ours), "-")
+    assert answer["records"] == [] and answer["log_from_s"] is not None
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
-    assert told["log_from_s"] <= told["up_s"] <= began
+    assert answer["log_from_s"] <= answer["up_s"] <= began
     kernels = _newest_of_the_kernel()
     found = node.ask("second-look", re.sub("[^a-z0-9]", "", kernels.lower())[:160], "-")["records"]
     assert kernels in [text for _, text in found]
@@ -346,9 +346,9 @@ def test_tests_run_on_by_themselves_once_for_a_key(node: StandIns) -> None:
     assert node.ask("diagnose-show", "r1:test:0")["state"] == "running"
     assert node.ask("diagnose-start", "r1:test:0", "2")["started"] is False
     node.finish()
-    told = node.ended("diagnose-show", "r1:test:0")
-    assert (told["state"], told["exit"], told["what"]) == ("finished", 0, {"level": "2"})
-    assert "DCGM Diagnostic" in told["output"]
+    answer = node.ended("diagnose-show", "r1:test:0")
+    assert (answer["state"], answer["exit"], answer["what"]) == ("finished", 0, {"level": "2"})
+    assert "DCGM Diagnostic" in answer["output"]
     assert node.ask("diagnose-start", "r1:test:0", "2")["state"] == "finished"
     assert node.asked("dcgmi") == ["diag -r 2 -j"]
     assert [entry["event"] for entry in node.log() if entry["verb"] == "diagnose"] == ["ended"]
@@ -379,8 +379,8 @@ def test_tests_that_hang_end_by_their_limit(node: StandIns) -> None:
     node.mode("dcgmi", "hang")
     node.configure(DIAGNOSE_S="0.3 1 1 1")
     node.ask("diagnose-start", "k", "1")
-    told = node.ended("diagnose-show", "k")
-    assert (told["state"], told["code"]) == ("failed", "timed-out")
+    answer = node.ended("diagnose-show", "k")
+    assert (answer["state"], answer["code"]) == ("failed", "timed-out")
 
 
 def test_tests_that_a_kill_cut_short_are_lost_and_begin_again(node: StandIns) -> None:
@@ -388,8 +388,8 @@ def test_tests_that_a_kill_cut_short_are_lost_and_begin_again(node: StandIns) ->
     wait_until(lambda: node.asked("dcgmi"), 10, what="dcgmi runs")
     for pid in keepers(node) | node.pids("dcgmi"):
         os.kill(pid, signal.SIGKILL)
-    told = node.ended("diagnose-show", "k")
-    assert (told["state"], told["text"]) == ("lost", "it was cut short: its process was killed")
+    answer = node.ended("diagnose-show", "k")
+    assert (answer["state"], answer["text"]) == ("lost", "it was cut short: its process was killed")
     assert node.ask("diagnose-start", "k", "1")["started"] is True
     node.finish()
     assert node.ended("diagnose-show", "k")["attempt"] == 2
@@ -447,10 +447,10 @@ def test_only_the_latest_records_are_kept(node: StandIns) -> None:
 
 
 def test_identify_and_fabric_report_nvidia_smi_values(node: StandIns) -> None:
-    told = node.ask("identify")
-    assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert (told["driver"], len(told["gpus"])) == ("570.124.06", 2)
-    assert told["gpus"][1] == {
+    answer = node.ask("identify")
+    assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (answer["driver"], len(answer["gpus"])) == ("570.124.06", 2)
+    assert answer["gpus"][1] == {
         "pci": "00000000:11:00.0", "product": "NVIDIA H100 80GB HBM3", "serial": "1650000000001",
         "uuid": "GPU-00000001-aaaa-bbbb-cccc-0123456789ab", "minor": "1",
     }  # fmt: skip
@@ -511,9 +511,9 @@ def test_whose_open_files_cannot_be_read_is_named_and_no_gpu_is_reset(node: Stan
     """As in a container, whose first process is not root's own."""
     unreadable(node, 1, "tini")
     with Holder(node, 1, "train") as pid:
-        told = node.ask("gpu-processes")
-        assert [one["pid"] for one in told["processes"]] == [pid]
-        assert [(one["pid"], one["command"]) for one in told["unread"]] == [(1, "tini")]
+        answer = node.ask("gpu-processes")
+        assert [one["pid"] for one in answer["processes"]] == [pid]
+        assert [(one["pid"], one["command"]) for one in answer["unread"]] == [(1, "tini")]
         node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
     text = node.refused("gpu-reset", "k", "0000:11:00.0", code="failed")
     assert "root may not read what tini (1) has open" in text
@@ -540,8 +540,8 @@ def test_a_daemon_that_holds_the_gpu_stops_for_the_reset_and_starts_again(node: 
     with Holder(node, 0, "nvidia-persiste") as pid:
         (node.world / "daemon.nvidia-persistenced").write_text(str(pid))
         node.ask("gpu-reset", "k", "all")
-        told = node.ended("gpu-reset-show", "k")
-    assert (told["passed"], told["stopped"], told["not_started"]) == (True, ["nvidia-persistenced"], [])
+        answer = node.ended("gpu-reset-show", "k")
+    assert (answer["passed"], answer["stopped"], answer["not_started"]) == (True, ["nvidia-persistenced"], [])
     assert not (node.world / "stopped.nvidia-persistenced").exists()
 
 
@@ -553,8 +553,8 @@ def test_a_reset_that_was_cut_short_leaves_no_daemon_stopped(node: StandIns) -> 
         wait_until(lambda: "--gpu-reset" in node.asked("nvidia-smi"), 20, what="the reset began")
         for each in [*keepers(node), *living(node.pids("nvidia-smi"))]:  # first who would tidy up
             os.kill(each, signal.SIGKILL)
-    told = node.ended("gpu-reset-show", "k")
-    assert (told["state"], told["stopped"]) == ("lost", ["nvidia-persistenced"])
+    answer = node.ended("gpu-reset-show", "k")
+    assert (answer["state"], answer["stopped"]) == ("lost", ["nvidia-persistenced"])
     assert (node.world / "stopped.nvidia-persistenced").exists()
     node.mode("nvidia-smi", "")
     assert node.ask("gpu-reset", "k", "all")["started"] is True
@@ -565,8 +565,8 @@ def test_a_reset_that_was_cut_short_leaves_no_daemon_stopped(node: StandIns) -> 
 def test_a_process_that_only_bears_a_daemons_name_keeps_its_gpu(node: StandIns) -> None:
     with Holder(node, 0, "nv-hostengine"):
         node.ask("gpu-reset", "k", "all")
-        told = node.ended("gpu-reset-show", "k")
-    assert (told["state"], told["code"]) == ("failed", "held")
+        answer = node.ended("gpu-reset-show", "k")
+    assert (answer["state"], answer["code"]) == ("failed", "held")
     assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
     assert not (node.world / "stopped.nvidia-dcgm").exists()
 
@@ -574,8 +574,8 @@ def test_a_process_that_only_bears_a_daemons_name_keeps_its_gpu(node: StandIns) 
 def test_a_reset_that_fails_is_no_success(node: StandIns) -> None:
     node.mode("nvidia-smi", "stays")
     node.ask("gpu-reset", "k", "all")
-    told = node.ended("gpu-reset-show", "k")
-    assert (told["passed"], told["exit"]) == (False, 4) and "could not be reset" in told["text"]
+    answer = node.ended("gpu-reset-show", "k")
+    assert (answer["passed"], answer["exit"]) == (False, 4) and "could not be reset" in answer["text"]
     node.refused("gpu-reset", "k2", "00000000:99:00.0", code="no-gpu")
 
 
@@ -584,11 +584,11 @@ def test_a_reset_that_fails_is_no_success(node: StandIns) -> None:
 
 def test_a_bundle_is_bounded_whole_and_without_secrets(node: StandIns) -> None:
     node.ask("collect", "k")
-    told = node.ended("collect-show", "k")
-    assert [part["name"] for part in told["parts"]] == ["dmesg", "nvidia-smi -q", "nvidia-bug-report.sh"]
+    answer = node.ended("collect-show", "k")
+    assert [part["name"] for part in answer["parts"]] == ["dmesg", "nvidia-smi -q", "nvidia-bug-report.sh"]
     read = base64.b64decode(node.ask("collect-read", "k", "0")["data"])
-    assert len(read) == told["bytes"] and read == Path(told["file"]).read_bytes()
-    assert Path(told["file"]).stat().st_mode & 0o777 == 0o600
+    assert len(read) == answer["bytes"] and read == Path(answer["file"]).read_bytes()
+    assert Path(answer["file"]).stat().st_mode & 0o777 == 0o600
     text = gzip.decompress(read).decode()
     assert "fallen off the bus" in text and "root=/dev/sda1" in text and "the end" in text
     for secret in ("s3cr3t", "hunter2", "abc.def", "AAAA"):
@@ -621,8 +621,8 @@ def test_a_part_that_fails_leaves_the_others(node: StandIns) -> None:
 def test_secrets_are_taken_out(node: StandIns, line: str, secret: str) -> None:
     (node.bin / "dmesg").write_text(f"#!/bin/sh\ncat <<'END'\n{line}\nGPU stays\nEND\n")
     node.ask("collect", "k")
-    told = node.ended("collect-show", "k")
-    text = gzip.decompress(Path(told["file"]).read_bytes()).decode()
+    answer = node.ended("collect-show", "k")
+    text = gzip.decompress(Path(answer["file"]).read_bytes()).decode()
     assert secret not in text and "[removed]" in text and "GPU stays" in text
 
 
@@ -656,11 +656,11 @@ def test_the_stacks_of_a_job_are_those_of_its_own_processes(node: StandIns) -> N
     node.process(20, "python3", cgroup=SLURM_V2.replace("4711", "47110"))
     node.process(21, "python3", cgroup="/user.slice")
     (node.proc / "13" / "fd" / "5").symlink_to(node.dev / "nvidia1")
-    told = node.ask("job-stacks", "4711")
-    assert [one["pid"] for one in told["processes"]] == [11, 12, 13, 14]
-    assert [one["pid"] for one in told["stacks"]] == [13, 11], "who holds a GPU is first"
+    answer = node.ask("job-stacks", "4711")
+    assert [one["pid"] for one in answer["processes"]] == [11, 12, 13, 14]
+    assert [one["pid"] for one in answer["stacks"]] == [13, 11], "who holds a GPU is first"
     frames = ["wait (work.py:12)", "step (train.py:9)"]
-    assert told["stacks"][0]["threads"] == [{"name": "MainThread", "frames": frames}]
+    assert answer["stacks"][0]["threads"] == [{"name": "MainThread", "frames": frames}]
     assert node.asked("py-spy") == [f"dump --nonblocking --json --pid {pid}" for pid in (13, 11)]
 
 
@@ -685,16 +685,16 @@ def test_failing_py_spy_is_reported(node: StandIns, mode: str, says: str) -> Non
     node.configure(PY_SPY_S="0.3" if mode == "hang" else "30")
     node.process(11, "python3", cgroup=SLURM_V2)
     node.mode("py-spy", mode)
-    told = node.ask("job-stacks", "4711")
-    assert told["stacks"] == [] and says in told["text"]
+    answer = node.ask("job-stacks", "4711")
+    assert answer["stacks"] == [] and says in answer["text"]
 
 
 def test_missing_py_spy_and_unknown_job_are_reported(node: StandIns) -> None:
     node.process(11, "python3", cgroup=SLURM_V2)
     (node.bin / "py-spy").unlink()
     assert "py-spy is not installed" in node.ask("job-stacks", "4711")["text"]
-    told = node.ask("job-stacks", "9")
-    assert (told["processes"], told["text"]) == ([], "no Python process of job 9 is here")
+    answer = node.ask("job-stacks", "9")
+    assert (answer["processes"], answer["text"]) == ([], "no Python process of job 9 is here")
 
 
 def test_the_recorders_files_of_this_life_of_the_job_are_carried(node: StandIns) -> None:
@@ -713,15 +713,15 @@ def test_the_recorders_files_of_this_life_of_the_job_are_carried(node: StandIns)
     with (place / "nccl_trace_rank_7").open("wb") as large:
         large.truncate(3 * 1024 * 1024)
     os.chown(place / "nccl_trace_rank_7", USER, -1)
-    told = node.ask("job-recorder", "4711")
-    found = {one["rank"]: one for one in told["dumps"]}
+    answer = node.ask("job-recorder", "4711")
+    found = {one["rank"]: one for one in answer["dumps"]}
     assert sorted(found) == [0, 7, 12], "one is older than the job, the others are no files of the recorder"
     assert gzip.decompress(base64.b64decode(found[12]["data"])) == b"12" * 9
     assert (found[0]["at"], found[7]["bytes"], "data" in found[7]) == (2000, 3 * 1024 * 1024, False)
-    assert [(one["util"], one["power"], one["limit"]) for one in told["gpus"]] == [
+    assert [(one["util"], one["power"], one["limit"]) for one in answer["gpus"]] == [
         ("100 %", "182.41 W", "700.00 W")
     ] * 2
-    assert told["text"] == ""
+    assert answer["text"] == ""
 
 
 def test_another_users_files_are_no_dumps(program: ModuleType, tmp_path: Path) -> None:
@@ -745,12 +745,12 @@ def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
 
 
 def test_unknown_job_has_no_dumps_and_a_broken_nvidia_smi_is_reported(node: StandIns) -> None:
-    told = node.ask("job-recorder", "4711")
-    assert (told["dumps"], told["text"], len(told["gpus"])) == ([], "no process of job 4711 is here", 2)
+    answer = node.ask("job-recorder", "4711")
+    assert (answer["dumps"], answer["text"], len(answer["gpus"])) == ([], "no process of job 4711 is here", 2)
     node.process(11, "python3", cgroup=SLURM_V2)
     node.mode("nvidia-smi", "fail")
-    told = node.ask("job-recorder", "4711")
-    assert told["gpus"] == [] and "nvidia-smi -q ended with 3" in told["text"]
+    answer = node.ask("job-recorder", "4711")
+    assert answer["gpus"] == [] and "nvidia-smi -q ended with 3" in answer["text"]
 
 
 def test_its_page_names_all_verbs_services_and_settings(program: ModuleType) -> None:

@@ -132,8 +132,8 @@ def test_idle_connection_closed_by_the_server_is_reopened(shipping: Shipping, hu
 
 
 def test_record_rejected_by_healer_is_reported(shipping: Shipping, hub: Hub) -> None:
-    told = {"accepted": 0, "rejected": [{"index": 0, "reason": "node: gpu9 is not a node"}]}
-    hub.answers.append((202, {}, told))
+    rejected = {"accepted": 0, "rejected": [{"index": 0, "reason": "node: gpu9 is not a node"}]}
+    hub.answers.append((202, {}, rejected))
     with shipping.running():
         assert shipping.say(record(1)) == "OK"
         wait_until(lambda: "gpu9 is not a node" in shipping.said.read_text(), what="it is said")

@@ -96,8 +96,8 @@ def test_two_at_once_lose_nothing_and_leave_nothing(node: HookNode, healer: Heal
     env = {"SLURMD_NODENAME": "gpu0001"}
     both = [subprocess.Popen(command, env=env | life(job, 0)) for job in (4, 5)]
     assert [one.wait(10) for one in both] == [0, 0]
-    told = [report["id"] for report in healer.reports]
-    assert sorted(set(told)) == ["1.0", "2.0", "3.0", "4.0", "5.0"]
+    sent = [report["id"] for report in healer.reports]
+    assert sorted(set(sent)) == ["1.0", "2.0", "3.0", "4.0", "5.0"]
     assert node.spooled == []
 
 

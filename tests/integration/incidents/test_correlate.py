@@ -131,12 +131,12 @@ def test_an_application_error_before_its_root_is_the_same_incident_with_another_
     site = watching()
     job_over(site, 1, 2)
     site.walk(*site.say(2, APPLICATION))
-    told = site.incident
-    assert told.fault == "xid-31"
+    incident = site.incident
+    assert incident.fault == "xid-31"
     site.clock.advance(5)
     site.walk(*site.say(1, LOST))
     (one,) = site.incidents
-    assert (one.id, one.fault, one.root.node) == (told.id, "xid-79", "gpu0001")
+    assert (one.id, one.fault, one.root.node) == (incident.id, "xid-79", "gpu0001")
     assert one.settle_until == later(7)
     assert (site.audited("incident.opened"), site.audited("incident.moved")) == (1, 1)
     assert [part.node for part in one.affected] == ["gpu0002"]

@@ -40,13 +40,13 @@ def packed(blob: bytes, number: int = 0) -> PackedReport:
 
 
 @given(st.integers(0, 300).flatmap(told))
-def test_a_report_comes_back_bit_for_bit(told: tuple[np.ndarray, np.ndarray]) -> None:
-    (back,) = unpack_reports("pod1", [packed(pack_report(report(*told)))])
+def test_a_report_comes_back_bit_for_bit(columns: tuple[np.ndarray, np.ndarray]) -> None:
+    (back,) = unpack_reports("pod1", [packed(pack_report(report(*columns)))])
     assert isinstance(back, Report)
     assert (back.cluster, back.node, back.at, back.arrived_at) == ("pod1", "gpu0", AT, NOW)
     assert (back.columns.dtype, back.values.dtype) == (_int32, _float64)
-    assert back.columns.tobytes() == told[0].tobytes()
-    assert back.values.tobytes() == told[1].tobytes()
+    assert back.columns.tobytes() == columns[0].tobytes()
+    assert back.values.tobytes() == columns[1].tobytes()
 
 
 @given(
@@ -82,11 +82,11 @@ def test_step_times_come_back_bit_for_bit(data: st.DataObject, n: int, nodes: li
     kinds = dict.fromkeys(("rank", "node", "gpu", "stage"), _int32) | {"step": _int64}
     measures = ("at", "step_s", "compute_s", "comm_s", "data_s", "work", "loss", "grad_norm")
     kinds |= dict.fromkeys(measures, _float64)
-    told = {name: data.draw(arrays.arrays(kind, n)) for name, kind in kinds.items()}
-    batch = StepBatch(cluster="pod1", job="4711", restart=3, arrived_at=NOW, nodes=tuple(nodes), **told)
+    columns = {name: data.draw(arrays.arrays(kind, n)) for name, kind in kinds.items()}
+    batch = StepBatch(cluster="pod1", job="4711", restart=3, arrived_at=NOW, nodes=tuple(nodes), **columns)
     back = unpack_steps(pack_steps(batch), cluster="pod1", job="4711", arrived_at=NOW)
     assert (back.cluster, back.job, back.restart, back.nodes) == ("pod1", "4711", 3, tuple(nodes))
-    for name, array in told.items():
+    for name, array in columns.items():
         assert getattr(back, name).dtype == array.dtype
         assert getattr(back, name).tobytes() == array.tobytes()
 

@@ -92,15 +92,15 @@ class Reference:
         dated.sort(key=lambda item: item[0])
         if dated:
             self.head = max(self.head, math.floor(dated[-1][0] / 5))
-        told: set[tuple[Series, float]] = set()
+        sent: set[tuple[Series, float]] = set()
         for at_s, one in dated:
             for (name, part), value in one.values.items():
                 if math.isnan(value):
                     continue
-                if (again := ((one.node, name, part), at_s)) in told:
+                if (again := ((one.node, name, part), at_s)) in sent:
                     self.out_of_order += 1  # twice of one moment, however old
                 else:
-                    told.add(again)
+                    sent.add(again)
                     self.take(self.series[one.node, name, part], name in COUNTERS, at_s, value)
 
     def take(self, series: Told, counter: bool, at_s: float, value: float) -> None:
@@ -198,8 +198,8 @@ def test_windows_growth_and_last_values_are_those_of_the_reference(
             np.testing.assert_array_equal(site.telemetry.age_s(name, after(now_s))[row], known_age)
             if name in COUNTERS:
                 grew, covered = site.telemetry.increase(name, seconds, after(now_s))
-                told = [one for one in expected if not math.isnan(one)]
-                np.testing.assert_array_equal(grew[row], sum(told) if told else math.nan)
+                finite = [one for one in expected if not math.isnan(one)]
+                np.testing.assert_array_equal(grew[row], sum(finite) if finite else math.nan)
                 first = end - slots + 1
                 watched = [
                     series.seconds[first + place] for place, one in enumerate(expected) if not math.isnan(one)
@@ -279,8 +279,8 @@ def lagging(site: Site, lags: Sequence[float]) -> None:
     """A report each 15 s, each so much older than its arrival; counts seconds of its own clock."""
     for step, lag_s in enumerate(lags):
         now_s = 15 * step
-        told = site.sender.report("gpu0", now_s - lag_s, {HEAT: step, REPLAY: now_s}, arrived_s=now_s)
-        site.telemetry.update([told], site.book, after(now_s))
+        report = site.sender.report("gpu0", now_s - lag_s, {HEAT: step, REPLAY: now_s}, arrived_s=now_s)
+        site.telemetry.update([report], site.book, after(now_s))
 
 
 @pytest.mark.parametrize("lag_s", [60, 100, 3600])
@@ -335,8 +335,8 @@ def test_unknown_or_impossible_series_are_counted_and_harm_no_others() -> None:
         ("slurm_gpus", Part()): 1.0,  # never from the wire
     }
     site.say(0, odd | {HEAT: 40.0})
-    told = site.telemetry.counts
-    assert (told.samples, told.unknown_columns) == (1, len(odd))
+    counts = site.telemetry.counts
+    assert (counts.samples, counts.unknown_columns) == (1, len(odd))
     assert site.telemetry.value("heat_c", after(0)).tolist() == [40.0]
 
 

@@ -115,8 +115,10 @@ def test_a_restart_knows_which_boot_is_over(place: Place) -> None:
 def test_a_restart_knows_which_nodes_came_back(place: Place) -> None:
     place.clock.advance(60)
     detector = place.detector(cleared=[(name(1), START + timedelta(seconds=30))])
-    told = START - timedelta(minutes=11)  # with no other word of the host's clock a younger one would act
-    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), event_at=told))
+    reported_at = START - timedelta(
+        minutes=11
+    )  # with no other word of the host's clock a younger one would act
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), event_at=reported_at))
     detector.once()
     assert place.incidents() == []
 

@@ -23,8 +23,8 @@ def test_drops_are_reported_once_and_windows_are_reset(fresh_database: sa.Engine
         )
     ):
         drops.report(counts, START + timedelta(minutes=minute))
-    told = {one.reason: one.count for one in book.losses([CLUSTER], 10)}
-    assert told == {LossReason.late: 4, LossReason.out_of_order: 5, LossReason.series_limit: 2}
+    losses = {one.reason: one.count for one in book.losses([CLUSTER], 10)}
+    assert losses == {LossReason.late: 4, LossReason.out_of_order: 5, LossReason.series_limit: 2}
     assert {one.source for one in book.losses(None, 10)} == {"windows"}
 
 

@@ -45,16 +45,16 @@ class Job:
         while self.ends_s[-1] + 1 <= min(now_s, self.hangs_from_s):
             self.step(float(self.chance.uniform(0.9, 1.1)))
         ended = int(np.searchsorted(self.ends_s, min(now_s, self.hangs_from_s), side="right")) - 1
-        told = []
+        batches = []
         for rank in np.flatnonzero(self.due_s <= now_s).tolist():
             self.due_s[rank] += SENDS_S
             own = np.full(RANKS, np.nan)
             own[rank] = 0.8
             for number in range(self.sent[rank] + 1, ended + 1):
                 at = START + timedelta(seconds=self.ends_s[number])
-                told.append(batch(number, own, at=at, step_s=1.0, per=PER))
+                batches.append(batch(number, own, at=at, step_s=1.0, per=PER))
             self.sent[rank] = ended
-        return [replace(one, arrived_at=START + timedelta(seconds=now_s)) for one in told]
+        return [replace(one, arrived_at=START + timedelta(seconds=now_s)) for one in batches]
 
 
 class Site:
@@ -151,10 +151,10 @@ def test_what_was_over_stays_over_when_a_link_is_lost_between_two_ticks() -> Non
     site.run(91)
     job.hangs_from_s = 91
     site.lose_link(2, 91)
-    told = []
+    heard = []
     for _ in range(5):
         site.at_s += 1
         site.loop.once()
-        told.append(site.loop.heard())
-    (found,) = [one for one in told if one is not None and one.findings]
+        heard.append(site.loop.heard())
+    (found,) = [one for one in heard if one is not None and one.findings]
     assert other in found.clear_since

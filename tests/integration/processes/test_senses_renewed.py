@@ -144,15 +144,15 @@ def test_a_tick_that_fails_again_and_again_is_a_problem_until_one_does_not(
 ) -> None:
     site = Site()
     stopped = threading.Event()
-    told: list[str] = []
+    problems: list[str] = []
     once = site.loop.once
 
     def stepped() -> None:
         """The database is away for three rounds."""
-        told.append(site.loop.problem)
+        problems.append(site.loop.problem)
         site.clock.advance(5)
-        site.store.away = len(told) <= 3
-        if len(told) == 6:
+        site.store.away = len(problems) <= 3
+        if len(problems) == 6:
             stopped.set()
         once()
 
@@ -160,8 +160,8 @@ def test_a_tick_that_fails_again_and_again_is_a_problem_until_one_does_not(
     monkeypatch.setattr(module, "READ_S", 0.0)
     monkeypatch.setattr(site.loop, "once", stepped)
     site.loop.run(stopped)
-    assert [bool(one) for one in told] == [False, False, True, True, False, False]
-    assert "the database is away" in told[2]
+    assert [bool(one) for one in problems] == [False, False, True, True, False, False]
+    assert "the database is away" in problems[2]
     assert site.loop.problem == ""
 
 

@@ -38,8 +38,8 @@ def ago(seconds: float) -> datetime:
 
 
 def report(at: datetime, node: str = "gpu0", **values: float) -> Report:
-    told = {ASKED: values.get("asked"), HEAT: values.get("heat")}
-    known = {IDS[column]: value for column, value in told.items() if value is not None}
+    values_sent = {ASKED: values.get("asked"), HEAT: values.get("heat")}
+    known = {IDS[column]: value for column, value in values_sent.items() if value is not None}
     return Report(CLUSTER, node, at, at, np.array(list(known), np.int32), np.array(list(known.values())))
 
 
@@ -95,8 +95,8 @@ def test_the_stores_own_word_counts_and_the_rest_is_put_between() -> None:
         [report(ago(110), "gpu0", heat=99.0, asked=RESET), report(ago(400), "gpu0", heat=9.0)]
     )
     found = chunks(history, stored)
-    told = [(one.at, dict(zip(one.columns.tolist(), one.values.tolist(), strict=True))) for one in found]
-    assert told == [
+    reports = [(one.at, dict(zip(one.columns.tolist(), one.values.tolist(), strict=True))) for one in found]
+    assert reports == [
         (ago(400), {IDS[HEAT]: 9.0}),
         (ago(110), {IDS[ASKED]: RESET}),
         (ago(100), {IDS[HEAT]: 40.0}),

@@ -63,21 +63,25 @@ def test_mistakes(tmp_path: Path, old: str, new: str, says: str) -> None:
     wrong: list[Problem] = []
     path.write_text("# ours\n" + GOOD.replace(old, new))
     read_commands(Source(path, path.name, wrong))
-    (told,) = (str(one) for one in wrong)
-    assert told.startswith("commands.yaml:2:") and says in told
+    (problem,) = (str(one) for one in wrong)
+    assert problem.startswith("commands.yaml:2:") and says in problem
 
 
 def test_a_command_that_takes_capacity_needs_a_drain_before_it(folder: Path) -> None:
     (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
-    (told,) = problems(folder)
-    assert told.startswith("playbooks/switch-or-link.yaml:") and "so a drain must come before it" in told
+    (problem,) = problems(folder)
+    assert (
+        problem.startswith("playbooks/switch-or-link.yaml:") and "so a drain must come before it" in problem
+    )
 
 
 def test_a_step_waits_as_long_as_each_command_that_it_may_start(folder: Path) -> None:
     text = "- {name: storage-failover, title: x, argv: [/site/x], timeout_s: 80000}\n"
     (folder / "commands.yaml").write_text(text)
-    (told,) = problems(folder)
-    assert told.startswith("playbooks/storage.yaml:") and "storage-failover may take up to 80000 s" in told
+    (problem,) = problems(folder)
+    assert (
+        problem.startswith("playbooks/storage.yaml:") and "storage-failover may take up to 80000 s" in problem
+    )
 
 
 def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_path: Path) -> None:
@@ -112,6 +116,6 @@ def test_what_another_playbook_brings_along_is_judged_where_it_is_used(folder: P
     (folder / "playbooks" / "inner.yaml").write_text(inner.replace("name: switch-or-link", "name: inner"))
     outer = "{name: outer, title: x, target: node, steps: [{id: all, use: inner}, {id: tell, do: notify}]}"
     (folder / "playbooks" / "outer.yaml").write_text(outer)
-    told = problems(folder)
-    assert [one.partition(":")[0] for one in told] == ["playbooks/inner.yaml", "playbooks/outer.yaml"]
-    assert all("so a drain must come before it" in one for one in told)
+    wrong = problems(folder)
+    assert [one.partition(":")[0] for one in wrong] == ["playbooks/inner.yaml", "playbooks/outer.yaml"]
+    assert all("so a drain must come before it" in one for one in wrong)

@@ -201,10 +201,10 @@ def test_aliases_of_aliases_are_not_written_out(
     looked = 0
     look = rulefiles.Source._unknown_fields
 
-    def counted(*told: Any) -> None:
+    def counted(*args: Any) -> None:
         nonlocal looked
         looked += 1
-        look(*told)
+        look(*args)
 
     monkeypatch.setattr(rulefiles.Source, "_unknown_fields", counted)
     tracemalloc.start()

@@ -66,6 +66,6 @@ GOOD = "- {name: a-pdu, title: Power, place: pdu, faults: [x], source: ours}\n"
     ],
 )
 def test_mistakes(folder: Path, old: str, new: str, says: str) -> None:
-    (told,) = problems(folder, "# ours\n" + GOOD.replace(old, new))
-    assert told.startswith("sharing.yaml:2:")
-    assert says in told
+    (problem,) = problems(folder, "# ours\n" + GOOD.replace(old, new))
+    assert problem.startswith("sharing.yaml:2:")
+    assert says in problem

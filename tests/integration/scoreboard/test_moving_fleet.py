@@ -101,10 +101,10 @@ def test_what_moved_for_itself_is_found_at_its_onset(features: str, monkeypatch:
     monkeypatch.setattr(moving_fleet, "WATCH", 300)
     monkeypatch.setattr(unusual, "WATCH", 300)
     given = fleet_of({4: 50, 9: 80}, 2.0)
-    told = unusual.scored(given, features)
-    found = unusual.tally(given, told.by_scorer["forest in force"] > 1)
+    scored = unusual.scored(given, features)
+    found = unusual.tally(given, scored.by_scorer["forest in force"] > 1)
     assert (found.events, found.found, found.precision) == (2, 2, 1.0)
     assert found.delay < 20
-    threshold = unusual.budgeted([told], "forest in force")
-    assert unusual.pooled([told], "forest in force", threshold).recall == 1
-    assert unusual.pooled([told], "forest in force", threshold).false_per_day <= unusual.BUDGET
+    threshold = unusual.budgeted([scored], "forest in force")
+    assert unusual.pooled([scored], "forest in force", threshold).recall == 1
+    assert unusual.pooled([scored], "forest in force", threshold).false_per_day <= unusual.BUDGET

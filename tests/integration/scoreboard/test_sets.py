@@ -134,9 +134,9 @@ def fleet_of(faulty: set[int], moved: float) -> fleet.Watched:
 @pytest.mark.parametrize("name", [name for name in fleet.METHODS if name != "rules"])
 def test_each_method_finds_a_node_that_is_far_off(name: str) -> None:
     given = fleet_of({4, 9}, 9.0)
-    told = fleet.tally(given, fleet.METHODS[name](given))
-    assert (told.recall, told.events) == (1.0, 2)
-    assert told.precision > 0.5
+    tally = fleet.tally(given, fleet.METHODS[name](given))
+    assert (tally.recall, tally.events) == (1.0, 2)
+    assert tally.precision > 0.5
 
 
 def test_a_node_called_before_its_fault_or_without_one_is_false() -> None:
@@ -145,8 +145,8 @@ def test_a_node_called_before_its_fault_or_without_one_is_false() -> None:
     on[fleet.ONSET + 5, 4] = True
     on[fleet.ONSET - 5, 9] = True
     on[50, 20] = True
-    told = fleet.tally(given, on)
-    assert (told.found, told.events, told.true_alarms, told.alarms, told.delays) == (1, 2, 1, 3, (5,))
+    tally = fleet.tally(given, on)
+    assert (tally.found, tally.events, tally.true_alarms, tally.alarms, tally.delays) == (1, 2, 1, 3, (5,))
 
 
 def test_five_minutes_without_a_break() -> None:

@@ -81,9 +81,9 @@ def test_no_decoder_is_missing() -> None:
 def test_takes_what_is_right(decoder: Decoder) -> None:
     """Else its mutations would all be refused at the door."""
     take = decoder.make()
-    told = decoder.seeds[0]
-    check(take(told))
-    check(take(told))
+    seed = decoder.seeds[0]
+    check(take(seed))
+    check(take(seed))
 
 
 # --- nothing escapes ---
@@ -220,10 +220,10 @@ def test_names_of_xml_elements_are_bounded() -> None:
 
 def test_different_elements_of_a_gpu_are_bounded() -> None:
     take = BY_NAME["nvidia_smi"].make()
-    told = [f"<a{number}>1</a{number}>" for number in range(_PATHS_MAX + 1)]
-    take(smi("".join(told[:-1]) + "<a1>2</a1>" * 50))
+    elements = [f"<a{number}>1</a{number}>" for number in range(_PATHS_MAX + 1)]
+    take(smi("".join(elements[:-1]) + "<a1>2</a1>" * 50))
     with pytest.raises(BadBody, match=f"more than {_PATHS_MAX} different elements"):
-        take(smi("".join(told)))
+        take(smi("".join(elements)))
 
 
 @pytest.mark.parametrize("json", [False, True], ids=["protobuf", "json"])

@@ -28,8 +28,8 @@ LINK = "nvlink_link_replay_total"
 
 def text(bench: Bench, *lines: str) -> dict[str, str]:
     """Why series were not kept, by name."""
-    told = bench.translator.exposition("\n".join(lines).encode() + b"\n", known, NOW, node=None)
-    return {name: one.why for name, one in told.unknown.items()}
+    measured = bench.translator.exposition("\n".join(lines).encode() + b"\n", known, NOW, node=None)
+    return {name: one.why for name, one in measured.unknown.items()}
 
 
 def series(node: str, gpu: int, link: int | None = None, more: str = "") -> str:
@@ -46,8 +46,8 @@ def test_a_gpu_beyond_what_slurm_shows_is_not_kept(shown: int | None, most: int)
     assert text(bench, series("gpu0001", most - 1)) == {}
     assert text(bench, series("gpu0001", most)) == {"gpu_temp_c": GPU_BEYOND}
     body = {"node": "gpu0002", "gpu": {"gpu_temp_c": [60] * (most + 1)}, "host": {"load1": 1}}
-    told = bench.translator.columnar(json.dumps(body).encode(), known, NOW)
-    assert (told.samples, told.unknown["gpu_temp_c"].why) == (most + 1, GPU_BEYOND)
+    measured = bench.translator.columnar(json.dumps(body).encode(), known, NOW)
+    assert (measured.samples, measured.unknown["gpu_temp_c"].why) == (most + 1, GPU_BEYOND)
 
 
 def test_the_same_line_of_a_larger_and_of_a_smaller_node() -> None:
@@ -65,8 +65,8 @@ def test_a_link_beyond_what_a_gpu_has_is_not_kept() -> None:
     assert text(bench, series("gpu0001", 0, NVLINKS_MAX - 1)) == {}
     assert text(bench, series("gpu0001", 0, NVLINKS_MAX)) == {LINK: LINK_BEYOND}
     body = {"node": "gpu0001", "links": {LINK: [[0] * (NVLINKS_MAX + 2), [0]]}}
-    told = bench.translator.columnar(json.dumps(body).encode(), known, NOW)
-    assert (told.samples, told.unknown[LINK].count, told.unknown[LINK].why) == (
+    measured = bench.translator.columnar(json.dumps(body).encode(), known, NOW)
+    assert (measured.samples, measured.unknown[LINK].count, measured.unknown[LINK].why) == (
         NVLINKS_MAX + 1,
         2,
         LINK_BEYOND,
@@ -133,11 +133,11 @@ def test_a_node_has_so_many_series_and_others_go_on() -> None:
     refused = 0
     for start in range(0, 200_000, 50_000):
         lines = [series("gpu0001", 0, more=f',x="{number}"') for number in range(start, start + 50_000)]
-        told = bench.translator.exposition("\n".join(lines).encode(), known, NOW, node=None)
-        refused += told.unknown["gpu_temp_c"].count if told.unknown else 0
+        measured = bench.translator.exposition("\n".join(lines).encode(), known, NOW, node=None)
+        refused += measured.unknown["gpu_temp_c"].count if measured.unknown else 0
         assert text(bench, series("gpu0002", 1), series("gpu0003", 1, 2)) == {}
     assert refused == 200_000 - SERIES_OF_NODE_MAX
-    assert told.unknown["gpu_temp_c"].why == TOO_MANY_SERIES
+    assert measured.unknown["gpu_temp_c"].why == TOO_MANY_SERIES
     assert len(bench.book.columns(range(1, 1000))) == 3
 
 

@@ -160,9 +160,9 @@ def test_a_hung_job_makes_no_step_until_it_lives_again() -> None:
     fleet = Fleet()
     fleet.run(60)
     fleet.sensors.hang(fleet.job, (3, 4))
-    told = samples(fleet.run(60))
-    assert told and all("open_s" in row and "step_s" not in row for row in told)
-    ends = {row["rank"]: row["doing"] for row in told if row["time"] == told[-1]["time"]}
+    rows = samples(fleet.run(60))
+    assert rows and all("open_s" in row and "step_s" not in row for row in rows)
+    ends = {row["rank"]: row["doing"] for row in rows if row["time"] == rows[-1]["time"]}
     assert {rank for rank, doing in ends.items() if doing != "collective"} == {3, 4}
     fleet.sensors.go_on(fleet.job)
     assert any("step_s" in row for row in samples(fleet.run(60)))

@@ -78,12 +78,12 @@ def kernel_log(raw: bytes) -> Any:
     fast = wire.kernel_log_body(raw)
     body = decoded(raw)
     nodes = wire.nodes_of_kernel_log(body, cluster=CLUSTER)
-    told = wire.kernel_log_observations(body, known, NOW, cluster=CLUSTER, book=shapes())
+    taken = wire.kernel_log_observations(body, known, NOW, cluster=CLUSTER, book=shapes())
     if fast is not None:
         assert wire.nodes_of_kernel_log(fast, cluster=CLUSTER) == nodes, "two ways tell other nodes"
         again = wire.kernel_log_observations(fast, known, NOW, cluster=CLUSTER, book=shapes())
-        assert again == told, "two ways tell something else"
-    return told
+        assert again == taken, "two ways tell something else"
+    return taken
 
 
 def kernel_text(raw: bytes) -> Any:
@@ -104,11 +104,11 @@ def checkpoint(raw: bytes) -> Any:
 
 
 def step_time(raw: bytes) -> Any:
-    told = step_times.step_batches(raw, known, NOW, cluster=CLUSTER)
-    for one in told.batches:
+    batches = step_times.step_batches(raw, known, NOW, cluster=CLUSTER)
+    for one in batches.batches:
         blob = packed.pack_steps(one)
         packed.unpack_steps(blob, cluster=one.cluster, job=one.job, arrived_at=NOW)
-    return told
+    return batches
 
 
 def hook_report(raw: bytes) -> Any:
@@ -125,12 +125,12 @@ def _reported(take: Callable[[Bench, bytes], Any]) -> Callable[[], Take]:
         bench = Bench()
 
         def once(raw: bytes) -> Any:
-            told = take(bench, raw)
-            for one in getattr(told, "reports", ()):
+            measured = take(bench, raw)
+            for one in getattr(measured, "reports", ()):
                 row = packed.PackedReport(one.node, one.at, NOW, packed.pack_report(one))
                 if isinstance(back := packed.unpack_reports(one.cluster, [row])[0], packed.BadBlock):
                     raise AssertionError("what was packed cannot be unpacked") from back
-            return told
+            return measured
 
         return once
 
@@ -144,10 +144,10 @@ def _exposed(bench: Bench, raw: bytes) -> Any:
 
 
 def _queried(bench: Bench, raw: bytes) -> Any:
-    told = bench.translator.queried(raw, known, NOW)
+    measured = bench.translator.queried(raw, known, NOW)
     bench.translator.queried(raw, known, NOW, signal="host_temp_c")
     bench.translator.charted(raw, known)
-    return told
+    return measured
 
 
 def _xml(bench: Bench, raw: bytes) -> Any:
@@ -172,8 +172,8 @@ def otlp_log_json(raw: bytes) -> Any:
 
 
 def alertmanager(raw: bytes) -> Any:
-    told = alert_bodies.alertmanager_observations(decoded(raw), _SITE, NOW)
-    return told, [alert_bodies.repeated_alert(one) for one in told.observations]
+    alerts = alert_bodies.alertmanager_observations(decoded(raw), _SITE, NOW)
+    return alerts, [alert_bodies.repeated_alert(one) for one in alerts.observations]
 
 
 def _events(body: Any, *, batch: bool) -> Any:
@@ -212,8 +212,8 @@ def step_log(raw: bytes) -> Any:
     at = NOW
     for form in step_logs.FORMATS:
         reader = step_logs.LogReader(form)
-        told = [reader.line(line, at) for line in words(raw).split("\n")]
-        for one in filter(None, told):
+        parsed = [reader.line(line, at) for line in words(raw).split("\n")]
+        for one in filter(None, parsed):
             assert 0 < one.step_s <= step_logs.SECONDS_MAX
             msgspec.json.encode(one._asdict())
 
@@ -250,8 +250,8 @@ def scrape_yaml(path: Path) -> Any:
 
 
 def munge_answer(raw: bytes) -> Any:
-    told = munge._read(raw)
-    return None if told is None else enroll_routes._payload(told)
+    parsed = munge._read(raw)
+    return None if parsed is None else enroll_routes._payload(parsed)
 
 
 def enroll_body(raw: bytes) -> Any:
@@ -364,9 +364,9 @@ def problem_with(decoder: Decoder, take: Take, raw: bytes) -> Exception | None:
     return None
 
 
-def check(told: Any) -> None:
+def check(value: Any) -> None:
     """Raises AssertionError for what the store could not hold."""
-    for one in _parts(told):
+    for one in _parts(value):
         if isinstance(one, Observation):
             msgspec.json.encode(one)
             # The store replaces a NUL in texts; in a name it would be another name then.
@@ -379,14 +379,14 @@ def check(told: Any) -> None:
             assert len(one.step) == len(one.step_s) == len(one.rank)
 
 
-def _parts(told: Any) -> Iterator[Any]:
-    if isinstance(told, Observation | Report | StepBatch):
-        yield told
-    elif isinstance(told, list | tuple):
-        for one in told:
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, Observation | Report | StepBatch):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
             yield from _parts(one)
     else:
         for name in ("observations", "reports", "batches", "inventory", "accepted"):
-            inner = getattr(told, name, ())
+            inner = getattr(value, name, ())
             if not isinstance(inner, int):
                 yield from _parts(inner) if inner != () else ()

@@ -43,8 +43,8 @@ class Story(MortalWorker[Bisecting]):
     def assert_found_once(self) -> None:
         assert self.site.run_named(self.asked).state is RunState.done
         assert self.site.verdict(self.asked)["slow"] == [name(2)]
-        (told,) = self.site.open_incidents
-        assert (told.root.node, len(told.evidence)) == (name(2), 1)
+        (incident,) = self.site.open_incidents
+        assert (incident.root.node, len(incident.evidence)) == (name(2), 1)
         comments = [one.comment for one in self.site.groups()]
         assert len(comments) == len(set(comments)) == 4
         assert set(self.site.scheduler.writes) <= {"submit", "cancel"}

@@ -42,8 +42,8 @@ def recording(days: float = 6.5) -> list[str]:
         for name in NODES:
             bad = float(int(hours / 24)) if name == NODES[0] else 0.0
             gpu = {"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": [0.0, 1.0, bad, 0.0]}
-            told = {"cluster": "pod1", "node": name, "gpu": gpu}
-            rows.append(entry(hours, "signals/metrics", told))
+            body = {"cluster": "pod1", "node": name, "gpu": gpu}
+            rows.append(entry(hours, "signals/metrics", body))
     lines = {"cluster": "pod1", "node": NODES[0], "boot_id": "b", "entries": [{"line": XID_95}]}
     rows.append(entry(24 * days, "signals/kernel-log", lines))
     rows.append(entry(24 * days + 0.1, "clock", {}))
@@ -86,8 +86,8 @@ def test_growing_fault_is_forecast_and_waits_for_a_person(told: Told) -> None:
 
 
 def test_watch_only_site_asks_for_no_approval() -> None:
-    told = replay(cheap(Mode.shadow), read(recording(days=LEAST_DAYS)[:-FAULT_ROWS]))
-    assert {one["guard"] for one in told["held"]} == {"mode"}
+    document = replay(cheap(Mode.shadow), read(recording(days=LEAST_DAYS)[:-FAULT_ROWS]))
+    assert {one["guard"] for one in document["held"]} == {"mode"}
 
 
 def test_twice_the_same_bytes(told: Told) -> None:

@@ -57,12 +57,12 @@ def test_every_recording_is_known() -> None:
 def test_a_replay_does_what_was_done_and_twice_the_same(recording: Path) -> None:
     printed = replay(recording)
     assert replay(recording) == printed
-    told = json.loads(printed)
+    document = json.loads(printed)
     by_action = {
-        name: [one for one in told["actions"] if one["action"] == name] for name in ("drain", "requeue")
+        name: [one for one in document["actions"] if one["action"] == name] for name in ("drain", "requeue")
     }
     drained, requeued = done_then(recording)
     assert (len(drained), len(requeued)) == DONE[recording.stem]
     assert sorted(one["node"] for one in by_action["drain"]) == sorted(drained)
     assert sorted(one["job"] for one in by_action["requeue"]) == sorted(requeued)
-    assert told["differences"] == []
+    assert document["differences"] == []

@@ -28,10 +28,10 @@ class Recorded(Fleet):
         return not self.lines
 
     def _measure(self) -> list[Observation]:
-        told = super()._measure()
-        self.recorder.note(told, self.slurm.snapshot(), self.now)
+        measured = super()._measure()
+        self.recorder.note(measured, self.slurm.snapshot(), self.now)
         self.recorder.note_samples(*self.taken, self.now)
-        return told
+        return measured
 
 
 def test_a_recorded_slow_node_is_found_and_taken_out_again() -> None:

@@ -14,15 +14,15 @@ SEEDS = range(5000, 5030)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_schedule_of_deaths_breaks_no_invariant(seed: int) -> None:
-    told = play(seed)
-    assert told.breaches == [], "\n".join(told.story)
-    assert told.points > 1000
-    assert told.effects > 0 or told.runs == told.proposed > 0
+    played = play(seed)
+    assert played.breaches == [], "\n".join(played.story)
+    assert played.points > 1000
+    assert played.effects > 0 or played.runs == played.proposed > 0
 
 
 def test_the_chances_are_what_kills() -> None:
     """Nothing dies without them, and the story still comes to its end."""
     none = Chances(kill=0, kill_effect=0, stop=0, stop_effect=0, slow=0)
-    told = play(1, none)
-    assert (told.kills, told.stops, told.breaches) == (0, 0, [])
-    assert told.effects > 0
+    played = play(1, none)
+    assert (played.kills, played.stops, played.breaches) == (0, 0, [])
+    assert played.effects > 0

@@ -52,8 +52,8 @@ def test_metrics_alone_name_the_gpu_and_touch_nothing() -> None:
     one.run(WELL_S)
     one.sensors.plant("thermal-throttle", name(3), 5)
     one.run(600)
-    told = {finding.component.gpu for finding in one.found if finding.component.node == name(3)}
-    assert told == {5}
+    gpus = {finding.component.gpu for finding in one.found if finding.component.node == name(3)}
+    assert gpus == {5}
     assert others(one, 3) == set()
     assert (one.drained, one.pages) == ([], [])
 
@@ -78,7 +78,7 @@ def test_a_gpu_throttled_by_heat_is_taken_out_at_the_next_checkpoint() -> None:
     assert name(3) not in life.nodes
     assert others(one, 3) == set()
     one.run_until(lambda: [run.state for run in one.runs] == [RunState.waiting], 120)
-    tickets = [told for told in one.ledger.tables.messages.values() if isinstance(told, Ticket)]
+    tickets = [message for message in one.ledger.tables.messages.values() if isinstance(message, Ticket)]
     assert [ticket.node for ticket in tickets] == [name(3)]
     assert not one.slurm.node(name(3)).in_service
 
@@ -135,9 +135,9 @@ def test_a_failing_part_is_named(fault: str, rules: set[str]) -> None:
     one = fleet(Pace())
     one.sensors.plant(fault, name(3), 5)
     one.run(600)
-    told = [finding for finding in one.found if finding.evidence[0].sense is Sense.metrics]
-    assert {finding.rule for finding in told} == rules
-    assert {(finding.component.node, finding.component.gpu) for finding in told} == {(name(3), 5)}
+    measured = [finding for finding in one.found if finding.evidence[0].sense is Sense.metrics]
+    assert {finding.rule for finding in measured} == rules
+    assert {(finding.component.node, finding.component.gpu) for finding in measured} == {(name(3), 5)}
     assert others(one, 3) == set()
 
 

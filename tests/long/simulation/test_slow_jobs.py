@@ -32,8 +32,8 @@ def test_what_all_ranks_share_is_said_and_no_node_is_blamed(change: dict[str, fl
     site.train(WELL_S)
     assert site.found == []
     hit.change(**change)
-    told = site.train_until_told("slowness-shared", 180)
-    assert told is not None and told.root.job == hit.id and what in told.evidence[0].text
+    incident = site.train_until_told("slowness-shared", 180)
+    assert incident is not None and incident.root.job == hit.id and what in incident.evidence[0].text
     site.train(300)
     assert {one.component.job for one in site.found} == {hit.id} and site.blamed() == set()
     assert site.runs == [] and site.scheduler.writes == []
@@ -47,8 +47,8 @@ def test_a_node_slow_from_the_start_of_a_small_job_is_found_by_other_jobs() -> N
     site.slow(11, 1.1)
     site.slow(12, 1.1)
     site.begin(range(9, 13))  # two of four: they cannot be told from the other two
-    told = site.train_until_told("slower-than-elsewhere", 400)
-    assert told is not None and " % more compute per unit of work" in told.evidence[0].text
+    incident = site.train_until_told("slower-than-elsewhere", 400)
+    assert incident is not None and " % more compute per unit of work" in incident.evidence[0].text
     site.train(200)
     assert site.blamed() == {name(11), name(12)}
     assert site.scheduler.writes == []
@@ -61,8 +61,8 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     first = site.begin(range(1, 9), whole=True)
     site.train(WELL_S)
     site.slow(3, 1.3)
-    told = site.train_until_told("job-slow", 180)
-    assert told is not None and told.affected == () and len(proposed(site)) == 1
+    incident = site.train_until_told("job-slow", 180)
+    assert incident is not None and incident.affected == () and len(proposed(site)) == 1
     site.end(first)
     site.slow(3)
     site.train(420)
@@ -71,8 +71,8 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     second = site.begin([3, *range(9, 16)], whole=True)
     site.train(WELL_S)
     site.slow(3, 1.3)
-    told = site.train_until_told("job-slow", 240)
-    assert told is not None and [one.node for one in told.affected] == [name(3)]
+    incident = site.train_until_told("job-slow", 240)
+    assert incident is not None and [one.node for one in incident.affected] == [name(3)]
     run = proposed(site)[-1]
     site.approve(run)
     site.train(120)
@@ -83,14 +83,17 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     assert site.verdict(run)["slow"] == [name(3)]
     (node,) = site.open_incidents
     assert (node.fault, node.root.node, node.jobs_hit) == ("node-test:together", name(3), (second.id,))
-    job = next(one for one in site.incidents if one.id == told.id)
+    job = next(one for one in site.incidents if one.id == incident.id)
     assert job.state is IncidentState.resolved
-    assert set(site.scheduler.writes) == {"submit"} and timedelta(0) < site.now - told.opened
+    assert set(site.scheduler.writes) == {"submit"} and timedelta(0) < site.now - incident.opened
 
 
 def test_node_with_slow_tests_is_reported_suspected_first_and_searched_first() -> None:
-    told = {one: 610.0 if one == 5 else 695.0 + one % 7 for one in range(1, 33)}
-    figures = [NodeFigures(name(one), {"gemm_tflop_per_s": Figure(told[one], START)}) for one in told]
+    figures_by_node = {one: 610.0 if one == 5 else 695.0 + one % 7 for one in range(1, 33)}
+    figures = [
+        NodeFigures(name(one), {"gemm_tflop_per_s": Figure(figures_by_node[one], START)})
+        for one in figures_by_node
+    ]
     site = Stepping(figures=FleetFigures(CLUSTER, lambda _: figures, lambda *_: None))
     job = site.begin(range(1, 9), whole=True)
     site.train(WELL_S)

@@ -54,8 +54,8 @@ def beats(place: Place, *, node: int = 1, boot_id: str = BOOT, ahead_s: float = 
         place.clock.advance(10)
         at = place.clock.now() + timedelta(seconds=ahead_s)
         body = {"node": name(node), "boot_id": boot_id, "time": at.isoformat()}
-        told = heartbeat_observations(body, lambda *_: True, place.clock.now(), cluster=CLUSTER)
-        place.inbox.add(list(told.observations))
+        beat = heartbeat_observations(body, lambda *_: True, place.clock.now(), cluster=CLUSTER)
+        place.inbox.add(list(beat.observations))
 
 
 def nodes_with_incidents(place: Place) -> list[str | None]:

@@ -70,8 +70,8 @@ def test_a_job_that_somebody_restarted_meanwhile_is_left_alone() -> None:
     site, (job,) = under_jobs("")
     run = site.ask("restart-service", 1, go=False)
     known = site.ledger.tables.runs[run]
-    told = known.input | {"inputs": {"service": "nvidia-persistenced"}}
-    known = msgspec.structs.replace(known, input=told)
+    changed = known.input | {"inputs": {"service": "nvidia-persistenced"}}
+    known = msgspec.structs.replace(known, input=changed)
     site.ledger.tables.runs[run] = with_restarts(known, {job: 0}, "ann")
     site.slurm.requeue(job)
     site.walk()

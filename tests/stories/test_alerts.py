@@ -255,10 +255,10 @@ def test_alert_resolved_by_a_person_is_not_reported_again() -> None:
 
 def test_active_alerts_are_known_after_a_restart_and_open_nothing_twice() -> None:
     site = Site(10)
-    told = say(site, "NodeFilesystemReadOnly")
-    site.run_for(5, *told)
+    rows = say(site, "NodeFilesystemReadOnly")
+    site.run_for(5, *rows)
     site.picture.alerts = Alerts()
-    site.picture.update(told, site.rules.topology, rebuild=True)
+    site.picture.update(rows, site.rules.topology, rebuild=True)
     site.run_for(60)
     (incident,) = site.incidents
     assert incident.is_open and incident.evidence_count == 1
@@ -275,18 +275,18 @@ def test_a_lost_gpu_drains_whatever_alerts_say() -> None:
 
 def test_pages_see_what_fires_the_newest_first() -> None:
     site = Site(10)
-    told = [
+    rows = [
         *say(site, "NodeClockNotSynchronising"),
         *say(site, "TeamCoffeeLow", since=-60),
         *say(site, "Over"),
     ]
-    told += say(site, "Over", status="resolved")
-    shown = firing(site.rules, told, site.now)
+    rows += say(site, "Over", status="resolved")
+    shown = firing(site.rules, rows, site.now)
     assert [(one.name, one.rule) for one in shown] == [
         ("NodeClockNotSynchronising", "alert-clock"),
         ("TeamCoffeeLow", None),
     ]
-    assert firing(site.rules, told, site.now + timedelta(hours=ALERT_STAYS_H, seconds=1)) == []
+    assert firing(site.rules, rows, site.now + timedelta(hours=ALERT_STAYS_H, seconds=1)) == []
 
 
 def alert_of(one: Observation, node: int, number: int, status: str = "firing") -> Observation:
@@ -326,8 +326,8 @@ def test_of_a_node_what_is_over_is_forgotten_first() -> None:
     alerts.take(alert_of(one, 1, 1_000))
     assert len(alerts.heard) == len(list(alerts.firing())) == OF_NODE_MAX
     alerts.take(alert_of(one, 1, 1_001))
-    told = [int(heard.digest, 16) for heard in alerts.firing()]
-    assert (min(told), max(told)) == (1, 1_001)
+    digests = [int(heard.digest, 16) for heard in alerts.firing()]
+    assert (min(digests), max(digests)) == (1, 1_001)
 
 
 def test_what_is_over_is_forgotten_before_what_fires() -> None:
@@ -419,9 +419,9 @@ ENTRY = "- name: ours\n  title: Ours\n  alert: [Ours]\n  source: us\n"
          "none", "name"],
 )  # fmt: skip
 def test_wrong_entry_is_reported_by_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
-    with pytest.raises(RulesInvalid) as told:
+    with pytest.raises(RulesInvalid) as caught:
         load(with_alerts(tmp_path, text), prove=False)
-    problem = next(one for one in told.value.problems if one.file == "alerts.yaml")
+    problem = next(one for one in caught.value.problems if one.file == "alerts.yaml")
     assert problem.line == line
     assert words in f"{problem.text} {problem.hint}"
 

@@ -49,8 +49,12 @@ def test_the_slow_node_is_named_and_proposed_for_the_tests_that_decide() -> None
     text = done(site, run)
     assert f"{name(3)} is slow (gemm_tflop_per_s 560, 80 % of 700)" in text
     assert site.verdict(run)["passed"] is False and site.verdict(run)["slow"] == [name(3)]
-    (told,) = site.open_incidents
-    assert (told.fault, told.root.node, told.rule) == ("node-test:together", name(3), "sweep-failed")
+    (incident,) = site.open_incidents
+    assert (incident.fault, incident.root.node, incident.rule) == (
+        "node-test:together",
+        name(3),
+        "sweep-failed",
+    )
     assert set(site.scheduler.writes) == {"submit"} and len(site.groups()) == 6
     assert all(one.in_service for one in site.slurm.snapshot().nodes.values()), "evidence drains nobody"
     assert (site.ledger.tables.slots, site.reservations()) == ({}, {})

@@ -110,8 +110,8 @@ def test_labels_and_nvidia_smi_also_provide_facts() -> None:
         entry(5, "signals/openmetrics?cluster=pod1&node=gpu0002", text),
         entry(6, "signals/nvidia-smi?cluster=pod1&node=gpu0003", xml),
     )
-    told = {(one["affected"][0]["node"], one["title"].split(", expected")[0]) for one in found}
-    assert told == {
+    drifted = {(one["affected"][0]["node"], one["title"].split(", expected")[0]) for one in found}
+    assert drifted == {
         ("gpu0002", "Linux kernel 6.5.0-18"),
         ("gpu0002", "BIOS 1.3.9"),
         ("gpu0002", "NVIDIA driver 570.86.15"),

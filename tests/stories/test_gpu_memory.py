@@ -32,8 +32,8 @@ def test_a_remap_that_failed_is_a_ticket_at_once_and_no_reset() -> None:
 
 def measured(site: SlowSite) -> None:
     """Metrics tell of uncorrectable errors: nothing says yet that they will stay."""
-    told = found("gpu-ecc-uncorrectable", site.now, gpu=3)
-    site.tick((msgspec.structs.replace(told, fault_class=FaultClass.fatal),))
+    finding = found("gpu-ecc-uncorrectable", site.now, gpu=3)
+    site.tick((msgspec.structs.replace(finding, fault_class=FaultClass.fatal),))
 
 
 def test_errors_of_no_known_cause_are_reset_and_proven() -> None:

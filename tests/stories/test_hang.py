@@ -66,9 +66,9 @@ def test_recorder_and_gpus_agree_and_it_is_requeued_and_runs() -> None:
 def test_people_read_what_was_found() -> None:
     site, _, run = hanging()
     site.run_for(120)
-    (told,) = [one for one in site.ledger.tables.messages.values() if isinstance(one, Message)]
-    assert "rank 3 (gpu0002) never arrived" in told.text
-    assert "gpu0002: process 4711 is in wait (work.py:12) < step (train.py:9)" in told.text
+    (message,) = [one for one in site.ledger.tables.messages.values() if isinstance(one, Message)]
+    assert "rank 3 (gpu0002) never arrived" in message.text
+    assert "gpu0002: process 4711 is in wait (work.py:12) < step (train.py:9)" in message.text
     stacks = [one.data["node"] for one in site.log(run, "stacks") if "node" in one.data]
     assert stacks == [name(2), name(1)], "the node of the rank that never came is first"
 
@@ -314,10 +314,10 @@ def reported(site: SlowSite, job: str, *quiet_s: float, until_s: float = 240) ->
     """The detector reports it at once, and at these seconds that its GPUs are quiet."""
     for second in range(0, int(until_s), 5):
         if second == 0 or second in quiet_s:
-            told = found("hang", site.now, node=None, job=job)
-            sign = new_evidence(f"{site.now}", told.component, site.now, "quiet", site.now, Sense.metrics)
+            finding = found("hang", site.now, node=None, job=job)
+            sign = new_evidence(f"{site.now}", finding.component, site.now, "quiet", site.now, Sense.metrics)
             more = (sign,) if second in quiet_s else ()
-            site.tick((msgspec.structs.replace(told, evidence=(*told.evidence, *more)),))
+            site.tick((msgspec.structs.replace(finding, evidence=(*finding.evidence, *more)),))
         site.tick()
         site.run_for(5)
 

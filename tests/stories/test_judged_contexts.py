@@ -66,13 +66,13 @@ def measured(at: float, node: int, gpu: Row | None = None, host: Row | None = No
 
 
 def gpus(*buses: str) -> Row:
-    told = "".join(
+    gpus_xml = "".join(
         f'<gpu id="00000000:{bus}:00.0"><minor_number>{at}</minor_number><uuid>GPU-{at}</uuid></gpu>'
         for at, bus in enumerate(buses)
     )
     route = f"signals/nvidia-smi?cluster={CLUSTER}&node={name(1)}"
     return row(
-        5, route, f"<nvidia_smi_log><attached_gpus>{len(buses)}</attached_gpus>{told}</nvidia_smi_log>"
+        5, route, f"<nvidia_smi_log><attached_gpus>{len(buses)}</attached_gpus>{gpus_xml}</nvidia_smi_log>"
     )
 
 
@@ -120,13 +120,15 @@ def drivers(at: float, version: str) -> Row:
 
 def listed(at: float, count: int) -> Row:
     """nvidia-smi on gpu0001 lists so many of its eight GPUs."""
-    told = "".join(
+    gpus_xml = "".join(
         f'<gpu id="00000000:{0x10 + gpu:02x}:00.0"><minor_number>{gpu}</minor_number>'
         f"<uuid>GPU-{gpu}</uuid></gpu>"
         for gpu in range(count)
     )
     route = f"signals/nvidia-smi?cluster={CLUSTER}&node={name(1)}"
-    return row(at, route, f"<nvidia_smi_log><attached_gpus>{count}</attached_gpus>{told}</nvidia_smi_log>")
+    return row(
+        at, route, f"<nvidia_smi_log><attached_gpus>{count}</attached_gpus>{gpus_xml}</nvidia_smi_log>"
+    )
 
 
 def updated(until: int, version: str = "580.65.06", last: int = 960) -> list[Row]:
@@ -498,11 +500,11 @@ def brief(incident: Row) -> str:
 def test_context_around_a_fault_is_considered(case: Case) -> None:
     document = played(*sorted(case.rows, key=lambda one: one["at"]))
     assert [brief(one) for one in document["incidents"]] == list(case.said)
-    told = {"notify", "ticket"}
+    notices = {"notify", "ticket"}
     done = [
         f"{one['action']} {one['job'] or one['node']}"
         for one in document["actions"]
-        if one["action"] not in told
+        if one["action"] not in notices
     ]
     held = [f"held {one['action']} {one['node']} {one['guard']}" for one in document["held"]]
     assert [*done, *held] == list(case.done)

@@ -28,8 +28,8 @@ def reported(arrives: float, node: int, line: str, happened: float | None) -> Ro
 
 
 def roots(*rows: Row) -> list[str]:
-    told = sorted((nodes(), RUNS, OVER, *rows), key=lambda one: one["at"])
-    return [one["root"]["node"] for one in played(*told, clock(2 * H))["incidents"]]
+    recorded = sorted((nodes(), RUNS, OVER, *rows), key=lambda one: one["at"])
+    return [one["root"]["node"] for one in played(*recorded, clock(2 * H))["incidents"]]
 
 
 def test_packets_that_a_peer_lost_belong_to_the_broken_link_though_the_job_is_gone() -> None:
@@ -42,10 +42,10 @@ def test_a_broken_link_of_a_job_that_has_ended_takes_in_what_its_peers_lost(afte
     """However soon after the end of the job it is heard of."""
     over = jobs(107, job("4711", *MEMBERS) | {"state": "CANCELLED"})
     early = [reported(105.5, peer, LOST_PACKETS, 105) for peer in (2, 3)]
-    told = sorted(
+    recorded = sorted(
         (nodes(), RUNS, over, *early, reported(107 + after_s, 1, BROKEN, 104)), key=lambda one: one["at"]
     )
-    assert [one["root"]["node"] for one in played(*told, clock(2 * H))["incidents"]] == [name(1)]
+    assert [one["root"]["node"] for one in played(*recorded, clock(2 * H))["incidents"]] == [name(1)]
 
 
 @pytest.mark.parametrize(("ended_s", "hit"), [(103.0, []), (107.0, ["4711"])])
@@ -89,9 +89,9 @@ def test_a_job_on_other_gpus_of_the_node_does_not_tie_a_loss_to_a_root() -> None
     ]
     gpus = [{"index": 0, "pci": "0000:1b:00"}, {"index": 1, "pci": "0000:c3:00"}]
     known = row(1, "signals/heartbeat", {"cluster": CLUSTER, "node": name(2), "boot_id": "b1", "gpus": gpus})
-    told = (reported(102, 1, BROKEN, 100), reported(1500, 2, LOST_PACKETS, 105))
+    reports = (reported(102, 1, BROKEN, 100), reported(1500, 2, LOST_PACKETS, 105))
     over = jobs(400, *(one | {"state": "COMPLETED"} for one in both))
-    rows = sorted((nodes(), jobs(0, *both), known, over, *told, clock(2 * H)), key=lambda one: one["at"])
+    rows = sorted((nodes(), jobs(0, *both), known, over, *reports, clock(2 * H)), key=lambda one: one["at"])
     assert [one["root"]["node"] for one in played(*rows)["incidents"]] == [name(1), name(2)]
 
 

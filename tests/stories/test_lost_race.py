@@ -43,8 +43,8 @@ def test_overwritten_drain_reason_is_restored() -> None:
     assert "ann drained gpu0001 first (PSU)" in (run.question or "")
     assert site.ledger.tables.slots == {}
     assert site.audited("step.failed") == 1
-    told = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race")]
-    assert len(told) == 1 and isinstance(told[0], Message)
+    messages = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race")]
+    assert len(messages) == 1 and isinstance(messages[0], Message)
 
 
 def test_retry_requests_a_new_slot_and_the_admins_reason_is_kept() -> None:
@@ -89,8 +89,8 @@ def faulty(site: Site) -> Site:
 
 def test_other_programs_find_the_incident_beside_the_drain_until_the_node_is_back() -> None:
     site = faulty(Site(10))
-    told = json.loads(site.node(1).extra)
-    assert told["healer"] | {"since": ""} == {
+    extra = json.loads(site.node(1).extra)
+    assert extra["healer"] | {"since": ""} == {
         "incident": site.incident.short_id,
         "rule": "gpu-lost",
         "since": "",

@@ -284,14 +284,14 @@ def test_a_drain_that_is_due_is_not_made_on_an_old_look() -> None:
 # --- a return that something speaks against ---
 
 
-def says_in_tests(site: SlowSite, told: str) -> None:
+def says_in_tests(site: SlowSite, fault: str) -> None:
     """Says this line while the tests of the node run."""
 
     def says(where: str) -> None:
         if where == "started:validate" and not any(one.line for i in site.incidents for one in i.evidence):
             site.clock.advance(1)
             site.look()
-            site.walk(*site.say(1, told))
+            site.walk(*site.say(1, fault))
 
     site.on_checkpoint = says
 
@@ -398,13 +398,13 @@ def test_after_a_day_without_a_checkpoint_it_goes_on_to_its_end() -> None:
 def test_two_jobs_are_requeued_each_at_its_own_checkpoint() -> None:
     site = SlowSite()
     first, second = (site.agreed(required=[NODE], gpus=4) for _ in range(2))
-    for told in ("straggler", "gpu-hot"):
-        site.find(told)
-    told = found("straggler", site.now)
+    for fault in ("straggler", "gpu-hot"):
+        site.find(fault)
+    fault = found("straggler", site.now)
     evidence = tuple(
-        msgspec.structs.replace(told.evidence[0], job=job, digest=job) for job in (first, second)
+        msgspec.structs.replace(fault.evidence[0], job=job, digest=job) for job in (first, second)
     )
-    site.tick((msgspec.structs.replace(told, evidence=evidence),))
+    site.tick((msgspec.structs.replace(fault, evidence=evidence),))
     site.pass_time(5)
     site.checkpoint(first, 120)
     site.pass_time(1800, step_s=5)
@@ -563,13 +563,13 @@ def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     site.pass_time(60)
     run = site.run_of("gpu-fatal")
     assert site.ledger.tables.slots
-    told = site.incident
+    incident = site.incident
     site.cancel(run.id)
     site.pass_time(5)
     with site.ledger.transaction() as tx:
         tx.save_incident(
             msgspec.structs.replace(
-                told, state=IncidentState.resolved, run=None, closed=site.now, merged_into="1" * 32
+                incident, state=IncidentState.resolved, run=None, closed=site.now, merged_into="1" * 32
             )
         )
     site.pass_time(90)

@@ -45,8 +45,8 @@ SENDERS: dict[str, Callable[[float, str], Row]] = {
 }
 
 
-def outcome(*told: Row) -> tuple[list[tuple[object, ...]], list[object]]:
-    document = played(nodes(), jobs(0, job()), *sorted(told, key=lambda one: one["at"]), clock(50_000))
+def outcome(*rows: Row) -> tuple[list[tuple[object, ...]], list[object]]:
+    document = played(nodes(), jobs(0, job()), *sorted(rows, key=lambda one: one["at"]), clock(50_000))
     found = [(one["rule"], one["severity"], one["root"].get("pci")) for one in document["incidents"]]
     return found, actions(document)
 
@@ -58,9 +58,9 @@ def test_any_senders_in_any_order_within_an_hour_are_one_event(seed: int) -> Non
     line = f"NVRM: Xid (PCI:0000:9b:00): {LINES[kind]}"
     senders = drawn.sample(list(SENDERS), drawn.randint(2, len(SENDERS)))
     delays = [drawn.choice([drawn.uniform(0, 30), drawn.uniform(0, 3500)]) for _ in senders]
-    told = [SENDERS[sender](EVENT_S + delay, line) for sender, delay in zip(senders, delays, strict=True)]
-    first = min(zip(delays, told, strict=True), key=lambda one: one[0])[1]
-    assert outcome(*told) == outcome(first), (kind, senders, delays)
+    rows = [SENDERS[sender](EVENT_S + delay, line) for sender, delay in zip(senders, delays, strict=True)]
+    first = min(zip(delays, rows, strict=True), key=lambda one: one[0])[1]
+    assert outcome(*rows) == outcome(first), (kind, senders, delays)
 
 
 def test_dmesg_read_each_hour_adds_nothing() -> None:

@@ -59,9 +59,9 @@ def test_well_together_it_returns_with_the_results_of_both() -> None:
     assert site.slurm.node(borrowed).in_service, "a partner stays in service"
     ends(site, WELL, within_s=30)
     assert site.run_named(run).state is RunState.done
-    told = verdict(site, run)
-    assert told["passed"] is True and told["partners"] == [borrowed]
-    assert told["results"] == {"gpu_count": "8", "nccl_pair_busbw_gb_per_s": "46.1"}
+    data = verdict(site, run)
+    assert data["passed"] is True and data["partners"] == [borrowed]
+    assert data["results"] == {"gpu_count": "8", "nccl_pair_busbw_gb_per_s": "46.1"}
     assert site.reservations() == {} and set(site.ledger.tables.slots) == set()
 
 
@@ -73,9 +73,9 @@ def test_bad_with_one_and_well_with_another_speaks_against_the_one() -> None:
     assert second not in {first, NODE}
     ends(site, WELL, within_s=30)
     assert site.run_named(run).state is RunState.done and site.node(1).in_service
-    (told,) = site.open_incidents
-    assert (told.fault, told.root.node) == ("node-test:pair", first)
-    assert "wrong sums" in told.evidence[0].text
+    (incident,) = site.open_incidents
+    assert (incident.fault, incident.root.node) == ("node-test:pair", first)
+    assert "wrong sums" in incident.evidence[0].text
     assert not site.slurm.node(first).drain, "one answer drains nobody"
 
 

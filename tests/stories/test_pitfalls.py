@@ -13,13 +13,13 @@ NAMES = {
 
 
 def test_each_of_the_25_pitfalls_is_named_by_a_test() -> None:
-    told = [
+    cited = [
         int(number)
         for name in NAMES
         for numbers in re.findall(r"pitfalls?((?:_and)?(?:_\d+)+(?:_and_\d+)*)", name)
         for number in re.findall(r"\d+", numbers)
     ]
-    assert set(range(1, 26)) <= set(told)
+    assert set(range(1, 26)) <= set(cited)
 
 
 def test_the_document_has_a_row_for_each_pitfall_and_its_tests_exist() -> None:

@@ -37,8 +37,8 @@ NOW, REBOOT = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)"
 
 
 def done(document: dict[str, Any]) -> tuple[str, ...]:
-    told = [one for one in document["actions"] if one["action"] not in {"notify", "ticket"}]
-    return tuple(one["action"] for one in told)
+    actions = [one for one in document["actions"] if one["action"] not in {"notify", "ticket"}]
+    return tuple(one["action"] for one in actions)
 
 
 def until(end: float, line: str, *more: Any) -> dict[str, Any]:

@@ -295,8 +295,8 @@ def test_a_signal_of_an_unknown_node_is_rejected_and_the_rest_goes_on() -> None:
 def test_what_the_recording_drained_and_the_replay_did_not_is_the_difference() -> None:
     ours = {"state": ["IDLE", "DRAIN"], "reason": "healer:gpu-lost inc:12345678 x"}
     document = played(nodes(), nodes(10, gpu0005=ours), kernel(20, 1, LOST), clock(60))
-    told = {one["node"]: (one["recorded"], one["replayed"]) for one in document["differences"]}
-    assert told == {
+    differences = {one["node"]: (one["recorded"], one["replayed"]) for one in document["differences"]}
+    assert differences == {
         name(5): ("2026-11-20T03:00:10Z", None),
         name(1): (None, "2026-11-20T03:00:22Z"),
     }

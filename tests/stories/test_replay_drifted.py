@@ -33,7 +33,7 @@ def test_only_the_shift_after_hours_of_learning_is_found() -> None:
     sensors.show(shown)
     picture = Picture(CLUSTER, watching_since=START)
     samples = RecordedSamples(CLUSTER, rules_in(Mode.auto), lambda _cluster, _node: True, START, Refused())
-    told: set[str] = set()
+    blamed: set[str] = set()
     while clock.now() < START + timedelta(seconds=LEARN_S + SEEN_S):
         clock.advance(LOOK_S)
         if clock.now() == START + timedelta(seconds=LEARN_S):
@@ -43,5 +43,5 @@ def test_only_the_shift_after_hours_of_learning_is_found() -> None:
         picture.show(msgspec.structs.replace(shown, taken_at=clock.now()))
         sensed = samples.tick(picture, clock.now())
         assert sensed is not None
-        told |= {one.component.node or "" for one in sensed.findings if one.fault == DRIFTED}
-    assert told == {name(3)}
+        blamed |= {one.component.node or "" for one in sensed.findings if one.fault == DRIFTED}
+    assert blamed == {name(3)}

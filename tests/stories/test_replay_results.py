@@ -71,8 +71,8 @@ def checked(answers: list[int]) -> dict[str, Any]:
     rows = [entry(0, "slurm/nodes", SLURM["slurm/nodes"])]
     for number, answer in enumerate(answers):
         gpu = {"compute_check_ok": [1, 1, 1, 1, 1, answer, 1, 1]}
-        told = {"cluster": "pod1", "node": NODES[0], "gpu": gpu}
-        rows.append(entry(10 + 300 * number, "signals/metrics", told))
+        body = {"cluster": "pod1", "node": NODES[0], "gpu": gpu}
+        rows.append(entry(10 + 300 * number, "signals/metrics", body))
     rows.append(entry(300 * len(answers), "clock", {}))
     return replay(rules_in(), read(rows))
 

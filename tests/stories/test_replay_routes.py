@@ -23,8 +23,8 @@ def found(route: str, body: Any) -> list[tuple[str, str]]:
         (20, "clock", {}),
     )
     lines = [
-        json.dumps({"at": later(second).isoformat(), "route": way, "body": told})
-        for second, way, told in rows
+        json.dumps({"at": later(second).isoformat(), "route": way, "body": body})
+        for second, way, body in rows
     ]
     document = replay(rules_in(Mode.auto), read(lines))
     return [(one["rule"], one["root"]["node"]) for one in document["incidents"]]

@@ -127,8 +127,8 @@ def test_a_bmc_that_does_not_answer_leaves_the_power_unknown() -> None:
     site.bmc.plant(NODE, "away")
     run = site.ask("silent-node", 1)
     site.run_for(120)
-    (told,) = [one for one in site.log(run, "power") if one.event is StepEvent.skipped]
-    assert "Power state unknown." in told.text
+    (entry,) = [one for one in site.log(run, "power") if one.event is StepEvent.skipped]
+    assert "Power state unknown." in entry.text
     assert site.last(run).step == "repair"
 
 

@@ -289,7 +289,7 @@ def test_counter_is_flat_rising_or_unknown(values: list[int], answer: bool | Non
 
 
 def test_traffic_and_waits_are_no_errors() -> None:
-    told = ["ib_symbol_error_total", "ib_link_downed_total", "nvlink_link_crc_flit_total"]
-    assert [counts_errors(one) for one in told] == [True] * 3
+    counters = ["ib_symbol_error_total", "ib_link_downed_total", "nvlink_link_crc_flit_total"]
+    assert [counts_errors(one) for one in counters] == [True] * 3
     others = ["ib_rcv_bytes_total", "ib_xmit_wait_total", "switch_port_rx_pfc_total", "ib_state"]
     assert [counts_errors(one) for one in others] == [False] * 4

@@ -457,11 +457,11 @@ def test_a_gpu_that_dies_while_its_node_is_tested_keeps_it_out(step: str) -> Non
     """The run leaves the node to the worse incident: it must not bring it back."""
     site, job = slow()
     site.checkpoint(job, 120)
-    told: list[str] = []
+    noticed: list[str] = []
 
     def dies(where: str) -> None:
-        if where == f"started:{step}" and not told:
-            told.append(where)
+        if where == f"started:{step}" and not noticed:
+            noticed.append(where)
             site.look()
             site.walk(*site.say(1, LOST))
 
@@ -470,7 +470,7 @@ def test_a_gpu_that_dies_while_its_node_is_tested_keeps_it_out(step: str) -> Non
     else:
         site.on_checkpoint = dies
     site.pass_time(240)
-    assert told
+    assert noticed
     assert site.node(1).drain, "a dead GPU is not in service"
     (left,) = site.open_incidents
     assert left.rule == "gpu-lost"
@@ -623,11 +623,11 @@ def test_shadow_waits_for_the_moment_logs_every_step_and_touches_nothing() -> No
     assert [one.text for one in site.log(run.id) if "would drain" in one.text] == []
     site.checkpoint(job, 120)
     site.pass_time(30)
-    told = [one.text for one in site.log(run.id)]
-    assert f"shadow: would drain {NODE}" in told
-    assert f"shadow: would requeue {job}" in told
-    assert f"shadow: would diagnose {NODE}" in told
-    assert f"shadow: would resume {NODE}" in told
+    texts = [one.text for one in site.log(run.id)]
+    assert f"shadow: would drain {NODE}" in texts
+    assert f"shadow: would requeue {job}" in texts
+    assert f"shadow: would diagnose {NODE}" in texts
+    assert f"shadow: would resume {NODE}" in texts
     assert site.scheduler.writes == []
     assert site.nodes.diagnoses(NODE) == []
     assert site.run_of("slow-node").state is RunState.done

@@ -234,9 +234,9 @@ def test_repeated_result_is_one_finding() -> None:
     site.slurm.fail_job(job.id, "1:0")
     site.clock.advance(2)
     site.drive()
-    (told,) = site.ledger.tables.commands
+    (command,) = site.ledger.tables.commands
     for late_s in (0, 5):
-        again = msgspec.structs.replace(told, at=told.at + timedelta(seconds=late_s))
+        again = msgspec.structs.replace(command, at=command.at + timedelta(seconds=late_s))
         site.ledger.tables.commands.append(again)
         site.run_for(5)
     assert len(site.incident.evidence) == 1 and len(site.incidents) == 1

@@ -129,9 +129,9 @@ def test_the_same_news_is_one_delivery() -> None:
 
 def test_proof_lists_effects_and_failures_and_keeps_both_ends() -> None:
     events = [StepEvent.started, StepEvent.waiting, StepEvent.failed, StepEvent.done]
-    told = proof_text(incident(), [entry(n, event) for n, event in enumerate(events)])
-    assert "s2: failed: text 2" in told and "s3: text 3" in told
-    assert "s0" not in told and "s1" not in told
+    proof = proof_text(incident(), [entry(n, event) for n, event in enumerate(events)])
+    assert "s2: failed: text 2" in proof and "s3: text 3" in proof
+    assert "s0" not in proof and "s1" not in proof
     long = proof_text(incident(), [entry(n) for n in range(100)])
     assert "s0: " in long and "s99: " in long and "… 60 more" in long and "s50: " not in long
     assert "healer took no action" in proof_text(incident(), [])

@@ -36,7 +36,7 @@ def ends(site: TestSite, comment: str, *, code: str | None = None) -> None:
     site.run_for(20)
 
 
-def learn(site: TestSite, **told: object) -> None:
+def learn(site: TestSite, **fields: object) -> None:
     node = site.node(1)
     good = Reference(
         cluster=CLUSTER,
@@ -44,7 +44,7 @@ def learn(site: TestSite, **told: object) -> None:
         node=name(2),
         at=site.now - timedelta(days=1),
         by="ann",
-        **({"facts": {}} | told),  # type: ignore[arg-type]
+        **({"facts": {}} | fields),  # type: ignore[arg-type]
     )
     site.ledger.tables.references[good.kind] = good
 
@@ -64,7 +64,7 @@ def test_test_output_is_the_evidence_of_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "told", "returns"),
+    ("depth", "tested", "returns"),
     [
         ("full", {"facts": {"driver": "580.65.06"}, "figures": {"gpu_count": 8.0}}, True),
         ("full", {"facts": {"driver": "575.57.08"}}, False),
@@ -73,16 +73,16 @@ def test_test_output_is_the_evidence_of_the_step() -> None:
     ],
 )
 def test_a_node_that_is_not_like_the_good_one_does_not_return(
-    depth: str, told: dict[str, object], returns: bool
+    depth: str, tested: dict[str, object], returns: bool
 ) -> None:
     site, run = in_test(depth=depth)
-    learn(site, **told)
+    learn(site, **tested)
     ends(site, TOLD)
     assert site.run_named(run).state is (RunState.done if returns else RunState.waiting)
     assert site.node(1).drain is not returns
     data = evidence(site, run)
     assert (bool(data["worse"]), data["reference"]) == (not returns, name(2))
-    assert bool(data["other"]) is (told == {"facts": {"driver": "575.57.08"}})
+    assert bool(data["other"]) is (tested == {"facts": {"driver": "575.57.08"}})
 
 
 def test_node_with_unreadable_gpus_asks_a_person() -> None:

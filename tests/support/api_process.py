@@ -85,11 +85,11 @@ class ApiProcess:
         """(route, reason) -> count, as the API tells it; up to some seconds old."""
         with self.client("viewer") as client:
             found = client.get("/signals/losses").json()["items"]
-        told: dict[tuple[str, str], int] = {}
+        counts: dict[tuple[str, str], int] = {}
         for one in found:
             key = one["source"], one["reason"]
-            told[key] = told.get(key, 0) + one["count"]
-        return told
+            counts[key] = counts.get(key, 0) + one["count"]
+        return counts
 
 
 @contextmanager

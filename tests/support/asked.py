@@ -23,10 +23,10 @@ def ask_job(site: Site, playbook: str, job: str, **fields: Any) -> str:
 
 def saves(site: Site, job: str, *, step: int, restart: int = 0) -> None:
     """The job tells of a durable checkpoint now."""
-    told = JobCheckpoint(
+    checkpoint = JobCheckpoint(
         job=job, restart=restart, step=step, path=f"/ckpt/{step}", at=site.now, arrived_at=site.now
     )
-    site.saved.take([told])
+    site.saved.take([checkpoint])
 
 
 def state_of(site: Site, run: str) -> tuple[RunState, str]:

@@ -129,14 +129,14 @@ class Compared:
     out_of_order: int
 
 
-def compare(told: dict[str, list[int]], stored: dict[str, list[int]]) -> Compared:
+def compare(answered: dict[str, list[int]], stored: dict[str, list[int]]) -> Compared:
     missing = twice = disorder = 0
-    for node, numbers in told.items():
+    for node, numbers in answered.items():
         found = stored.get(node, [])
         missing += len(set(numbers) - set(found))
         twice += len(found) - len(set(found))
         disorder += sum(later < earlier for earlier, later in itertools.pairwise(found))
-    return Compared(sum(len(one) for one in told.values()), missing, twice, disorder)
+    return Compared(sum(len(one) for one in answered.values()), missing, twice, disorder)
 
 
 def superuser_url(stack: Stack) -> str:

@@ -37,9 +37,9 @@ class Grouped(TestSite):
         job = self.running_group()
         if job is None or job.start_at is None or (self.now - job.start_at).total_seconds() < TAKES_S:
             return
-        if told := self.answers(job):
-            self.slurm.remark(job.id, told)
-            self.slurm.fail_job(job.id, "1:0") if ":failed:" in told else self.slurm.complete(job.id)
+        if report := self.answers(job):
+            self.slurm.remark(job.id, report)
+            self.slurm.fail_job(job.id, "1:0") if ":failed:" in report else self.slurm.complete(job.id)
 
     def verdict(self, run: str) -> dict[str, Any]:
         return next(one.data for one in self.log(run, "halves") if one.event == "done")

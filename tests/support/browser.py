@@ -58,10 +58,10 @@ def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "l
 def rules_broken(page: Page, *only: str) -> list[str]:
     """`rule: element (what to do)`, three elements of each rule at most. `only` these rules, else all."""
     options: dict[str, Any] = {"resultTypes": ["violations"]} | ({"runOnly": list(only)} if only else {})
-    told: Any = Axe().run(page, options=options).response
+    results: Any = Axe().run(page, options=options).response
     return [
         f"{rule['id']}: {node['html'][:160]} ({node['failureSummary'].splitlines()[-1].strip()})"
-        for rule in told["violations"]
+        for rule in results["violations"]
         for node in rule["nodes"][:3]
     ]
 

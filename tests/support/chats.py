@@ -196,12 +196,12 @@ class Chats:
         if not 0 < len(body.get("dedup_key", "")) <= 255:
             problems.append("dedup_key")
         if body.get("event_action") == "trigger":
-            told = body.get("payload", {})
-            if not 0 < len(told.get("summary", "")) <= 1024 or not told.get("source"):
+            payload = body.get("payload", {})
+            if not 0 < len(payload.get("summary", "")) <= 1024 or not payload.get("source"):
                 problems.append("payload")
-            if told.get("severity") not in ("critical", "error", "warning", "info"):
+            if payload.get("severity") not in ("critical", "error", "warning", "info"):
                 problems.append("severity")
-            datetime.fromisoformat(told["timestamp"])
+            datetime.fromisoformat(payload["timestamp"])
         if problems:
             return (
                 400,
@@ -271,18 +271,18 @@ def serve_chats() -> Iterator[Chats]:
         def _answer(self, method: str, raw: bytes) -> None:
             chats.asked.append((method, self.path))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            told = chats.answers.popleft() if chats.answers else None
-            if told is None or told == "taken":
+            scripted = chats.answers.popleft() if chats.answers else None
+            if scripted is None or scripted == "taken":
                 answer = chats.serve(method, self.path, headers, raw)
-            if told in ("silent", "taken"):
+            if scripted in ("silent", "taken"):
                 chats.closing.wait(30)
                 self.close_connection = True
                 return
-            if told == "reset":
+            if scripted == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 self.close_connection = True
                 return
-            status, more, body = told if isinstance(told, tuple) else answer
+            status, more, body = scripted if isinstance(scripted, tuple) else answer
             content = b"" if body is None else json.dumps(body).encode()
             self.give(status, more, content)
 

@@ -13,33 +13,33 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint
 CUMULATIVE, DELTA = 2, 1
 
 
-def value(told: Any) -> AnyValue:
-    if isinstance(told, bool):
-        return AnyValue(bool_value=told)
-    if isinstance(told, str):
-        return AnyValue(string_value=told)
-    if isinstance(told, bytes):
-        return AnyValue(bytes_value=told)
-    if isinstance(told, int):
-        return AnyValue(int_value=told)
-    if isinstance(told, float):
-        return AnyValue(double_value=told)
-    if isinstance(told, list):
-        return AnyValue(array_value=ArrayValue(values=map(value, told)))
-    if isinstance(told, dict):
-        return AnyValue(kvlist_value=KeyValueList(values=pairs(told)))
+def value(content: Any) -> AnyValue:
+    if isinstance(content, bool):
+        return AnyValue(bool_value=content)
+    if isinstance(content, str):
+        return AnyValue(string_value=content)
+    if isinstance(content, bytes):
+        return AnyValue(bytes_value=content)
+    if isinstance(content, int):
+        return AnyValue(int_value=content)
+    if isinstance(content, float):
+        return AnyValue(double_value=content)
+    if isinstance(content, list):
+        return AnyValue(array_value=ArrayValue(values=map(value, content)))
+    if isinstance(content, dict):
+        return AnyValue(kvlist_value=KeyValueList(values=pairs(content)))
     return AnyValue()
 
 
-def pairs(told: Mapping[str, Any]) -> list[KeyValue]:
-    return [KeyValue(key=name, value=value(one)) for name, one in told.items()]
+def pairs(attributes: Mapping[str, Any]) -> list[KeyValue]:
+    return [KeyValue(key=name, value=value(one)) for name, one in attributes.items()]
 
 
 def point(
     number: float, labels: Mapping[str, Any] | None = None, at_ns: int = 0, **more: Any
 ) -> NumberDataPoint:
-    told = {"as_int": number} if isinstance(number, int) else {"as_double": number}
-    return NumberDataPoint(attributes=pairs(labels or {}), time_unix_nano=at_ns, **told, **more)
+    number_field = {"as_int": number} if isinstance(number, int) else {"as_double": number}
+    return NumberDataPoint(attributes=pairs(labels or {}), time_unix_nano=at_ns, **number_field, **more)
 
 
 def gauge(name: str, *points: NumberDataPoint, unit: str = "") -> Metric:
@@ -64,13 +64,13 @@ def histogram(name: str, points: int = 1) -> Metric:
     return metric
 
 
-def metrics(resource: Mapping[str, Any], *told: Metric) -> ExportMetricsServiceRequest:
+def metrics(resource: Mapping[str, Any], *series: Metric) -> ExportMetricsServiceRequest:
     request = ExportMetricsServiceRequest()
     one = request.resource_metrics.add()
     one.resource.attributes.extend(pairs(resource))
     scope = one.scope_metrics.add()
     scope.scope.name = "github.com/open-telemetry/opentelemetry-collector-contrib/receiver/prometheusreceiver"
-    scope.metrics.extend(told)
+    scope.metrics.extend(series)
     return request
 
 

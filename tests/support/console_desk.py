@@ -81,31 +81,31 @@ def own() -> SelfHealth:
 
 def period(since: datetime, until: datetime, incidents: Sequence[Incident]) -> Period:
     """Times are made up, the rest is counted."""
-    told = [one for one in incidents if since <= one.opened < until]
-    spread = Spread(count=len(told), p50_s=0.4, p90_s=3.2, max_s=71.0) if told else Spread(count=0)
-    away = Spread(count=2, p50_s=5400, p90_s=86400, max_s=90000) if told else Spread(count=0)
+    listed = [one for one in incidents if since <= one.opened < until]
+    spread = Spread(count=len(listed), p50_s=0.4, p90_s=3.2, max_s=71.0) if listed else Spread(count=0)
+    away = Spread(count=2, p50_s=5400, p90_s=86400, max_s=90000) if listed else Spread(count=0)
 
     def group(name: str, count: int) -> Group:
         return Group(name=name, incidents=count, detect=spread, decide=spread, drain=spread, to_return=away)
 
-    by_class = Counter(str(one.fault_class) for one in told)
-    by_cause = Counter(str(one.cause) for one in told)
-    false = sum(one.review is Review.false_alarm and one.drained_at is not None for one in told)
+    by_class = Counter(str(one.fault_class) for one in listed)
+    by_cause = Counter(str(one.cause) for one in listed)
+    false = sum(one.review is Review.false_alarm and one.drained_at is not None for one in listed)
     return Period(
         since=since,
         until=until,
         stats=Stats(
             since=since,
-            incidents=len(told),
-            open=sum(one.is_open for one in told),
+            incidents=len(listed),
+            open=sum(one.is_open for one in listed),
             by_rule={},
             by_cause=dict(by_cause),
             by_severity={},
             false_drains=false,
-            gpu_hours_lost=412.5 if told else None,
-            gpu_hours_at_most=12.25 if told else None,
-            jobs_unknown=2 if told else 0,
-            saved=Saved(jobs=7, people=9, people_s=840.0, gpu_hours=118.5) if told else Saved(),
+            gpu_hours_lost=412.5 if listed else None,
+            gpu_hours_at_most=12.25 if listed else None,
+            jobs_unknown=2 if listed else 0,
+            saved=Saved(jobs=7, people=9, people_s=840.0, gpu_hours=118.5) if listed else Saved(),
             detect=spread,
             decide=spread,
             drain=spread,
@@ -113,14 +113,14 @@ def period(since: datetime, until: datetime, incidents: Sequence[Incident]) -> P
         ),
         by_class=tuple(group(*one) for one in by_class.most_common()),
         by_cause=tuple(group(*one) for one in by_cause.most_common()),
-        by_rule=tuple(_rule(rule, told) for rule in dict.fromkeys(one.rule for one in told)),
-        returned=8 if told else 0,
-        relapsed=1 if told else 0,
+        by_rule=tuple(_rule(rule, listed) for rule in dict.fromkeys(one.rule for one in listed)),
+        returned=8 if listed else 0,
+        relapsed=1 if listed else 0,
     )
 
 
-def _rule(rule: str, told: Sequence[Incident]) -> RuleFigures:
-    mine = [one for one in told if one.rule == rule]
+def _rule(rule: str, incidents: Sequence[Incident]) -> RuleFigures:
+    mine = [one for one in incidents if one.rule == rule]
     return RuleFigures(
         rule=rule,
         incidents=len(mine),

@@ -334,13 +334,13 @@ def pause_records() -> list[AuditRecord]:
             data=data,
         )
 
-    def told(number: int, hours_ago: float, **fields: object) -> dict:
+    def pause(number: int, hours_ago: float, **fields: object) -> dict:
         since = NOW - timedelta(hours=hours_ago)
         return {"id": f"past-{number}", "by": "jonas", "since": since.isoformat(), "request": "r", **fields}
 
     until = (NOW - timedelta(hours=30)).isoformat()
-    work = told(1, 40, scope="all", reason="Power work in row 3", until=until)
-    upgrade = told(2, 9, scope="node", name="gpu0012", reason="<b>BIOS</b> upgrade", cluster=CLUSTER)
+    work = pause(1, 40, scope="all", reason="Power work in row 3", until=until)
+    upgrade = pause(2, 9, scope="node", name="gpu0012", reason="<b>BIOS</b> upgrade", cluster=CLUSTER)
     return [
         record(40, "pause.set", 1, **work),
         record(9, "pause.set", 2, **upgrade),

@@ -329,9 +329,9 @@ def _inventory(node: str) -> Inventory:
 
 
 def _standing(node: str) -> NodeComparison:
-    told = {"at": NOW - timedelta(days=2), "nodes": 40}
-    slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **told)
-    well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **told)
+    figure = {"at": NOW - timedelta(days=2), "nodes": 40}
+    slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **figure)
+    well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **figure)
     return NodeComparison(cluster=CLUSTER, node=node, kind="h100", figures=(slow, well))
 
 

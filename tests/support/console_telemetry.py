@@ -63,7 +63,7 @@ _SLOT_S = 5
 
 def alerts() -> list[Observation]:
     """What fires on a node: one that a rule takes, others that nobody named, floods of them too."""
-    told = [
+    described = [
         ("NodeClockNotSynchronising", "Clock not synchronised."),
         ("TeamDiskQuota", "Home is <nearly> full."),
         *(("TeamFlood", f"flood {number}") for number in range(30)),
@@ -80,7 +80,7 @@ def alerts() -> list[Observation]:
                 "fingerprint": f"{number:016x}",
                 "generatorURL": "https://prometheus.example/graph?g0.expr=1",
             }
-            for number, (name, summary) in enumerate(told)
+            for number, (name, summary) in enumerate(described)
         ],
     }
     site = Site(CLUSTER, (CLUSTER,), lambda _, node: node == node_name(1), lambda *_: False)
@@ -167,12 +167,12 @@ def clock_text() -> Said:
     clock = say("detection.figure", label=quoted("SM clock"), value="1290 MHz")
     peers = say("detection.of_peers", value="1755 MHz")
     use = say("detection.figure", label=quoted("GPU utilization"), value="98 %")
-    told = say(
+    text = say(
         "detection.told",
         head=quoted("GPU clock 15 % below its peers at high use"),
         text=joined((say("detection.noted", text=clock, note=peers), use), "comma"),
     )
-    return say("detection.lasted", text=told, span=say("words.minutes", n=2))
+    return say("detection.lasted", text=text, span=say("words.minutes", n=2))
 
 
 def _finding(fault: str, sense: Sense, at: datetime, text: str, **fields: object) -> Finding:

@@ -108,11 +108,11 @@ class Day:
         self.reports += len(measured.reports)
 
     def _beat(self) -> None:
-        now, told = self.place.clock.now(), list[Observation]()
+        now, seen = self.place.clock.now(), list[Observation]()
         for name in self._names:
             body = {"node": name, "boot_id": "b1", "time": now.isoformat()}
-            told += heartbeat_observations(body, self._known, now, cluster=CLUSTER).observations
-        self.place.inbox.add(told)
+            seen += heartbeat_observations(body, self._known, now, cluster=CLUSTER).observations
+        self.place.inbox.add(seen)
 
     def _figures(self, hour: int) -> Hour:
         gc.collect()
@@ -130,5 +130,5 @@ class Day:
 
 def own_memory() -> int:
     """Bytes that this process alone uses."""
-    told = Path("/proc/self/smaps_rollup").read_text()
-    return sum(int(size) * 1024 for size in re.findall(r"^Private_\w+:\s+(\d+) kB", told, re.MULTILINE))
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return sum(int(size) * 1024 for size in re.findall(r"^Private_\w+:\s+(\d+) kB", rollup, re.MULTILINE))

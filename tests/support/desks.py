@@ -66,10 +66,10 @@ class Desk:
         raise NotImplementedError
 
     def next_answer(self, one: Asked) -> Answer | str | None:
-        for (method, end), told in list(self.fails.items()):
+        for (method, end), answer in list(self.fails.items()):
             if one.method == method and one.path.endswith(end):
                 del self.fails[method, end]
-                return told
+                return answer
         return self.answers.popleft() if self.answers else None
 
     def wants_json(self, one: Asked) -> bool:
@@ -490,16 +490,16 @@ def serve_desk(desk: Desk) -> Iterator[Desk]:
             desk.asked.append((self.command, self.path))
             one = Asked(self.command, self.path, headers, raw)
             with desk.lock:
-                told = desk.next_answer(one)
-                answer = desk.serve(one) if told in (None, "taken") else None
-            if told == "silent":
+                scripted = desk.next_answer(one)
+                answer = desk.serve(one) if scripted in (None, "taken") else None
+            if scripted == "silent":
                 desk.closing.wait(30)
                 self.close_connection = True
-            elif told in ("reset", "taken"):
+            elif scripted in ("reset", "taken"):
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.close_connection = True
             else:
-                self._say(*(told if isinstance(told, tuple) else answer or (500, {}, None)))
+                self._say(*(scripted if isinstance(scripted, tuple) else answer or (500, {}, None)))
 
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _take
 

@@ -145,12 +145,15 @@ def _sure_in_service(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
 def _too_many_incidents(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
     """3: one incident for a cause, also at its own nodes alone, and one where all heartbeats end."""
     most = sum(cause.incidents for cause in drawn.causes)
-    told = [
+    expected = [
         (one["rule"], one["root"].get("node"), round(_seconds(one["opened"])))
         for one in document["incidents"]
     ]
     ends = drawn.telemetry_ends or float("inf")
-    found, last = [one for one in told if one[2] < ends - 1], [one for one in told if one[2] >= ends - 1]
+    found, last = (
+        [one for one in expected if one[2] < ends - 1],
+        [one for one in expected if one[2] >= ends - 1],
+    )
     if len(last) > 1:
         yield f"3: {len(last)} incidents because all heartbeats end: {last}"
     for cause in drawn.causes:

@@ -348,12 +348,12 @@ class _Drawing:
         names = self.rng.choice(choice)
         here = len(names)
         names = names if self.rng.random() < 0.5 else self.rng.sample(names, self.rng.randint(2, len(names)))
-        lasts, told = self.rng.uniform(90, 900), max(self.rng.random(), self.rng.random())
+        lasts, send_odds = self.rng.uniform(90, 900), max(self.rng.random(), self.rng.random())
         for name in names:
             lost = at + self.rng.uniform(0, 45)
             back = at + lasts + self.rng.uniform(0, 120)
             self.silent.append((name, lost, back))
-            if self.rng.random() < told and back - lost > 100:
+            if self.rng.random() < send_odds and back - lost > 100:
                 state = self.nodes[name]["state"]
                 self.slurm(lost + self.rng.uniform(60, 99), name, *state, "NOT_RESPONDING")
                 if back - lost > 310 and self.rng.random() < 0.7:
@@ -426,12 +426,12 @@ class _Drawing:
         """What the senders made of the events; none of a node that is planned away counts as sure."""
         longest = 240.0 if self.beats else 3300.0
         events = [replace(event, seq=100 + 3 * place) for place, event in enumerate(sorted(self.events))]
-        told = senders.tell(self.rng, events, self.nodes, longest)
+        sent = senders.tell(self.rng, events, self.nodes, longest)
         away = {node for node, _, _ in self.drawn.planned}
-        for at, node in told.sure:
+        for at, node in sent.sure:
             if node not in away:
                 self.drawn.sure[node] = min(at, self.drawn.sure.get(node, at))
-        return [(max(at, min(first, at) + 0.001), row) for at, row in told.rows]
+        return [(max(at, min(first, at) + 0.001), row) for at, row in sent.rows]
 
     def _slurm(self, first: float, jobs_end: float, repaired: float) -> list[tuple[float, Row]]:
         """Slurm's pictures: before all faults, the jobs' ends, and everything in order again."""
@@ -504,8 +504,8 @@ class _Drawing:
 
     def _clocks(self, rows: list[tuple[float, Row]], repaired: float) -> list[float]:
         """Often after each row that tells something, then each 10 minutes, then each 6 hours."""
-        told = [at for at, row in rows if row["route"] != "signals/heartbeat"]
-        near = {round((at + later) / 5) * 5.0 for at in told for later in (10, 59)}
+        moments = [at for at, row in rows if row["route"] != "signals/heartbeat"]
+        near = {round((at + later) / 5) * 5.0 for at in moments for later in (10, 59)}
         busy = {float(at) for at in range(600, int(repaired) + 1200, 600)}
         turns = max(1, self.drawn.quiet_days * 4)
         return sorted(near | busy | {repaired + 21600.0 * turn for turn in range(1, turns + 1)})

@@ -196,7 +196,7 @@ REREADERS: list[Sender] = [follower, text, journal]
 
 def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest_s: float) -> Told:
     """What a drawn set of senders makes of the events."""
-    told = Told()
+    sent = Told()
     chosen = rng.sample(SENDERS, rng.choice((1, 1, 2, 2, 3, 4)))
     for sender in chosen:
         lost, twice = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4)), rng.choice((0.0, 0.0, 0.2))
@@ -207,13 +207,13 @@ def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest
                 later_s = delay_s + rng.uniform(0, jitter_s)
                 later_s = min(later_s, AGELESS_S) if sender in AGELESS else later_s
                 if rng.random() >= lost:
-                    _add(told, batch[-1].at + later_s, sender(rng, batch, nodes), batch)
+                    _add(sent, batch[-1].at + later_s, sender(rng, batch, nodes), batch)
     if rng.random() < 0.5:  # by a reader that knows something else of the lines, where there is one
         again = rng.choice([one for one in REREADERS if one not in chosen] or REREADERS)
         for node in {event.node: None for event in events if event.xid}:
             batch = [event for event in events if event.node == node]
-            _add(told, batch[-1].at + rng.uniform(1, longest_s), again(rng, batch, nodes), batch)
-    return told
+            _add(sent, batch[-1].at + rng.uniform(1, longest_s), again(rng, batch, nodes), batch)
+    return sent
 
 
 def _delay(rng: random.Random, longest_s: float) -> float:
@@ -234,8 +234,8 @@ def _batches(rng: random.Random, events: list[Event]) -> Iterator[list[Event]]:
         yield batch
 
 
-def _add(told: Told, at: float, rows: Iterator[Row], batch: list[Event]) -> None:
+def _add(sent: Told, at: float, rows: Iterator[Row], batch: list[Event]) -> None:
     for row in rows:
-        told.rows.append((at, row))
+        sent.rows.append((at, row))
         if row["route"].startswith(KERNEL_ROUTES) and any(event.sure for event in batch):
-            told.sure.append((at, batch[0].node))
+            sent.sure.append((at, batch[0].node))

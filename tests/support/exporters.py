@@ -77,7 +77,7 @@ def remote_write(node: str, at_ms: int) -> bytes:
         "pci_bus_id": "00000000:3A:00.0",
     }
     host = {"instance": f"{node}.hall:9100", "job": "node"}
-    told = [
+    series = [
         ({"__name__": "DCGM_FI_DEV_GPU_TEMP_CELSIUS", **gpu}, [(44.0, at_ms)]),
         ({"__name__": "DCGM_FI_DEV_PCIE_REPLAY_TOTAL", **gpu}, [(3.0, at_ms)]),
         (
@@ -91,4 +91,4 @@ def remote_write(node: str, at_ms: int) -> bytes:
         ),
         ({"__name__": "prometheus_strange_thing", **host}, [(1.0, at_ms)]),
     ]
-    return snappy(message(told))
+    return snappy(message(series))

@@ -67,8 +67,8 @@ class Fleet(Site):
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
             self.clock.advance(TICK_S)
-            told = self._measure() if self.now >= self._next_scrape else []
-            self._step(told, self._tick())
+            measured = self._measure() if self.now >= self._next_scrape else []
+            self._step(measured, self._tick())
 
     def run_until(self, met: Callable[[], bool], seconds: float) -> None:
         """Fails when it is not met in time."""
@@ -79,12 +79,12 @@ class Fleet(Site):
             )
             self.run(TICK_S)
 
-    def _step(self, told: list[Observation], sensed: Detections | None) -> None:
+    def _step(self, measured: list[Observation], sensed: Detections | None) -> None:
         while True:
             self.look()
-            batch = [*told, *self.ledger.take_commands()]
+            batch = [*measured, *self.ledger.take_commands()]
             walk(self.ledger, self.rules, self.picture, batch, self.now, sensed)
-            told, sensed = [], None
+            measured, sensed = [], None
             due = self.ledger.due_runs(self.now)
             for run in sorted(due):
                 self.driver.drive(run)
@@ -104,10 +104,10 @@ class Fleet(Site):
         self.unrecognised |= {one: unknown.why for one, unknown in measured.unknown.items()}
         self.taken = (measured.reports, steps.batches)
         self.senses.take(measured.reports, steps.batches, snapshot, self.now)
-        told = checkpoint_observations(sent.checkpoints, self.now, cluster=CLUSTER)
-        assert not told.rejected
-        self.saved.hear(told.observations)
-        return [*measured.inventory, *told.observations]
+        taken = checkpoint_observations(sent.checkpoints, self.now, cluster=CLUSTER)
+        assert not taken.rejected
+        self.saved.hear(taken.observations)
+        return [*measured.inventory, *taken.observations]
 
     def _tick(self) -> Detections:
         snapshot = self.slurm.snapshot()

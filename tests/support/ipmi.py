@@ -88,7 +88,7 @@ def _record(number: int, name: str, kind: int, unit: int, entity: int, factor: i
 
 def _answers(exporter: str, bmc: str) -> bool:
     try:
-        told = httpx.get(f"http://{exporter}/ipmi?target={bmc}&module=default", timeout=20, verify=False).text
+        page = httpx.get(f"http://{exporter}/ipmi?target={bmc}&module=default", timeout=20, verify=False).text
     except httpx.HTTPError:
         return False
-    return 'ipmi_up{collector="ipmi"} 1' in told
+    return 'ipmi_up{collector="ipmi"} 1' in page

@@ -173,14 +173,16 @@ def _breaches(site: Site, node: str) -> list[str]:
     """What the book and Slurm say of this story, beside the figures."""
     found = []
     run = _runs(site, node)[0]
-    told = dict(
+    records = dict(
         site.sql(
             "SELECT verb, count(*) FROM audit_records WHERE data->>'run' = %s GROUP BY verb",
             run["id"],
         )
     )
     found += [
-        f"{told.get(one, 0)} records {one}" for one in ("node.drained", "job.requeued") if told.get(one) != 1
+        f"{records.get(one, 0)} records {one}"
+        for one in ("node.drained", "job.requeued")
+        if records.get(one) != 1
     ]
     spoken = {one for (one,) in site.sql("SELECT node FROM incidents WHERE state != 'resolved'")}
     drained = {

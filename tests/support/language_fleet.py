@@ -78,8 +78,8 @@ class Fleet:
     def send(self, node: str, values: Mapping[tuple[str, Part], float]) -> None:
         columns = [Column(name, part) for name, part in values]
         ids = np.array(self.book.ids(columns), np.int32)
-        told = np.array(list(values.values()), np.float64)
-        self.telemetry.update([Report("c", node, self.now, self.now, ids, told)], self.book)
+        numbers = np.array(list(values.values()), np.float64)
+        self.telemetry.update([Report("c", node, self.now, self.now, ids, numbers)], self.book)
 
     def send_gpus(self, node: str, **series: Sequence[float]) -> None:
         """Values by GPU of one node."""

@@ -225,14 +225,21 @@ def below(folder: Path, point: str) -> Seen:
         for name in (*folders, *files):
             path = Path(top, name)
             try:
-                told = path.lstat()
+                status = path.lstat()
             except FileNotFoundError:
                 continue
             at = f"{point}/{path.relative_to(folder)}"
             if at == str(ROOT):
                 folders.remove(name)  # the checkout is the real one
                 continue
-            found[at] = (told.st_mode, told.st_uid, told.st_gid, told.st_rdev, told.st_size, told.st_mtime_ns)
+            found[at] = (
+                status.st_mode,
+                status.st_uid,
+                status.st_gid,
+                status.st_rdev,
+                status.st_size,
+                status.st_mtime_ns,
+            )
     return found
 
 

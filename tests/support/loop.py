@@ -190,8 +190,8 @@ class Site:
 
     def walk(self, *batch: Observation, sensed: Detections | None = None) -> list[str]:
         self.look()
-        told = self.ledger.take_commands()
-        return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now, sensed)
+        commands = self.ledger.take_commands()
+        return walk(self.ledger, self.rules, self.picture, [*batch, *commands], self.now, sensed)
 
     def drive(self) -> None:
         """The workers' part."""
@@ -310,8 +310,8 @@ class Site:
         known = self.ledger.tables.runs[run]
         with self.ledger.transaction() as tx:
             tx.set_run_state(run, state, why="ann", at=self.now)
-        told = {"run": run, "playbook": known.playbook, "state": str(state)}
-        self.tell(CommandKind.run_changed, incident=known.incident, **told)
+        data = {"run": run, "playbook": known.playbook, "state": str(state)}
+        self.tell(CommandKind.run_changed, incident=known.incident, **data)
 
     def approve(self, run: str, by: str = "ann") -> None:
         """As the API does it where the gate still holds: the walk then lets it go."""

@@ -28,8 +28,8 @@ def after(seconds: float) -> datetime:
 
 
 def signal(name: str, kind: SignalKind, scope: Scope, **fields: object) -> Signal:
-    told = {"unit": "count", "text": "", "source": "test", **fields}
-    return Signal(name=name, kind=kind, scope=scope, **told)  # type: ignore[arg-type]
+    signal_fields = {"unit": "count", "text": "", "source": "test", **fields}
+    return Signal(name=name, kind=kind, scope=scope, **signal_fields)  # type: ignore[arg-type]
 
 
 def catalogue(*more: Signal) -> Catalogue:

@@ -42,9 +42,9 @@ class Bench:
         """Known values of a report by signal and part."""
         columns = self.book.columns(report.columns.tolist())
         pairs = zip(report.columns.tolist(), report.values.tolist(), strict=True)
-        told = [(columns[number], value) for number, value in pairs if not math.isnan(value)]
-        assert len({column for column, _ in told}) == len(told), "a series stands twice in one report"
-        return {(column.signal, column.part): value for column, value in told}
+        finite = [(columns[number], value) for number, value in pairs if not math.isnan(value)]
+        assert len({column for column, _ in finite}) == len(finite), "a series stands twice in one report"
+        return {(column.signal, column.part): value for column, value in finite}
 
 
 def gpu(index: int, link: int | None = None) -> Part:

@@ -64,9 +64,9 @@ def names_in(query: str) -> set[str]:
 def metric_tables() -> str:
     """Every metric with its type, labels and meaning, as Markdown."""
     rows: dict[bool, list[str]] = {False: [], True: []}
-    for name, told in described().items():
-        labels = ", ".join(f"`{label}`" for label in told.labels)
-        row = f"| `{name}` | {told.kind} | {labels} | {told.text} |"
+    for name, metric in described().items():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        row = f"| `{name}` | {metric.kind} | {labels} | {metric.text} |"
         rows[name.removeprefix("healer_") in FIGURES].append(row)
     head = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
     parts = (("This process", False), ("The database, by cluster", True))

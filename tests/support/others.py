@@ -221,8 +221,8 @@ class Others:
 
     def _redis_calls(self) -> int:
         with redis.Redis("127.0.0.1") as link:
-            told: Any = link.info("stats")
-        return int(told["total_connections_received"])
+            counters: Any = link.info("stats")
+        return int(counters["total_connections_received"])
 
     def _postgres(self) -> None:
         user = pwd.getpwnam("nobody")
@@ -300,7 +300,7 @@ def _forked(body: Callable[[], None]) -> int:
 def _listen(title: str, sockets: list[socket.socket]) -> None:
     """Notes who calls, and hangs up."""
     setproctitle(title)
-    with selectors.DefaultSelector() as ready, _CONTACTS.open("a", buffering=1) as told:
+    with selectors.DefaultSelector() as ready, _CONTACTS.open("a", buffering=1) as contacts:
         for one in sockets:
             ready.register(one, selectors.EVENT_READ)
         while True:
@@ -315,7 +315,7 @@ def _listen(title: str, sockets: list[socket.socket]) -> None:
                     link, peer = one.accept()
                     who = f"by {_caller(link, peer)}"
                     link.close()
-                told.write(f"their {title} was called at {where} {who}\n")
+                contacts.write(f"their {title} was called at {where} {who}\n")
 
 
 def _caller(link: socket.socket, peer: Any) -> str:

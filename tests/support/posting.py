@@ -55,8 +55,8 @@ def _kernel(mark: str, number: int) -> dict[str, Any]:
 
 def _journal(node: str) -> Body:
     def body(mark: str, number: int) -> dict[str, Any]:
-        told = {"_TRANSPORT": "kernel", "MESSAGE": _line(mark, number), "_BOOT_ID": _boot(mark)}
-        return told | {"_HOSTNAME": node, "seq": number}
+        fields = {"_TRANSPORT": "kernel", "MESSAGE": _line(mark, number), "_BOOT_ID": _boot(mark)}
+        return fields | {"_HOSTNAME": node, "seq": number}
 
     return body
 
@@ -117,8 +117,8 @@ def _remote_write(mark: str, number: int) -> bytes:
 
 
 def _otlp(mark: str, number: int) -> bytes:
-    told = metrics({"host.name": "gpu0014"}, gauge("node_load1", point(float(number), {}, time.time_ns())))
-    return told.SerializeToString()
+    request = metrics({"host.name": "gpu0014"}, gauge("node_load1", point(float(number), {}, time.time_ns())))
+    return request.SerializeToString()
 
 
 def _nvidia_smi(mark: str, number: int) -> bytes:
@@ -132,8 +132,8 @@ def _nvidia_smi(mark: str, number: int) -> bytes:
 
 def _one(answer: httpx.Response) -> bool:
     """202: the one entry is stored, or was."""
-    told = answer.json()
-    assert answer.status_code == 202 and told["accepted"] + told["duplicates"] == 1, answer.text
+    body = answer.json()
+    assert answer.status_code == 202 and body["accepted"] + body["duplicates"] == 1, answer.text
     return True
 
 
@@ -144,8 +144,8 @@ def _new(answer: httpx.Response) -> bool:
 
 def _several(answer: httpx.Response) -> bool:
     """202, with nothing that is not stored; one body holds more than one sample."""
-    told = answer.json()
-    assert answer.status_code == 202 and told["accepted"] and not told["rejected"], answer.text
+    body = answer.json()
+    assert answer.status_code == 202 and body["accepted"] and not body["rejected"], answer.text
     return True
 
 
@@ -263,8 +263,8 @@ class Poster:
         ids = database.execute("SELECT id FROM signal_columns WHERE signal = %s", [signal]).fetchall()
         for row in self._rows(database, "metrics", node):
             for report in unpacked(CLUSTER, [row])[0]:
-                told = np.isin(report.columns, ids)
-                yield from map(int, report.values[told].tolist())
+                wanted = np.isin(report.columns, ids)
+                yield from map(int, report.values[wanted].tolist())
 
     def _rows(self, database: psycopg.Connection, kind: str, subject: str) -> list[Any]:
         return database.execute(

@@ -214,8 +214,8 @@ class Pulled:
 
     def target(self, end: str) -> TargetState | None:
         """The state of the target whose address ends so."""
-        told = self.told()
-        return next((one for one in told.targets if one.target.endswith(end)), None) if told else None
+        state = self.told()
+        return next((one for one in state.targets if one.target.endswith(end)), None) if state else None
 
     def values(self, node: str) -> dict[tuple[str, Part], float]:
         """The newest value of each series of the node."""

@@ -27,8 +27,8 @@ def label(name: str, value: str) -> bytes:
 
 def sample(value: float, at_ms: int) -> bytes:
     """Go leaves out what is zero; -0.0 is not."""
-    told = b"" if struct.pack("<d", value) == bytes(8) else b"\x09" + struct.pack("<d", value)
-    return field(2, told + (b"\x10" + varint(at_ms) if at_ms else b""))
+    encoded = b"" if struct.pack("<d", value) == bytes(8) else b"\x09" + struct.pack("<d", value)
+    return field(2, encoded + (b"\x10" + varint(at_ms) if at_ms else b""))
 
 
 def one(labels: Mapping[str, str], samples: Iterable[tuple[float, int]], rest: bytes = b"") -> bytes:

@@ -53,19 +53,19 @@ class Memory:
 
     def keep(self, condition: Expr, row: int, at_s: float, value: Value) -> None:
         slot = int(at_s // TICK_S)
-        told = self.seen.setdefault((condition, row), [])
-        if told and told[-1][0] == slot:
-            told.pop()
+        samples = self.seen.setdefault((condition, row), [])
+        if samples and samples[-1][0] == slot:
+            samples.pop()
         # A slower tick speaks for the time since the one before it.
-        if told and (slot - told[-1][0]) * TICK_S <= SPEAKS_FOR_S:
-            told.extend((one, value) for one in range(told[-1][0] + 1, slot))
-        told.append((slot, value))
+        if samples and (slot - samples[-1][0]) * TICK_S <= SPEAKS_FOR_S:
+            samples.extend((one, value) for one in range(samples[-1][0] + 1, slot))
+        samples.append((slot, value))
 
     def window(self, condition: Expr, row: int, at_s: float, seconds: float) -> list[Value]:
         """The known values of the window."""
         oldest = int(at_s // TICK_S) - slots_of(seconds)
-        told = self.seen.get((condition, row), [])
-        return [value for slot, value in told if slot > oldest and value is not None]
+        samples = self.seen.get((condition, row), [])
+        return [value for slot, value in samples if slot > oldest and value is not None]
 
 
 class Scalar:

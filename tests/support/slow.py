@@ -139,10 +139,10 @@ class SlowSite(Site):
 
     def checkpoint(self, job: str, step: int, *, at: datetime | None = None, restart: int = 0) -> None:
         """The job saves its work durably."""
-        told = JobCheckpoint(
+        checkpoint = JobCheckpoint(
             job=job, restart=restart, step=step, path="/ckpt", at=at or self.now, arrived_at=self.now
         )
-        self.saved.take([told])
+        self.saved.take([checkpoint])
 
     def agreed(self, *, nodes: int = 1, **job: Any) -> str:
         """A running job whose owner agreed to be requeued."""

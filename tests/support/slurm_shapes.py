@@ -50,7 +50,7 @@ class Shape:
         """Before 26.05 a node without a reason names a user all the same."""
         nobody = not reason and self.parser == "v0.0.45"
         shown = [word for word in state if _NAMED_FROM.get(word, "") <= self.parser]
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": name, "hostname": name, "address": name, "state": shown, "reason": reason,
             "reason_changed_at": self.time(at), "reason_set_by_user": "" if nobody else user,
             "boot_time": self.time(boot), "slurmd_start_time": self.time(boot), "gres": gres,
@@ -59,12 +59,12 @@ class Shape:
             "extra": extra, "cpu_load": 150, "resume_after": self.number(None),
         }  # fmt: skip
         if self.parser >= "v0.0.40":
-            told |= {"instance_id": "", "instance_type": ""}
+            fields |= {"instance_id": "", "instance_type": ""}
         if self.parser >= "v0.0.43":
-            told |= {"topology": "topo-switch", "cert_flags": []}
+            fields |= {"topology": "topo-switch", "cert_flags": []}
         if self.parser == "v0.0.39":
-            told |= {"external_sensors": {}, "power": {}, "cpu_load": self.number(150)}
-        return told
+            fields |= {"external_sensors": {}, "power": {}, "cpu_load": self.number(150)}
+        return fields
 
     def job(
         self,
@@ -81,7 +81,7 @@ class Shape:
         eligible: int | None = None,
         start: int = 0,
         end: int = 0,
-        **told: Any,
+        **more: Any,
     ) -> dict[str, Any]:
         """`array` is (job, task), task None for those that wait together; `het` is (leader, offset)."""
         exited = self._exit(exit_code, signal)
@@ -104,15 +104,15 @@ class Shape:
         }  # fmt: skip
         if self.parser >= "v0.0.44":
             fields["submit_line"] = "sbatch job.sh"
-        return fields | told
+        return fields | more
 
     def _exit(self, code: int, signal: int) -> dict[str, Any]:
         word = "SIGNALED" if signal else "ERROR" if code else "SUCCESS"
         if self.parser == "v0.0.39":
             return {"status": word, "return_code": code, "signal": {"signal_id": signal, "name": ""}}
-        told = self.number(signal) if signal else self.number(None)
+        signal_number = self.number(signal) if signal else self.number(None)
         returned = self.number(None) if signal else self.number(code)
-        return {"status": [word], "return_code": returned, "signal": {"id": told, "name": ""}}
+        return {"status": [word], "return_code": returned, "signal": {"id": signal_number, "name": ""}}
 
     def answer(
         self,

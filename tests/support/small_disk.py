@@ -23,8 +23,8 @@ def mounted(folder: Path, size_mib: int) -> Iterator[Path]:
 
 
 def free_bytes(folder: Path) -> int:
-    told = os.statvfs(folder)
-    return told.f_bavail * told.f_frsize
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 @contextmanager

@@ -163,10 +163,12 @@ def _served(server: _Server) -> Iterator[None]:
             thread.join(10)
 
 
-def _snmpd(folder: Path, port: int, told: Mapping[str, tuple[str, object]]) -> AbstractContextManager[None]:
+def _snmpd(
+    folder: Path, port: int, overrides: Mapping[str, tuple[str, object]]
+) -> AbstractContextManager[None]:
     folder.mkdir()
     lines = ["rocommunity public 127.0.0.1"]
-    lines += [f"override .{oid} {kind} {value}" for oid, (kind, value) in told.items()]
+    lines += [f"override .{oid} {kind} {value}" for oid, (kind, value) in overrides.items()]
     (folder / "snmpd.conf").write_text("\n".join(lines) + "\n")
     # No MIBs, as numbers are enough; no SMUX, which has a port of its own; nothing of /etc/snmp.
     options = ("-f", "-Lo", "-m", "", "-I", "-smux", "-C", "-c", str(folder / "snmpd.conf"))

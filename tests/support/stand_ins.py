@@ -237,23 +237,23 @@ class StandIns:
 
     def ask(self, *words: str) -> dict[str, Any]:
         """What it answers; it must have been done."""
-        status, told = self.run(*words)
-        assert (status, told["ok"]) == (0, True), told
-        return told
+        status, answer = self.run(*words)
+        assert (status, answer["ok"]) == (0, True), answer
+        return answer
 
     def refused(self, *words: str, code: str, **env: str) -> str:
         """The words of a call that must fail with this code."""
-        status, told = self.run(*words, **env)
-        assert (told["ok"], told["code"]) == (False, code), told
+        status, answer = self.run(*words, **env)
+        assert (answer["ok"], answer["code"]) == (False, code), answer
         assert status == (126 if code == "refused" else 1)
-        return told["text"]
+        return answer["text"]
 
     def ended(self, verb: str, key: str) -> dict[str, Any]:
         """The record of a task once it does not run any more."""
 
         def there() -> dict[str, Any] | None:
-            told = self.ask(verb, key)
-            return told if told["state"] != "running" else None
+            answer = self.ask(verb, key)
+            return answer if answer["state"] != "running" else None
 
         found = wait_until(there, 20, what=f"{verb} {key} ends")
         assert found is not None

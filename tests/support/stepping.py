@@ -57,9 +57,9 @@ class Stepping(Grouped):
     ) -> Trains:
         """A job on these nodes; `whole`: it tells whole steps alone."""
         job = self.slurm.add_job(required=[name(one) for one in numbers], name=title, gpus=GPUS)
-        told = Pace(whole_only=frozenset({title}) if whole else frozenset(), **pace)  # type: ignore[arg-type]
-        training = Training(self.rows, GPUS, self.seed, told)
-        self.trains[job] = Trains(job, training, told)
+        paced = Pace(whole_only=frozenset({title}) if whole else frozenset(), **pace)  # type: ignore[arg-type]
+        training = Training(self.rows, GPUS, self.seed, paced)
+        self.trains[job] = Trains(job, training, paced)
         return self.trains[job]
 
     def end(self, job: Trains) -> None:
@@ -84,8 +84,8 @@ class Stepping(Grouped):
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:
             self.train(TICK_S)
-            if told := [one for one in self.open_incidents if one.fault == fault]:
-                return told[0]
+            if matching := [one for one in self.open_incidents if one.fault == fault]:
+                return matching[0]
         return None
 
     def _tick(self) -> None:
@@ -97,9 +97,9 @@ class Stepping(Grouped):
             shown = slurm.jobs.get(one.id)
             one.training.show({one.id: shown} if shown is not None else {})
             bodies += one.training.advance(self.now.timestamp(), self.slower, CLUSTER)[0]
-        told = step_batches(msgspec.json.encode(bodies), lambda *_: True, self.now, cluster=CLUSTER)
-        assert not told.rejected
-        self.senses.take((), told.batches, slurm, self.now)
+        sent = step_batches(msgspec.json.encode(bodies), lambda *_: True, self.now, cluster=CLUSTER)
+        assert not sent.rejected
+        self.senses.take((), sent.batches, slurm, self.now)
         sensed = self.senses.tick(slurm, self.now, self.picture.watched, {}, self.picture.faults)
         self.found += sensed.findings
         batch: list[Observation] = []

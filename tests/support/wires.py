@@ -54,7 +54,7 @@ def exposition(body: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1_000_000)
 def _series(name: str, labels: Labels) -> str:
-    return f"{name}{{{','.join(f'{key}={_quoted(told)}' for key, told in labels)}}}"
+    return f"{name}{{{','.join(f'{key}={_quoted(text)}' for key, text in labels)}}}"
 
 
 def _quoted(text: str) -> str:
@@ -80,15 +80,15 @@ def remote_write(bodies: Iterable[Mapping[str, Any]]) -> bytes:
 @lru_cache(maxsize=1_000_000)
 def _label_block(name: str, labels: Labels) -> bytes:
     pairs = sorted((("__name__", name), *labels))
-    return b"".join(b"\x0a" + _text(_field(1, key) + _field(2, told)) for key, told in pairs)
+    return b"".join(b"\x0a" + _text(_field(1, key) + _field(2, text)) for key, text in pairs)
 
 
 def _field(number: int, text: str) -> bytes:
     return bytes([number << 3 | 2]) + _text(text.encode())
 
 
-def _text(told: bytes) -> bytes:
-    return _varint(len(told)) + told
+def _text(raw: bytes) -> bytes:
+    return _varint(len(raw)) + raw
 
 
 def _varint(number: int) -> bytes:

@@ -177,8 +177,10 @@ class Watch:
         spoken = {one.root.node for one in tables.incidents.values() if one.is_open}
         known = {one.id for one in tables.incidents.values() if one.is_open}
         # Somebody was told that nothing speaks for the drain, and said that this is well.
-        told = (one for one in tables.incidents.values() if one.fault == "healer-drain")
-        spoken |= {one.root.node for one in told if (one.closed_why or "").startswith("resolved by ann")}
+        mismatches = (one for one in tables.incidents.values() if one.fault == "healer-drain")
+        spoken |= {
+            one.root.node for one in mismatches if (one.closed_why or "").startswith("resolved by ann")
+        }
         spoken |= {slot.node for slot in tables.slots.values() if slot.incident in known}
         spoken |= {
             run.node for run in tables.runs.values() if run.state not in ENDED_RUN_STATES and not run.shadow

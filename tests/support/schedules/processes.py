@@ -83,12 +83,12 @@ class Process:
         if self._greenlet is None:
             self.session = Session(self.name)
             self._greenlet = greenlet(self._run)
-        told = self._greenlet.switch()
+        point = self._greenlet.switch()
         if self._greenlet is not None and self._greenlet.dead:
             self.over()
             return None
-        self.at = told
-        return told
+        self.at = point
+        return point
 
     def _run(self) -> None:
         try:

@@ -272,9 +272,9 @@ class ProcessClaim(MemoryClaim):
                 pass
         raise LeaseLost("not proven in time")
 
-    def set_state(self, state: RunState, **told) -> None:  # type: ignore[no-untyped-def]
+    def set_state(self, state: RunState, **fields) -> None:  # type: ignore[no-untyped-def]
         self._leaves = True
-        super().set_state(state, **told)
+        super().set_state(state, **fields)
 
     @contextmanager
     def _written(self) -> Iterator[MemoryTx]:

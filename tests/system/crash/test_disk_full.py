@@ -66,10 +66,10 @@ def test_the_database_has_no_room(stack: Stack, scratch: Path) -> None:
         with filled(scratch / "data" / "postgres", left_bytes=MIB // 4):
             # First the spool takes what the database cannot, then it is full too.
             wait_until(lambda: senders.answers[503] > 5, 120, what="senders hear 503", every_s=0.2)
-            told = ready(stack)
-            assert not told["ready"]
-            assert not all(check["ok"] for check in told["checks"].values())
-            assert told["checks"]["spool"]["entries"] > 0
+            state = ready(stack)
+            assert not state["ready"]
+            assert not all(check["ok"] for check in state["checks"].values())
+            assert state["checks"]["spool"]["entries"] > 0
             # A small one may still find room that others have just left.
             refused = wait_until(lambda: metrics_refused(stack, token), 30, what="metrics are refused too")
             assert int(refused.headers["Retry-After"]) >= 1
@@ -96,10 +96,10 @@ def test_the_spool_has_no_room(stack: Stack, scratch: Path) -> None:
         with frozen(stack):
             wait_until(lambda: senders.answers[503] > 5, 60, what="senders hear 503", every_s=0.2)
             many = [{"job": "1", "step": step, "path": "x" * 500, "durable": True} for step in range(2000)]
-            told = post(stack, token, "checkpoints", many)
-            assert told.status_code == 503
-            assert "the spool cannot be written: No space left on device" in told.json()["detail"]
-            assert int(told.headers["Retry-After"]) >= 1
+            answer = post(stack, token, "checkpoints", many)
+            assert answer.status_code == 503
+            assert "the spool cannot be written: No space left on device" in answer.json()["detail"]
+            assert int(answer.headers["Retry-After"]) >= 1
     well_again(stack)
     with connect(stack) as database:
         result = compare(senders.accepted, senders.stored(database))

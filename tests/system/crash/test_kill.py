@@ -26,7 +26,7 @@ def site(real_slurm: RealSlurm) -> Iterator[Site]:  # noqa: F811
 def test_a_killed_process_changes_nothing_of_the_story(site: Site, victim: str) -> None:
     number, blow = ROUNDS[victim]
     node = f"gpu{number:04d}"
-    told = play(site, [blow], node)
-    assert told.good, told
+    played = play(site, [blow], node)
+    assert played.good, played
     end(site, node)
     site.audit_holds()

@@ -37,9 +37,9 @@ class Alertmanager:
             {"https://healer.example": stack.url, "/etc/alertmanager/healer.token": str(token)},
         )
         # Five minutes and four hours are its own defaults; the test does not wait that long.
-        told = yaml.safe_load(text)
-        told["route"] |= {"group_wait": "1s", "group_interval": "1s", "repeat_interval": "2s"}
-        (folder / "alertmanager.yml").write_text(yaml.safe_dump(told))
+        config = yaml.safe_load(text)
+        config["route"] |= {"group_wait": "1s", "group_interval": "1s", "repeat_interval": "2s"}
+        (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = folder / "log.txt"
         with self.log.open("wb") as log:
@@ -169,7 +169,7 @@ def test_an_event_is_sent_as_the_page_shows_it(stack: Stack, scratch: Path) -> N
 
 
 def test_grafanas_contact_point_names_our_route() -> None:
-    told = yaml.safe_load(snippet(PAGE, "Grafana"))
-    (receiver,) = told["contactPoints"][0]["receivers"]
+    config = yaml.safe_load(snippet(PAGE, "Grafana"))
+    (receiver,) = config["contactPoints"][0]["receivers"]
     assert receiver["type"] == "webhook" and receiver["disableResolveMessage"] is False
     assert receiver["settings"]["url"] == "https://healer.example/api/v1/signals/alertmanager"

@@ -149,8 +149,8 @@ def test_stalled_senders_are_reported_and_counted_and_block_no_others(api: ApiPr
         with api.client() as honest, api.client(node="gpu0002") as bound:
             for number in range(100, 120):
                 assert honest.post("/signals/kernel-log", json=event(number)).status_code == 202
-                told = bound.post("/signals/kernel-log", json=event(number, "gpu0002"))
-                assert told.status_code == 202
+                answer = bound.post("/signals/kernel-log", json=event(number, "gpu0002"))
+                assert answer.status_code == 202
         grown = api.peak() - before
         print(f"400 stalled: memory grew by {grown / MB:.0f} MB")
         assert grown < 100 * MB
@@ -170,8 +170,8 @@ def test_a_node_holds_so_many_unfinished_bodies_and_no_more(api: ApiProcess) -> 
         with api.client(node="gpu0002") as other:
             assert other.post("/signals/kernel-log", json=event(1, "gpu0002")).status_code == 202
         answers = [answered(one).partition("\r\n")[0] for one in links]
-    told = {status: answers.count(status) for status in sorted(set(answers))}
-    assert told == {"HTTP/1.1 408 Request Timeout": 64, "HTTP/1.1 429 Too Many Requests": 36}
+    counts = {status: answers.count(status) for status in sorted(set(answers))}
+    assert counts == {"HTTP/1.1 408 Request Timeout": 64, "HTTP/1.1 429 Too Many Requests": 36}
 
 
 def test_a_head_that_never_ends_and_a_silent_connection_are_ended(api: ApiProcess) -> None:
@@ -194,11 +194,11 @@ def test_a_head_that_never_ends_and_a_silent_connection_are_ended(api: ApiProces
 
         thread = threading.Thread(target=drip)
         thread.start()
-        told = [answered(one) for one in (silent, half, dripping)]
+        answers_seen = [answered(one) for one in (silent, half, dripping)]
         over.set()
         thread.join()
-    assert told[0].startswith("HTTP/1.1 408 ") and told[1].startswith("HTTP/1.1 408 ")
-    assert told[2].startswith("HTTP/1.1 408 ") or told[2] == ""
+    assert answers_seen[0].startswith("HTTP/1.1 408 ") and answers_seen[1].startswith("HTTP/1.1 408 ")
+    assert answers_seen[2].startswith("HTTP/1.1 408 ") or answers_seen[2] == ""
 
 
 @contextmanager
@@ -270,9 +270,11 @@ def test_under_pressure_metrics_go_first_and_no_fault_event_is_lost(api: ApiProc
         print(f"attempt {attempt}: {refused}")
     assert refused == {"metrics": 429, "step-times": 429, "heartbeat": 429}
     wait_until(lambda: _stored(api) >= events, timeout_s=60, what="every event is in the inbox")
-    told = wait_until(lambda: len(found := api.losses()) >= 3 and found, timeout_s=60, what="losses are told")
-    print(f"{events} events stored; refused meanwhile: {told}")
-    assert {key[0]: count for key, count in told.items() if key[1] == "shed"} == dict(shed)
+    losses = wait_until(
+        lambda: len(found := api.losses()) >= 3 and found, timeout_s=60, what="losses are told"
+    )
+    print(f"{events} events stored; refused meanwhile: {losses}")
+    assert {key[0]: count for key, count in losses.items() if key[1] == "shed"} == dict(shed)
 
 
 def _pressed(api: ApiProcess, attempt: int) -> tuple[dict[str, int], int]:
@@ -281,8 +283,10 @@ def _pressed(api: ApiProcess, attempt: int) -> tuple[dict[str, int], int]:
     first = attempt * 100_000_000
 
     def send(client: httpx.Client, body: bytes) -> None:
-        told = client.post("/signals/kernel-log", content=body, headers={"Content-Type": "application/json"})
-        answers.append((told.status_code, told.json().get("accepted", 0)))
+        answer = client.post(
+            "/signals/kernel-log", content=body, headers={"Content-Type": "application/json"}
+        )
+        answers.append((answer.status_code, answer.json().get("accepted", 0)))
 
     def sender(seq: int, count: int, node: str) -> threading.Thread:
         """All is ready before the inbox is locked: a request waits no longer than 2 s for the database."""
@@ -339,12 +343,12 @@ def test_label_sets_without_end_take_bounded_memory_and_harm_no_honest_series(ap
                 f'node_load1{{node="gpu{number % 4 + 1:04d}",x="{number}"}} 1'
                 for number in range(start, start + 20_000)
             )
-            told = client.post("/signals/openmetrics", content=body, headers=text)
-            while told.status_code in {429, 503}:  # a busy machine: as every sender does
-                told = client.post("/signals/openmetrics", content=body, headers=text)
-            assert told.status_code == 202, told.text
-            accepted += told.json()["accepted"]
-            refused += told.json()["unrecognised"]
+            answer = client.post("/signals/openmetrics", content=body, headers=text)
+            while answer.status_code in {429, 503}:  # a busy machine: as every sender does
+                answer = client.post("/signals/openmetrics", content=body, headers=text)
+            assert answer.status_code == 202, answer.text
+            accepted += answer.json()["accepted"]
+            refused += answer.json()["unrecognised"]
         honest = client.post("/signals/metrics", json={"node": "gpu0004", "host": {"load1": 2.0}})
         assert honest.json()["accepted"] == 1
     grown = api.peak() - before

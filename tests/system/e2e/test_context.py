@@ -76,10 +76,10 @@ def test_rebooted_node_is_not_lost_and_its_first_minutes_are_reported(
     node = "gpu0013"
     real_slurm.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", "reason=new kernel", node)
     try:
-        told = wait_until(
+        entry = wait_until(
             lambda: going_on(site, node).get("rebooting"), 30, what="the reboot is seen", every_s=0.1
         )
-        assert "REBOOT_ISSUED" in told["text"]
+        assert "REBOOT_ISSUED" in entry["text"]
         real_slurm.kill_node(node)
         stays(lambda: faults(site, node) == [], 8.0, what="a node that starts anew is not lost")
     finally:

@@ -42,10 +42,10 @@ def test_a_database_that_hangs_costs_no_event(stack: Stack, token: str) -> None:
         with frozen(stack):
             before = fleet.count
             wait_until(lambda: fleet.count > before + AWAY_ENTRIES, 60, what="events are accepted meanwhile")
-            told = ready(stack)
-            assert not told["ready"] and not told["checks"]["database"]["ok"]
-            assert told["checks"]["spool"]["entries"] > AWAY_ENTRIES / 2
-            assert "have been waiting for the database since" in told["checks"]["spool"]["text"]
+            readiness = ready(stack)
+            assert not readiness["ready"] and not readiness["checks"]["database"]["ok"]
+            assert readiness["checks"]["spool"]["entries"] > AWAY_ENTRIES / 2
+            assert "have been waiting for the database since" in readiness["checks"]["spool"]["text"]
             others(stack, token)
         more = fleet.count
         wait_until(lambda: fleet.count > more + 100, 60, what="events are accepted afterwards")

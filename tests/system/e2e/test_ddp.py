@@ -58,9 +58,9 @@ def submit(site: Site, folder: Path, *, slow_from: int = 20) -> str:
         placed(snippet("step-times.md", "TaskProlog"), {"https://healer.example": site.stack.url})
     )
     prolog.chmod(0o755)
-    told = " ".join(f"{name}={value}" for name, value in environ.items())
+    settings = " ".join(f"{name}={value}" for name, value in environ.items())
     script = (
-        f"env {told} srun --task-prolog={prolog} --output={folder}/%t.txt {frameworks.python()} {PROGRAM}"
+        f"env {settings} srun --task-prolog={prolog} --output={folder}/%t.txt {frameworks.python()} {PROGRAM}"
     )
     job = slurm_support.sbatch(
         site.slurm, f"--nodes={RANKS}", f"--ntasks={RANKS}", "--ntasks-per-node=1", script=script, name="ddp"
@@ -83,12 +83,12 @@ def test_four_ranks_report_their_steps_and_the_slow_node_is_named(trained: Site,
         return answer.json().get(what) if answer.status_code == 200 else None  # not in the picture yet
 
     def all_ranks() -> Any:
-        told = shown("step_times")
-        return told if told and told["ranks"] == RANKS and not told["whole_only"] else None
+        times = shown("step_times")
+        return times if times and times["ranks"] == RANKS and not times["whole_only"] else None
 
     def all_nodes() -> bool:
-        told = all_ranks()
-        return bool(told) and {one["node"] for one in told["slowest"]} == set(nodes)
+        times = all_ranks()
+        return bool(times) and {one["node"] for one in times["slowest"]} == set(nodes)
 
     try:
         wait_until(all_nodes, 120, what="step times of four ranks on four nodes", every_s=0.5)
@@ -122,8 +122,8 @@ def test_stopped_rank_is_reported_as_the_one_all_others_wait_for(trained: Site, 
 
     def steps() -> int:
         answer = trained.api("viewer").get(f"/jobs/{CLUSTER}/{job}")
-        told = answer.json().get("step_times") if answer.status_code == 200 else None
-        return told["steps"][-1]["step"] if told and told["ranks"] == RANKS else 0
+        times = answer.json().get("step_times") if answer.status_code == 200 else None
+        return times["steps"][-1]["step"] if times and times["ranks"] == RANKS else 0
 
     try:
         wait_until(lambda: steps() >= 30, 120, what="thirty steps of four ranks", every_s=0.5)

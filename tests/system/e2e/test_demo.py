@@ -100,9 +100,9 @@ def test_the_demo_heals_its_first_fault_and_leaves_nothing(
     names = ", ".join(name for name, value in site.items() if value)
     assert f"healer: ignored here, as the demo has servers and settings of its own: {names}\n" in demo.said()
     wait_until(lambda: "off the bus under job" in demo.said(), STORY_S, what="the demo tells its first fault")
-    told = re.search(r"breaking (\S+) GPU (\d)", demo.said())
-    assert told is not None
-    node = told[1]
+    match = re.search(r"breaking (\S+) GPU (\d)", demo.said())
+    assert match is not None
+    node = match[1]
     with contextlib.closing(demo.signed_in()) as console:
         wait_until(
             lambda: any(

@@ -33,7 +33,7 @@ def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
     token.write_text("eyJhbGciOiJIUzI1NiJ9.eyJzdW4iOiJoZWFsZXIiLCJleHAiOjQxMDI0NDQ4MDB9.x")
     token.chmod(0o600)
     port = free_ports(1)
-    code, told = doctor(
+    code, checks = doctor(
         tmp_path,
         SLURM_CONF=str(real_slurm.slurm_conf),
         HEALER_SLURM_ADAPTERS="rest,cli",
@@ -41,24 +41,24 @@ def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
         HEALER_SLURM_TOKEN_FILE=str(token),
     )
     assert code == 1
-    assert {name: check["ok"] for name, check in told.items()} == {
+    assert {name: check["ok"] for name, check in checks.items()} == {
         "slurm rest token": True,
         "slurm rest read token": True,
         "slurm rest": False, "slurm cli": True, "slurm cli rights": True, "slurm": True,
     }  # fmt: skip
-    assert told["slurm rest token"]["text"].startswith("for healer, ")
-    assert f"127.0.0.1:{port}" in told["slurm rest"]["text"]
-    assert "HEALER_SLURM_REST_URL" in told["slurm rest"]["repair"]
-    assert told["slurm cli"]["text"].endswith("cluster pod1")
-    assert told["slurm cli rights"]["text"] == "root may drain: tried on a node that does not exist"
-    assert told["slurm"]["text"] == "cluster pod1, 32 nodes, 32 with GPUs"
+    assert checks["slurm rest token"]["text"].startswith("for healer, ")
+    assert f"127.0.0.1:{port}" in checks["slurm rest"]["text"]
+    assert "HEALER_SLURM_REST_URL" in checks["slurm rest"]["repair"]
+    assert checks["slurm cli"]["text"].endswith("cluster pod1")
+    assert checks["slurm cli rights"]["text"] == "root may drain: tried on a node that does not exist"
+    assert checks["slurm"]["text"] == "cluster pod1, 32 nodes, 32 with GPUs"
 
 
 def test_all_ways_dead_leaves_nothing_to_say_of_the_cluster(tmp_path: Path) -> None:
     (tmp_path / "pyslurm.py").write_text(
         "raise ImportError('libslurmfull.so: cannot open shared object file')"
     )
-    code, told = doctor(
+    code, checks = doctor(
         tmp_path,
         HEALER_SLURM_ADAPTERS="sim,pyslurm",
         HEALER_SIM_SOCKET=str(tmp_path / "nobody"),
@@ -66,6 +66,9 @@ def test_all_ways_dead_leaves_nothing_to_say_of_the_cluster(tmp_path: Path) -> N
         PYTHONPATH=str(tmp_path),
     )
     assert code == 1
-    assert {name: check["ok"] for name, check in told.items()} == {"slurm sim": False, "slurm pyslurm": False}
-    assert "cannot load the libslurm" in told["slurm pyslurm"]["text"]
-    assert all(check["repair"] for check in told.values())
+    assert {name: check["ok"] for name, check in checks.items()} == {
+        "slurm sim": False,
+        "slurm pyslurm": False,
+    }
+    assert "cannot load the libslurm" in checks["slurm pyslurm"]["text"]
+    assert all(check["repair"] for check in checks.values())

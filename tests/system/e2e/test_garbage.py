@@ -89,8 +89,8 @@ def assert_clear(answer: httpx.Response, what: str) -> None:
     if "/signals/otlp/" in answer.request.url.path and kind in {"application/json", "application/x-protobuf"}:
         return  # OTLP wants a google.rpc.Status, in the form of the request
     assert kind.startswith("application/problem+json"), f"{what}: {answer.status_code} as {kind}"
-    told = answer.json()
-    assert told["status"] == answer.status_code and told["title"] and told["detail"], f"{what}: {told}"
+    body = answer.json()
+    assert body["status"] == answer.status_code and body["title"] and body["detail"], f"{what}: {body}"
 
 
 def is_stream(path: str) -> bool:

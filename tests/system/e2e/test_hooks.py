@@ -174,7 +174,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 def test_every_hook_of_every_node_reports(hooked: Hooked) -> None:
     job = hooked.short_job("gpu0002")
-    assert [told for told, _ in hooked.heard("prolog", "gpu0002")] == [job]
+    assert [job_seen for job_seen, _ in hooked.heard("prolog", "gpu0002")] == [job]
     wait_until(lambda: hooked.heard("epilog", "gpu0002"), what="the epilog has reported")
     wait_until(
         lambda: all(hooked.heard("health-check", node) for node in hooked.slurm.node_names),
@@ -194,10 +194,10 @@ def test_healer_away_fails_no_hook_and_loses_no_report(hooked: Hooked) -> None:
     hooked.tell(hooked.stack.url)
     jobs.append(hooked.short_job(node))
     wait_until(lambda: not hooked.spooled(node), 15, what="the spool is told", every_s=0.1)
-    told = dict(hooked.heard("prolog", node))
-    assert sorted(told) == jobs
-    late = [job for job in told if job in jobs[:2]]
-    assert late == jobs[:2] and told[late[0]] < told[late[1]] < told[jobs[2]], "in order, times of then"
+    heard = dict(hooked.heard("prolog", node))
+    assert sorted(heard) == jobs
+    late = [job for job in heard if job in jobs[:2]]
+    assert late == jobs[:2] and heard[late[0]] < heard[late[1]] < heard[jobs[2]], "in order, times of then"
 
 
 def test_a_healer_that_hangs_fails_no_hook(hooked: Hooked) -> None:

@@ -30,7 +30,7 @@ def stack(chats: Chats) -> Iterator[Stack]:
         token = folder / "slack.token"
         token.write_text(f"{stand_in.SLACK_TOKEN}\n")
         slack = {"name": "ops", "kind": "slack", "channel": "C0HEALER", "url": f"{chats.url}/api"}
-        told = {
+        notifications = {
             "channels": [
                 slack | {"secret": str(token)},
                 {"name": "feed", "kind": "alertmanager", "url": chats.url},
@@ -41,7 +41,7 @@ def stack(chats: Chats) -> Iterator[Stack]:
             ],
             "alive": {"channel": "feed", "every_s": 15},
         }
-        (rules / "notifications.yaml").write_text(yaml.safe_dump(told))
+        (rules / "notifications.yaml").write_text(yaml.safe_dump(notifications))
         environ = {
             "HEALER_SLURM_ADAPTERS": "sim",
             "HEALER_MODE": "auto",
@@ -92,14 +92,14 @@ def test_a_fault_is_one_message_from_its_first_word_to_its_end(stack: Stack, cha
     assert "Done: drain" in roots[0]["text"]
     assert chats.complaints == []
 
-    def told() -> set[tuple[str, str]]:
+    def states() -> set[tuple[str, str]]:
         listed = get(stack, "/messages", incident=incident["id"])["items"]
         ours = [one for one in listed if one["channel"] in ("ops", "feed")]
         return {(one["channel"], one["state"]) for one in ours}
 
-    wait_until(lambda: "due" not in {state for _, state in told()}, 60, what="all of it is delivered")
-    assert {("ops", "sent"), ("feed", "sent")} <= told()
+    wait_until(lambda: "due" not in {state for _, state in states()}, 60, what="all of it is delivered")
+    assert {("ops", "sent"), ("feed", "sent")} <= states()
     # What the playbook's own step said of it meanwhile was a repeat, and over before its time.
-    assert {state for _, state in told()} <= {"sent", "over"}
+    assert {state for _, state in states()} <= {"sent", "over"}
     names = {alert["labels"]["alertname"] for alert in list(chats.alerts.values())}
     assert names == {"HealerAlive", "HealerIncident"}

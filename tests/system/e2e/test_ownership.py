@@ -44,9 +44,9 @@ def assert_return_is_refused(site: Site, node: str) -> None:
     answer = site.resume(node)
     assert answer.status_code == 409, answer.text
     assert answer.headers["content-type"].startswith("application/problem+json")
-    told = answer.json()
-    assert (told["code"], told["guard"]) == ("guard_refused", "ownership")
-    assert BOB in told["detail"]
+    body = answer.json()
+    assert (body["code"], body["guard"]) == ("guard_refused", "ownership")
+    assert BOB in body["detail"]
 
 
 def test_a_drain_before_the_fault_stays_to_the_byte(site: Site) -> None:

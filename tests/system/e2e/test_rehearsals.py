@@ -139,8 +139,8 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     token = site.headers["Authorization"].removeprefix("Bearer ")
     stack.environ |= {"HEALER_URL": stack.url, "HEALER_TOKEN": token}
     same = stack.run("replay", str(stack.data_dir / "recordings"), "--against", "done", "--json")
-    told = json.loads(same.stdout)
-    assert [one for one in told["incidents"]["lost"] if one["rule"] == "gpu-lost"] == []
-    assert [one for one in told["actions"]["lost"] if one["action"] == "drain"] == []
+    document = json.loads(same.stdout)
+    assert [one for one in document["incidents"]["lost"] if one["rule"] == "gpu-lost"] == []
+    assert [one for one in document["actions"]["lost"] if one["action"] == "drain"] == []
     proof = stack.run("rules", "proof", "--from-replay", name, "--rule", "gpu-lost", "--reason", "again")
     assert "gpu-lost" in proof.stdout

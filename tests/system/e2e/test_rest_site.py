@@ -87,9 +87,9 @@ class RestSite(Site):
 
     def passed_over(self) -> str:
         """Which adapter is, and why."""
-        told = wait_until(lambda: self.troubles().get("passed_over"), 40, what="it is said", every_s=0.2)
-        assert told is not None
-        return told
+        text = wait_until(lambda: self.troubles().get("passed_over"), 40, what="it is said", every_s=0.2)
+        assert text is not None
+        return text
 
     def __exit__(self, *about: Any) -> None:
         if self._browser is not None:
@@ -233,9 +233,9 @@ def a_token_ends_and_is_renewed(site: RestSite) -> None:
         "Slurm is reached through cli: rest: Slurm rejected the token for slurmrestd (it expired "
     )
     assert said in site.page()
-    told = site.doctor()
-    assert {name for name, check in told.items() if not check["ok"]} == {"slurm rest token", "slurm rest"}
-    assert "for root, expired" in told["slurm rest token"]["text"]
+    checks = site.doctor()
+    assert {name for name, check in checks.items() if not check["ok"]} == {"slurm rest token", "slurm rest"}
+    assert "for root, expired" in checks["slurm rest token"]["text"]
     site.renew()
     wait_until(lambda: site.troubles() == {}, 40, what="the new token is taken", every_s=0.2)
 
@@ -272,6 +272,6 @@ def test_rights_that_are_too_low_leave_all_as_it_is_and_ask_a_person() -> None:
         assert RIGHT in read
         assert f"{node} is faulty and still in service." in read
         assert "healer could not drain it; a person can drain it in Slurm." in read
-        told = site.doctor()["slurm rest rights"]
-        assert RIGHT in told["text"] and not told["ok"]
+        check = site.doctor()["slurm rest rights"]
+        assert RIGHT in check["text"] and not check["ok"]
         site.audit_holds()

@@ -60,13 +60,13 @@ def test_lines_wait_on_disk_while_healer_and_rsyslog_are_away(
     with serving(fresh_database, port=port):
         # The last one is not behind another that was lost.
         wait_until(lambda: lines_of(stored(fresh_database))[-1:] == lines[-1:], 90, what="the last line")
-    told = stored(fresh_database)
-    assert lines_of(told) == lines
-    assert {(one["boot_id"], one["component"]["node"]) for one in told} == {(BOOT, "gpu0001")}  # type: ignore[index]
+    lines_stored = stored(fresh_database)
+    assert lines_of(lines_stored) == lines
+    assert {(one["boot_id"], one["component"]["node"]) for one in lines_stored} == {(BOOT, "gpu0001")}  # type: ignore[index]
 
 
-def lines_of(told: list[dict[str, object]]) -> list[str]:
-    return [f"3,{one['seq']},{one['seq']}000001,-;{one['line']}" for one in told]
+def lines_of(records: list[dict[str, object]]) -> list[str]:
+    return [f"3,{one['seq']},{one['seq']}000001,-;{one['line']}" for one in records]
 
 
 def said(rsyslog: Rsyslog) -> str:

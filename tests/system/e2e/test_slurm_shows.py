@@ -48,8 +48,8 @@ def a_controller_stops_and_comes_back(site: Site, cluster: RealSlurm) -> None:
         wait_until(
             lambda: "away" in troubles(site), 40, what="the controller is seen to be away", every_s=0.2
         )
-        (told,) = [one for one in slurm_check(site)["troubles"] if one["what"] == "away"]
-        assert told["since"] and "cannot be read" in told["text"]
+        (trouble,) = [one for one in slurm_check(site)["troubles"] if one["what"] == "away"]
+        assert trouble["since"] and "cannot be read" in trouble["text"]
     finally:
         cluster.start_controller()
     wait_until(lambda: troubles(site) == [], 40, what="the controller is back", every_s=0.2)

@@ -64,8 +64,8 @@ class Sweeps:
         """The step of the run that has ended."""
 
         def over() -> dict[str, Any] | None:
-            told = self.site.get(f"/runs/{run}")
-            return told if told["state"] == "done" else None
+            run_shown = self.site.get(f"/runs/{run}")
+            return run_shown if run_shown["state"] == "done" else None
 
         wait_until(over, timeout_s, what=f"run {run} has ended", every_s=0.1)
         return self.site.steps(run)["test"]

@@ -37,8 +37,8 @@ def test_an_incidents_ticket_is_opened_once_and_closed_with_the_proof(real_slurm
                 20,
                 what="every delivery is noted",
             )
-            told = site.sql("SELECT DISTINCT state, reference FROM messages WHERE kind = 'ticket'")
-            assert told == [("sent", "site/repairs#1")]
+            tickets = site.sql("SELECT DISTINCT state, reference FROM messages WHERE kind = 'ticket'")
+            assert tickets == [("sent", "site/repairs#1")]
             site.audit_holds()
         (issue,) = github.issues
         assert f"Ticket key: healer-{incident['id']}" in issue["body"]

@@ -93,8 +93,8 @@ class Two:
 
     def away(self, cluster: str) -> dict[str, Any] | None:
         """What /readyz says of its controller while that is away."""
-        told = self.ready()[1][f"slurm {cluster}"].get("troubles", ())
-        return next((one for one in told if one["what"] == "away"), None)
+        troubles = self.ready()[1][f"slurm {cluster}"].get("troubles", ())
+        return next((one for one in troubles if one["what"] == "away"), None)
 
     def breaker(self, cluster: str) -> str:
         return self.get("/breaker", cluster=cluster)["state"]

@@ -116,17 +116,17 @@ def refused(answer: httpx.Response, why: str, status: int = 403) -> None:
 def test_a_node_gets_a_token_for_its_own_signals_and_nothing_else(cluster: Cluster) -> None:
     answer = cluster.enroll()
     assert answer.status_code == 201, answer.text
-    told = answer.json()
-    assert (told["node"], told["cluster"]) == ("gpu0001", CLUSTER)
-    assert datetime.fromisoformat(told["expires_at"]) > datetime.now(UTC) + timedelta(days=80)
-    assert cluster.beat(told["token"]) == 202
-    assert cluster.beat(told["token"], "gpu0002") == 403
+    body = answer.json()
+    assert (body["node"], body["cluster"]) == ("gpu0001", CLUSTER)
+    assert datetime.fromisoformat(body["expires_at"]) > datetime.now(UTC) + timedelta(days=80)
+    assert cluster.beat(body["token"]) == 202
+    assert cluster.beat(body["token"], "gpu0002") == 403
     for path in ("nodes", "incidents", "audit"):
-        headers = {"Authorization": f"Bearer {told['token']}"}
+        headers = {"Authorization": f"Bearer {body['token']}"}
         assert cluster.client.get(f"/api/v1/{path}", headers=headers).status_code == 403
     (record,) = cluster.audited("token.enrolled")
     assert record["actor"] == f"munge, root at {HOST}1" and record["data"]["node"] == "gpu0001"
-    assert told["token"] not in json.dumps(record)
+    assert body["token"] not in json.dumps(record)
 
 
 def test_host_name_is_mapped_to_the_slurm_node_name(cluster: Cluster) -> None:
@@ -342,11 +342,11 @@ def enrolled(cluster: Cluster) -> dict[str, Any]:
 
 
 def test_a_jobs_user_gets_a_token_for_its_steps_and_checkpoints_and_nothing_else(job: Cluster) -> None:
-    told = enrolled(job)
-    assert (told["job"], told["cluster"], "node" in told) == ("4711", CLUSTER, False)
-    ends = datetime.fromisoformat(told["expires_at"])
+    answer = enrolled(job)
+    assert (answer["job"], answer["cluster"], "node" in answer) == ("4711", CLUSTER, False)
+    ends = datetime.fromisoformat(answer["expires_at"])
     assert timedelta(hours=23) < ends - datetime.now(UTC) <= timedelta(hours=24)
-    headers = {"Authorization": f"Bearer {told['token']}"}
+    headers = {"Authorization": f"Bearer {answer['token']}"}
 
     def status(route: str, body: Any) -> int:
         return job.client.post(f"/api/v1/signals/{route}", json=body, headers=headers).status_code
@@ -361,7 +361,7 @@ def test_a_jobs_user_gets_a_token_for_its_steps_and_checkpoints_and_nothing_else
     assert job.client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=headers).status_code == 403
     (record,) = job.audited("token.enrolled")
     assert record["actor"] == f"munge, alice at {HOST}1" and record["data"]["job"] == "4711"
-    assert told["token"] not in json.dumps(record)
+    assert answer["token"] not in json.dumps(record)
 
 
 def test_only_the_user_of_a_job_at_work_gets_one(job: Cluster) -> None:

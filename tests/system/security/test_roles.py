@@ -173,22 +173,22 @@ def test_the_matrix_of_roles(served: Served, role: Role) -> None:
     api, client = served
     headers = api.headers(role)
     for method, path, body, least in MATRIX:
-        told = client.request(method, path, headers=headers, **content(body))
+        answer = client.request(method, path, headers=headers, **content(body))
         if role in ALLOWED[least]:
-            assert told.status_code not in {401, 403}, (role, method, path, told.text)
+            assert answer.status_code not in {401, 403}, (role, method, path, answer.text)
         else:
-            assert told.status_code == 403, (role, method, path, told.text)
-            assert told.json()["code"] == (7 if path.startswith(OTLP) else "forbidden")
+            assert answer.status_code == 403, (role, method, path, answer.text)
+            assert answer.json()["code"] == (7 if path.startswith(OTLP) else "forbidden")
 
 
 def test_without_a_token_everything_but_the_open_routes_is_401(served: Served) -> None:
     _, client = served
     for method, path, body, _ in [*MATRIX, ("GET", "/api/v1/events/stream", None, Role.viewer)]:
-        told = client.request(method, path, **content(body))
-        assert told.status_code == 401, path
-        assert told.headers["WWW-Authenticate"].startswith("Bearer")
+        answer = client.request(method, path, **content(body))
+        assert answer.status_code == 401, path
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
         kind = "application/json" if path.startswith(OTLP) else "application/problem+json"
-        assert told.headers["content-type"] == kind
+        assert answer.headers["content-type"] == kind
     for path in OPEN:
         assert client.get(path).status_code in {200, 503}
 
@@ -245,8 +245,8 @@ def test_a_token_bound_to_a_job_reaches_two_routes_of_all(served: Served) -> Non
     api, client = served
     headers = api.headers("signals", job="4711")
     for method, path, body, _ in MATRIX:
-        told = client.request(method, path, headers=headers, **content(body))
-        assert (told.status_code == 403) is (path not in OF_JOBS), (method, path, told.text)
+        answer = client.request(method, path, headers=headers, **content(body))
+        assert (answer.status_code == 403) is (path not in OF_JOBS), (method, path, answer.text)
     assert client.get("/api/v1/events/stream", headers=headers).status_code == 403
 
 

@@ -60,9 +60,9 @@ def test_a_session_acts_only_from_its_own_pages(served: Served) -> None:
     assert client.post(PAUSE, json=body, headers={"X-Healer-CSRF": good["X-Healer-CSRF"]}).status_code == 403
     assert client.post(PAUSE, json=body, headers={**good, "Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert client.post(PAUSE, json=body, headers={**good, "X-Healer-CSRF": "x"}).status_code == 403
-    told = client.post(PAUSE, json=body, headers=good)
-    assert told.status_code == 201
-    assert told.json()["by"] == "ann"
+    answer = client.post(PAUSE, json=body, headers=good)
+    assert answer.status_code == 201
+    assert answer.json()["by"] == "ann"
     by_origin = {"X-Healer-CSRF": good["X-Healer-CSRF"], "Origin": str(client.base_url).rstrip("/")}
     assert client.post(PAUSE, json=body, headers=by_origin).status_code == 201
 

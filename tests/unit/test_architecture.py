@@ -15,8 +15,8 @@ def test_the_drawing_is_made_from_the_code_as_it_is() -> None:
 
 
 def test_every_room_says_what_it_is_in_one_sentence() -> None:
-    told = {room: words(room) for room in imports()}
-    assert not [room for room, text in told.items() if not 10 <= len(text) <= 100]
+    docstrings = {room: words(room) for room in imports()}
+    assert not [room for room, text in docstrings.items() if not 10 <= len(text) <= 100]
 
 
 def test_rooms_that_import_each_other_have_no_floors() -> None:

@@ -46,10 +46,10 @@ def lost(given: Any, back: Any, place: str = "") -> list[str]:
 
 
 def test_the_dashboards_are_those_that_the_table_makes() -> None:
-    told = "python deploy/grafana/make.py makes them again"
+    hint = "python deploy/grafana/make.py makes them again"
     assert made_dashboards() == {
         name: json.dumps(one, indent=1) + "\n" for name, one in DASHBOARDS.items()
-    }, told
+    }, hint
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
@@ -100,7 +100,7 @@ def test_what_dashboards_and_rules_ask_for_is_a_metric() -> None:
 
 
 def test_a_figure_of_the_database_is_shown_for_the_chosen_clusters_alone() -> None:
-    of_clusters = {name for name, told in described().items() if told.labels[:1] == ("cluster",)}
+    of_clusters = {name for name, metric in described().items() if metric.labels[:1] == ("cluster",)}
     for query in queries():
         if named := names_in(query.text) & of_clusters:
             chosen = query.text.count('cluster=~"$cluster"') + query.text.count('cluster=~"$cluster|"')
@@ -113,8 +113,8 @@ def test_the_page_of_metrics_is_made_from_the_code() -> None:
 
 
 def test_names_are_as_prometheus_wants_them() -> None:
-    for name, told in described().items():
-        assert (told.kind == "counter") is name.endswith("_total"), name
-        assert told.text[0].isupper() or told.text[0] == "1", name
-        assert told.text.endswith("."), name
+    for name, metric in described().items():
+        assert (metric.kind == "counter") is name.endswith("_total"), name
+        assert metric.text[0].isupper() or metric.text[0] == "1", name
+        assert metric.text.endswith("."), name
         assert not name.removesuffix("_total").endswith(("_s", "_ms", "_hours", "_percent")), name

@@ -18,7 +18,7 @@ def nodes(count: int) -> list[str]:
 
 def groups(
     count: int,
-    told: Callable[[Collection[str]], Answer],
+    answer_of: Callable[[Collection[str]], Answer],
     *,
     named: Collection[str] = (),
     standard: dict[str, float] | None = None,
@@ -33,18 +33,18 @@ def groups(
         assert isinstance(found, Wanted) and len(set(found.nodes)) == len(found.nodes) >= 2
         key = tuple(sorted(found.nodes))
         assert key not in answers, "no group is tested twice"
-        answers[key] = told(found.nodes)
+        answers[key] = answer_of(found.nodes)
         asked.append(found.nodes)
 
 
 def slow(*bad: str, share: float = 0.8, noise: float = 0.0, seed: int = 0) -> Callable[..., Answer]:
     random = np.random.default_rng(seed)
 
-    def told(group: Collection[str]) -> Answer:
+    def answer_of(group: Collection[str]) -> Answer:
         own = [FULL * (share if one in bad else 1) * (1 + noise * random.standard_normal()) for one in group]
         return Answer(figures={"gemm_tflop_per_s": min(own)})
 
-    return told
+    return answer_of
 
 
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 8, 13, 16, 31, 64, 256])
@@ -72,9 +72,9 @@ def test_two_slow_nodes_of_one_half_are_both_named() -> None:
 
 def test_one_in_each_half_takes_a_good_nodes_figures() -> None:
     """Each half is as slow as the other: nothing tells, but what a good node of the kind does."""
-    told = slow(name(2), name(15))
-    assert groups(16, told)[0].clean
-    found, _ = groups(16, told, standard={"gemm_tflop_per_s": FULL})
+    answer_of = slow(name(2), name(15))
+    assert groups(16, answer_of)[0].clean
+    found, _ = groups(16, answer_of, standard={"gemm_tflop_per_s": FULL})
     assert set(found.slow) == {name(2), name(15)}
 
 
@@ -86,21 +86,21 @@ def test_a_suspect_is_looked_at_first() -> None:
 
 
 def test_two_nodes_that_are_well_with_others_and_not_together_are_a_way() -> None:
-    def told(group: Collection[str]) -> Answer:
+    def answer_of(group: Collection[str]) -> Answer:
         return Answer(
             figures={"nccl_group_busbw_gb_per_s": 10.0 if {name(5), name(6)} <= set(group) else FULL}
         )
 
-    found, _ = groups(8, told)
+    found, _ = groups(8, answer_of)
     assert found.between == (((name(5),), (name(6),)),) and not found.slow and not found.open
 
 
 def test_halves_well_apart_but_not_together_are_reported_as_that() -> None:
-    def told(group: Collection[str]) -> Answer:
+    def answer_of(group: Collection[str]) -> Answer:
         both = {name(1), name(8)} & set(group)
         return Answer(figures={"nccl_group_busbw_gb_per_s": 10.0 if len(both) == 2 else FULL})
 
-    found, asked = groups(8, told)
+    found, asked = groups(8, answer_of)
     assert found.between == ((tuple(nodes(8)[:4]), tuple(nodes(8)[4:])),) and len(asked) == 3
 
 
@@ -108,19 +108,19 @@ def test_a_larger_group_is_slower_by_itself_and_nobodys_fault() -> None:
     """As collectives are: the smaller half is filled up, and a smaller group measures no larger one."""
     bad = name(3)
 
-    def told(group: Collection[str]) -> Answer:
+    def answer_of(group: Collection[str]) -> Answer:
         own = FULL / (1 + 0.04 * log2(len(group))) * (0.7 if bad in group else 1)
         return Answer(figures={"nccl_group_busbw_gb_per_s": own})
 
     for count in (8, 13, 32):
-        assert list(groups(count, told)[0].slow) == [bad]
+        assert list(groups(count, answer_of)[0].slow) == [bad]
 
 
 def test_a_group_that_fails_is_slow_whatever_its_figures() -> None:
-    def told(group: Collection[str]) -> Answer:
+    def answer_of(group: Collection[str]) -> Answer:
         return Answer(failed="nccl_pair: wrong sums") if name(4) in group else Answer(figures={"x_per_s": 1})
 
-    assert groups(8, told)[0].slow == {name(4): "nccl_pair: wrong sums"}
+    assert groups(8, answer_of)[0].slow == {name(4): "nccl_pair: wrong sums"}
 
 
 def test_where_all_are_below_a_good_node_few_are_left_open_and_none_is_named() -> None:

@@ -42,8 +42,8 @@ def desk(verb: Verb, error: NodeUnavailable | None) -> tuple[Desk, Broken]:
 
 def test_a_restart_that_never_arrived_is_no_restart_though_the_service_is_active() -> None:
     made, nodes = desk(Verb.restart_service, NodeUnavailable("n cannot be reached", sent=False))
-    told = made.act(RESTART)
-    assert isinstance(told, Failed) and not told.final and told.text == "n cannot be reached"
+    result = made.act(RESTART)
+    assert isinstance(result, Failed) and not result.final and result.text == "n cannot be reached"
     nodes.error = None
     assert isinstance(made.act(RESTART), Done)
     assert nodes.restarts(NODE) == 1
@@ -57,8 +57,8 @@ def test_a_restart_of_which_nothing_is_known_is_read_back() -> None:
 @pytest.mark.parametrize("sent", [True, False])
 def test_tests_that_did_not_begin_are_begun_later(sent: bool) -> None:
     made, nodes = desk(Verb.diagnose, NodeUnavailable("other tests use the GPUs", sent=sent))
-    told = made.act(DIAGNOSE)
-    assert isinstance(told, Failed if sent else Again), "where nothing is known they are looked for at once"
+    result = made.act(DIAGNOSE)
+    assert isinstance(result, Failed if sent else Again), "where nothing is known they are looked for at once"
     nodes.error = None
     made.act(DIAGNOSE)
     assert nodes.diagnoses(NODE) == ["r1:step:0"]

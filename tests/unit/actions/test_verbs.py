@@ -285,7 +285,7 @@ def test_without_a_restart_count_nothing_is_requeued() -> None:
 def test_resume_frees_the_slot_after_notifying_the_detector() -> None:
     order: list[str] = []
     desk = Desk(
-        tell_detector=lambda told: order.append(told.kind),
+        tell_detector=lambda command: order.append(command.kind),
         release_slot=lambda _: order.append("slot"),
     )
     desk.slurm.drain(NODE, REASON)
@@ -339,7 +339,7 @@ def test_an_answering_node_without_new_faults_is_fit() -> None:
 
 
 def test_evidence_of_before_the_run_is_no_new_fault() -> None:
-    def told(seconds: float) -> Result:
+    def run_for(seconds: float) -> Result:
         one = Evidence(
             digest="d",
             at=START + timedelta(seconds=seconds),
@@ -350,8 +350,8 @@ def test_evidence_of_before_the_run_is_no_new_fault() -> None:
         desk = Desk(incident=msgspec.structs.replace(INCIDENT, evidence=(one,)))
         return desk.act(CHECKS["node_answers"])
 
-    assert isinstance(told(0), Done)
-    assert isinstance(told(1), Failed)
+    assert isinstance(run_for(0), Done)
+    assert isinstance(run_for(1), Failed)
 
 
 def test_a_repair_is_waited_for_without_end() -> None:

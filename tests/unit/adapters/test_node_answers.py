@@ -156,8 +156,8 @@ def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
 # --- memory
 
 
-def tells(**told: str) -> dict[str, Any]:
-    return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **told}
+def tells(**fields: str) -> dict[str, Any]:
+    return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **fields}
 
 
 def test_memory_that_is_well() -> None:
@@ -166,7 +166,7 @@ def test_memory_that_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("fields", "words"),
     [
         ({"pending": "Yes"}, "a row remap is pending"),
         ({"failed": "Yes"}, "a row remap failed"),
@@ -177,14 +177,14 @@ def test_memory_that_is_well() -> None:
         ({"recovery": "Reset"}, "the driver asks for 'Reset'"),
     ],
 )
-def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], words: str) -> None:
-    found = verbs.read_memory("n1", {"gpus": [tells(), tells(**told)]})
+def test_memory_that_is_not_well_is_named_with_its_gpu(fields: dict[str, str], words: str) -> None:
+    found = verbs.read_memory("n1", {"gpus": [tells(), tells(**fields)]})
     assert found.faults == (f"GPU 00000000:9B:00.0: {words}",)
 
 
 @pytest.mark.parametrize(
-    "told", [{"pending": "Unknown Error"}, {"pending": "N/A", "failed": "N/A"}, {"failed": "?"}]
+    "fields", [{"pending": "Unknown Error"}, {"pending": "N/A", "failed": "N/A"}, {"failed": "?"}]
 )
-def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(told: dict[str, str]) -> None:
+def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(fields: dict[str, str]) -> None:
     with pytest.raises(NodeError, match="00000000:9B"):
-        verbs.read_memory("n1", {"gpus": [tells(**told)]})
+        verbs.read_memory("n1", {"gpus": [tells(**fields)]})

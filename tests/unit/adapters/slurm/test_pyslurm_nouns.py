@@ -98,17 +98,17 @@ def test_the_leader_of_a_het_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "holder", "told"),
+    ("reason", "holder", "expected"),
     [
         ("JobHeldUser", "user", ("JobHeldUser", "")),
         ("JobHeldAdmin", "admin", ("JobHeldAdmin", "")),
         ("launch failed requeued held", "admin", ("JobHeldUser", "launch failed requeued held")),
     ],
 )
-def test_pitfall_15_who_holds_a_job(reason: str, holder: str, told: tuple[str, str]) -> None:
+def test_pitfall_15_who_holds_a_job(reason: str, holder: str, expected: tuple[str, str]) -> None:
     job = a_job(state="PENDING", priority=0, state_reason=reason, allocated_nodes=None)
     assert job.held_by == holder
-    assert (job.reason, job.why) == told
+    assert (job.reason, job.why) == expected
 
 
 def test_how_a_job_ended() -> None:
@@ -126,10 +126,10 @@ def test_a_completing_job_is_one_word() -> None:
 
 def test_fields_of_newer_releases_only() -> None:
     assert (a_job().failed_node, a_job().submit_line, a_job().no_kill, a_job().siblings) == ("", "", None, ())
-    told = a_job(
+    job = a_job(
         failed_node="gpu0009", submit_line="sbatch --no-kill x.sh", federation_siblings_active=["pod2"]
     )
-    assert (told.failed_node, told.no_kill, told.siblings) == ("gpu0009", True, ("pod2",))
+    assert (job.failed_node, job.no_kill, job.siblings) == ("gpu0009", True, ("pod2",))
     # Before 25.11 siblings are bits.
     assert a_job(federation_siblings_active=3).siblings == ()
 

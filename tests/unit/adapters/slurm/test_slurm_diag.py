@@ -29,10 +29,10 @@ SwitchName=other Level=0 LinkSpeed=1 Nodes=cpu1
 
 
 def test_queues_are_read_from_text_and_json() -> None:
-    told = Queues(threads=3, agent=17, dbd=1200)
-    assert parse_text.queues(SDIAG) == told
+    expected = Queues(threads=3, agent=17, dbd=1200)
+    assert parse_text.queues(SDIAG) == expected
     statistics = {"server_thread_count": 3, "agent_queue_size": 17, "dbd_agent_queue_size": 1200, "x": {}}
-    assert parse_json.queues(msgspec.json.encode({"statistics": statistics})) == told
+    assert parse_json.queues(msgspec.json.encode({"statistics": statistics})) == expected
 
 
 def test_missing_figure_is_none() -> None:

@@ -156,8 +156,8 @@ def test_gpus_are_known_only_when_every_node_has_its_entry() -> None:
     ],
 )
 def test_zero_gpus_differ_from_unknown_gpus(fields: dict[str, Any], gpus: dict[str, Any]) -> None:
-    told: dict[str, Any] = {"job_state": "RUNNING", "nodes": "n[1-2]", "gres_detail": []}
-    assert parse_json.jobs(job_answer(**(told | fields)))["7"].gpus == gpus
+    defaults: dict[str, Any] = {"job_state": "RUNNING", "nodes": "n[1-2]", "gres_detail": []}
+    assert parse_json.jobs(job_answer(**(defaults | fields)))["7"].gpus == gpus
 
 
 def test_bytes_that_are_no_utf_8_are_replaced() -> None:

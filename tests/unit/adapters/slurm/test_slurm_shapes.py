@@ -90,10 +90,10 @@ def test_a_running_job(release: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize(("code", "signal", "told"), [(0, 0, "0"), (3, 0, "3"), (0, 9, "0:9")])
-def test_how_a_job_ended(release: str, code: int, signal: int, told: str) -> None:
+@pytest.mark.parametrize(("code", "signal", "exit_code"), [(0, 0, "0"), (3, 0, "3"), (0, 9, "0:9")])
+def test_how_a_job_ended(release: str, code: int, signal: int, exit_code: str) -> None:
     found = job(release, "FAILED", exit_code=code, signal=signal, end=AT, failed_node="n1")
-    assert (found.exit_code, found.end_at, found.failed_node) == (told, when(AT), "n1")
+    assert (found.exit_code, found.end_at, found.failed_node) == (exit_code, when(AT), "n1")
 
 
 @EVERY
@@ -172,15 +172,15 @@ def test_text_and_json_of_22_05_agree_on_every_kind_of_job() -> None:
     by_text = {found.id: found for found in map(parse_text.job, plain)}
     assert by_text == {job: by_json[job] for job in by_text} and len(plain) == len(records) - 2
     by_text = by_json
-    told = {
+    siblings = {
         name: (one.held_by, one.exit_code, one.het_offset, one.array_task) for name, one in by_text.items()
     }
-    assert told["2"] == ("user", None, None, None)
-    assert told["4"] == ("admin", None, None, None)
-    assert (told["6"][0], by_text["6"].why) == ("admin", "launch failed requeued held")
-    assert (told["8"][1], told["9"][1]) == ("3", "0:9")
-    assert (told["11"][2], told["12"][2]) == (0, 1)
-    assert (told["13"][3], by_text["13"].array_job) == (0, "1")
+    assert siblings["2"] == ("user", None, None, None)
+    assert siblings["4"] == ("admin", None, None, None)
+    assert (siblings["6"][0], by_text["6"].why) == ("admin", "launch failed requeued held")
+    assert (siblings["8"][1], siblings["9"][1]) == ("3", "0:9")
+    assert (siblings["11"][2], siblings["12"][2]) == (0, 1)
+    assert (siblings["13"][3], by_text["13"].array_job) == (0, "1")
     assert (by_text["1"].array_job, by_text["1"].array_task) == ("1", None)
     assert by_text["7"].excluded == ("gpu0001",)
     assert by_text["4"].dependency == "afterok:3(unfulfilled)"

@@ -57,9 +57,9 @@ class Recorded(MemoryStore):
         self.order: list[int] = []
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        told = super().store(arrivals)
+        stored = super().store(arrivals)
         self.order += [int(one.observation.digest, 16) for one in arrivals]
-        return told
+        return stored
 
 
 def test_what_waits_is_written_together_and_answered_each() -> None:
@@ -124,8 +124,8 @@ def test_failed_begin_fails_the_waiting_requests_only(begin_at: int | None) -> N
         commit = GroupCommit(refusing, QueueBounds(begin_at=begin_at, wait_s=5.0))
         commit.start()
         three = [commit.add([arrival(number)], owner=str(number)) for number in range(3)]
-        told = await asyncio.gather(*three, return_exceptions=True)
-        assert [str(one) for one in told] == ["can't start new thread"] * 3, "the batch, then each alone"
+        errors = await asyncio.gather(*three, return_exceptions=True)
+        assert [str(one) for one in errors] == ["can't start new thread"] * 3, "the batch, then each alone"
         assert commit.depth == 0
         assert await commit.add([arrival(4)]) == [True]
         await commit.stop()

@@ -26,10 +26,10 @@ def test_a_body_is_read_once_although_the_database_was_away() -> None:
         reads.append("x")
         return "x"
 
-    def store(told: list[str]) -> None:
+    def store(entries: list[str]) -> None:
         if away.pop():
             raise Unavailable("away")
-        put.append(told)
+        put.append(entries)
 
     work = Intake(store)
     body = Body(1, read)
@@ -96,10 +96,10 @@ def test_the_tally_keeps_what_could_not_be_written() -> None:
     book.away = False
     tally.flush()
     tally.flush()
-    told = {one.name: one for one in book.told}
+    losses = {one.name: one for one in book.told}
     assert len(book.told) == 2
-    assert (told["a"].count, told["a"].first_seen, told["b"].count) == (5, NOW, 1)
-    assert (told["a"].last_seen, told["a"].why) == (NOW + timedelta(seconds=5), "second")
+    assert (losses["a"].count, losses["a"].first_seen, losses["b"].count) == (5, NOW, 1)
+    assert (losses["a"].last_seen, losses["a"].why) == (NOW + timedelta(seconds=5), "second")
 
 
 def test_the_tally_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

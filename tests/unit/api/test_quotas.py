@@ -49,9 +49,9 @@ def test_a_token_may_send_a_burst_and_then_its_rate() -> None:
 def test_retry_after_is_the_very_second() -> None:
     quotas, who = Quotas(), caller(node="n")
     quotas.spend(who, 0.0, size=round(OF_NODE.bytes * (BURST_S + 6.5)))
-    told = refused(quotas, who, Kind.metrics, 0.0)
-    assert told is not None
-    assert (told.status, told.headers["Retry-After"], told.more["quota"]) == (429, "7", "bytes")
+    refusal = refused(quotas, who, Kind.metrics, 0.0)
+    assert refusal is not None
+    assert (refusal.status, refusal.headers["Retry-After"], refusal.more["quota"]) == (429, "7", "bytes")
     assert refused(quotas, who, Kind.metrics, 6.4) is not None
     assert refused(quotas, who, Kind.metrics, 7.0) is None
 
@@ -147,9 +147,16 @@ def test_every_route_of_samples_has_its_kind(served: Served) -> None:
     """A route that nobody names here brings events: refused last."""
     api, _ = served
     routes = {route.path for route in api.app.routes if "/signals/" in getattr(route, "path", "")}  # type: ignore[attr-defined]
-    told = {route.partition("/signals/")[2] for route in routes}
-    assert {"metrics", "openmetrics", "prometheus/write", "nvidia-smi", "step-times", "heartbeat"} <= told
-    assert set(KINDS) <= told | {"otlp/v1/metrics"}
+    endpoints = {route.partition("/signals/")[2] for route in routes}
+    assert {
+        "metrics",
+        "openmetrics",
+        "prometheus/write",
+        "nvidia-smi",
+        "step-times",
+        "heartbeat",
+    } <= endpoints
+    assert set(KINDS) <= endpoints | {"otlp/v1/metrics"}
     assert not {"kernel-log", "checkpoints", "hooks/prolog", "logs"} & set(KINDS)
 
 
@@ -159,9 +166,9 @@ def test_over_quota_is_429_and_a_loss_and_events_go_on(served: Served) -> None:
     body = {"node": "gpu0001", "host": {"load1": 1.0}}
     metrics = "/api/v1/signals/metrics"
     assert client.post(metrics, json=[body] * 400, headers=headers).status_code == 202
-    told = client.post(metrics, json=body, headers=headers)
-    assert (told.status_code, told.json()["code"], told.json()["quota"]) == (429, "quota", "entries")
-    assert int(told.headers["Retry-After"]) >= 1
+    answer = client.post(metrics, json=body, headers=headers)
+    assert (answer.status_code, answer.json()["code"], answer.json()["quota"]) == (429, "quota", "entries")
+    assert int(answer.headers["Retry-After"]) >= 1
     line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=x, GPU has fallen off the bus."
     event = {"node": "gpu0001", "boot_id": "b", "entries": [{"seq": 1, "line": line}]}
     assert client.post("/api/v1/signals/kernel-log", json=event, headers=headers).status_code == 202

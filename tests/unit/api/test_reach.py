@@ -98,9 +98,9 @@ def test_who_waits_for_a_thread_alone_learns_nothing_of_the_database() -> None:
             await reach.ask(lambda: 1)
         assert not reach.away
         release.set()
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        crowded = [one for one in told if isinstance(one, Crowded)]
-        assert len(crowded) == 600 - told.count(True) and 400 <= len(crowded) < 600
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        crowded = [one for one in outcomes if isinstance(one, Crowded)]
+        assert len(crowded) == 600 - outcomes.count(True) and 400 <= len(crowded) < 600
         assert not reach.away
         assert await reach.ask(lambda: 1) == 1
 
@@ -131,10 +131,10 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
 
     async def ask() -> None:
         readying = shared_readiness(look, Reach(patience_s=30))
-        told = [asyncio.create_task(readying.current()) for _ in range(500)]
+        tasks = [asyncio.create_task(readying.current()) for _ in range(500)]
         await asyncio.sleep(0)
         release.set()
-        assert all(one.ready for one in await asyncio.gather(*told))
+        assert all(one.ready for one in await asyncio.gather(*tasks))
         assert len(asked) == 1
 
     asyncio.run(ask())
@@ -142,8 +142,8 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
 
 def test_one_that_is_away_is_not_ready() -> None:
     readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Reach())
-    told = asyncio.run(readying.current())
-    assert not told.ready and told.checks["database"] == {"ok": False, "text": "connection refused"}
+    readiness = asyncio.run(readying.current())
+    assert not readiness.ready and readiness.checks["database"] == {"ok": False, "text": "connection refused"}
 
 
 def test_a_long_body_is_read_while_all_pages_wait() -> None:
@@ -210,8 +210,8 @@ def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
 
 
 def test_a_sender_that_was_known_still_counts(api: Api) -> None:
-    told = asked_while_away(api, api.token(Role.signals, node="gpu0001"))
-    assert (told.role, told.node) == (Role.signals, "gpu0001")
+    caller = asked_while_away(api, api.token(Role.signals, node="gpu0001"))
+    assert (caller.role, caller.node) == (Role.signals, "gpu0001")
 
 
 def test_not_for_ever(api: Api) -> None:

@@ -77,9 +77,9 @@ def test_pieces_are_one_body() -> None:
 def test_oversized_body_is_refused_before_it_is_read() -> None:
     async def run() -> None:
         receiver = Receiver()
-        with pytest.raises(Problem) as told:
+        with pytest.raises(Problem) as caught:
             await receiver.body(Feed(b"a" * 3, b"b"), 3, NODE)
-        assert told.value.status == 413 and receiver.held == 0
+        assert caught.value.status == 413 and receiver.held == 0
         with pytest.raises(Broken):
             await receiver.body(Feed(b"a", gone=True), 3, NODE)
         assert receiver.held == 0
@@ -92,9 +92,9 @@ def test_what_stalls_or_drips_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         for feed in (Feed(), Feed(b"a"), Feed(*[b"a"] * 5)):
-            with pytest.raises(Stalled) as told:
+            with pytest.raises(Stalled) as caught:
                 await whole(feed, 100)
-            assert (told.value.status, told.value.headers["Connection"]) == (408, "close")
+            assert (caught.value.status, caught.value.headers["Connection"]) == (408, "close")
 
     asyncio.run(run())
 

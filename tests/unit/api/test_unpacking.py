@@ -29,9 +29,9 @@ each_packing = pytest.mark.parametrize("packing", ["gzip", "zstd"])
 
 
 def refused(raw: bytes, encoding: str, limit: int) -> tuple[int, str]:
-    with pytest.raises(Problem) as told:
+    with pytest.raises(Problem) as caught:
         unpacked(raw, encoding, limit)
-    return told.value.status, told.value.detail
+    return caught.value.status, caught.value.detail
 
 
 @each_packing

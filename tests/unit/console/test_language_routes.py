@@ -44,8 +44,8 @@ def test_the_switch_keeps_the_place_and_the_choice(site: Site) -> None:
     guest = visitor(site)
     answer = guest.post("/language", data={"to": "zh", "next": "/incidents?show=resolved&q=a b"})
     assert answer.status_code == 303 and answer.headers["location"] == "/incidents?show=resolved&q=a%20b"
-    told = answer.headers["set-cookie"]
-    assert told.startswith(f"{COOKIE}=zh;") and "SameSite=lax" in told and "Path=/" in told
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith(f"{COOKIE}=zh;") and "SameSite=lax" in cookie and "Path=/" in cookie
     assert "登录" in guest.get("/sign-in").text
     guest.post("/language", data={"to": "en"})
     assert "登录" not in guest.get("/sign-in").text

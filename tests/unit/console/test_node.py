@@ -165,10 +165,10 @@ def test_a_gpu_with_an_open_incident_carries_it() -> None:
 
 
 def test_scores_kept_by_the_version_before_are_shown_without_scorers_that_are_gone() -> None:
-    told = console_telemetry.unusual(CLUSTER, "gpu0001")
-    assert told is not None
-    gone = msgspec.structs.replace(told.ways[0], way="distance", score=2.13)
-    shown = node_view.unusual_row(msgspec.structs.replace(told, ways=(gone, *told.ways)))
+    score = console_telemetry.unusual(CLUSTER, "gpu0001")
+    assert score is not None
+    gone = msgspec.structs.replace(score.ways[0], way="distance", score=2.13)
+    shown = node_view.unusual_row(msgspec.structs.replace(score, ways=(gone, *score.ways)))
     assert shown is not None
     assert (shown.score, shown.above) == ("0.71", True)
-    assert node_view.unusual_row(msgspec.structs.replace(told, ways=(gone,))) is None
+    assert node_view.unusual_row(msgspec.structs.replace(score, ways=(gone,))) is None

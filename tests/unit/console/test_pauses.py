@@ -128,8 +128,8 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
     facts = GateFacts(
         cluster=CLUSTER, snapshot=snapshot, slots=tuple(site.slots), breaker=Breaker(cluster=CLUSTER)
     )
-    told = next(one for one in limits(facts, shipped(), NOW) if one.guard is Guard.floor)
-    assert (room.used, room.limit) == (told.used, told.limit)
+    limit = next(one for one in limits(facts, shipped(), NOW) if one.guard is Guard.floor)
+    assert (room.used, room.limit) == (limit.used, limit.limit)
     assert rows[tested].kind is fleet_view.NodeKind.out_healer
     assert rows[upheld].kind is fleet_view.NodeKind.planned
 

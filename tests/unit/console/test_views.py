@@ -220,8 +220,8 @@ def test_affected_parts_are_listed_by_node() -> None:
     parts = [Component(cluster="c", node="n1", gpu=gpu) for gpu in range(4)]
     parts += [Component(cluster="c", node="n2", gpu=gpu) for gpu in (1, 5)]
     parts += [Component(cluster="c", node=f"m{number}") for number in range(8)]
-    told = incident_view.affected(tuple(parts), 3)
-    assert told == "n1 GPU 0 to 3, n2 GPU 1, 5, m0 and 7 more"
+    text = incident_view.affected(tuple(parts), 3)
+    assert text == "n1 GPU 0 to 3, n2 GPU 1, 5, m0 and 7 more"
 
 
 def test_an_audit_record_says_its_words_once() -> None:
@@ -311,8 +311,8 @@ def test_only_changed_rows_are_rebuilt(sample: Sample) -> None:
     assert {row.name for row in rows if row is not before[row.name]} == {"gpu0004", "gpu0009", *held}
 
 
-def cell_of(row: NodeRow, colour: Colour, **told: object) -> tuple[str, str]:
-    known = Measurements(**told)  # type: ignore[arg-type]
+def cell_of(row: NodeRow, colour: Colour, **measured: object) -> tuple[str, str]:
+    known = Measurements(**measured)  # type: ignore[arg-type]
     return colours.shade(colour, row, known), colours.describe(colour, row, known)
 
 
@@ -334,8 +334,8 @@ def test_colours_show_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
     gauges = {row.name: NodeGauges((49.9, 50.0, None, 95.0), (1.0, 4.0, 0x88, 0x20 | 0x4, None))}
     assert cell_of(row, Colour.temperature, gauges=gauges) == ("01-5----", "95 °C, GPU 3, 5 unknown")
     reasons = console_sample.shipped().catalogue.signals["clock_event_reasons"].bits
-    told = {"gauges": gauges, "reasons": reasons}
-    assert cell_of(row, Colour.throttle, **told) == ("0123----", "thermal, GPU 3, 4 unknown")
+    measured = {"gauges": gauges, "reasons": reasons}
+    assert cell_of(row, Colour.throttle, **measured) == ("0123----", "thermal, GPU 3, 4 unknown")
     assert cell_of(row, Colour.steps, paces={row.name: 1.2}) == ("4", "1.20 × peers")
     assert cell_of(row, Colour.lemon, lemons={row.name: 3.0}) == ("3", "3 points")
     assert cell_of(row, Colour.lemon, lemons={row.name: 0.0}) == ("0", "none")

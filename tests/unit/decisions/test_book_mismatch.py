@@ -87,8 +87,8 @@ def test_a_drain_that_somebody_speaks_for_is_none(case: dict[str, Any]) -> None:
 
 
 def test_shadow_run_and_its_mismatch_incident_justify_no_drain() -> None:
-    told = incident(1, fault="healer-drain", rule="forgotten-drain")
-    (one,) = found(known(node(1, **DRAINED)), (run(shadow=True),), (told,))
+    mismatch = incident(1, fault="healer-drain", rule="forgotten-drain")
+    (one,) = found(known(node(1, **DRAINED)), (run(shadow=True),), (mismatch,))
     assert one.kind is DriftKind.forgotten_drain
 
 

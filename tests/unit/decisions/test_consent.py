@@ -67,8 +67,8 @@ class TestRequeue:
         """The picture may be older than the job, but not when it was taken after the node's drain."""
         held = slot(1, drained_at=ago(seconds=drained_s))
         assert answer(Guard.consent, requeue("99"), facts(slots=(held,))).kind == kind
-        told = slot(1, granted_at=ago(seconds=drained_s))
-        assert answer(Guard.consent, requeue("99"), facts(slots=(told,))).kind == kind
+        drained = slot(1, granted_at=ago(seconds=drained_s))
+        assert answer(Guard.consent, requeue("99"), facts(slots=(drained,))).kind == kind
 
     def test_unseen_job_is_refused_without_a_drain(self):
         assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.refuse

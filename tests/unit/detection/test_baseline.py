@@ -47,8 +47,8 @@ class Fleet:
         for _ in range(count):
             self.number += 1
             slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=self.now, nodes=self.nodes, jobs=shown)
-            told = [self._batch(name[1:], about) for name, about in jobs.items()]
-            self.steps.update(told, slurm, self.now)
+            batches = [self._batch(name[1:], about) for name, about in jobs.items()]
+            self.steps.update(batches, slurm, self.now)
             sensed = self.detector.tick(look(self.now, steps=self.steps, slurm=slurm, watched=self.watched))
             self.found += sensed.findings
             self.clear = dict(sensed.clear_since)
@@ -58,8 +58,8 @@ class Fleet:
         own = self.factor[first : first + 4].repeat(PER) * about.get("times", 1.0)
         compute = 4.0 * own * (1 + 0.004 * self.random.normal(size=4 * PER))
         work = about.get("work", 8192.0)
-        told = batch(self.number, compute, job=job, work=work)
-        return replace(told, nodes=tuple(NAMES[first : first + 4]))
+        sent = batch(self.number, compute, job=job, work=work)
+        return replace(sent, nodes=tuple(NAMES[first : first + 4]))
 
 
 def nodes_of(fleet: Fleet) -> list[str | None]:

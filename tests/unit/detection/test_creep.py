@@ -86,11 +86,11 @@ class Job:
             self.at_s += step_s
             self.number += 1
             compute = np.full(16, 0.8 * step_s) if self.work else None
-            told = batch(
+            sent = batch(
                 self.number, compute, ranks=16, step_s=step_s, at=self.now,
                 work=work if self.work else np.nan, placed=self.work is not None,
             )  # fmt: skip
-            self.steps.update([told], self.shown, self.now)
+            self.steps.update([sent], self.shown, self.now)
             sensed = self.creep.tick(look(self.now, steps=self.steps, slurm=self.shown, watched=self.watched))
             found += sensed.findings
             self.clear = dict(sensed.clear_since)

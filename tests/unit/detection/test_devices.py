@@ -155,12 +155,12 @@ def test_counters_of_parts_and_parts_of_a_whole() -> None:
         rule("rate(errors, 1m) > 1", Scope.device_part),
         rule("count_of(rate(errors, 1m) > 1) >= 2", Scope.device, name="many"),
     )
-    told: list[Finding] = []
+    findings: list[Finding] = []
     for step in range(5):
         site.send("@leaf1", {("errors", "1"): 100.0 * step, ("errors", "2"): 100.0 * step})
         site.send("@leaf2", {("errors", "1"): 100.0 * step, ("errors", "2"): 0.0})
-        told += site.tick().findings
-    assert {(one.rule, one.component.device) for one in told} == {
+        findings += site.tick().findings
+    assert {(one.rule, one.component.device) for one in findings} == {
         ("bad", "leaf1"), ("bad", "leaf2"), ("many", "leaf1"),
     }  # fmt: skip
 

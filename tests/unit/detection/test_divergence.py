@@ -24,12 +24,12 @@ class Job:
         self.steps, self.detector, self.number = StepTimes(CLUSTER), Divergence(), 0
         self.clear: dict = {}
 
-    def run(self, count: int, told: Told, watched: frozenset = frozenset()) -> list[Finding]:
+    def run(self, count: int, step_fields: Told, watched: frozenset = frozenset()) -> list[Finding]:
         found: list[Finding] = []
         for _ in range(count):
             self.number += 1
             now = START + timedelta(seconds=5 * self.number + 1)
-            one = batch(self.number, np.full(RANKS, 4.0), **told(self.number))
+            one = batch(self.number, np.full(RANKS, 4.0), **step_fields(self.number))
             self.steps.update([one], slurm(4), now)
             sensed = self.detector.tick(look(now, steps=self.steps, slurm=slurm(4), watched=watched))
             found += sensed.findings
@@ -46,12 +46,12 @@ def shared(step: int) -> dict[str, object]:
 
 
 def apart(ranks: slice | list[int], by: float = 1e-12) -> Told:
-    def told(step: int) -> dict[str, object]:
+    def step_fields(step: int) -> dict[str, object]:
         norm = np.full(RANKS, 1.5 + 0.1 * np.sin(step))
         norm[ranks] += by
         return {"loss": falling(step), "grad_norm": norm}
 
-    return told
+    return step_fields
 
 
 def test_a_rank_with_another_gradient_norm_is_named_with_its_gpu() -> None:

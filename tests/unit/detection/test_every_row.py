@@ -13,10 +13,10 @@ _DECODED = {74, *range(144, 151), 154}
 
 
 def seen(line: str) -> Observation:
-    told = kernel_text_observations(
+    parsed = kernel_text_observations(
         line, lambda *_: True, START, NodeBoot(CLUSTER, name(1)), book=RULES.kernel_lines
     )
-    (one,) = told.observations
+    (one,) = parsed.observations
     return one
 
 

@@ -38,10 +38,10 @@ def fleet(
 ) -> list[NodeFigures]:
     """Nodes of about 700, but for those in `values`."""
     random = np.random.default_rng(5)
-    told = {number: 700 * (1 + noise * random.standard_normal()) for number in range(others)}
+    healthy = {number: 700 * (1 + noise * random.standard_normal()) for number in range(others)}
     return [
         NodeFigures(node_name(number), {name: Figure(float(value), at)})
-        for number, value in sorted((told | values).items())
+        for number, value in sorted((healthy | values).items())
     ]
 
 
@@ -95,11 +95,11 @@ def test_no_false_alarm_in_a_thousand_healthy_fleets_of_a_percent_of_noise() -> 
     random = np.random.default_rng(9)
     alarms = 0
     for _ in range(1000):
-        told = [
+        fleet_figures = [
             NodeFigures(node_name(number), {GEMM: Figure(float(700 * (1 + 0.01 * value)), START)})
             for number, value in enumerate(random.standard_normal(32))
         ]
-        alarms += len(low(standings(CLUSTER, told, kinds(32))))
+        alarms += len(low(standings(CLUSTER, fleet_figures, kinds(32))))
     assert alarms == 0
 
 
@@ -107,8 +107,8 @@ def test_no_false_alarm_in_a_thousand_healthy_fleets_of_a_percent_of_noise() -> 
 
 
 class Fleet:
-    def __init__(self, told: list[NodeFigures]) -> None:
-        self.told: list[NodeFigures] | None = told
+    def __init__(self, figures: list[NodeFigures]) -> None:
+        self.told: list[NodeFigures] | None = figures
         self.now, self.kept = START, list[NodeComparison]()
         self.detector = FleetFigures(CLUSTER, self._read, self._keep)
 
@@ -179,8 +179,8 @@ def test_it_is_the_first_suspect_of_a_slow_job_of_whole_steps() -> None:
         now = START + timedelta(seconds=5 * number)
         job = SlurmJob(id="1", state="RUNNING", nodes=tuple(names[:8]))
         slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=nodes, jobs={"1": job})
-        told = batch(number, None, job="1", ranks=8, step_s=5 if number < 60 else 7, placed=False, at=now)
-        senses.take([], [told], slurm, now)
+        sent = batch(number, None, job="1", ranks=8, step_s=5 if number < 60 else 7, placed=False, at=now)
+        senses.take([], [sent], slurm, now)
         found += senses.tick(slurm, now, ()).findings
     slow = next(one for one in found if one.fault == "job-slow")
     assert [one.node for one in slow.affected] == [node_name(3)]

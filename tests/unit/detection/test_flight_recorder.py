@@ -55,9 +55,9 @@ class Evil:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_nothing_of_a_dump_is_ever_carried_out(tmp_path: Path, protocol: int) -> None:
-    told = document([entry(1)], {}) | {"entries": [Evil(tmp_path / "was-run")]}
+    dump_document = document([entry(1)], {}) | {"entries": [Evil(tmp_path / "was-run")]}
     with pytest.raises(RecorderError):
-        read(pickle.dumps(told, protocol=protocol))
+        read(pickle.dumps(dump_document, protocol=protocol))
     assert not (tmp_path / "was-run").exists()
 
 
@@ -94,8 +94,10 @@ def test_values_of_other_kinds_than_they_should_have_become_nothing() -> None:
         "profiling_name": twice, "state": twice, "input_sizes": twice, "process_group": [twice, twice],
         "pg_id": 10**4000, "time_created_ns": "x",
     }  # fmt: skip
-    told = document([wild, 5, "x", entry(2) | {"collective_seq_id": 10**4000}], {}) | {"pg_config": twice}
-    (one, other) = read(pickle.dumps(told, protocol=2)).values()
+    dump_document = document([wild, 5, "x", entry(2) | {"collective_seq_id": 10**4000}], {}) | {
+        "pg_config": twice
+    }
+    (one, other) = read(pickle.dumps(dump_document, protocol=2)).values()
     assert one.open is not None and (one.open.op, one.open.created_ns) == ("", 0)
     assert other == Group(enqueued=None, completed=-1, ops={-1: "nccl:all_reduce"}, ranks=())
 

@@ -57,8 +57,8 @@ class Days:
 
     def report(self, node: str, values: Mapping[tuple[str, Part], float]) -> None:
         ids = np.array(self.book.ids([Column(*key) for key in values]), np.int32)
-        told = np.array(list(values.values()), np.float64)
-        self.telemetry.update([Report("c", node, self.now, self.now, ids, told)], self.book)
+        numbers = np.array(list(values.values()), np.float64)
+        self.telemetry.update([Report("c", node, self.now, self.now, ids, numbers)], self.book)
 
     def gpus(self, **signals: tuple[float, float]) -> None:
         """(of all, of the bad one) at this moment."""
@@ -215,9 +215,9 @@ def test_another_gpu_in_its_place_has_no_past() -> None:
     days.watched = [("forecast-rows-remapped", BAD)]
     days.forecasts.know_parts(days.telemetry, [("n1", 2, "GPU-new")])
     assert ("forecast-rows-remapped", BAD) in days.look().clear_since
-    told = len(days.findings)
+    before = len(days.findings)
     grow(days, "row_remap_uncorrectable_rows", 2, lambda _: 0.0)
-    assert len(days.findings) == told
+    assert len(days.findings) == before
 
 
 def test_a_restart_goes_on_where_it_was() -> None:

@@ -42,9 +42,9 @@ class Nodes:
     def gpus(
         self, seconds: float, util: float, power_w: float, *, nodes: tuple[str, ...] = ("n1", "n2")
     ) -> None:
-        told = {"gpu_util_percent": util, "power_w": power_w, "power_limit_w": 700.0}
-        parts = [(host, signal, Part(gpu=gpu)) for host in nodes for gpu in (0, 1) for signal in told]
-        self.measure(seconds, {(host, signal, part): told[signal] for host, signal, part in parts})
+        gpu_fields = {"gpu_util_percent": util, "power_w": power_w, "power_limit_w": 700.0}
+        parts = [(host, signal, Part(gpu=gpu)) for host in nodes for gpu in (0, 1) for signal in gpu_fields]
+        self.measure(seconds, {(host, signal, part): gpu_fields[signal] for host, signal, part in parts})
 
     def rests(self, held: SlurmJob = JOB) -> bool | None:
         return at_rest(self.telemetry, held, after(self.at_s))
@@ -110,10 +110,10 @@ def test_a_line_of_a_link_that_is_down_is_kept_for_a_while() -> None:
     lines = ("mlx5_core 0000:5c:00.0 ibs1f0: Link down", "eth9: something else")
     entries = [{"line": line, "time": site.now.isoformat()} for line in lines]
     body = {"cluster": CLUSTER, "node": name(2), "entries": entries}
-    told = kernel_log_observations(
+    parsed = kernel_log_observations(
         body, lambda *_: True, site.now, cluster=CLUSTER, book=shipped().kernel_lines
     )
-    site.walk(*told.observations)
+    site.walk(*parsed.observations)
     assert site.picture.node_reports.keys() == {name(2)} and site.open_incidents == []
     assert "Link down" in site.picture.node_reports[name(2)].text
     site.clock.advance(KEPT.total_seconds() - 10)

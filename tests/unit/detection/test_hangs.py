@@ -57,10 +57,10 @@ class Job:
         while self.at_s < since_s + seconds:
             self.at_s += 5
             due = says and self.at_s - since_s >= 10 and (self.at_s - since_s) % 10 == 0
-            told = [
+            sent = [
                 self.words(doing, ranks, self.at_s - since_s, step) for doing, ranks in (says or {}).items()
             ]
-            self.take(*(told if due else []))
+            self.take(*(sent if due else []))
 
     def words(self, doing: str, ranks: list[int], open_s: float, step: int) -> StepBatch:
         whole = batch(

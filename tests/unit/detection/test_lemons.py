@@ -80,10 +80,10 @@ def test_a_fault_is_worth_one_today_and_a_third_after_a_month() -> None:
 
 
 def test_several_faults_of_several_kinds_with_tickets_pass_the_limit() -> None:
-    told = past(1, 5, 9, tickets=(ago(1), ago(5)), out=0.3)
-    assert score_of(told) >= LIMIT
+    score_input = past(1, 5, 9, tickets=(ago(1), ago(5)), out=0.3)
+    assert score_of(score_input) >= LIMIT
     assert score_of(past(1, 5)) < LIMIT
-    text = sentence(scores("c", [told], {}, START)[0])
+    text = sentence(scores("c", [score_input], {}, START)[0])
     assert (
         text.startswith("score 3.")
         and "3 faults" in text
@@ -174,11 +174,11 @@ def test_without_a_picture_nothing_is_said() -> None:
 
 
 def incident(number: int, days: float, fault: str = "xid-79", **fields: Any) -> Any:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": f"{number:032x}", "fault": fault, "opened": ago(days), "closed": ago(days - 0.1),
         "state": IncidentState.resolved, "fault_class": FaultClass.fatal,
     }  # fmt: skip
-    return msgspec.structs.replace(INCIDENT, **(told | fields))
+    return msgspec.structs.replace(INCIDENT, **(defaults | fields))
 
 
 def test_faults_of_the_hardware_count_and_notes_false_alarms_and_others_do_not() -> None:
@@ -196,10 +196,10 @@ def test_faults_of_the_hardware_count_and_notes_false_alarms_and_others_do_not()
         ),
         ticketed=frozenset({f"{7:032x}"}),
     )
-    told = lemon_record(history, NODE, START)
-    assert [fault for _, fault in told.faults] == ["xid-79", "nic-lost"]
-    assert told.tickets == (ago(3),)
-    assert told.out == pytest.approx(0.2 / 14)  # of the drain too
+    record = lemon_record(history, NODE, START)
+    assert [fault for _, fault in record.faults] == ["xid-79", "nic-lost"]
+    assert record.tickets == (ago(3),)
+    assert record.out == pytest.approx(0.2 / 14)  # of the drain too
 
 
 def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_is_not() -> None:
@@ -236,14 +236,14 @@ def test_lemon_is_reported_each_hour_and_clears_below_a_lower_limit() -> None:
     where = Component(cluster="c", node="n1")
     watched = frozenset({(LEMON_NODE, where)})
     book.pasts = [past(0, 1, 2, tickets=(ago(1),)), past(0, node="n2"), past(0, 1, 2, 3, node="gone")]
-    told = lemons.tick(look(START, slurm=picture(), watched=()))
-    assert [(one.fault, one.component, one.fault_class) for one in told.findings] == [
+    sensed = lemons.tick(look(START, slurm=picture(), watched=()))
+    assert [(one.fault, one.component, one.fault_class) for one in sensed.findings] == [
         (LEMON_NODE, where, FaultClass.informational)
     ]
     assert [one.node for one in book.kept] == ["gone", "n1", "n2"]
     assert lemons.tick(look(START + timedelta(minutes=5), slurm=picture(), watched=watched)).findings == ()
     again = lemons.tick(look(START + EVERY, slurm=picture(), watched=watched))
-    assert again.findings[0].evidence[0].digest == told.findings[0].evidence[0].digest
+    assert again.findings[0].evidence[0].digest == sensed.findings[0].evidence[0].digest
     assert again.clear_since == {}
     assert book.asked == 2
     book.pasts = [past(0)]  # the others were false alarms
@@ -257,8 +257,8 @@ def test_a_ledger_that_is_away_says_nothing_and_is_asked_again_soon() -> None:
     lemons = Lemons("c", JobMarks(), book.read, book.keep)
     watched = frozenset({(LEMON_NODE, Component(cluster="c", node="n1"))})
     book.away = True
-    told = lemons.tick(look(START, slurm=picture(), watched=watched))
-    assert (told.findings, told.clear_since) == ((), {})
+    sensed = lemons.tick(look(START, slurm=picture(), watched=watched))
+    assert (sensed.findings, sensed.clear_since) == ((), {})
     lemons.tick(look(START + AWAY / 2, slurm=picture(), watched=watched))
     assert book.asked == 1
     book.away, book.pasts = False, [past(0, 1, 2, tickets=(ago(1),))]

@@ -69,9 +69,9 @@ class Site:
 
     def limits(self, **odd: float) -> None:
         sender = Sender(self.book)
-        told = {name: {("power_limit_enforced_w", Part(gpu=0)): odd.get(name, 700.0)} for name in NODES}
+        values = {name: {("power_limit_enforced_w", Part(gpu=0)): odd.get(name, 700.0)} for name in NODES}
         self.telemetry.update(
-            [sender.report(name, self.at_s, cast(Any, one)) for name, one in told.items()], self.book
+            [sender.report(name, self.at_s, cast(Any, one)) for name, one in values.items()], self.book
         )
 
     def run(self, hours: float, *, limits: dict[str, float] | None = None) -> list[Finding]:

@@ -68,12 +68,12 @@ class Site:
 
 def test_reported_once_held_and_again_every_five_minutes() -> None:
     site = Site(rule(for_s=30))
-    told = list(site.found(WARM, 140))
-    assert [number for number, _ in told] == [6, 66, 126]
-    assert {finding.component for _, finding in told} == {HOT}
-    digests = {finding.evidence[0].digest for _, finding in told}
+    repeats = list(site.found(WARM, 140))
+    assert [number for number, _ in repeats] == [6, 66, 126]
+    assert {finding.component for _, finding in repeats} == {HOT}
+    digests = {finding.evidence[0].digest for _, finding in repeats}
     assert len(digests) == 1
-    first = told[0][1]
+    first = repeats[0][1]
     assert (first.rule, first.fault, first.fault_class) == ("hot", "hot", FaultClass.degraded)
     assert (first.evidence[0].sense, first.evidence[0].at) == (Sense.metrics, first.at)
 
@@ -186,16 +186,16 @@ def test_a_counter_is_drawn_as_a_rate_or_as_growth() -> None:
     per_s = rule("rate(errors, 1m) > 0.5", signal="errors", threshold="0.5/1s")
     grown = rule("delta(errors, 1m) > 10", name="grown", signal="errors", threshold="10")
     site = Site(per_s, grown)
-    told: dict[str, Finding] = {}
+    by_rule: dict[str, Finding] = {}
     for number in range(12):
         for finding in site.tick(None, errors=[0.0, 0.0, number * 10.0, 0.0]).findings:
-            told.setdefault(finding.rule, finding)
-    rates = next(line for line in told["hot"].charts[0].lines if line.role == "own")
-    assert told["hot"].charts[0].unit == "count/s"
+            by_rule.setdefault(finding.rule, finding)
+    rates = next(line for line in by_rule["hot"].charts[0].lines if line.role == "own")
+    assert by_rule["hot"].charts[0].unit == "count/s"
     assert [value for value in rates.values if value] == [2.0] * (len([v for v in rates.values if v]))
-    growth = next(line for line in told["grown"].charts[0].lines if line.role == "own")
+    growth = next(line for line in by_rule["grown"].charts[0].lines if line.role == "own")
     assert growth.values[-1] == max(value for value in growth.values if value is not None) >= 20
-    assert "the errors +" in told["hot"].text
+    assert "the errors +" in by_rule["hot"].text
 
 
 def test_a_job_and_a_switch() -> None:
@@ -221,16 +221,16 @@ def test_rules_for_other_models_are_silent_and_clear() -> None:
 
 def test_storm_is_reported_over_several_ticks() -> None:
     site = Site(rule(), names=[f"n{number}" for number in range(1, 30)])
-    told: list[Component] = []
+    components: list[Component] = []
     counts = []
     for _ in range(4):
         for name in site.fleet.names:
             site.fleet.send_gpus(name, heat=[9.0] * 4)
         sensed = site.tick([9.0] * 4)
         counts.append(len(sensed.findings))
-        told += [finding.component for finding in sensed.findings]
+        components += [finding.component for finding in sensed.findings]
     assert counts == [MOST_AT_ONCE, MOST_AT_ONCE, 116 - 2 * MOST_AT_ONCE, 0]
-    assert len(set(told)) == 116
+    assert len(set(components)) == 116
 
 
 def test_a_node_that_slurm_no_longer_shows_is_not_judged() -> None:
@@ -266,18 +266,18 @@ def test_one_sample_and_then_silence_holds_for_no_time() -> None:
 
 def test_two_samples_as_far_apart_as_the_rule_asks_are_enough() -> None:
     site = Site(rule(for_s=30))
-    told: list[int] = []
+    ticks: list[int] = []
     for number in range(12):
-        told += [number for _ in site.tick(WARM if number % 6 == 0 else None).findings]
-    assert told == [6]
+        ticks += [number for _ in site.tick(WARM if number % 6 == 0 else None).findings]
+    assert ticks == [6]
 
 
 def test_another_signal_makes_no_sample_newer() -> None:
     site = Site(rule("heat > 5 and work > 1", signal="heat", for_s=30))
-    told: list[Finding] = []
+    findings: list[Finding] = []
     for number in range(16):
-        told += site.tick(WARM if number == 0 else None, work=[2.0] * 4).findings
-    assert told == []
+        findings += site.tick(WARM if number == 0 else None, work=[2.0] * 4).findings
+    assert findings == []
 
 
 def test_silence_itself_may_hold() -> None:
@@ -290,11 +290,11 @@ def test_a_sample_of_a_part_and_of_the_node_hold_for_their_rules() -> None:
     node = rule("any_of(heat > 5)", name="any-hot", scope=Scope.node, for_s=20, signal="heat")
     gpu = rule("heat > 5 and load > 3", name="hot-and-busy", for_s=20)
     site = Site(node, gpu)
-    told: set[str] = set()
+    fired: set[str] = set()
     for _ in range(6):
         site.fleet.send("n1", {("load", Part()): 9.0})
-        told |= {finding.rule for finding in site.tick(WARM).findings}
-    assert told == {"any-hot", "hot-and-busy"}
+        fired |= {finding.rule for finding in site.tick(WARM).findings}
+    assert fired == {"any-hot", "hot-and-busy"}
 
 
 def test_condition_held_on_a_returned_node_restarts_as_a_new_fact() -> None:
@@ -319,11 +319,11 @@ def test_a_node_that_came_back_leaves_the_holds_of_others() -> None:
         site.tick(WARM)
     site.fleet.telemetry.forget("n1", site.fleet.now)
     site.engine.forget(site.fleet.telemetry, "n1", site.fleet.now)
-    told = []
+    nodes_found = []
     for _ in range(4):
         site.fleet.send_gpus("n2", heat=WARM)
-        told += [finding.component.node for finding in site.tick(WARM).findings]
-    assert told == ["n2"]
+        nodes_found += [finding.component.node for finding in site.tick(WARM).findings]
+    assert nodes_found == ["n2"]
 
 
 def test_value_unchanged_across_a_return_is_reported_again() -> None:

@@ -137,10 +137,10 @@ def rebooted(picture: Picture, numbers: range, *, until: float) -> None:
 
 def heard(picture: Picture, numbers: Iterable[int], until: float) -> None:
     """They keep a cadence of 10 s."""
-    told = [
+    observed = [
         beat(name(number), later(at)) for at in range(LAST + 10, int(until) + 1, 10) for number in numbers
     ]
-    picture.update(told, Topology())
+    picture.update(observed, Topology())
 
 
 def test_what_rebooting_nodes_did_not_say_was_not_missed() -> None:
@@ -201,8 +201,8 @@ def test_many_under_one_switch_mean_the_switch() -> None:
 
 
 def test_remaining_nodes_are_reported_beside_the_switch() -> None:
-    told = found(site(40, stopped=[*range(1, 9), 20]))
-    assert [(one.fault, one.component.node) for one in told] == [
+    findings = found(site(40, stopped=[*range(1, 9), 20]))
+    assert [(one.fault, one.component.node) for one in findings] == [
         ("switch-silent", None),
         ("sender-silent", "gpu0020"),
     ]

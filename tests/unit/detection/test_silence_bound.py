@@ -32,7 +32,7 @@ def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
     picture, looks = Picture(CLUSTER, watching_since=START), 0
     shown = {name(number): SlurmNode(name=name(number), state=("IDLE",)) for number in range(NODES)}
     from_until = {one: sorted(drawn.sample(range(600), 2)) for one in shown}
-    told: list[int] = []
+    counts: list[int] = []
     for second in range(600):
         if drawn.random() < 0.01:  # some node goes out by plan, or comes back
             one = drawn.choice(sorted(shown))
@@ -51,7 +51,7 @@ def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
         kept, picture.silence.all_heard = picture.silence.all_heard, None
         assert silence_findings(PictureLook(shipped(), picture, now)) == found
         picture.silence.all_heard = kept
-        told.append(len(found))
-    assert max(told) > 0
-    assert told.count(0) > 50
+        counts.append(len(found))
+    assert max(counts) > 0
+    assert counts.count(0) > 50
     assert looks < 590

@@ -40,9 +40,9 @@ class Job:
             own = 4.0 * compute * (1 + 0.004 * self.random.normal(size=RANKS))
             own[:slow] *= 1.10
             whole = float(own.max()) + comm_s + data_s
-            told = batch(self.number, own, step_s=whole)
-            told = replace(told, comm_s=whole - own - data_s, data_s=np.full(RANKS, data_s))
-            self.steps.update([told], self.shown, self.now)
+            sent = batch(self.number, own, step_s=whole)
+            sent = replace(sent, comm_s=whole - own - data_s, data_s=np.full(RANKS, data_s))
+            self.steps.update([sent], self.shown, self.now)
             sensed = self.detector.tick(
                 look(self.now, steps=self.steps, slurm=self.shown, watched={PAIR, ("job-slow", WHERE)})
             )
@@ -102,7 +102,7 @@ def test_whole_steps_do_not_reveal_a_shared_cause() -> None:
     job = Job()
     for step in range(1, 91):
         job.number = step
-        told = batch(step, None, ranks=RANKS, step_s=5.0 if step <= 60 else 7.0)
-        job.steps.update([told], job.shown, job.now)
+        sent = batch(step, None, ranks=RANKS, step_s=5.0 if step <= 60 else 7.0)
+        job.steps.update([sent], job.shown, job.now)
         job.found += job.detector.tick(look(job.now, steps=job.steps, slurm=job.shown)).findings
     assert {one.fault for one in job.found} == {"job-slow"}

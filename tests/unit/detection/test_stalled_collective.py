@@ -15,9 +15,9 @@ ALL = {"0": range(4)}
 
 
 def ranks(
-    told: Mapping[int, Sequence[Mapping[str, Any]]], members: Mapping[str, Sequence[int]] = ALL
+    entries_of: Mapping[int, Sequence[Mapping[str, Any]]], members: Mapping[str, Sequence[int]] = ALL
 ) -> dict[int, dict[str, Group]]:
-    return {rank: read(dump(entries, members)) for rank, entries in told.items()}
+    return {rank: read(dump(entries, members)) for rank, entries in entries_of.items()}
 
 
 def done(*seqs: int, **fields: Any) -> list[dict[str, Any]]:
@@ -25,9 +25,9 @@ def done(*seqs: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def found(
-    told: Mapping[int, Sequence[Mapping[str, Any]]], members: Mapping[str, Sequence[int]] = ALL
+    entries_of: Mapping[int, Sequence[Mapping[str, Any]]], members: Mapping[str, Sequence[int]] = ALL
 ) -> Stall:
-    stand = find_stall(ranks(told, members))
+    stand = find_stall(ranks(entries_of, members))
     assert stand is not None
     return stand
 
@@ -57,8 +57,8 @@ def test_all_came_and_it_does_not_end() -> None:
 
 
 def test_a_rank_that_ended_it_already_came_too() -> None:
-    told = {rank: [*done(1), entry(2)] for rank in range(4)} | {3: done(1, 2)}
-    assert found(told).arrived == (0, 1, 2, 3)
+    entries_of = {rank: [*done(1), entry(2)] for rank in range(4)} | {3: done(1, 2)}
+    assert found(entries_of).arrived == (0, 1, 2, 3)
 
 
 def test_of_a_rank_without_a_dump_nothing_is_known() -> None:
@@ -78,8 +78,10 @@ def test_no_rank_waits() -> None:
 
 
 def test_other_calls_under_the_same_number_are_the_programs_own_error() -> None:
-    told = {rank: [*done(1), entry(2)] for rank in range(4)} | {3: [*done(1), entry(2, "nccl:all_gather")]}
-    stand = found(told)
+    entries_of = {rank: [*done(1), entry(2)] for rank in range(4)} | {
+        3: [*done(1), entry(2, "nccl:all_gather")]
+    }
+    stand = found(entries_of)
     assert stand.differs == {"nccl:all_gather": (3,)}
     assert "rank 3 called nccl:all_gather instead" in describe_stall(stand, {})
 
@@ -87,38 +89,38 @@ def test_other_calls_under_the_same_number_are_the_programs_own_error() -> None:
 def test_the_group_whose_missing_rank_waits_nowhere_is_the_root() -> None:
     """Rank 1 never comes to its tensor group; rank 0 waits for it there, 2 and 3 in the world's for both."""
     members = {"0": range(4), "1": [0, 1], "2": [2, 3]}
-    told = {
+    entries_of = {
         0: [*done(1), entry(1, group="1", created_ns=7)],
         1: done(1),
         2: [*done(1), *done(1, group="2"), entry(2, created_ns=5)],
         3: [*done(1), *done(1, group="2"), entry(2, created_ns=6)],
     }
-    told[1] = [*told[1], *done(0, group="1")]
-    stand = found(told, members)
+    entries_of[1] = [*entries_of[1], *done(0, group="1")]
+    stand = found(entries_of, members)
     assert (stand.group, stand.missing) == ("1", (1,))
 
 
 def test_two_groups_waiting_for_each_other_are_traced_to_the_start() -> None:
     members = {"1": [0, 1], "2": [0, 1]}
-    told = {
+    entries_of = {
         0: [entry(2, group="1", created_ns=5), *done(1, group="2")],
         1: [*done(1, group="1"), entry(2, group="2", created_ns=9)],
     }
-    assert found(told, members).group == "1"
+    assert found(entries_of, members).group == "1"
 
 
 @given(st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 4), st.booleans()), max_size=6))
 def test_ranks_without_a_dump_or_with_arrival_are_not_called_missing(
-    told: Mapping[int, tuple[int, bool]],
+    progress: Mapping[int, tuple[int, bool]],
 ) -> None:
     members = {"0": range(6)}
     made = {
         rank: [*done(*range(1, last + 1)), *([entry(last + 1)] if waits else [])]
-        for rank, (last, waits) in told.items()
+        for rank, (last, waits) in progress.items()
     }
     stand = find_stall(ranks(made, members))
-    reached = {rank: last + waits for rank, (last, waits) in told.items()}
-    assert (stand is None) == (not any(waits for _, waits in told.values()))
+    reached = {rank: last + waits for rank, (last, waits) in progress.items()}
+    assert (stand is None) == (not any(waits for _, waits in progress.values()))
     if stand is not None:
         assert set(stand.missing) <= {rank for rank, seq in reached.items() if 0 < seq < stand.seq}
         assert all(reached[rank] >= stand.seq for rank in stand.arrived)

@@ -46,14 +46,14 @@ class Job:
             self.number += 1
             compute = 4.0 * (1 + self.noise * self.random.normal(size=RANKS))
             whole = shape(self.number, compute)
-            told = batch(
+            sent = batch(
                 self.number,
                 compute,
                 restart=self.restart,
                 step_s=whole if isinstance(whole, float) else 5.0,
                 **self.more,
             )
-            self.steps.update([told], self.shown, self.now)
+            self.steps.update([sent], self.shown, self.now)
             self.tick()
         return self.found[before:]
 
@@ -284,9 +284,9 @@ def test_a_node_cannot_make_another_slow() -> None:
 
     def forged(step: int, compute: np.ndarray) -> None:
         slow = np.where(np.arange(RANKS) // 8 == 3, 4.8, np.nan)
-        told = batch(step, slow, at=job.now - timedelta(seconds=3))
-        told = replace(told, nodes=("gpu0000",), node=np.zeros(8, np.int32))
-        job.steps.update([told], job.shown, job.now)
+        sent = batch(step, slow, at=job.now - timedelta(seconds=3))
+        sent = replace(sent, nodes=("gpu0000",), node=np.zeros(8, np.int32))
+        job.steps.update([sent], job.shown, job.now)
 
     assert job.run(60, forged) == []
 
@@ -321,8 +321,8 @@ def only_steps(count: int, job: Job, seconds: Callable[[int], float]) -> list[Fi
     before = len(job.found)
     for _ in range(count):
         job.number += 1
-        told = batch(job.number, None, ranks=2, step_s=seconds(job.number))
-        job.steps.update([told], job.shown, job.now)
+        sent = batch(job.number, None, ranks=2, step_s=seconds(job.number))
+        job.steps.update([sent], job.shown, job.now)
         job.tick()
     return job.found[before:]
 

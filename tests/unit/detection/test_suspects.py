@@ -49,9 +49,9 @@ def test_one_slow_job_proves_nothing_and_an_open_fault_does() -> None:
     own = outcome("1", *range(16), slow_h=0)
     even = suspects(own, [own], {})
     assert len({round(one.share, 6) for one in even}) == 1 and not any(one.why for one in even)
-    told = suspects(own, [own], {node_name(9): ["GPU clock low"]})
-    assert told[0].node == node_name(9) and told[0].why == ("open there: GPU clock low",)
-    assert told[0].share > 0.4 > 10 * told[1].share
+    suspected = suspects(own, [own], {node_name(9): ["GPU clock low"]})
+    assert suspected[0].node == node_name(9) and suspected[0].why == ("open there: GPU clock low",)
+    assert suspected[0].share > 0.4 > 10 * suspected[1].share
 
 
 def test_what_was_fast_before_it_began_says_nothing_and_what_was_fast_since_does() -> None:
@@ -91,8 +91,8 @@ def test_slow_job_with_whole_steps_is_reported_with_its_suspects() -> None:
             now = START + timedelta(seconds=5 * number)
             shown = SlurmJob(id=job, state="RUNNING", nodes=tuple(node_name(one) for one in held))
             slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=nodes, jobs={job: shown})
-            told = batch(number, None, job=job, ranks=4, step_s=step_s, placed=False, at=now)
-            senses.take([], [told], slurm, now)
+            sent = batch(number, None, job=job, ranks=4, step_s=step_s, placed=False, at=now)
+            senses.take([], [sent], slurm, now)
             faults = {node_name(5): ("GPU clock low",)}
             found.extend(senses.tick(slurm, now, (), None, faults).findings)
 
@@ -131,7 +131,7 @@ def test_open_faults_are_those_that_speak_of_the_hardware() -> None:
         about |= {"opened": START, "updated": START, "settle_until": START, "fault_class": fault_class}
         return Incident(**(about | fields))  # type: ignore[arg-type]
 
-    told = open_faults(
+    faults = open_faults(
         [
             incident("gpu-hot", FaultClass.degraded),
             incident("unusual-node", FaultClass.informational),
@@ -139,4 +139,4 @@ def test_open_faults_are_those_that_speak_of_the_hardware() -> None:
             incident("gpu-slow", FaultClass.degraded, clear_since=START),
         ]
     )
-    assert told == {node_name(1): ("gpu-hot", "unusual-node")}
+    assert faults == {node_name(1): ("gpu-hot", "unusual-node")}

@@ -82,8 +82,8 @@ def test_step_times_carry_their_senders_to_the_evidence() -> None:
     for number in range(40):
         now = steps.START + timedelta(seconds=5 * number)
         compute_s = np.where(np.arange(32) == 5, 2.0, 1.0) * (1 + 0.002 * np.sin(np.arange(32) + number))
-        told = replace(steps.batch(number, compute_s), sent_by="job 4711 (c3)")
-        senses.take((), [told], slurm, now)
+        sent = replace(steps.batch(number, compute_s), sent_by="job 4711 (c3)")
+        senses.take((), [sent], slurm, now)
         found += senses.tick(slurm, now, ()).findings
     (item,) = {one.fault: one.evidence[0] for one in found if one.fault == "straggler"}.values()
     assert (item.sent_by, item.relayed_by) == ("job 4711 (c3)", "")

@@ -203,11 +203,11 @@ def test_a_drain_of_slurms_and_a_node_that_it_does_not_reach_are_two_things() ->
         (one.fault, one.component.node)
         for one in drains(PictureLook(rules_in(watches=SETTINGS), picture, START))
     ] == [("slurm-drain:not-responding", "n2")]
-    told = [
+    watched = [
         (one.fault, one.component.node)
         for one in watch_findings(PictureLook(rules_in(watches=SETTINGS), picture, START))
     ]
-    assert told == [("node-offline", "n1")]
+    assert watched == [("node-offline", "n1")]
 
 
 @pytest.mark.parametrize("down_at", [40, 10])
@@ -246,8 +246,8 @@ def test_a_node_that_registers_with_less_than_configured(slurm: Watched) -> None
 
 
 def waiting(job: str, reason: str, since: datetime, **about: object) -> SlurmJob:
-    told = {"partition": "train", "submit_at": since, "eligible_at": since} | about
-    return SlurmJob(id=job, state="PENDING", reason=reason, **told)  # type: ignore[arg-type]
+    job_fields = {"partition": "train", "submit_at": since, "eligible_at": since} | about
+    return SlurmJob(id=job, state="PENDING", reason=reason, **job_fields)  # type: ignore[arg-type]
 
 
 def test_jobs_that_wait_long_are_one_incident_for_each_partition_and_reason(slurm: Watched) -> None:

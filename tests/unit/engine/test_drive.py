@@ -108,8 +108,8 @@ def ended_well(site: Site, job: str, *, paged: bool = False) -> None:
     assert len(site.ledger.tables.slots) == 1
     uses = [(one.job, one.restarts) for one in site.ledger.tables.requeues]
     assert uses == [(job, 0)]
-    told = ["notify", "p0:20261120T03", "ticket"] if paged else ["notify", "ticket"]
-    assert sorted(site.ledger.tables.messages) == [f"{site.incident.id}:{one}" for one in told]
+    expected = ["notify", "p0:20261120T03", "ticket"] if paged else ["notify", "ticket"]
+    assert sorted(site.ledger.tables.messages) == [f"{site.incident.id}:{one}" for one in expected]
     assert site.audited("node.drained") == site.audited("job.requeued") == 1
 
 

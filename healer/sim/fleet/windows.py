@@ -16,7 +16,7 @@ import numpy as np
 
 from healer.detection.job_starts import STARTS
 from healer.detection.tick import Senses
-from healer.model import SlurmJob, SlurmSnapshot
+from healer.model import Component, SlurmJob, SlurmSnapshot
 from healer.recordings.recorder import Recorder
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
@@ -150,8 +150,15 @@ class Window:
         snapshot = self._scrape(now, recorder)
         self._healer.hear(self._checkpoint(now))
         picture = self._healer.picture
-        self._healer.sensed.append(self._senses.tick(snapshot, now, picture.watched, picture.node_reports))
+        watched = {pair for pair in picture.watched if self._covers(pair[1])}
+        self._healer.sensed.append(self._senses.tick(snapshot, now, watched, picture.node_reports))
         self._healer.wake()
+
+    def _covers(self, where: Component) -> bool:
+        """Senses take for gone what Slurm does not show; other nodes and jobs are only not shown to these."""
+        if where.node is not None:
+            return where.node in self.names
+        return where.job in self._part.jobs or where.job not in self._site.snapshot().jobs
 
     def recall(self, since: datetime, every_s: float, recorder: Recorder | None) -> None:
         """Scrapes the time from `since` until now into the senses without running them."""

@@ -222,6 +222,14 @@ def test_starting_a_test_restarts_the_job_on_the_node() -> None:
     assert card.restart.median_s < 15 * 60
 
 
+def test_telemetry_of_other_nodes_ends_no_incident() -> None:
+    """Here windows over sixteen of the 64 nodes are open nearly all the time."""
+    often = msgspec.structs.replace(load("llama3-54d").telemetry, samples_per_day=150)
+    card = one_fault("corruption", telemetry=often)
+    assert card.people["restarts agreed to"] == 1
+    assert "taken out by hand" not in card.people
+
+
 @pytest.mark.parametrize(
     ("way", "within_s"), [("host-memory", 130), ("disk-errors", 130), ("disk", 220), ("port-down", 260)]
 )

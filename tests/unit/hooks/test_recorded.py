@@ -27,8 +27,8 @@ class Lines:
 
 
 def seen(body: dict[str, Any], at: datetime, hook: str = "epilog") -> list[Observation]:
-    told = hook_reports(body, hook, lambda _c, _n: True, at, cluster=CLUSTER)
-    return [one for one, _ in arrivals(told)]
+    parsed = hook_reports(body, hook, lambda _c, _n: True, at, cluster=CLUSTER)
+    return [one for one, _ in arrivals(parsed)]
 
 
 def test_a_report_that_was_recorded_is_the_same_report() -> None:

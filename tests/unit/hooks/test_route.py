@@ -89,9 +89,9 @@ def test_lines_checks_and_samples_are_stored_before_the_answer(served: Served) -
         "<temperature><gpu_temp>61 C</gpu_temp></temperature></gpu></nvidia_smi_log>",
         checks=[{"name": "probe", "text": "ERROR:  nhc:  disk"}, {"name": "fs-full"}],
     )
-    told = send(served, body, "prolog")
-    assert (told["accepted"], told["unrecognised"], told["rejected"]) == (2, 1, [])
-    assert (told["verdict"], told["may_refuse"]) == ("healthy", False)
+    answer = send(served, body, "prolog")
+    assert (answer["accepted"], answer["unrecognised"], answer["rejected"]) == (2, 1, [])
+    assert (answer["verdict"], answer["may_refuse"]) == ("healthy", False)
     kinds = dict(rows(served[0], "SELECT kind, doc->'data' FROM inbox"))
     assert {"xid", "hook"} <= set(kinds)
     assert kinds["hook"]["failed"] == {"probe": "ERROR:  nhc:  disk"} and kinds["hook"]["passed"] == [
@@ -107,16 +107,16 @@ def test_a_line_that_came_by_another_way_is_no_second_one(served: Served) -> Non
     api, client = served
     line = {"node": NODE, "boot_id": "b1", "entries": [{"seq": 7, "line": XID_79}]}
     client.post("/api/v1/signals/kernel-log", json=line, headers=api.headers("signals"))
-    told = send(served, report(kernel=[{"seq": 7, "line": XID_79}]))
-    assert (told["accepted"], told["duplicates"]) == (1, 1)
+    answer = send(served, report(kernel=[{"seq": 7, "line": XID_79}]))
+    assert (answer["accepted"], answer["duplicates"]) == (1, 1)
 
 
 def test_reports_of_a_spool_keep_their_time_and_the_last_one_is_answered(served: Served) -> None:
     then = datetime.now(UTC) - timedelta(hours=2)
     isolated(served[0], "gpu0002")
     old = report("1.0", node="gpu0002", host={"load1": 9.0}) | {"time": then.isoformat()}
-    told = send(served, [old, report("2.0")])
-    assert (told["accepted"], told["verdict"]) == (2, "healthy")
+    answer = send(served, [old, report("2.0")])
+    assert (answer["accepted"], answer["verdict"]) == (2, "healthy")
     times = rows(served[0], "SELECT (doc->>'event_at')::timestamptz FROM inbox WHERE node = 'gpu0002'")
     assert times == [(then,)]
     assert rows(served[0], "SELECT 1 FROM samples") == [], "what was so then is not so now"
@@ -124,8 +124,8 @@ def test_reports_of_a_spool_keep_their_time_and_the_last_one_is_answered(served:
 
 def test_a_spool_holds_reports_of_all_hooks(served: Served) -> None:
     send(served, [report("1.0", hook="prolog"), report("1.0", hook="epilog"), report("b.1")], "health-check")
-    told = rows(served[0], "SELECT doc #>> '{data,hook}' FROM inbox ORDER BY id")
-    assert told == [("prolog",), ("epilog",), ("health-check",)]
+    hooks = rows(served[0], "SELECT doc #>> '{data,hook}' FROM inbox ORDER BY id")
+    assert hooks == [("prolog",), ("epilog",), ("health-check",)]
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_wrong_report_loses_no_other_and_gets_no_permit(
     served: Served, wrong: dict[str, Any], why: str
 ) -> None:
     taken(served[0], isolated(served[0]))
-    told = send(served, [report("1.0"), report("2.0") | wrong])
-    assert told["accepted"] == 1 and not told["may_refuse"]
-    assert told["rejected"][0]["index"] == 1 and why in told["rejected"][0]["reason"]
+    answer = send(served, [report("1.0"), report("2.0") | wrong])
+    assert answer["accepted"] == 1 and not answer["may_refuse"]
+    assert answer["rejected"][0]["index"] == 1 and why in answer["rejected"][0]["reason"]
 
 
 def test_a_token_bound_to_a_node_speaks_of_it_alone(served: Served) -> None:
@@ -179,9 +179,9 @@ def test_a_node_that_healer_takes_out_now_permits_a_failure_and_writes_it_down(s
     api, _ = served
     about = isolated(api)
     taken(api, about)
-    told = send(served, report(job="4711", restarts=0), "prolog")
-    assert (told["verdict"], told["may_refuse"]) == ("isolate", True)
-    assert about[:8] in told["reason"]
+    answer = send(served, report(job="4711", restarts=0), "prolog")
+    assert (answer["verdict"], answer["may_refuse"]) == ("isolate", True)
+    assert about[:8] in answer["reason"]
     ((doc,),) = rows(api, "SELECT doc FROM permits")
     assert (doc["incident"], doc["run"], doc["hook"], doc["job"]) == (about, "run-1", "prolog", "4711")
     lasts = datetime.fromisoformat(doc["until"]) - datetime.fromisoformat(doc["at"])
@@ -210,14 +210,14 @@ def test_a_hook_that_was_not_permitted_is_not_when_it_runs_again(served: Served)
 
 def test_a_health_check_is_never_permitted(served: Served) -> None:
     taken(served[0], isolated(served[0]))
-    told = send(served, report(), "health-check")
-    assert (told["verdict"], told["may_refuse"]) == ("isolate", False)
+    answer = send(served, report(), "health-check")
+    assert (answer["verdict"], answer["may_refuse"]) == ("isolate", False)
 
 
 def test_bad_node_left_in_service_is_reported_and_not_permitted(served: Served) -> None:
     isolated(served[0])
-    told = send(served, report())
-    assert (told["verdict"], told["may_refuse"]) == ("isolate", False)
+    answer = send(served, report())
+    assert (answer["verdict"], answer["may_refuse"]) == ("isolate", False)
 
 
 @pytest.mark.parametrize("verdict", [Verdict.healthy, Verdict.watch, Verdict.suspect])
@@ -225,8 +225,8 @@ def test_below_isolate_no_hook_may_fail_even_while_a_run_holds_the_node(
     served: Served, verdict: Verdict
 ) -> None:
     taken(served[0], isolated(served[0], verdict=verdict))
-    told = send(served, report())
-    assert (told["verdict"], told["may_refuse"]) == (verdict, False)
+    answer = send(served, report())
+    assert (answer["verdict"], answer["may_refuse"]) == (verdict, False)
 
 
 def test_a_permit_is_waited_for_while_it_is_being_decided(served: Served) -> None:
@@ -234,9 +234,9 @@ def test_a_permit_is_waited_for_while_it_is_being_decided(served: Served) -> Non
     about = isolated(api)
     later = threading.Timer(0.5, taken, (api, about))
     later.start()
-    told = send(served, report(kernel=[{"seq": 1, "line": XID_79}]))
+    answer = send(served, report(kernel=[{"seq": 1, "line": XID_79}]))
     later.join()
-    assert told["may_refuse"]
+    assert answer["may_refuse"]
 
 
 @pytest.mark.parametrize("state", [RunState.cancelled, RunState.stuck, RunState.waiting_approval])

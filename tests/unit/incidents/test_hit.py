@@ -33,7 +33,7 @@ HERE = Component(cluster=CLUSTER, node="gpu0001", gpu=3)
 
 
 def incident(*, fatal: bool = True, **fields: Any) -> Incident:
-    told = Evidence(digest="d", at=START, component=HERE, text="x", sense=Sense.kernel, fatal=fatal)
+    evidence = Evidence(digest="d", at=START, component=HERE, text="x", sense=Sense.kernel, fatal=fatal)
     given: dict[str, Any] = {
         "id": "a" * 32,
         "cluster": CLUSTER,
@@ -46,7 +46,7 @@ def incident(*, fatal: bool = True, **fields: Any) -> Incident:
         "updated": START,
         "settle_until": START,
         "jobs_hit": ("4711",),
-        "evidence": (told,),
+        "evidence": (evidence,),
     }
     return Incident(**(given | fields))
 

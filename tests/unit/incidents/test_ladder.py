@@ -146,9 +146,9 @@ class Drained:
 def test_what_healer_remembers_is_no_line_of_the_kernel() -> None:
     gpu = Gpu()
     gpu.ends(HUNG, gpu.fails(HUNG, 0.2), "booted")
-    told = [(one.sense, one.text.partition(",")[0]) for one in gpu.fails(HUNG, 0.2).evidence]
-    assert [sense for sense, text in told if text.endswith(" again")] == [Sense.history]
-    assert {sense for sense, text in told if not text.endswith(" again")} == {Sense.kernel}
+    seen = [(one.sense, one.text.partition(",")[0]) for one in gpu.fails(HUNG, 0.2).evidence]
+    assert [sense for sense, text in seen if text.endswith(" again")] == [Sense.history]
+    assert {sense for sense, text in seen if not text.endswith(" again")} == {Sense.kernel}
 
 
 _steps = st.lists(

@@ -64,11 +64,13 @@ def test_a_kernel_fault_that_may_wait_is_taken_in_as_another_sense() -> None:
 def test_what_a_check_measured_last_week_is_no_second_sense_today() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
-    told = found("slower-than-fleet", site.now)
+    finding = found("slower-than-fleet", site.now)
     for days, senses in ((7, (Sense.step_times,)), (0, (Sense.step_times, Sense.hook))):
         measured = site.now - timedelta(days=days)
-        checks = tuple(msgspec.structs.replace(one, sense=Sense.hook, at=measured) for one in told.evidence)
-        heard = add_reports(site.incident, msgspec.structs.replace(told, evidence=checks))
+        checks = tuple(
+            msgspec.structs.replace(one, sense=Sense.hook, at=measured) for one in finding.evidence
+        )
+        heard = add_reports(site.incident, msgspec.structs.replace(finding, evidence=checks))
         assert senses_of(msgspec.structs.replace(site.incident, heard=heard), site.now) == senses
 
 
@@ -210,10 +212,10 @@ def test_the_one_word_of_a_second_sense_is_not_forgotten() -> None:
 def test_it_ends_when_its_cause_is_known_to_be_gone_for_five_minutes() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
-    told = found("straggler", site.now, gpu=3)
+    finding = found("straggler", site.now, gpu=3)
     for _ in range(30):
         site.clock.advance(3600)
-        site.tick((msgspec.structs.replace(told, arrived_at=site.now),))
+        site.tick((msgspec.structs.replace(finding, arrived_at=site.now),))
     assert site.incident.evidence_count == 1
     assert site.open_incidents, "its sense still speaks: a day without new evidence does not end it"
     site.clear("straggler", gpu=3)
@@ -267,8 +269,8 @@ def test_a_clear_word_about_another_part_says_nothing() -> None:
 def test_a_finding_that_names_no_node_is_no_evidence_of_one() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
-    told = found("straggler", site.now + timedelta(seconds=1), node=None, job="7")
-    site.tick((msgspec.structs.replace(told, fault_class=FaultClass.degraded),))
+    finding = found("straggler", site.now + timedelta(seconds=1), node=None, job="7")
+    site.tick((msgspec.structs.replace(finding, fault_class=FaultClass.degraded),))
     assert len(site.open_incidents) == 2
 
 

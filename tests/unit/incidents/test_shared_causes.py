@@ -64,8 +64,8 @@ WIDE = job("4711", *(name(number) for number in range(1, 65)))
 
 @pytest.mark.parametrize("late_s", [0, 0.4, 1.5, 8], ids=lambda late_s: f"root {late_s} s late")
 def test_a_crash_over_64_nodes_is_one_incident_whenever_its_root_comes(late_s: float) -> None:
-    told = [*each(range(1, 65), ERROR, TEARDOWN, apart=0.001), kernel(10.1 + late_s, 17, LOST)]
-    document = played(placed(80), jobs(0, WIDE), *sorted(told, key=moment), clock(120))
+    lines = [*each(range(1, 65), ERROR, TEARDOWN, apart=0.001), kernel(10.1 + late_s, 17, LOST)]
+    document = played(placed(80), jobs(0, WIDE), *sorted(lines, key=moment), clock(120))
     (one,) = document["incidents"]
     assert (one["rule"], one["root"]["node"]) == ("gpu-lost", name(17))
     assert {part["node"] for part in one["affected"]} >= {name(number) for number in range(1, 65)} - {
@@ -79,12 +79,15 @@ def test_a_crash_over_64_nodes_is_one_incident_whenever_its_root_comes(late_s: f
 @pytest.mark.parametrize("text", [ERROR, PAGE_FAULT, RESET_CHANNEL], ids=["13", "31", "43"])
 def test_a_crash_without_a_root_is_the_jobs_own(text: str) -> None:
     document = played(placed(80), jobs(0, WIDE), *each(range(1, 65), TEARDOWN, text, apart=0.001), clock(120))
-    told = [one for one in document["incidents"] if one["rule"] != "wave"]
-    assert len(document["incidents"]) == len(told) <= 1
+    incidents = [one for one in document["incidents"] if one["rule"] != "wave"]
+    assert len(document["incidents"]) == len(incidents) <= 1
     assert drained(document) == []
     if text is not RESET_CHANNEL:  # a channel that was reset is teardown: alone it means nothing
-        assert (told[0]["cause"], told[0]["root"]) == ("application", {"cluster": CLUSTER, "job": "4711"})
-        assert told[0]["nodes"] == {}
+        assert (incidents[0]["cause"], incidents[0]["root"]) == (
+            "application",
+            {"cluster": CLUSTER, "job": "4711"},
+        )
+        assert incidents[0]["nodes"] == {}
 
 
 def test_errors_of_two_jobs_are_two_incidents() -> None:
@@ -154,8 +157,8 @@ def smi(number: int, cluster: str, clique: int) -> Row:
 
 def test_driver_reports_its_nvlink_domain() -> None:
     rack = "3f1c2d4e-0000-4000-8000-000000000001"
-    told = [smi(number, rack, 32766) for number in range(1, 19)]
-    document = played(placed(36), *told, *each(range(1, 6), LINK), clock(60))
+    inventories = [smi(number, rack, 32766) for number in range(1, 19)]
+    document = played(placed(36), *inventories, *each(range(1, 6), LINK), clock(60))
     assert [one["root"] for one in opened(document)] == [{"cluster": CLUSTER, "device": f"{rack}.32766"}]
     nowhere = [smi(number, "00000000-0000-0000-0000-000000000000", 0) for number in range(1, 19)]
     alone = played(placed(36), *nowhere, *each(range(1, 6), LINK), clock(60))
@@ -196,8 +199,8 @@ def test_nodes_that_fall_silent_together_are_what_feeds_or_joins_them(
         clock(205),
     ]
     document = played(*sorted(rows, key=moment))
-    told = [one for one in opened(document) if one["rule"] not in ("nodes-offline", "slurm-drain")]
-    assert [(one["rule"], one["root"]) for one in told] == [(rule, {"cluster": CLUSTER} | root)]
+    incidents = [one for one in opened(document) if one["rule"] not in ("nodes-offline", "slurm-drain")]
+    assert [(one["rule"], one["root"]) for one in incidents] == [(rule, {"cluster": CLUSTER} | root)]
     assert drained(document) == []
 
 

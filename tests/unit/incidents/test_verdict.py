@@ -115,8 +115,8 @@ def test_what_destroys_a_jobs_data_names_the_jobs_that_must_restart() -> None:
 
 
 def test_a_code_of_nobodys_catalogue() -> None:
-    told = say("detection.xid", code=999, text=say("detection.in_no_catalogue"))
-    fields = {"fault": "xid-999", "fault_class": FaultClass.unknown, "title": joined((told, "x"), "space")}
+    title = say("detection.xid", code=999, text=say("detection.in_no_catalogue"))
+    fields = {"fault": "xid-999", "fault_class": FaultClass.unknown, "title": joined((title, "x"), "space")}
     assert verdict_sentence(**fields, confidence=0.5) == (
         "Xid 999 on GPU 3 of gpu0017 is not in any catalogue; healer watches it and asks you once."
     )
@@ -204,8 +204,8 @@ def test_a_code_without_a_row_and_one_whose_row_says_nothing(line: str, words: s
 def test_a_second_sense_halves_the_doubt_and_an_alert_does_not() -> None:
     one = incident(confidence=0.8, evidence=(evidence(Sense.metrics),))
     both = msgspec.structs.replace(one, heard=(SenseReport(sense=Sense.kernel, at=START),))
-    told = msgspec.structs.replace(one, heard=(SenseReport(sense=Sense.alert, at=START),))
-    assert [certainty_of(it) for it in (one, both, told)] == [0.8, 0.9, 0.8]
+    by_alert = msgspec.structs.replace(one, heard=(SenseReport(sense=Sense.alert, at=START),))
+    assert [certainty_of(it) for it in (one, both, by_alert)] == [0.8, 0.9, 0.8]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_the_number_of_a_fault(fault: str, code: str) -> None:
 
 def test_teardowns_that_were_only_counted_are_set_aside_with_their_root() -> None:
     one = incident(counted={"xid-45": 1203, "xid-13": 2}, jobs_hit=("4711",))
-    told = {it.what: (it.count, it.why) for it in list_ruled_out(one, RULES)}
-    assert told == {
+    ruled_out = {it.what: (it.count, it.why) for it in list_ruled_out(one, RULES)}
+    assert ruled_out == {
         "Xid 45": (1203, "teardown of job 4711 after Xid 79"),
         "Xid 13": (2, "follows from Xid 79"),
     }
@@ -277,11 +277,11 @@ def test_more_of_the_same_is_no_news() -> None:
 def test_a_second_sense_and_the_end_are_news() -> None:
     before = incident(confidence=0.8, evidence=(evidence(Sense.metrics),))
     heard = msgspec.structs.replace(before, heard=(SenseReport(sense=Sense.kernel, at=START),))
-    told = changed_verdict(before, heard, RULES)
-    assert told is not None and told.certainty == 0.9
+    verdict = changed_verdict(before, heard, RULES)
+    assert verdict is not None and verdict.certainty == 0.9
     over = msgspec.structs.replace(before, state=IncidentState.resolved, closed_why="returned by healer")
-    told = changed_verdict(before, over, RULES)
-    assert told is not None and "ended: returned by healer" in told.sentence
+    verdict = changed_verdict(before, over, RULES)
+    assert verdict is not None and "ended: returned by healer" in verdict.sentence
 
 
 def test_the_walk_keeps_each_verdict_once() -> None:
@@ -333,8 +333,8 @@ def test_merged_incidents_are_set_aside_on_the_one_that_explains_them() -> None:
     (one,) = (it for it in site.incidents if it.is_open)
     (milder,) = (it for it in site.incidents if not it.is_open)
     assert milder.merged_into == one.id
-    told = [(it.what, it.count, milder.short_id in it.why) for it in one.set_aside]
-    assert told == [(milder.title, 1, True)]
+    set_aside = [(it.what, it.count, milder.short_id in it.why) for it in one.set_aside]
+    assert set_aside == [(milder.title, 1, True)]
     kept = site.ledger.tables.verdicts[one.id][-1].verdict
     assert kept.set_aside == one.set_aside
     last = site.ledger.tables.verdicts[milder.id][-1].verdict
@@ -373,11 +373,11 @@ def test_evidence_is_introduced_by_its_source(sense: Sense) -> None:
 def test_evidence_that_names_no_source_cannot_be_made_or_read() -> None:
     with pytest.raises(TypeError, match="sense"):
         Evidence(digest="d", at=START, component=GPU, text="x")  # pyright: ignore[reportCallIssue]
-    told = to_stored(evidence())
-    assert from_stored(told, Evidence) == evidence()
-    del told["sense"]
+    stored = to_stored(evidence())
+    assert from_stored(stored, Evidence) == evidence()
+    del stored["sense"]
     with pytest.raises(msgspec.ValidationError, match="sense"):
-        from_stored(told, Evidence)
+        from_stored(stored, Evidence)
 
 
 @pytest.mark.parametrize("by", ["ann", "root"])

@@ -37,8 +37,8 @@ def parents(axes: Axes, scope: Scope, to: Scope) -> dict[str, str | None]:
 
 
 def word(where: Component) -> str:
-    told = (where.node, where.gpu, where.link, where.nic, where.job, where.switch)
-    return " ".join(str(one) for one in told if one is not None) or where.cluster
+    parts = (where.node, where.gpu, where.link, where.nic, where.job, where.switch)
+    return " ".join(str(one) for one in parts if one is not None) or where.cluster
 
 
 def held_by(axes: Axes) -> dict[str, str | None]:
@@ -139,9 +139,9 @@ def test_rows_of_a_node_that_slurm_no_longer_shows_stay_and_belong_to_nothing() 
     show(axes, both[1], jobs=(job("7", None, "gpu0", "gpu1"),), at_s=2)
     assert list(axes.axis(Scope.gpu).components()) == before
     for scope in (Scope.node, Scope.job, Scope.switch, Scope.fabric):
-        told = parents(axes, Scope.gpu, scope)
-        assert [told["gpu0 0"], told["gpu0 1"]] == [None, None]
-        assert None not in (told["gpu1 0"], told["gpu1 1"])
+        labels = parents(axes, Scope.gpu, scope)
+        assert [labels["gpu0 0"], labels["gpu0 1"]] == [None, None]
+        assert None not in (labels["gpu1 0"], labels["gpu1 1"])
     assert parents(axes, Scope.link, Scope.gpu)["gpu0 1 3"] is None
     show(axes, *both, at_s=4)
     assert parents(axes, Scope.gpu, Scope.node)["gpu0 1"] == "gpu0"

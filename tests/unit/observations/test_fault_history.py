@@ -173,12 +173,12 @@ def test_a_part_known_by_its_serial_number_outlives_a_restart() -> None:
 
 def test_the_name_of_a_part_for_trends_changes_with_the_part_alone() -> None:
     history = History(CLUSTER)
-    told = []
+    gpus_lost = []
     for uuid, serial in (("", S1), ("GPU-a", S1), ("GPU-a", ""), ("GPU-b", "")):
         history.identify(name(1), PCI, uuid, later(0), serial=serial)
         history.keep()
-        told += history.gpus()
-    assert [part for _, _, part in told] == [f"SN-{S1}"] * 3 + ["GPU-b"]
+        gpus_lost += history.gpus()
+    assert [part for _, _, part in gpus_lost] == [f"SN-{S1}"] * 3 + ["GPU-b"]
 
 
 def test_a_part_keeps_a_bound_of_bursts() -> None:
@@ -240,8 +240,8 @@ def test_a_node_that_returns_after_its_tests_had_a_transient_fault(tests: str | 
     site = Site(4, mode=Mode.shadow)
     incident = opened(site)
     assert incident.cause is Cause.unclear
-    told = {"node": name(1), **({"tests": tests} if tests else {})}
-    site.tell(CommandKind.node_returned, incident=incident.id, **told)
+    data = {"node": name(1), **({"tests": tests} if tests else {})}
+    site.tell(CommandKind.node_returned, incident=incident.id, **data)
     site.walk()
     assert the_one(site).cause is cause
 

@@ -115,11 +115,11 @@ def test_gpus_of_a_large_job_are_peers_and_others_by_model_and_load() -> None:
         node("gpu5", gpus=2, model="a100"),
         jobs=(job("7", {name: (0,) for name in names[:4]}), job("8", {"gpu4": (1,)})),
     )
-    told = site.labels(Scope.gpu)
-    assert {told[f"{name} 0"] for name in names[:4]} == {"job 7"}
-    assert {told[f"{name} 1"] for name in names[:4]} == {"h100, idle"}
-    assert (told["gpu4 0"], told["gpu4 1"]) == ("h100, idle", "h100, allocated")
-    assert told["gpu5 0"] == "a100, idle"
+    labels = site.labels(Scope.gpu)
+    assert {labels[f"{name} 0"] for name in names[:4]} == {"job 7"}
+    assert {labels[f"{name} 1"] for name in names[:4]} == {"h100, idle"}
+    assert (labels["gpu4 0"], labels["gpu4 1"]) == ("h100, idle", "h100, allocated")
+    assert labels["gpu5 0"] == "a100, idle"
 
 
 def test_sixteen_gpus_on_two_nodes_are_a_large_job_for_gpus_but_not_for_nodes() -> None:
@@ -132,8 +132,8 @@ def test_sixteen_gpus_on_two_nodes_are_a_large_job_for_gpus_but_not_for_nodes() 
 def test_nodes_of_a_job_on_four_nodes_are_peers() -> None:
     names = [f"gpu{number}" for number in range(5)]
     site = Site(*(node(name, gpus=1) for name in names), jobs=(job("7", None, *names[:4]),))
-    told = site.labels(Scope.node)
-    assert [told[f"{name} None"] for name in names] == ["job 7"] * 4 + ["h100, idle"]
+    labels = site.labels(Scope.node)
+    assert [labels[f"{name} None"] for name in names] == ["job 7"] * 4 + ["h100, idle"]
 
 
 def test_links_by_model_and_load_and_ports_by_name_and_model() -> None:
@@ -172,5 +172,5 @@ def test_the_load_is_that_of_the_latest_picture() -> None:
 def test_gpus_of_one_model_in_a_rack_of_three_nodes_are_peers() -> None:
     placed = {"gpu0": "r1", "gpu1": "r1", "gpu2": "r1", "gpu3": "r2", "gpu4": "r2", "gpu5": ""}
     nodes = [msgspec.structs.replace(node(name, gpus=1), rack=rack) for name, rack in placed.items()]
-    told = Site(*nodes).labels(Scope.gpu, racks=True)
-    assert [told[f"{name} 0"] for name in placed] == ["rack r1"] * 3 + ["none"] * 3
+    labels = Site(*nodes).labels(Scope.gpu, racks=True)
+    assert [labels[f"{name} 0"] for name in placed] == ["rack r1"] * 3 + ["none"] * 3

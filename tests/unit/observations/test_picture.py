@@ -324,8 +324,12 @@ def test_a_list_of_the_same_boot_that_only_lacks_a_gpu_is_not_taken() -> None:
 def test_a_heartbeat_gives_the_index_to_the_lines_after_it() -> None:
     shown = picture()
     show(shown, SlurmNode(name=NODE, gpus=8))
-    told = heard(shown, beat(NODE, START, gpus=[{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-x"}]), line())
-    assert [one.component for one in told] == [Component(cluster=CLUSTER, node=NODE, gpu=3, pci="0000:9b:00")]
+    findings = heard(
+        shown, beat(NODE, START, gpus=[{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-x"}]), line()
+    )
+    assert [one.component for one in findings] == [
+        Component(cluster=CLUSTER, node=NODE, gpu=3, pci="0000:9b:00")
+    ]
 
 
 def test_the_topology_gives_the_index_by_gpu_model() -> None:
@@ -364,14 +368,14 @@ def identity(pci: str, number: int) -> Observation:
 
 
 def test_rebuilding_gives_nothing_to_walk_and_knows_what_was_known() -> None:
-    told = [
+    observed = [
         beat(NODE, later(-60), boot_id=OLD),
         beat(NODE, later(-40), boot_id=NEW),
         line(at=later(-30), boot_id=NEW),
         *[beat(NODE, later(second), boot_id=NEW) for second in (-30, -20, -10)],
     ]
     shown = picture()
-    assert shown.update(told, Topology(), rebuild=True) == []
+    assert shown.update(observed, Topology(), rebuild=True) == []
     assert heard(shown, line(at=later(1), event_at=later(-50), boot_id=OLD)) == []
     assert [node.name for node in shown.senders()] == [NODE]
 
@@ -404,14 +408,14 @@ def test_commands_and_what_names_no_node_are_passed_over() -> None:
 
 
 def inventory(*gpus: tuple[int, str], at: datetime = START) -> Observation:
-    told = [{"index": index, "pci": pci, "uuid": ""} for index, pci in gpus]
+    gpus_listed = [{"index": index, "pci": pci, "uuid": ""} for index, pci in gpus]
     return Observation(
-        digest=f"{told}{at}",
+        digest=f"{gpus_listed}{at}",
         kind=ObservationKind.gpu_inventory,
         component=Component(cluster=CLUSTER, node=NODE),
         event_at=at,
         arrived_at=at,
-        data={"gpus": told},
+        data={"gpus": gpus_listed},
     )
 
 
@@ -490,9 +494,9 @@ def test_different_gpus_on_one_node_name_no_model() -> None:
 def test_a_picture_that_repeats_its_nodes_is_the_same_with_names() -> None:
     shown = picture()
     heard(shown, made_of("NVIDIA H100 80GB HBM3", START))
-    told = SlurmSnapshot(cluster=CLUSTER, taken_at=later(1), nodes={NODE: SlurmNode(name=NODE, gpus=8)})
-    shown.show(told)
+    snapshot = SlurmSnapshot(cluster=CLUSTER, taken_at=later(1), nodes={NODE: SlurmNode(name=NODE, gpus=8)})
+    shown.show(snapshot)
     shown.nodes_changed = False
-    shown.show(msgspec.structs.replace(told, taken_at=later(2)))
+    shown.show(msgspec.structs.replace(snapshot, taken_at=later(2)))
     assert shown.slurm.taken_at == later(2)
     assert (shown.nodes_changed, shown.slurm.nodes[NODE].gpu_name) == (False, "NVIDIA H100 80GB HBM3")

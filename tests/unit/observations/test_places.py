@@ -11,16 +11,16 @@ from tests.support.loop import CLUSTER, START
 TREE = {"n1": ("leaf1", "spine"), "n2": ("leaf1", "spine"), "n3": ("leaf2", "spine")}
 
 
-def picture(**told: SlurmNode) -> SlurmSnapshot:
+def picture(**slurm_nodes: SlurmNode) -> SlurmSnapshot:
     nodes = {name: SlurmNode(name=name, state=("IDLE",)) for name in ("n1", "n2", "n3", "n4")}
-    return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes | told)
+    return SlurmSnapshot(cluster=CLUSTER, taken_at=START, nodes=nodes | slurm_nodes)
 
 
 def test_the_file_wins_where_it_speaks_and_slurm_fills_the_rest() -> None:
     file = Topology(places={"n1": Place(rack="r1"), "n2": Place(switch="leaf9"), "n4": Place(switch="leaf4")})
     nodes = with_places(picture(), file, TREE).nodes
-    told = {name: (node.rack, node.switch, node.switches) for name, node in nodes.items()}
-    assert told == {
+    locations = {name: (node.rack, node.switch, node.switches) for name, node in nodes.items()}
+    assert locations == {
         "n1": ("r1", "leaf1", ("leaf1", "spine")),
         "n2": ("", "leaf9", ("leaf9",)),
         "n3": ("", "leaf2", ("leaf2", "spine")),
@@ -29,8 +29,8 @@ def test_the_file_wins_where_it_speaks_and_slurm_fills_the_rest() -> None:
 
 
 def test_recorded_location_of_a_node_is_kept() -> None:
-    told = SlurmNode(name="n1", state=("IDLE",), switch="leaf7", rack="r7")
-    node = with_places(picture(n1=told), Topology(places={"n1": Place(rack="r1")}), TREE).nodes["n1"]
+    slurm_node = SlurmNode(name="n1", state=("IDLE",), switch="leaf7", rack="r7")
+    node = with_places(picture(n1=slurm_node), Topology(places={"n1": Place(rack="r1")}), TREE).nodes["n1"]
     assert (node.rack, node.switch) == ("r7", "leaf7")
 
 
@@ -55,8 +55,8 @@ def test_a_block_of_slurms_is_a_domain_unless_the_file_says_another() -> None:
     blocks = {"n1": ("block:b1",), "n2": ("block:b1",)}
     file = Topology(places={"n2": Place(domain="nvl7", pdu="p1", row="w2")})
     nodes = with_places(picture(), file, blocks).nodes
-    told = {name: (one.domain, one.pdu, one.row, one.switch) for name, one in nodes.items()}
-    assert told == {
+    locations = {name: (one.domain, one.pdu, one.row, one.switch) for name, one in nodes.items()}
+    assert locations == {
         "n1": ("b1", "", "", ""),
         "n2": ("nvl7", "p1", "w2", ""),
         "n3": ("", "", "", ""),

@@ -83,11 +83,11 @@ def windows(
             continue
         names = telemetry.axis(scope).components()
         window = telemetry.window(name, 600, now)
-        told = [telemetry.value(name, now)]
+        results = [telemetry.value(name, now)]
         if name.endswith("_total"):
-            told += telemetry.increase(name, 600, now)
+            results += telemetry.increase(name, 600, now)
         for row, where in enumerate(names):
-            seen[f"{name} {where}"] = (window[:, row].tolist(), [float(one[row]) for one in told])
+            seen[f"{name} {where}"] = (window[:, row].tolist(), [float(one[row]) for one in results])
     return telemetry, seen
 
 

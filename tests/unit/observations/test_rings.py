@@ -90,7 +90,7 @@ def test_falling_counter_restarts_the_ring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "growth"),
+    ("values", "growth"),
     [
         ((2, 0, 2, 2), 0),  # an exporter said 0 once
         ((2, 0, 0, 3), 0),  # above it by less than the fall
@@ -102,11 +102,11 @@ def test_falling_counter_restarts_the_ring() -> None:
         ((5, 0, 5, 6), 1),  # what grows after it came back
     ],
 )
-def test_what_falls_and_comes_back_did_not_grow(told: tuple[float, ...], growth: float) -> None:
+def test_what_falls_and_comes_back_did_not_grow(values: tuple[float, ...], growth: float) -> None:
     made = rings(counters=True)
-    for step, value in enumerate(told):
+    for step, value in enumerate(values):
         put(made, 15 * step, value)
-    assert made.growth(0, 2, SLOTS, slot_of(15 * len(told)))[0][0] == growth
+    assert made.growth(0, 2, SLOTS, slot_of(15 * len(values)))[0][0] == growth
 
 
 def test_two_senders_of_one_counter_of_which_one_is_coarser_make_no_growth() -> None:
@@ -129,12 +129,14 @@ def test_of_two_senders_the_one_that_is_a_little_behind_does_not_spoil_the_growt
 
 
 @pytest.mark.parametrize(
-    ("told", "growth"),
+    ("values", "growth"),
     [((100, 99.5, 99.75), 0), ((100, 98, 98.25), 0.25), ((1000, 991, 993), 0), ((1000, 989, 993), 4)],
 )
-def test_only_a_fall_by_a_unit_and_by_a_hundredth_is_a_reset(told: tuple[float, ...], growth: float) -> None:
+def test_only_a_fall_by_a_unit_and_by_a_hundredth_is_a_reset(
+    values: tuple[float, ...], growth: float
+) -> None:
     made = rings(counters=True)
-    for step, value in enumerate(told):
+    for step, value in enumerate(values):
         put(made, 15 * step, value)
     assert made.growth(0, 2, 6, slot_of(30))[0][0] == growth
 
@@ -157,8 +159,8 @@ def test_growth_is_the_sum_of_its_slots_whatever_was_written_and_read_before(see
         slots, end = int(chance.integers(1, SLOTS + 1)), slot_of(now_s) - int(chance.integers(3))
         grew, _ = made.growth(0, rows, slots, end)
         window = made.window(0, rows, slots, end)
-        told = np.where(np.isnan(window).all(axis=0), np.nan, np.nansum(window, axis=0))
-        np.testing.assert_array_equal(grew, told)
+        expected = np.where(np.isnan(window).all(axis=0), np.nan, np.nansum(window, axis=0))
+        np.testing.assert_array_equal(grew, expected)
 
 
 def test_what_is_back_after_the_window_has_grown_again() -> None:
@@ -202,11 +204,11 @@ def test_values_closer_than_float32_resolution_still_differ() -> None:
 
 
 def test_gap_of_more_than_fifteen_minutes_restarts_the_ring() -> None:
-    for gap_s, told in ((900, 50), (900.5, None)):
+    for gap_s, expected in ((900, 50), (900.5, None)):
         made = rings(counters=True)
         put(made, 0, 0)
         put(made, gap_s, 50)
-        assert of_row(made, 1, slot_of(gap_s)) == [told]
+        assert of_row(made, 1, slot_of(gap_s)) == [expected]
 
 
 def test_room_for_more_rows_and_signals_keeps_what_is_there() -> None:

@@ -58,9 +58,9 @@ def test_each_trouble_says_what_it_is_and_since_when(
     about: dict[str, object], trouble: Trouble, words: str
 ) -> None:
     later = after(seen(0, **about), seen(2, **about))
-    (told,) = troubles(later)
-    assert (told.trouble, told.since) == (trouble, START)
-    assert words in told.text
+    (state,) = troubles(later)
+    assert (state.trouble, state.since) == (trouble, START)
+    assert words in state.text
     assert after(seen(0, **about), seen(2)).since == {}
 
 

@@ -34,10 +34,10 @@ def test_no_steps_give_no_grid() -> None:
 
 
 def test_a_rank_is_compared_with_its_own_stage() -> None:
-    told = [(1, 0), (1, 0), (1.5, 0), (3, 1), (3, 1), (3, 1)]
+    samples = [(1, 0), (1, 0), (1.5, 0), (3, 1), (3, 1), (3, 1)]
     rows = [
         {"rank": rank, "step": 1, "compute_s": seconds, "stage": stage}
-        for rank, (seconds, stage) in enumerate(told)
+        for rank, (seconds, stage) in enumerate(samples)
     ]
     made = grid([batch(rows)])
     assert made is not None

@@ -144,8 +144,8 @@ def test_without_word_from_senders_slurms_order_places_ranks_where_the_counts_fi
 def test_batches_of_several_senders_are_joined_with_their_own_names_of_nodes() -> None:
     one, other = batch(1, np.ones(8)), batch(1, np.ones(8), per=2)
     whole = joined([one, other])
-    told = [whole.nodes[index] for index in whole.node]
-    assert told == ["gpu0000"] * 8 + ["gpu0000"] * 2 + ["gpu0001"] * 2 + ["gpu0002"] * 2 + ["gpu0003"] * 2
+    nodes = [whole.nodes[index] for index in whole.node]
+    assert nodes == ["gpu0000"] * 8 + ["gpu0000"] * 2 + ["gpu0001"] * 2 + ["gpu0002"] * 2 + ["gpu0003"] * 2
     assert len(whole.rank) == 16
 
 
@@ -197,9 +197,9 @@ def test_ranks_beyond_what_a_job_may_have_are_dropped_and_counted() -> None:
 
 def lone(job: str, rank: int, restart: int = 0, at: datetime = START) -> StepBatch:
     """One row of one rank."""
-    told = batch(1, np.ones(1), job=job, restart=restart, at=at)
-    told.rank[0] = rank
-    return told
+    sent = batch(1, np.ones(1), job=job, restart=restart, at=at)
+    sent.rank[0] = rank
+    return sent
 
 
 def test_a_rank_beyond_twice_the_gpus_of_the_job_is_dropped_and_counted() -> None:
@@ -255,8 +255,8 @@ def test_no_moment_holds_more_ranks_than_there_is_room_for(monkeypatch: pytest.M
 def test_of_a_batch_of_very_many_steps_only_the_last_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     cleared = []
     monkeypatch.setattr(JobSteps, "_clear", lambda self, number: cleared.append(number))
-    told = joined([batch(step, np.ones(1)) for step in range(1000)])
-    JobSteps(CLUSTER, "4711", 0, START).take(told)
+    sent = joined([batch(step, np.ones(1)) for step in range(1000)])
+    JobSteps(CLUSTER, "4711", 0, START).take(sent)
     assert len(cleared) == 128
 
 
@@ -269,8 +269,8 @@ def told_by(
     """These ranks, told by a sender that says they run on `node`."""
     compute = np.full(32, np.nan)
     compute[ranks] = compute_s
-    told = batch(step, compute, at=START + timedelta(seconds=seconds))
-    return replace(told, nodes=(node,), node=np.zeros(len(told.rank), np.int32))
+    sent = batch(step, compute, at=START + timedelta(seconds=seconds))
+    return replace(sent, nodes=(node,), node=np.zeros(len(sent.rank), np.int32))
 
 
 def test_rows_of_a_node_that_the_job_does_not_hold_do_not_count() -> None:
@@ -335,12 +335,12 @@ def test_a_picture_without_the_job_costs_nothing_that_was_known() -> None:
 
 @pytest.mark.parametrize("ahead_s", [20, 3600])
 def test_samples_from_a_clock_far_ahead_count_as_now(ahead_s: int) -> None:
-    told = batch(1, np.ones(4), at=START + timedelta(seconds=ahead_s))
+    sent = batch(1, np.ones(4), at=START + timedelta(seconds=ahead_s))
     times = StepTimes(CLUSTER)
-    times.update([told], slurm(), START)
+    times.update([sent], slurm(), START)
     job = times.job("4711")
     assert job is not None
-    expected = START if ahead_s > 30 else told.arrived_at
+    expected = START if ahead_s > 30 else sent.arrived_at
     assert (job.ended_at, job.heard_at) == (expected.timestamp(), expected)
 
 
@@ -354,7 +354,7 @@ def test_what_is_news_of_a_job_and_how_often_it_comes() -> None:
     """The first word of a newer step, by whichever rank; a rank that tells the same step later is none."""
     _, job = fed(batch(1, np.ones(4)))
     for step, later_s in ((2, 3), (2, 5), (3, 8)):
-        told = batch(step, np.ones(4))
-        job.take(replace(told, arrived_at=START + timedelta(seconds=5 + later_s)))
+        sent = batch(step, np.ones(4))
+        job.take(replace(sent, arrived_at=START + timedelta(seconds=5 + later_s)))
     assert job.news_at == START + timedelta(seconds=13)
     assert list(job.news_s) == [3.0, 5.0]

@@ -11,9 +11,9 @@ PARTS = [Component(cluster="c", node="n1", gpu=gpu) for gpu in range(3)]
 ROWS = np.arange(3)
 
 
-def fed(series: Series, told: dict[float, list[float]]) -> Series:
+def fed(series: Series, readings_by_hour: dict[float, list[float]]) -> Series:
     """Readings by hour."""
-    for hour, readings in told.items():
+    for hour, readings in readings_by_hour.items():
         series.look(np.array(readings), hour * HOUR)
     return series
 
@@ -84,8 +84,8 @@ def test_replaced_part_starts_over() -> None:
 
 def test_a_restart_keeps_everything_by_part() -> None:
     """Rows come in another order, one part is new, and the counter grew while nobody looked."""
-    told = {0: [0, 7, 1], 6: [6, 7, 1], 9: [9, 7, 1]}
-    before, whole = fed(Series(counter=True), told), fed(Series(counter=True), told)
+    readings_by_hour = {0: [0, 7, 1], 6: [6, 7, 1], 9: [9, 7, 1]}
+    before, whole = fed(Series(counter=True), readings_by_hour), fed(Series(counter=True), readings_by_hour)
     saved = Saved(before.pack(PARTS))
     after = Series(counter=True)
     after.look(np.zeros(0), 10 * HOUR)

@@ -128,11 +128,11 @@ def test_checkpoints_are_written_as_they_came() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
     data = {"restart": 0, "step": 60, "path": "/scratch/60", "durable": True}
-    told = Observation(
+    observation = Observation(
         digest="aa", kind=ObservationKind.checkpoint, component=Component(cluster="pod1", job="7"),
         event_at=NOW, arrived_at=NOW, data=data,
     )  # fmt: skip
-    tap.note([told], None, NOW)
+    tap.note([observation], None, NOW)
     ((route, body),) = lines.told()
     assert route == "signals/checkpoints"
     assert body == {"cluster": "pod1", "job": "7", "time": "2026-11-20T03:00:00Z"} | data
@@ -141,14 +141,14 @@ def test_checkpoints_are_written_as_they_came() -> None:
 def test_the_heartbeats_of_a_walk_share_an_entry() -> None:
     lines = Lines()
     tap, _ = recorder(lines)
-    told = [
+    observations = [
         Observation(
             digest=node, kind=ObservationKind.heartbeat, component=Component(cluster="pod1", node=node),
             event_at=NOW, arrived_at=NOW, boot_id=boot_id,
         )
         for node, boot_id in (("gpu0001", "b1"), ("gpu0002", None))
     ]  # fmt: skip
-    tap.note(told, None, NOW)
+    tap.note(observations, None, NOW)
     assert lines.told() == [
         (
             "signals/heartbeat",
@@ -261,9 +261,9 @@ def test_alerts_come_back_as_a_group_that_says_the_same() -> None:
     lines = Lines()
     made, _ = recorder(lines)
     made.note(seen, None, NOW)
-    ((route, told),) = lines.told()
+    ((route, body_read),) = lines.told()
     assert route == "signals/alertmanager"
-    assert alertmanager_observations(told, site, NOW).observations == seen
+    assert alertmanager_observations(body_read, site, NOW).observations == seen
 
 
 def test_drift_is_recorded_at_the_start_of_a_file_and_on_change() -> None:

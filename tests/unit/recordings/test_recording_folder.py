@@ -48,12 +48,12 @@ def test_a_file_ends_with_its_hour_and_both_kinds_with_it(tmp_path: Path) -> Non
     site.clock.advance(3600)
     assert site.tell(3) is True
     site.folder.close()
-    told = recordings(tmp_path)
-    assert [(one.kind, one.lines, one.routes) for one in told.files] == [
+    listed = recordings(tmp_path)
+    assert [(one.kind, one.lines, one.routes) for one in listed.files] == [
         ("events", 2, {"clock": 2}), ("samples", 1, {"clock": 1}), ("events", 1, {"clock": 1}),
     ]  # fmt: skip
-    assert (told.oldest, told.newest) == (START, START + timedelta(hours=1))
-    assert told.bytes == sum(one.stat().st_size for one in tmp_path.glob("*.zst"))
+    assert (listed.oldest, listed.newest) == (START, START + timedelta(hours=1))
+    assert listed.bytes == sum(one.stat().st_size for one in tmp_path.glob("*.zst"))
     assert site.numbers() == [0, 2, 1, 3] or site.numbers() == [0, 1, 2, 3]
 
 

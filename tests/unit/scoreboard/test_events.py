@@ -11,11 +11,11 @@ def on(text: str) -> np.ndarray:
 
 
 def test_alarms_close_to_each_other_are_one() -> None:
-    told = on(".xx..x......x")
-    assert alarms(told, 0) == [(1, 3), (5, 6), (12, 13)]
-    assert alarms(told, 1) == [(1, 3), (5, 6), (12, 13)]
-    assert alarms(told, 2) == [(1, 6), (12, 13)]
-    assert alarms(told, 6) == [(1, 13)]
+    alarms_on = on(".xx..x......x")
+    assert alarms(alarms_on, 0) == [(1, 3), (5, 6), (12, 13)]
+    assert alarms(alarms_on, 1) == [(1, 3), (5, 6), (12, 13)]
+    assert alarms(alarms_on, 2) == [(1, 6), (12, 13)]
+    assert alarms(alarms_on, 6) == [(1, 13)]
     assert alarms(on("...."), 3) == []
 
 
@@ -66,8 +66,8 @@ def test_no_reports_and_nothing_to_find() -> None:
 
 def test_random_alarms_are_not_good() -> None:
     random = np.random.default_rng(4)
-    told = alarms(random.random(10_000) < 0.01, 10)
-    tally = judge(told, [(5000, 5100)], days=10_000 / 1440, early=60)
+    alarms_found = alarms(random.random(10_000) < 0.01, 10)
+    tally = judge(alarms_found, [(5000, 5100)], days=10_000 / 1440, early=60)
     assert tally.precision < 0.1
     assert tally.f1 == pytest.approx(2 * tally.precision * tally.recall / (tally.precision + tally.recall))
     assert tally.f1 < 0.1

@@ -186,7 +186,7 @@ def test_one_bad_alert_never_loses_the_good_ones(wrong: Any, reason: str) -> Non
     bad = alert(**wrong) if isinstance(wrong, dict) else wrong
     found = told(alert(), bad, alert(labels={"instance": "gpu0002:1"}, fingerprint="5e9ed1c0b2d4a002"))
     assert len(found.observations) == 2
-    assert [told.index for told in found.rejected] == [1]
+    assert [entry.index for entry in found.rejected] == [1]
     assert reason in found.rejected[0].reason
 
 
@@ -271,8 +271,8 @@ def test_each_required_attribute_is_missed_by_name(name: str) -> None:
     del wrong[name]
     found, rejects = taken(wrong, event(**{name: ""}), event(id="good"))
     assert len(found.observations) == 1
-    assert [told.index for told in rejects.listed] == [0, 1]
-    assert all(told.reason.startswith(f"{name}: ") for told in rejects.listed)
+    assert [entry.index for entry in rejects.listed] == [0, 1]
+    assert all(entry.reason.startswith(f"{name}: ") for entry in rejects.listed)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def test_no_number_is_no_sample(bench: Bench) -> None:
 
 
 def test_inventory_is_sent_when_new_and_every_ten_minutes(bench: Bench) -> None:
-    def told(after_s: float) -> list[object]:
+    def inventory_after(after_s: float) -> list[object]:
         now = NOW + timedelta(seconds=after_s)
         heard = bench.translator.exposition(NEW.encode(), known, now, node=None).inventory
         return [one.data for one in heard if one.kind is ObservationKind.gpu_inventory]
@@ -334,12 +334,14 @@ def test_inventory_is_sent_when_new_and_every_ten_minutes(bench: Bench) -> None:
     assert made_of.data == {"facts": {"gpu": "NVIDIA H100 80GB HBM3"}}
     assert (first.kind, first.component.node) == (ObservationKind.gpu_inventory, "gpu0002")
     assert first.data == {"gpus": [{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-cc"}]}
-    assert (told(5), told(610)) == ([], [first.data])
+    assert (inventory_after(5), inventory_after(610)) == ([], [first.data])
 
 
 def test_without_addresses_there_is_no_inventory_of_gpus(bench: Bench) -> None:
-    told = take(bench, OLD).inventory
-    assert [one.data for one in told] == [{"facts": {"driver": "550.127.08", "gpu": "NVIDIA A100-SXM4-80GB"}}]
+    inventories = take(bench, OLD).inventory
+    assert [one.data for one in inventories] == [
+        {"facts": {"driver": "550.127.08", "gpu": "NVIDIA A100-SXM4-80GB"}}
+    ]
 
 
 def test_a_label_that_is_not_utf_8_loses_its_own_line_alone(bench: Bench) -> None:

@@ -12,12 +12,12 @@ NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
 
 def of(**changes: Any) -> Identity:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cluster": "pod1", "node": "gpu0001", "content": "NVRM: x", "boot_id": None, "seq": None, "stamp": None,
         "event_at": None, "arrived_at": NOW,
     } | changes  # fmt: skip
-    times = {name: told.pop(name) for name in ("event_at", "arrived_at")}
-    return identify(content=told.pop("content"), origin=Origin(**told), **times)
+    times = {name: fields.pop(name) for name in ("event_at", "arrived_at")}
+    return identify(content=fields.pop("content"), origin=Origin(**fields), **times)
 
 
 def test_boot_and_sequence_are_enough() -> None:

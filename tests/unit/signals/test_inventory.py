@@ -21,7 +21,7 @@ def test_only_the_node_that_turned_out_otherwise_changed() -> None:
 
 
 def rows(gpus: GpuNames) -> list[dict[str, object]]:
-    return [row for told in gpus.inventory([A], NOW) for row in told.data["gpus"]]
+    return [row for inventory in gpus.inventory([A], NOW) for row in inventory.data["gpus"]]
 
 
 def test_serial_number_is_reported_once_and_follows_its_gpu() -> None:
@@ -49,8 +49,8 @@ def test_a_uuid_that_is_none_is_not_learned() -> None:
     for uuid in ("GPU\0a", "GPU a", "x" * 65, "\ud800"):
         gpus.learn(A, 0, uuid, "0000:18:00")
         assert gpus.index(A, uuid, None) is None
-    (told,) = gpus.inventory([A], NOW)
-    assert told.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]
+    (inventory,) = gpus.inventory([A], NOW)
+    assert inventory.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]
 
 
 def test_heartbeat_names_gpus_of_samples_with_only_a_uuid_or_an_address() -> None:

@@ -45,8 +45,8 @@ def known(cluster: str, node: str) -> bool:
 
 
 def take(*records: Any, **around: Any) -> KernelRecords:
-    told = [record_of(index, record) for index, record in enumerate(records)]
-    return kernel_records(told, known, NOW, cluster="pod1", **around)
+    parsed = [record_of(index, record) for index, record in enumerate(records)]
+    return kernel_records(parsed, known, NOW, cluster="pod1", **around)
 
 
 def body(raw: bytes) -> KernelRecords:
@@ -234,12 +234,12 @@ def test_a_lines_end_within_a_record_begins_no_line() -> None:
 def test_a_lost_gpu_in_three_records_is_one_event_with_its_address() -> None:
     words = ("NVRM: The NVIDIA GPU 0000:9b:00.0", "NVRM: (PCI ID: 10de:2330) installed in this system has",
              "NVRM: fallen off the bus and is not responding to commands.")  # fmt: skip
-    told = take(
+    logged_lines = take(
         *(journalctl(line, _SOURCE_MONOTONIC_TIMESTAMP=str(5_000_000 + n)) for n, line in enumerate(words))
     )
-    assert [one.component.pci for one in told.accepted.observations if not one.data.get("follow_up")] == [
-        "0000:9b:00"
-    ]
+    assert [
+        one.component.pci for one in logged_lines.accepted.observations if not one.data.get("follow_up")
+    ] == ["0000:9b:00"]
 
 
 def test_each_wrong_record_is_reported_by_index_and_loses_no_other() -> None:
@@ -349,8 +349,8 @@ NAMES = st.sampled_from(
 def test_no_record_breaks_the_reader(fields: dict[str, Any], as_kernel: bool) -> None:
     record = fields | ({"_TRANSPORT": "kernel", "_HOSTNAME": "gpu0001"} if as_kernel else {})
     logged = take(record)
-    told = logged.accepted
-    in_all = len(told.observations) + told.unrecognised + len(told.rejected) + logged.not_kernel
+    accepted = logged.accepted
+    in_all = len(accepted.observations) + accepted.unrecognised + len(accepted.rejected) + logged.not_kernel
     assert in_all == 1
     logs.json_records(json.dumps([record]).encode())
 
@@ -369,8 +369,8 @@ def test_no_bytes_break_the_json_reader(raw: bytes) -> None:
 def test_what_the_journal_exports_is_read_back(fields: list[tuple[str, bytes]]) -> None:
     record = {name: value for name, value in fields}
     (read,) = export_records(export(record))
-    told = {name: value.encode() if isinstance(value, str) else value for name, value in read.items()}
-    assert told == record
+    encoded = {name: value.encode() if isinstance(value, str) else value for name, value in read.items()}
+    assert encoded == record
 
 
 def test_numbers_of_the_journal() -> None:
@@ -385,7 +385,7 @@ def test_numbers_of_the_journal() -> None:
     "time", [10**400, -(10**400), 1e300], ids=["huge", "hugely negative", "beyond all calendars"]
 )
 def test_a_time_that_no_calendar_has_costs_its_record_alone(time: float) -> None:
-    told = take({**fluent_bit(), "date": time}, fluent_bit())
-    assert [one.index for one in told.accepted.rejected] == [0]
-    assert "not a time" in told.accepted.rejected[0].reason
-    assert len(told.accepted.observations) == 1
+    logged_lines = take({**fluent_bit(), "date": time}, fluent_bit())
+    assert [one.index for one in logged_lines.accepted.rejected] == [0]
+    assert "not a time" in logged_lines.accepted.rejected[0].reason
+    assert len(logged_lines.accepted.observations) == 1

@@ -250,8 +250,8 @@ def test_one_gpu_of_many_is_not_taken_for_the_whole_node(bench: Bench) -> None:
     assert (alone.reports, _of_gpus(alone)) == ([], [])
     assert alone.unknown["gpu_temp_c"].why == "its labels match no known GPU"
     take(bench, *(h100(bus) for bus in ("18", "2A", "3A", "5D")))
-    for told in (h100("5D"), h100("5D", minor=3)):
-        values = bench.values(take(bench, told, attached=8).reports[0])
+    for gpu_xml in (h100("5D"), h100("5D", minor=3)):
+        values = bench.values(take(bench, gpu_xml, attached=8).reports[0])
         assert {part for _, part in values} == {gpu(3)}
 
 
@@ -276,8 +276,8 @@ def test_series_by_address_are_mapped_through_nvidia_smi(bench: Bench) -> None:
 
 
 def test_serial_numbers_go_into_the_inventory(bench: Bench) -> None:
-    told = take(bench, h100("18", serial="1650522005114"), h100("3A", serial="N/A"))
-    (inventory,) = _of_gpus(told)
+    measured = take(bench, h100("18", serial="1650522005114"), h100("3A", serial="N/A"))
+    (inventory,) = _of_gpus(measured)
     assert [gpu.get("serial") for gpu in inventory.data["gpus"]] == ["1650522005114", None]
 
 

@@ -94,11 +94,11 @@ def test_what_can_be_no_sample_is_refused_with_its_reason(bench: Bench, encoding
     taken = take(bench, encoding, request)
     assert (taken.samples, taken.unrecognised) == (1, 2)
     assert {name: one.count for name, one in taken.unknown.items()} == {"my.own.metric": 2}
-    told = [(one.index, one.reason) for one in taken.rejected]
-    assert [index for index, _ in told] == [0, 1, 2, 3, 4]
-    assert "histogram" in told[0][1]
-    assert "delta" in told[2][1]
-    assert "temporality" in told[3][1]
+    rejected = [(one.index, one.reason) for one in taken.rejected]
+    assert [index for index, _ in rejected] == [0, 1, 2, 3, 4]
+    assert "histogram" in rejected[0][1]
+    assert "delta" in rejected[2][1]
+    assert "temporality" in rejected[3][1]
 
 
 def test_a_point_without_a_value_is_nothing_known(bench: Bench, encoding: str) -> None:
@@ -219,8 +219,8 @@ def test_a_torn_point_is_refused(bench: Bench) -> None:
 
 def test_odd_but_right_bytes_are_read(bench: Bench) -> None:
     """Attributes of more than 127 bytes, in several places, whole numbers, and fields that nobody knows."""
-    told = point(7, {"x" * 200: "y"}, NS)
-    odd = varint(99 << 3 | 2) + varint(3) + b"abc" + told.SerializeToString() + field(98, b"d")
+    number_point = point(7, {"x" * 200: "y"}, NS)
+    odd = varint(99 << 3 | 2) + varint(3) + b"abc" + number_point.SerializeToString() + field(98, b"d")
     odd += field(7, field(1, b"host") + field(2, field(1, b"gpu0007")))
     metric = field(1, b"node_load1") + field(5, field(1, odd))
     taken = bench.translator.otlp(field(1, field(2, field(2, metric))), known, NOW, json=False)
@@ -259,23 +259,23 @@ def test_too_many_scopes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logged(encoding: str, *records: Any, resource: dict[str, Any] | None = None) -> KernelRecords:
     request = logs(resource or {}, records)
-    told = otlp_logs.json_records(as_json(request)) if encoding == "json" else otlp_logs.records(
+    parsed = otlp_logs.json_records(as_json(request)) if encoding == "json" else otlp_logs.records(
         request.SerializeToString()
     )  # fmt: skip
-    return kernel_records(told, known, NOW + timedelta(minutes=1), cluster="pod1")
+    return kernel_records(parsed, known, NOW + timedelta(minutes=1), cluster="pod1")
 
 
 def test_journald_receiver_record_equals_the_journalctl_event(encoding: str) -> None:
-    told = logged(encoding, record(journalctl()), record(LOST, journalctl()))
-    first, second = told.accepted.observations
+    taken = logged(encoding, record(journalctl()), record(LOST, journalctl()))
+    first, second = taken.accepted.observations
     assert first.digest == second.digest
     assert (first.code, first.component.node, first.line) == (79, "gpu0001", f"[6781753.400584] {LOST}")
-    assert told.not_kernel == 0
+    assert taken.not_kernel == 0
 
 
 def test_the_resource_names_the_node_and_the_record_the_time(encoding: str) -> None:
     fields = {"_TRANSPORT": "kernel", "MESSAGE": LOST}
-    told = logged(
+    taken = logged(
         encoding,
         record(fields, time_unix_nano=NS),
         record(
@@ -283,7 +283,7 @@ def test_the_resource_names_the_node_and_the_record_the_time(encoding: str) -> N
         ),
         resource={"host.name": "gpu0003.pod1.example"},
     )
-    assert [(one.component.node, one.event_at) for one in told.accepted.observations] == [
+    assert [(one.component.node, one.event_at) for one in taken.accepted.observations] == [
         ("gpu0003", NOW),
         ("gpu0003", NOW - timedelta(seconds=1)),
     ]
@@ -305,8 +305,8 @@ def test_the_resource_names_the_node_and_the_record_the_time(encoding: str) -> N
 def test_records_that_prove_nothing_are_only_counted(
     encoding: str, body: Any, attributes: dict[str, Any]
 ) -> None:
-    told = logged(encoding, record(body, attributes))
-    assert (told.accepted.observations, told.accepted.rejected, told.not_kernel) == ((), (), 1)
+    taken = logged(encoding, record(body, attributes))
+    assert (taken.accepted.observations, taken.accepted.rejected, taken.not_kernel) == ((), (), 1)
 
 
 @pytest.mark.parametrize("place", ["resource", "attributes", "body"])
@@ -315,11 +315,11 @@ def test_a_mark_is_not_overruled_by_another_of_its_name(encoding: str, place: st
     sound = {"MESSAGE": LOST, "_HOSTNAME": "gpu0001"}
     forged, honest = record(sound), record(journalctl())
     request = logs({}, [forged] if place == "resource" else [forged, honest])
-    told = request.resource_logs[0].scope_logs[0].log_records[0]
+    log_record = request.resource_logs[0].scope_logs[0].log_records[0]
     home = {
         "resource": request.resource_logs[0].resource.attributes,
-        "attributes": told.attributes,
-        "body": told.body.kvlist_value.values,
+        "attributes": log_record.attributes,
+        "body": log_record.body.kvlist_value.values,
     }[place]
     home.extend(twice)
     read = otlp_logs.json_records if encoding == "json" else otlp_logs.records
@@ -333,14 +333,14 @@ def test_null_is_as_left_out_in_logs() -> None:
     line = {"timeUnixNano": None, "observedTimeUnixNano": None, "attributes": None, "traceId": None}
     values = [{"key": None, "value": None}, {"key": "a", "value": {"arrayValue": {"values": None}}}, *fields]
     line["body"] = {"stringValue": None, "kvlistValue": {"values": values}}
-    told = {
+    document = {
         "resourceLogs": [
             {"resource": None, "scopeLogs": None, "schemaUrl": None},
             {"resource": {"attributes": None}, "scopeLogs": [{"scope": None, "logRecords": None}]},
             {"resource": None, "scopeLogs": [{"logRecords": [line]}]},
         ]
     }
-    seen = kernel_records(otlp_logs.json_records(json.dumps(told).encode()), known, NOW, cluster="pod1")
+    seen = kernel_records(otlp_logs.json_records(json.dumps(document).encode()), known, NOW, cluster="pod1")
     assert len(seen.accepted.observations) == 1
     assert list(otlp_logs.json_records(b'{"resourceLogs": null}')) == []
 
@@ -357,14 +357,14 @@ def test_null_is_as_left_out_in_metrics(bench: Bench) -> None:
         {"name": "a", "sum": {"dataPoints": None, "aggregationTemporality": None, "isMonotonic": None}},
         {"name": "b", "histogram": {"dataPoints": None}},
     ]
-    told = {
+    document = {
         "resourceMetrics": [
             {"resource": None, "scopeMetrics": None},
             {"resource": {"attributes": None}, "scopeMetrics": [{"scope": None, "metrics": None}]},
             {"resource": None, "scopeMetrics": [{"metrics": kinds}]},
         ]
     }
-    (report,) = bench.translator.otlp(json.dumps(told).encode(), known, NOW, json=True).reports
+    (report,) = bench.translator.otlp(json.dumps(document).encode(), known, NOW, json=True).reports
     assert bench.values(report) == {("load1", Part()): 3.5}
     assert list(otlp_metrics.read_json(b'{"resourceMetrics": null}')) == []
 
@@ -382,9 +382,9 @@ def test_one_record_that_is_too_deep_loses_no_other(encoding: str) -> None:
     deep: Any = "x"
     for _ in range(DEPTH_MAX + 1):
         deep = {"a": deep}
-    told = logged(encoding, record(deep), record(journalctl()), record(list(range(5000))))
-    assert len(told.accepted.observations) == 1
-    assert [(one.index, "levels" in one.reason) for one in told.accepted.rejected] == [(0, True), (2, True)]
+    taken = logged(encoding, record(deep), record(journalctl()), record(list(range(5000))))
+    assert len(taken.accepted.observations) == 1
+    assert [(one.index, "levels" in one.reason) for one in taken.accepted.rejected] == [(0, True), (2, True)]
 
 
 def test_too_many_records_are_refused(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
@@ -398,9 +398,9 @@ def test_the_answers_are_those_of_the_package() -> None:
         (ExportLogsServiceResponse, "rejected_log_records"),
         (ExportMetricsServiceResponse, "rejected_data_points"),
     ):
-        told = kind.FromString(message(300, "300 not stored: ü"))
-        assert getattr(told.partial_success, name) == 300
-        assert told.partial_success.error_message == "300 not stored: ü"
+        response = kind.FromString(message(300, "300 not stored: ü"))
+        assert getattr(response.partial_success, name) == 300
+        assert response.partial_success.error_message == "300 not stored: ü"
         assert not kind.FromString(message(0, "")).HasField("partial_success")
 
 
@@ -415,11 +415,11 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_values_are_those_of_the_package(told: Any) -> None:
-    raw = value(told).SerializeToString()
-    assert any_value(raw, 0, len(raw)) == told
-    whole = list(otlp_logs.json_records(as_json(logs({}, [record({"v": told})]))))
-    assert whole[0].places[-1] == {"v": told}
+def test_values_are_those_of_the_package(content: Any) -> None:
+    raw = value(content).SerializeToString()
+    assert any_value(raw, 0, len(raw)) == content
+    whole = list(otlp_logs.json_records(as_json(logs({}, [record({"v": content})]))))
+    assert whole[0].places[-1] == {"v": content}
 
 
 POINTS = st.builds(
@@ -443,28 +443,28 @@ def test_points_are_those_of_the_package(points: list[Any]) -> None:
             assert metric.read(metric.resource) == {"a": "b"}
             assert (metric.name, metric.grows) in {("one", False), ("two", True)}
             assert metric.held == len(points)
-            for found, told in zip(metric.points, points, strict=True):
+            for found, wanted in zip(metric.points, points, strict=True):
                 number = (
                     math.nan
-                    if told.flags & 1
-                    else told.as_double
-                    if told.HasField("as_double")
-                    else told.as_int
+                    if wanted.flags & 1
+                    else wanted.as_double
+                    if wanted.HasField("as_double")
+                    else wanted.as_int
                 )
                 assert found.value == pytest.approx(number, rel=1e-15, nan_ok=True)
-                labels = {one.key: one.value.string_value for one in told.attributes}
+                labels = {one.key: one.value.string_value for one in wanted.attributes}
                 assert metric.read(found.block) == labels
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_break_the_readers(raw: bytes, in_json: bool) -> None:
     bench = Bench()
-    for told in (raw, field(1, raw), field(1, field(2, field(2, b"\x0a\x01x" + field(5, field(1, raw)))))):
+    for body in (raw, field(1, raw), field(1, field(2, field(2, b"\x0a\x01x" + field(5, field(1, raw)))))):
         with suppress(BadBody):
-            bench.translator.otlp(told, known, NOW, json=in_json)
+            bench.translator.otlp(body, known, NOW, json=in_json)
         read = otlp_logs.json_records if in_json else otlp_logs.records
         with suppress(BadBody):
-            kernel_records(read(told), known, NOW, cluster="pod1")
+            kernel_records(read(body), known, NOW, cluster="pod1")
     with suppress(Torn):
         any_value(raw, 0, len(raw))
 
@@ -485,8 +485,8 @@ JSON = st.recursive(
 
 @pytest.mark.heavy
 @given(JSON)
-def test_no_json_breaks_the_readers(told: Any) -> None:
-    raw = json.dumps(told).encode()
+def test_no_json_breaks_the_readers(document: Any) -> None:
+    raw = json.dumps(document).encode()
     bench = Bench()
     with suppress(BadBody):
         bench.translator.otlp(raw, known, NOW, json=True)
@@ -516,8 +516,8 @@ def test_names_of_the_semantic_conventions_are_known(bench: Bench) -> None:
         total("hw.energy", point(12.0, card), unit="J"),
     )
     (report,) = bench.translator.otlp(request.SerializeToString(), known, NOW, json=False).reports
-    told = {(signal, part.gpu, part.port): one for (signal, part), one in bench.values(report).items()}
-    assert {signal: one for (signal, *_), one in told.items()} == {
+    values = {(signal, part.gpu, part.port): one for (signal, part), one in bench.values(report).items()}
+    assert {signal: one for (signal, *_), one in values.items()} == {
         "load1": 3.5,
         "host_memory_available_bytes": 5,
         "net_rx_error_total": 7,
@@ -525,4 +525,4 @@ def test_names_of_the_semantic_conventions_are_known(bench: Bench) -> None:
         "power_w": 500,
         "energy_j_total": 12,
     }
-    assert {("gpu_util_percent", 3, None), ("net_rx_error_total", None, "eth0")} <= set(told)
+    assert {("gpu_util_percent", 3, None), ("net_rx_error_total", None, "eth0")} <= set(values)

@@ -26,8 +26,8 @@ GPU = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "gpu": "2", "Hostname": "gpu0001"}
 
 
 def vector(*series: tuple[dict[str, str], float | str], at: float = AT) -> bytes:
-    told = [{"metric": metric, "value": [at, str(value)]} for metric, value in series]
-    return answer("vector", told)
+    rows = [{"metric": metric, "value": [at, str(value)]} for metric, value in series]
+    return answer("vector", rows)
 
 
 def matrix(*series: tuple[dict[str, str], list[tuple[float, Any]]]) -> bytes:
@@ -41,16 +41,16 @@ def answer(kind: str, result: Any) -> bytes:
 
 def test_a_vector_under_the_servers_names() -> None:
     bench = Bench()
-    told = bench.translator.queried(vector((GPU, 61), ({**GPU, "__name__": "strange"}, 1)), known, NOW)
-    assert [bench.values(one) for one in told.reports] == [{("gpu_temp_c", gpu(2)): 61}]
-    assert (told.samples, told.unrecognised, list(told.unknown)) == (1, 1, ["strange"])
+    measured = bench.translator.queried(vector((GPU, 61), ({**GPU, "__name__": "strange"}, 1)), known, NOW)
+    assert [bench.values(one) for one in measured.reports] == [{("gpu_temp_c", gpu(2)): 61}]
+    assert (measured.samples, measured.unrecognised, list(measured.unknown)) == (1, 1, ["strange"])
 
 
 def test_a_query_gives_a_signal_whatever_its_series_are_called() -> None:
     bench = Bench()
     raw = vector(({"instance": "gpu0001:9100"}, 2.5), ({"instance": "other:9100"}, 3))
-    told = bench.translator.queried(raw, known, NOW, signal="load1")
-    assert [bench.values(one) for one in told.reports] == [{("load1", Part()): 2.5}]
+    measured = bench.translator.queried(raw, known, NOW, signal="load1")
+    assert [bench.values(one) for one in measured.reports] == [{("load1", Part()): 2.5}]
     again = bench.translator.queried(raw, known, NOW, signal="load5")
     assert [bench.values(one) for one in again.reports] == [{("load5", Part()): 2.5}]
 
@@ -65,8 +65,11 @@ def test_a_scale_of_the_catalogue_holds() -> None:
 def test_a_matrix_keeps_the_times_of_its_samples() -> None:
     bench = Bench()
     rows = [(AT - 30.5, 60), (AT - 15.5, 61), (AT - 0.5, "NaN")]
-    told = bench.translator.queried(matrix((GPU, rows)), known, NOW)
-    assert [one.at for one in told.reports] == [NOW - timedelta(seconds=30.5), NOW - timedelta(seconds=15.5)]
+    measured = bench.translator.queried(matrix((GPU, rows)), known, NOW)
+    assert [one.at for one in measured.reports] == [
+        NOW - timedelta(seconds=30.5),
+        NOW - timedelta(seconds=15.5),
+    ]
 
 
 def test_parts_of_one_moment_make_one_number() -> None:
@@ -131,13 +134,13 @@ VALUES = st.one_of(st.floats(), st.text(max_size=4), st.sampled_from(["NaN", "+I
 @pytest.mark.heavy
 @given(st.lists(st.tuples(LABELS, VALUES, st.floats() | st.integers()), max_size=5))
 def test_nothing_escapes_but_bad_body(series: list[tuple[dict[str, str], Any, Any]]) -> None:
-    told = [{"metric": metric, "value": [at, str(value)]} for metric, value, at in series]
+    rows = [{"metric": metric, "value": [at, str(value)]} for metric, value, at in series]
     for read in (
         lambda raw: Bench().translator.queried(raw, known, NOW),
         lambda raw: Bench().translator.charted(raw, known),
     ):
         try:
-            read(answer("vector", told))
+            read(answer("vector", rows))
         except BadBody:
             continue
 

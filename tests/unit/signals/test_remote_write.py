@@ -43,19 +43,19 @@ def series(name: str, labels: Mapping[str, str], *samples: tuple[float, int]) ->
     return {"__name__": name, **labels}, list(samples)
 
 
-def take(bench: Bench, *told: tuple[dict[str, str], list]) -> Measured:
-    return bench.translator.remote_write(snappy(message(told)), known, NOW)
+def take(bench: Bench, *all_series: tuple[dict[str, str], list]) -> Measured:
+    return bench.translator.remote_write(snappy(message(all_series)), known, NOW)
 
 
 def test_samples_become_one_report_per_node_and_moment(bench: Bench) -> None:
     other = {"node": "gpu0002", "device": "mlx5_0", "port": "1"}
-    told = (
+    sent = (
         series("DCGM_FI_DEV_GPU_TEMP", DCGM, (61, MS - 5000), (62, MS)),
         series("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", DCGM, (0, MS)),
         series("node_infiniband_symbol_error_total", other, (7, MS)),
     )
     for _ in range(2):  # the second time by the fast way
-        taken = take(bench, *told)
+        taken = take(bench, *sent)
         assert [(one.node, one.at, bench.values(one)) for one in taken.reports] == [
             ("gpu0001", NOW - timedelta(seconds=5), {("gpu_temp_c", gpu(2)): 61}),
             ("gpu0001", NOW, {("gpu_temp_c", gpu(2)): 62, ("pcie_replay_total", gpu(2)): 0}),
@@ -80,14 +80,14 @@ def test_the_node_is_the_first_label_that_names_one(bench: Bench, labels: dict[s
 
 
 def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
-    told = (
+    sent = (
         series("up", {"job": "x"}, (1, MS)),
         series("node_load1", {"instance": "cpu1:9100"}, (1, MS)),
         series("DCGM_FI_DEV_FB_USED", DCGM | {"GPU_I_ID": "3"}, (1, MS)),
         series("Unwanted", {"A": "before the name"}, (1, MS)),
     )
     for _ in range(2):
-        taken = take(bench, *told)
+        taken = take(bench, *sent)
         assert taken.reports == []
         assert taken.unrecognised == 4
         assert {name: one.why for name, one in taken.unknown.items()} == {
@@ -103,11 +103,11 @@ def test_parts_of_a_number_are_not_taken_unless_they_were_put_together(bench: Be
     """Prometheus spreads series over its shards: each request would tell another part as the whole."""
     node = {"node": "gpu0001"}
     parts = ("node_edac_uncorrectable_errors_total", "node_hwmon_temp_celsius", "ipmi_power_state")
-    told = [series(name, node | {"part": part}, (3, MS)) for name in parts for part in "ab"]
+    sent = [series(name, node | {"part": part}, (3, MS)) for name in parts for part in "ab"]
     unplain = series("node_hwmon_fan_rpm", {"Before": "the name"} | node, (9000, MS))
     recorded = series("psu_state", node, (2, MS))
     for _ in range(2):
-        taken = take(bench, *told, unplain, recorded)
+        taken = take(bench, *sent, unplain, recorded)
         assert [bench.values(one) for one in taken.reports] == [{("psu_state", Part()): 2}]
         assert {name: one.count for name, one in taken.unknown.items()} == {
             **dict.fromkeys(parts, 2),
@@ -118,13 +118,13 @@ def test_parts_of_a_number_are_not_taken_unless_they_were_put_together(bench: Be
 
 def test_stale_markers_and_blanks_are_no_samples(bench: Bench) -> None:
     (stale,) = struct.unpack("<d", bytes.fromhex("020000000000f07f"))
-    told = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (stale, MS), (2147483632, MS + 1), (math.inf, MS + 2))
-    assert take(bench, told).samples == 0
+    sent = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (stale, MS), (2147483632, MS + 1), (math.inf, MS + 2))
+    assert take(bench, sent).samples == 0
 
 
 def test_old_samples_are_rejected_and_young_ones_taken(bench: Bench) -> None:
-    told = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (60, MS - 901_000), (61, MS - 899_000), (62, MS + 60_000))
-    taken = take(bench, told)
+    sent = series("DCGM_FI_DEV_GPU_TEMP", DCGM, (60, MS - 901_000), (61, MS - 899_000), (62, MS + 60_000))
+    taken = take(bench, sent)
     assert [one.at for one in taken.reports] == [NOW - timedelta(seconds=899), NOW]
     assert [one.reason for one in taken.rejected] == ["time: older than 15 min (node gpu0001)"]
 
@@ -157,13 +157,13 @@ def test_what_is_no_remote_write_is_a_bad_body(bench: Bench, raw: bytes) -> None
 def test_labels_that_are_too_long_are_never_remembered(bench: Bench) -> None:
     slots = bench.translator._remote_write._slots
     node = {"node": "gpu0001"}
-    told = [
+    sent = [
         series("node_load1", node | {"x": "a" * 60_000}, (1, MS)),
         series("node_load5", node | {f"x{n}": "a" * 900 for n in range(5)}, (1, MS)),
         series("n" * 300, node, (1, MS)),
     ]
     for _ in range(2):
-        taken = take(bench, *told)
+        taken = take(bench, *sent)
         assert {one.why.partition(" of ")[0] for one in taken.unknown.values()} == {
             "a label",
             "labels",
@@ -191,17 +191,17 @@ def test_series_that_are_not_kept_never_push_out_those_that_are(
 def test_what_series_are_known_by_is_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "KEY_BYTES_MAX", 3_000)
     remembered = bench.translator._remote_write._slots
-    told = [series("node_load1", {"node": "gpu0001", "x": f"{n:03}" * 30}, (1, MS + n)) for n in range(50)]
+    sent = [series("node_load1", {"node": "gpu0001", "x": f"{n:03}" * 30}, (1, MS + n)) for n in range(50)]
     for _ in range(3):
-        assert take(bench, *told).samples == 50
+        assert take(bench, *sent).samples == 50
         assert sum(map(len, remembered.by_key)) <= 3_200
 
 
 def test_a_body_of_far_too_many_new_series(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healer.signals.remote_write.NEW_SERIES_MAX", 10)
-    told = [series("node_load1", {"node": f"gpu{n:04}"}, (1, MS)) for n in range(11)]
-    assert take(bench, *told[:6]).samples == 6
-    assert take(bench, *told).samples == 11  # six of them are known
+    sent = [series("node_load1", {"node": f"gpu{n:04}"}, (1, MS)) for n in range(11)]
+    assert take(bench, *sent[:6]).samples == 6
+    assert take(bench, *sent).samples == 11  # six of them are known
     with pytest.raises(BadBody, match="more than 10 new series"):
         bench.translator.remote_write(snappy(b"\x0a\x00" * 11), known, NOW)
 
@@ -307,8 +307,8 @@ def _stretch(begin: int, count: int, value: float, odd: int) -> bytes:
 def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], unknown: set[int]) -> None:
     slots = {block: number for number, block in enumerate(_FEW) if number not in unknown}
     order = Order()
-    for told in requests:
-        raw = _stretch(*told)
+    for request in requests:
+        raw = _stretch(*request)
         fast = read(raw, slots, lambda *_: None, lambda *_: False, order)
         assert _told(fast) == _told(walk(raw, slots, lambda *_: None))
 

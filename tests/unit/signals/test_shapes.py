@@ -35,7 +35,7 @@ WORDS = "0x0215c5c6 0x00000000 0x00000000 0x00000000"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("NVRM: Xid (PCI:0000:41:00 GPU-I:03): 94, pid=81, Contained: CE User Channel (0x9). RST: No, D-RST: No", {"gpu_instance": 3, "rst": False}),
         ("NVRM: Xid (PCI:0000:41:00 GPU-I:03 GPU-CI:00): 13, pid=81, name=a, Graphics Exception", {"gpu_instance": 3, "compute_instance": 0}),
@@ -56,9 +56,9 @@ WORDS = "0x0215c5c6 0x00000000 0x00000000 0x00000000"
         (GPU + "149, NETIR Fatal XC0 i0 Link -1 (0x00000006", {"unit": "NETIR", "words": [6]}),
     ],
 )  # fmt: skip
-def test_xids(book: LineBook, line: str, told: dict[str, Any]) -> None:
+def test_xids(book: LineBook, line: str, expected: dict[str, Any]) -> None:
     found = seen(line, book)
-    assert told.items() <= found.data.items()
+    assert expected.items() <= found.data.items()
     assert found.pci in {"0000:41:00", "0000:9b:00", "0000:3f:00"}
 
 

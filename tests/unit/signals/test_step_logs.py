@@ -37,13 +37,13 @@ AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 def read(*lines: str, form: str = "auto", every_s: float | None = None) -> list[LogStep]:
     """With `every_s` the lines were seen to be written, one each so many seconds."""
     reader = LogReader(form)
-    told = []
+    steps = []
     for number, line in enumerate(lines):
         at = None if every_s is None else AT + timedelta(seconds=number * every_s)
         one = reader.line(line, at)
         if one is not None:
-            told.append(one)
-    return told
+            steps.append(one)
+    return steps
 
 
 def test_megatron() -> None:
@@ -76,15 +76,15 @@ def stamped(minute: float, step: int) -> str:
 
 def test_an_evaluation_between_two_lines_is_no_step() -> None:
     minutes = [0, 1, 2, 22, 23]  # twenty minutes lay between 20 and 30
-    told = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
-    assert [(one.step, one.step_s) for one in told] == [(10, 6.0), (20, 6.0), (40, 6.0)]
+    steps = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
+    assert [(one.step, one.step_s) for one in steps] == [(10, 6.0), (20, 6.0), (40, 6.0)]
 
 
 def test_a_pace_that_stays_slow_is_believed() -> None:
     minutes = [*range(21), *range(30, 30 + 10 * PACES, 10)]
-    told = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
-    assert [one.step_s for one in told[:20]] == [6.0] * 20
-    slow = [(one.step, one.step_s) for one in told[20:]]
+    steps = read(*[stamped(minute, 10 * number) for number, minute in enumerate(minutes)])
+    assert [one.step_s for one in steps[:20]] == [6.0] * 20
+    slow = [(one.step, one.step_s) for one in steps[20:]]
     assert {pace for _, pace in slow} == {60.0}
     # The first of them came after 10 minutes instead of 1; half of the last paces have to be slow.
     assert [step for step, _ in slow] == list(range(10 * (21 + PACES // 2 + 1), 10 * (21 + PACES), 10))
@@ -94,10 +94,10 @@ def test_lines_flushed_in_batches_give_no_step_times() -> None:
     """As Lightning's CSVLogger flushes them, a hundred at a time: their times are those of the writing."""
     reader = LogReader("lightning")
     reader.line("epoch,step,train_loss")
-    told = [
+    steps = [
         reader.line(f"0,{step},0.5", AT + timedelta(seconds=step // 100 * 60)) for step in range(0, 400, 10)
     ]
-    assert [one for one in told if one is not None] == []
+    assert [one for one in steps if one is not None] == []
 
 
 def test_megatron_over_deepspeed_reports_each_step_once() -> None:
@@ -137,10 +137,10 @@ def rich(done: int, elapsed_s: float, total: int | None = 1000, epoch: int = 0, 
 @pytest.mark.parametrize("took_s", [0.05, 0.9, 7.0, 19.0, 39.8, 40.2, 40.5, 60.0, 201.0, 400.0])
 def test_progress_bar_gives_step_time_within_two_percent(bar: Callable[..., str], took_s: float) -> None:
     total = int(max(40, 400 / took_s))
-    told = read(*[bar(done, 3.0 + done * took_s, total) for done in range(1, total + 1)])
-    assert len(told) >= 4 and all(abs(one.step_s / took_s - 1) <= 0.02 for one in told)
+    steps = read(*[bar(done, 3.0 + done * took_s, total) for done in range(1, total + 1)])
+    assert len(steps) >= 4 and all(abs(one.step_s / took_s - 1) <= 0.02 for one in steps)
     # One word for each 50 s, or for each step that is longer.
-    assert len(told) <= total * took_s / 50 + 1 and all(one.loss is None for one in told)
+    assert len(steps) <= total * took_s / 50 + 1 and all(one.loss is None for one in steps)
 
 
 @pytest.mark.parametrize("bar", [tqdm, rich])
@@ -148,9 +148,9 @@ def test_progress_bar_shows_a_slowdown_at_once(bar: Callable[..., str]) -> None:
     """Where the rate, a mean since the epoch began, is still that of before."""
     ends = [20.0 * done for done in range(1, 101)]
     ends += [ends[-1] + 30.0 * done for done in range(1, 7)]
-    told = read(*[bar(done, end) for done, end in enumerate(ends, 1)])
-    assert [round(one.step_s) for one in told if one.step > 103] == [30, 30]
-    assert {round(one.step_s) for one in told if one.step <= 100} == {20}
+    steps = read(*[bar(done, end) for done, end in enumerate(ends, 1)])
+    assert [round(one.step_s) for one in steps if one.step > 103] == [30, 30]
+    assert {round(one.step_s) for one in steps if one.step <= 100} == {20}
 
 
 @pytest.mark.parametrize("bar", [tqdm, rich])
@@ -227,8 +227,8 @@ def test_a_log_that_speaks_of_steps_without_their_times() -> None:
 
 def test_lightnings_csv_counts_by_when_it_is_written() -> None:
     rows = ["epoch,step,train_loss", "0,1,0.42", "0,3,0.23", "0,5,", "1,7,nan"]
-    told = read(*rows, every_s=3.0)
-    assert [(one.step, one.step_s, one.loss) for one in told] == [
+    steps = read(*rows, every_s=3.0)
+    assert [(one.step, one.step_s, one.loss) for one in steps] == [
         (3, 1.5, 0.23),
         (5, 1.5, None),
         (7, 1.5, math.inf),
@@ -265,9 +265,9 @@ _PIECES = st.sampled_from(
 )
 def test_no_line_is_too_much_for_any_form(lines: list[str], seen: bool) -> None:
     for form in FORMATS:
-        told = read(*lines, form=form, every_s=1.0 if seen else None)
-        assert all(0 < one.step_s <= 86_400 and one.step >= 0 for one in told)
-        assert all(a.step != b.step for a, b in pairwise(told))
+        steps = read(*lines, form=form, every_s=1.0 if seen else None)
+        assert all(0 < one.step_s <= 86_400 and one.step >= 0 for one in steps)
+        assert all(a.step != b.step for a, b in pairwise(steps))
 
 
 @pytest.mark.parametrize(

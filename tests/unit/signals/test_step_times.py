@@ -56,9 +56,9 @@ def test_the_form_of_the_contract() -> None:
         ("work", 8192),
         ("loss", 2.31),
     ):
-        told = getattr(batch, name)
-        assert told[0] == value
-        assert np.isnan(told[1])
+        column = getattr(batch, name)
+        assert column[0] == value
+        assert np.isnan(column[1])
     assert np.isnan(batch.grad_norm).all()
 
 

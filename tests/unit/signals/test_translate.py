@@ -41,8 +41,8 @@ def test_a_foreign_node_teaches_nothing(form: str) -> None:
                 f"DCGM_FI_DEV_GPU_TEMP{{{labels}}} 61\n".encode(), bound, NOW, node=None
             )
         else:
-            told = [({"__name__": "DCGM_FI_DEV_GPU_TEMP", **LABELS}, [(61.0, MS)])]
-            bench.translator.remote_write(snappy(message(told)), bound, NOW)
+            sent = [({"__name__": "DCGM_FI_DEV_GPU_TEMP", **LABELS}, [(61.0, MS)])]
+            bench.translator.remote_write(snappy(message(sent)), bound, NOW)
     by_address = b'DCGM_FI_DEV_SM_CLOCK{pci_bus_id="00000000:10:00.0"} 1\nnode_load1 1\n'
     honest = bench.translator.exposition(by_address, known_here, NOW, node="gpu0002")
     assert honest.inventory == []
@@ -52,10 +52,10 @@ def test_a_foreign_node_teaches_nothing(form: str) -> None:
 
 def test_a_foreign_node_is_refused_also_when_its_series_are_known() -> None:
     bench = Bench()
-    told = snappy(message([({"__name__": "node_load1", "node": "gpu0002"}, [(1.0, MS)])]))
-    assert bench.translator.remote_write(told, known_here, NOW).samples == 1
+    sent = snappy(message([({"__name__": "node_load1", "node": "gpu0002"}, [(1.0, MS)])]))
+    assert bench.translator.remote_write(sent, known_here, NOW).samples == 1
     with pytest.raises(Foreign):
-        bench.translator.remote_write(told, bound, NOW)
+        bench.translator.remote_write(sent, bound, NOW)
 
 
 def test_inventory_of_a_refused_body_is_sent_with_the_next() -> None:
@@ -63,5 +63,5 @@ def test_inventory_of_a_refused_body_is_sent_with_the_next() -> None:
     mine = {"node": "gpu0001", "gpus": GPUS}
     with pytest.raises(Foreign):
         bench.translator.columnar(json.dumps([mine, COLUMNAR]).encode(), bound, NOW)
-    (told,) = bench.translator.columnar(json.dumps(mine).encode(), bound, NOW).inventory
-    assert told.component.node == "gpu0001"
+    (inventory,) = bench.translator.columnar(json.dumps(mine).encode(), bound, NOW).inventory
+    assert inventory.component.node == "gpu0001"

@@ -51,12 +51,12 @@ def test_every_entry_falls_into_one_heap() -> None:
     assert [one.index for one in taken.rejected] == [2]
 
 
-@pytest.mark.parametrize("told", ["2026-11-20T04:00:01Z", "2026-11-20T11:00:00+00:00"])
-def test_a_clock_that_is_hours_ahead_costs_no_line(told: str) -> None:
-    (seen,) = take({"line": LOST, "time": told}).observations
+@pytest.mark.parametrize("time", ["2026-11-20T04:00:01Z", "2026-11-20T11:00:00+00:00"])
+def test_a_clock_that_is_hours_ahead_costs_no_line(time: str) -> None:
+    (seen,) = take({"line": LOST, "time": time}).observations
     assert (seen.event_at, seen.arrived_at) == (NOW, NOW), "it counts as of its arrival"
     later = kernel_log_observations(
-        {"node": "gpu0001", "entries": [{"line": LOST, "time": told}]},
+        {"node": "gpu0001", "entries": [{"line": LOST, "time": time}]},
         known,
         NOW + timedelta(minutes=20),
         cluster="pod1",
@@ -132,7 +132,7 @@ def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "counts"),
+    ("time", "counts"),
     [
         ("2026-11-20T02:59:00z", "2026-11-20T02:59:00+00:00"),
         ("2026-11-20t03:59:00.5+01:00", "2026-11-20T02:59:00.500000+00:00"),
@@ -144,15 +144,15 @@ def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
         ("2015-06-30T15:59:60.25-08:00", "2015-06-30T23:59:59.999999+00:00"),
     ],
 )
-def test_a_time_is_read_as_rfc_3339_writes_it(told: str, counts: str) -> None:
+def test_a_time_is_read_as_rfc_3339_writes_it(time: str, counts: str) -> None:
     for _ in range(2):  # told again it is the same event
-        (seen,) = take({"line": LOST, "time": told}).observations
+        (seen,) = take({"line": LOST, "time": time}).observations
         assert seen.event_at.isoformat() == counts
         assert seen.digest == take({"line": LOST, "time": counts}).observations[0].digest
 
 
 @pytest.mark.parametrize(
-    "told",
+    "time",
     [
         "2026-W47-5T02:59:00Z",
         "2026-11-20T02Z",
@@ -169,8 +169,8 @@ def test_a_time_is_read_as_rfc_3339_writes_it(told: str, counts: str) -> None:
         "\uff12026-11-20T02:59:00Z",
     ],
 )
-def test_what_rfc_3339_does_not_write_is_no_time(told: str) -> None:
-    taken = take({"line": LOST, "time": told}, {"line": LOST})
+def test_what_rfc_3339_does_not_write_is_no_time(time: str) -> None:
+    taken = take({"line": LOST, "time": time}, {"line": LOST})
     assert [(one.index, one.reason[:23]) for one in taken.rejected] == [(0, "time: not an RFC 3339 t")]
     assert len(taken.observations) == 1
 
@@ -273,7 +273,7 @@ def test_heartbeat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"),
+    ("serial", "kept"),
     [
         ("1650522005114", "1650522005114"),
         (" 0324a-17004211 ", "0324A-17004211"),
@@ -287,8 +287,8 @@ def test_heartbeat() -> None:
         ("1" * 33, None),
     ],
 )
-def test_a_serial_number_of_a_heartbeat(told: str, kept: str | None) -> None:
-    body = {"node": "gpu0001", "gpus": [{"index": 0, "pci": "00000000:18:00.0", "serial": told}]}
+def test_a_serial_number_of_a_heartbeat(serial: str, kept: str | None) -> None:
+    body = {"node": "gpu0001", "gpus": [{"index": 0, "pci": "00000000:18:00.0", "serial": serial}]}
     (seen,) = heartbeat_observations(body, known, NOW, cluster="pod1").observations
     assert seen.data["gpus"][0].get("serial") == kept
 

@@ -10,13 +10,13 @@ NONE: dict[str, Any] = {"incidents": [], "merged": [], "actions": [], "held": []
 
 
 def incident(id: str, rule: str = "gpu-lost", at: str = "03:00:00", **more: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": id, "rule": rule, "opened": moment(at), "severity": "P1", "cause": "permanent",
         "title": "a GPU is gone", "root": {"cluster": "pod1", "node": "n1", "gpu": None}, "jobs_hit": [],
         "nodes": {"n1": "isolate"}, "remedy": ["ticket"], "closed": None,
         "evidence": [{"line": "Xid 79", "text": "Xid 79"}],
     }  # fmt: skip
-    return told | more
+    return defaults | more
 
 
 def action(incident: str, at: str = "03:00:02", action: str = "drain", node: str = "n1") -> dict[str, Any]:
@@ -46,8 +46,8 @@ def document(**more: Any) -> dict[str, Any]:
 
 
 def test_the_same_twice_differs_in_nothing() -> None:
-    told = document(incidents=[incident("a")], actions=[action("a")], held=[held("a", "mode")])
-    found = compare(told, told)
+    same = document(incidents=[incident("a")], actions=[action("a")], held=[held("a", "mode")])
+    found = compare(same, same)
     assert found == {
         "rules": [],
         "incidents": {"new": [], "lost": [], "changed": []},
@@ -127,5 +127,5 @@ def test_a_lost_incident_that_became_a_part_says_of_which() -> None:
 
 
 def test_pages_are_no_actions() -> None:
-    told = compare(document(), document(actions=[action("a", action="notify")]))
-    assert not differs(told, "any")
+    compared = compare(document(), document(actions=[action("a", action="notify")]))
+    assert not differs(compared, "any")

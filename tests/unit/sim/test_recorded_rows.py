@@ -39,8 +39,8 @@ def test_repeated_row_overrides_only_where_it_differs() -> None:
     before = made.nodes
     assert made.show_nodes(shown(whole("n1", "n2", "n3", again=True), "nodes")) == []
     assert made.nodes is before, "the same picture costs a walk nothing"
-    told = {"nodes": [{"name": "n1"}, {"name": "n2", "state": ["DOWN"]}], "again": True}
-    assert [one.name for one in made.show_nodes(shown(told, "nodes"))] == ["n2"]
+    snapshot_row = {"nodes": [{"name": "n1"}, {"name": "n2", "state": ["DOWN"]}], "again": True}
+    assert [one.name for one in made.show_nodes(shown(snapshot_row, "nodes"))] == ["n2"]
     assert made.nodes["n1"].drain and made.nodes["n2"].base == "DOWN" and "n3" not in made.nodes
 
 

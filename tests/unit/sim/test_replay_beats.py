@@ -27,9 +27,9 @@ def entry(body: Any, seconds: float = 0) -> Entry:
     return Entry(at=at, route=HEARTBEAT, query={}, raw=msgspec.json.encode(body))
 
 
-def words(told: list[Observation] | tuple[Observation, ...] | None) -> list[dict[str, Any]]:
+def words(observed: list[Observation] | tuple[Observation, ...] | None) -> list[dict[str, Any]]:
     """All but the digest."""
-    return [msgspec.structs.asdict(one) | {"digest": ""} for one in told or ()]
+    return [msgspec.structs.asdict(one) | {"digest": ""} for one in observed or ()]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def words(told: list[Observation] | tuple[Observation, ...] | None) -> list[dict
     ],
 )
 def test_plain_beats_are_what_the_api_would_make_of_them(body: Any) -> None:
-    told = entry(body)
-    short = Beats(CLUSTER, START).plain(told, known)
-    long = wire.heartbeat_observations(told.body, known, told.at, cluster=CLUSTER)
+    row = entry(body)
+    short = Beats(CLUSTER, START).plain(row, known)
+    long = wire.heartbeat_observations(row.body, known, row.at, cluster=CLUSTER)
     assert short is not None
     assert words(short) == words(long.observations)
 

@@ -64,14 +64,14 @@ def entry(step: str, event: StepEvent, text: str = "") -> LogEntry:
 
 
 def test_continuing_alarm_repeats_after_5_10_20_40_80_and_every_80_minutes() -> None:
-    raised, told = None, []
+    raised, minutes = None, []
     for minute in range(6 * 60):
         now = AT + timedelta(minutes=minute)
         following = schedule_alarm(raised, now)
         if following.last_at <= now:
-            told.append(minute)
+            minutes.append(minute)
             raised = following
-    assert told == [0, 5, 15, 35, 75, 155, 235, 315]
+    assert minutes == [0, 5, 15, 35, 75, 155, 235, 315]
 
 
 def test_one_that_waits_is_due_at_its_time_and_counts_from_there() -> None:
@@ -107,16 +107,16 @@ def test_clock_set_back_delays_no_message(again: int) -> None:
 
 
 def test_an_incident_that_opened_says_where_whom_and_what_healer_does() -> None:
-    told = news.opened_news(incident())
-    assert (told.incident, told.severity, told.page, told.about.stage) == (
+    message = news.opened_news(incident())
+    assert (message.incident, message.severity, message.page, message.about.stage) == (
         "1f2e3d4c",
         "P1",
         False,
         Stage.opened,
     )
-    assert "GPU 3 of gpu0017" in told.title
-    assert "Affected jobs: 4711" in told.text.split("\n")
-    assert "healer: no action yet" in told.text
+    assert "GPU 3 of gpu0017" in message.title
+    assert "Affected jobs: 4711" in message.text.split("\n")
+    assert "healer: no action yet" in message.text
     assert "healer: is working on it" in news.opened_news(incident(run="r1")).text
 
 
@@ -143,14 +143,14 @@ def test_end_message_says_what_was_done_and_how_it_was_verified() -> None:
         entry("reset", StepEvent.failed, "busy"),
         entry("reset", StepEvent.done, "no pending remap, 8 GPUs"),
     ]
-    told = news.resolved_news(over, [(run(), log), (run(id="r2", shadow=True), log)])
-    lines = told.text.split("\n")
+    message = news.resolved_news(over, [(run(), log), (run(id="r2", shadow=True), log)])
+    lines = message.text.split("\n")
     assert lines[1:] == [
         "Done: drain: our reason was read back",
         "Done: reset: no pending remap, 8 GPUs",
         "Closed: the tests passed",
     ]
-    assert told.about.stage is Stage.resolved
+    assert message.about.stage is Stage.resolved
     assert "healer did nothing" in news.resolved_news(over, ()).text
 
 
@@ -173,13 +173,13 @@ def test_digest_lists_each_incident_once_in_current_state_worst_first() -> None:
         Item(message=news.resolved_news(over, ()), incident=over),
         Item(message=news.opened_news(high), incident=high),
     ]
-    told = news.digest("digest:1", "pod1", items, "https://healer.example/")
-    assert told.title == "pod1: 2 low-urgency incidents, 1 still open"
-    first, second = told.text.split("\n")
+    message = news.digest("digest:1", "pod1", items, "https://healer.example/")
+    assert message.title == "pod1: 2 low-urgency incidents, 1 still open"
+    first, second = message.text.split("\n")
     assert first.startswith("P2 GPU 3 of gpu0017")
     assert first.endswith("open https://healer.example/incidents/high")
     assert "resolved: it is gone https://healer.example/incidents/low" in second
-    assert told.severity is Severity.P2
+    assert message.severity is Severity.P2
 
 
 def test_a_long_digest_says_how_much_more_there_is() -> None:

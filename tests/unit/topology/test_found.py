@@ -96,8 +96,8 @@ def test_a_host_is_known_by_whatever_its_adapter_is_called(said: str, peer: tupl
 def test_an_adapter_that_names_no_host_is_skipped_with_its_reason(said: str, why: str) -> None:
     found = read_ibnetdiscover(adapter(said))
     assert found.cables == ()
-    ((told, count),) = found.skipped.items()
-    assert (why in told, count) == (True, 1)
+    ((reason, count),) = found.skipped.items()
+    assert (why in reason, count) == (True, 1)
 
 
 def adapter(said: str) -> str:
@@ -318,10 +318,10 @@ def test_what_a_site_wrote_wins() -> None:
 
 def test_changes_are_listed_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = topology_of(read_lldp(LLDP_LINES)), topology_of(read_ibnetdiscover(IB))
-    told = changes(before, after)
-    assert "~ node gpu0001: leaf tor1 -> leaf leaf1" in told
-    assert "- cable tor1 Ethernet1/2: gpu0002 eth0" in told
-    assert "+ cable leaf1 40: 0xb8cef60300112400 1" in told
+    listed = changes(before, after)
+    assert "~ node gpu0001: leaf tor1 -> leaf leaf1" in listed
+    assert "- cable tor1 Ethernet1/2: gpu0002 eth0" in listed
+    assert "+ cable leaf1 40: 0xb8cef60300112400 1" in listed
     monkeypatch.setattr(topology_found, "_SHOWN", 1)
     assert "  and 9 more of these" in changes(before, after)
 

@@ -27,8 +27,8 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.ha import SITE, Host, Site, running_site
-from tests.support.ha_blows import BLOWS, WITHOUT_DATABASE
+from tests.support.ha import BROKERS, SITE, Host, Site, running_site
+from tests.support.ha_blows import BLOWS, OF_DATABASE_HOSTS
 from tests.support.loop import FATAL, LOST, name
 from tests.support.wait import in_background, wait_until
 
@@ -38,7 +38,11 @@ NOTICED_S = 3.0
 READY_S, HEALED_S = 30, 60
 #: Nodes that may be out of service at once. More are faulty all the time, so one run waits for each slot.
 CAP, WAITING = 50, 6
+#: For each blow.
+SPARE_NODES = 16
 LINES, EVERY_S = 10, 0.2
+#: While a blow lasts longer than this, so often another GPU is lost.
+PROBE_S = 45.0
 _BOOT = "0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
 _LINE = "NVRM: GPU at PCI:0000:9b:00: GPU-{number:08d}-feed-4000-8000-000000000000"
 
@@ -132,7 +136,7 @@ class Play:
             for send in (lambda: self.faults.send(node, LOST), self.wear_out, self.repair_one):
                 threading.Thread(target=send, daemon=True).start()
             healed = self._drained(node, begun, lasts_s)
-            time.sleep(max(0.0, begun + lasts_s - time.monotonic()))
+            healed = max(healed, self._lose_more(begun + lasts_s))
             repair()
             healed = healed or self._drained(node, begun, 180)
             with contextlib.suppress(AssertionError):
@@ -143,6 +147,18 @@ class Play:
             self.broken.append(f"{node} is not drained 180 s after: {blow} of {host.name}")
         self.took.append(Took(f"{blow} of {self._role(host)}", lasts_s, ready.away_s, healed or 999.0))
         self._settle()
+
+    def _lose_more(self, until: float) -> float:
+        """While a blow lasts long more GPUs are lost: the longest time to a drain."""
+        longest = 0.0
+        while (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, PROBE_S))
+            if left_s > PROBE_S:
+                begun, node = time.monotonic(), next(self.nodes)
+                self.lost.append(node)
+                self.faults.send(node, LOST)
+                longest = max(longest, self._drained(node, begun, until - begun))
+        return longest
 
     def _drained(self, node: str, begun: float, timeout_s: float) -> float:
         """When after the blow; 0.0 where it is not yet."""
@@ -282,12 +298,12 @@ def verdicts(play: Play) -> list[str]:
 
 @contextmanager
 def under_load(
-    blows: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP
+    blows: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP, broker: str = "redis"
 ) -> Iterator[Play]:
     """A site with so many runs going on, each with a slot, and more that wait for one."""
     begun = time.monotonic()
-    count = runs + WAITING + 2 * blows
-    with running_site(count + 4, cap=runs) as site:
+    count = runs + WAITING + SPARE_NODES * blows
+    with running_site(count + 4, runs, broker) as site:
         show(f"all runs after {time.monotonic() - begun:.0f} s")
         for number in range(1, count + 1):
             site.slurm.add_job(required=[name(number)])
@@ -311,7 +327,7 @@ def under_load(
 def drawn(play: Play) -> tuple[str, Host, float]:
     """A host, what happens to it, and for how long."""
     host = play.chance.choice(play.site.hosts)
-    kinds = list(BLOWS) if host in play.site.hosts[:2] else WITHOUT_DATABASE
+    kinds = [blow for blow in BLOWS if blow not in OF_DATABASE_HOSTS or host in play.site.hosts[:2]]
     return play.chance.choice(kinds), host, play.chance.choice([5.0, 15.0, 40.0])
 
 
@@ -320,13 +336,16 @@ def main() -> int:
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(BLOWS), action="append")
+    parser.add_argument("--broker", choices=BROKERS, default="redis")
+    parser.add_argument("--lasts", type=float, help="seconds of each blow; else drawn too")
     parser.add_argument("--logs", type=Path, help="the programs' logs are kept in this folder")
     options = parser.parse_args()
     show = lambda text: print(text, flush=True)  # noqa: E731
-    with under_load(options.blows, random.Random(options.seed), show) as play:
+    with under_load(options.blows, random.Random(options.seed), show, broker=options.broker) as play:
         try:
             for number in range(options.blows):
                 blow, host, lasts_s = drawn(play)
+                lasts_s = options.lasts or lasts_s
                 if options.only:
                     blow, host = play.chance.choice(options.only), play.chance.choice(play.site.hosts[:2])
                 try:

@@ -33,6 +33,9 @@ _NETWORK, _BRIDGE = "198.51.100.", "healer-ha"
 HOSTS = ("ha1", "ha2", "ha3")
 PARTS = ("detector", "scheduler", "worker", "api")
 CLUSTER = "pod1"
+#: Two plain Redis behind HAProxy, as in deploy/ha; a master that Sentinel chooses; the first host's Redis
+#: without HAProxy; the database.
+BROKERS = ("redis", "sentinel", "direct", "database")
 #: The name of both hosts for people and nodes.
 SITE = "healer.example"
 
@@ -113,6 +116,22 @@ class CountedSlurm(SimScheduler):
         super().requeue(job)
 
 
+_SENTINEL = """
+port 26379
+bind {host.address}
+protected-mode no
+dir {host.root}/var
+sentinel monitor healer {first} 6379 2
+sentinel down-after-milliseconds healer 5000
+sentinel failover-timeout healer 10000
+"""
+#: Of HAProxy: the one that Sentinel made the master.
+_MASTER = (
+    ("PING", "+PONG", " on-marked-up shutdown-backup-sessions", " backup"),
+    ("INFO\\ replication", "role:master", "", ""),
+)
+
+
 @dataclass
 class Host:
     """One of the three: its files below `root`, and the programs that run on it, by name."""
@@ -178,14 +197,16 @@ class Host:
 class Site:
     """What runs on the three hosts. `hosts[:2]` have the database and healer, the third has etcd alone."""
 
-    def __init__(self, folder: Path, made: list[Disk], nodes: int, cap: int | None = None) -> None:
-        self.folder, self._cap = folder, cap or nodes
+    def __init__(
+        self, folder: Path, made: list[Disk], nodes: int, cap: int | None = None, broker: str = "redis"
+    ) -> None:
+        self.folder, self._cap, self._broker = folder, cap or nodes, broker
         self.logs, library = folder / "log", build_clock(folder)
         self.logs.mkdir()
         self.hosts = [Host(disk.root.name, disk, Clock(disk.root, library), self.logs) for disk in made]
         self.secrets = folder / "secrets"
         self.secrets.mkdir(mode=0o700)
-        parts = ("owner", "api", "detector", "scheduler", "scraper", "worker")
+        parts = ("owner", "api", "detector", "scheduler", "scraper", "worker", "broker")
         for name in (*parts, "superuser", "replication"):
             (self.secrets / f"password_{name}").write_text(secrets.token_hex(16))
         self.bin = max(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -211,6 +232,9 @@ class Site:
             self.start_broker(host)
             self.start_haproxy(host)
         self.healer("db", "upgrade", part="owner")
+        if self._broker == "sentinel":
+            for host in self.hosts:
+                self.start_sentinel(host)
         for part in PARTS:
             for host in self.hosts[:2]:
                 self.start_part(host, part)
@@ -229,6 +253,12 @@ class Site:
         command = [ROOT / "deploy/ha/fill.sh", host.name, host.address, all_addresses, host.root / "etc"]
         subprocess.run(command, check=True, env=environ | {"POSTGRES_BIN": str(self.bin)})
         shutil.copy(certificates(host.root / "etc").server, host.root / "etc/haproxy/healer.pem")
+        if self._broker == "sentinel":
+            config = host.root / "etc/haproxy.cfg"
+            text = config.read_text()
+            for plain, by_role in zip(*_MASTER, strict=True):
+                text = text.replace(plain, by_role)
+            config.write_text(text)
         user = pwd.getpwnam("healer-db")
         for path in (host.root / "var/lib/postgresql", host.root / "etc/patroni.yml"):
             os.chown(path, user.pw_uid, user.pw_gid)
@@ -246,7 +276,29 @@ class Site:
         host.start("patroni", "patroni", host.root / "etc/patroni.yml", user="healer-db")
 
     def start_broker(self, host: Host) -> None:
-        host.start("redis", "redis-server", host.root / "etc/redis.conf")
+        follows = ["--replicaof", f"{self.hosts[0].address} 6379"] if self._is_follower(host) else []
+        host.start("redis", "redis-server", host.root / "etc/redis.conf", *follows)
+
+    def broker(self) -> Host:
+        """The host whose Redis is in use; the first one with a Redis, unless Sentinel chose the other."""
+        with_redis = [host for host in self.hosts[:2] if "redis" in host.running]
+        for host in with_redis:
+            words = ["redis-cli", "-h", host.address, "INFO", "replication"]
+            found = subprocess.run(
+                ["ip", "netns", "exec", host.name, *words], capture_output=True, check=False
+            )
+            if b"role:master" in found.stdout:
+                return host
+        return with_redis[0]
+
+    def _is_follower(self, host: Host) -> bool:
+        return self._broker == "sentinel" and host is not self.hosts[0]
+
+    def start_sentinel(self, host: Host) -> None:
+        file = host.root / "etc/sentinel.conf"
+        if not file.exists():  # Sentinel writes into it
+            file.write_text(_SENTINEL.format(host=host, first=self.hosts[0].address))
+        host.start("sentinel", "redis-server", file, "--sentinel")
 
     def start_haproxy(self, host: Host) -> None:
         host.start("haproxy", "haproxy", "-db", "-f", host.root / "etc/haproxy.cfg")
@@ -263,6 +315,7 @@ class Site:
         audit = self.folder / "audit"
         return dict(line.split("=", 1) for line in lines if line.startswith("HEALER_")) | {
             "HEALER_DATABASE_URL": f"postgresql://{login}:{self.password(part)}@127.0.0.1:5000/healer",
+            **self._broker_urls(),
             "HEALER_DATA_DIR": str(data),
             "HEALER_AUDIT_DIR": str(audit),
             "HEALER_TOKEN_KEY_FILE": str(self.folder / "token-key"),
@@ -277,6 +330,15 @@ class Site:
             "HEALER_GUARD_MIN_SERVICE_SHARE": "0",
             "HEALER_BREAKER_SHARE": "1.0",
         }  # fmt: skip
+
+    def _broker_urls(self) -> dict[str, str]:
+        """Where it is another than in deploy/ha."""
+        login = f"healer_broker:{self.password('broker')}"
+        urls = {
+            "database": f"sqla+postgresql+psycopg://{login}@127.0.0.1:5000/healer",
+            "direct": f"redis://{self.hosts[0].address}:6379/0",
+        }
+        return {"HEALER_REDIS_URL": urls[self._broker]} if self._broker in urls else {}
 
     def healer(self, *words: str, part: str = "api") -> str:
         """A command of healer's on a host that lives."""
@@ -328,7 +390,13 @@ class Site:
         environ = {"PATH": f"{self.bin}:{os.environ['PATH']}", "SECRETS": str(self.secrets)}
         environ |= {"PGHOST": primary.address, "PGUSER": "postgres", "PGPASSWORD": self.password("superuser")}
         inside = ["ip", "netns", "exec", primary.name]
-        for command in (["createdb", "healer"], [ROOT / "deploy/compose/roles.sh"]):
+        login = f"ALTER ROLE healer_broker LOGIN PASSWORD '{self.password('broker')}'"
+        path = "ALTER ROLE healer_broker SET search_path = healer_broker"
+        for command in (
+            ["createdb", "healer"],
+            [ROOT / "deploy/compose/roles.sh"],
+            ["psql", "-qc", login, "-c", path],
+        ):
             subprocess.run(
                 [*inside, *command], check=True, capture_output=True, env=environ | {"POSTGRES_DB": "healer"}
             )
@@ -346,7 +414,7 @@ class Site:
 
     def start_again(self, host: Host, name: str) -> None:
         start = {"etcd": self.start_etcd, "patroni": self.start_patroni, "redis": self.start_broker}
-        start["haproxy"] = self.start_haproxy
+        start |= {"haproxy": self.start_haproxy, "sentinel": self.start_sentinel}
         if name in start:
             start[name](host)
         else:
@@ -354,14 +422,14 @@ class Site:
 
 
 @contextmanager
-def running_site(nodes: int, cap: int | None = None) -> Iterator[Site]:
-    """`cap`: so many nodes may be out of service at once."""
+def running_site(nodes: int, cap: int | None = None, broker: str = "redis") -> Iterator[Site]:
+    """`cap`: so many nodes may be out of service at once. `broker`: one of `BROKERS`."""
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         made = stack.enter_context(disks(folder, HOSTS))
         stack.enter_context(networks())
         stack.callback(free_shared_memory, folder)
-        site = Site(folder, made, nodes, cap)
+        site = Site(folder, made, nodes, cap, broker)
         stack.callback(site.stop)
         site.start()
         yield site

@@ -1,5 +1,6 @@
 """Blows at a host of tests/support/ha.py. Each returns what repairs it."""
 
+import os
 import random
 import signal
 from collections.abc import Callable
@@ -98,6 +99,32 @@ def slow_disk(_site: Site, host: Host, _: random.Random) -> Repair:
     return partial(host.disk.slow, 0)
 
 
+def restart_broker(site: Site, _host: Host, _: random.Random) -> Repair:
+    """The one that is in use; it is empty afterwards."""
+    host = site.broker()
+    host.kill("redis")
+    site.start_again(host, "redis")
+    return lambda: None
+
+
+def lose_broker(site: Site, _host: Host, _: random.Random) -> Repair:
+    host = site.broker()
+    host.kill("redis")
+    return partial(site.start_again, host, "redis")
+
+
+def freeze_brokers(site: Site, _host: Host, _: random.Random) -> Repair:
+    """Both of them: nothing is left to switch to."""
+    groups = [host.running["redis"].pid for host in site.hosts[:2]]
+
+    def send(number: int) -> None:
+        for group in groups:
+            os.killpg(group, number)
+
+    send(signal.SIGSTOP)
+    return partial(send, signal.SIGCONT)
+
+
 BLOWS: dict[str, Blow] = {
     "host lost": lose_host,
     "database lost": lose_database,
@@ -111,6 +138,9 @@ BLOWS: dict[str, Blow] = {
     "clock stepped": step_clock,
     "disk full": fill_disk,
     "disk slow": slow_disk,
+    "broker restarted": restart_broker,
+    "broker lost": lose_broker,
+    "brokers frozen": freeze_brokers,
 }
 #: The third host has etcd alone.
-WITHOUT_DATABASE = [name for name in BLOWS if name not in ("database lost", "server crashed")]
+OF_DATABASE_HOSTS = ("database lost", "server crashed", "broker restarted", "broker lost", "brokers frozen")

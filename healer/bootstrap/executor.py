@@ -6,6 +6,8 @@ No other part imports this (`lint-imports` checks it).
 
 import contextlib
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -51,11 +53,22 @@ from healer.bootstrap import (
 )
 from healer.engine.drive import Driver
 from healer.engine.permission import free_slots_of
+from healer.model import Ruleset
+from healer.ports.lease import SENT
 from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler
 from healer.ports.transactions import LedgerAway
 from healer.processes.scheduler import SEAL_S, Duty, run_duties, woken_by
-from healer.processes.worker import LEFT_JOBS_S, WITNESS_S, SharedSealer, leftover_jobs, patient
+from healer.processes.worker import (
+    LEFT_JOBS_S,
+    MISSED_AT_ONCE,
+    MISSED_S,
+    WITNESS_S,
+    SharedSealer,
+    leftover_jobs,
+    missed_runs,
+    patient,
+)
 from healer.settings import CHECKED, ON, ExecutorSettings, Settings, SettingsError
 from healer.text import say
 
@@ -176,10 +189,44 @@ def run_worker(settings: ExecutorSettings) -> None:
     duties = [*seals, *deliveries]
     if settings.read_only != ON:
         duties.append(Duty("left jobs", LEFT_JOBS_S, left))
+    rules = rulebook(settings, "worker-rules")
+    tools = _toolbox(settings, db, slurm, snapshots, rules)
+    driver = Driver(book, rules, tools)
+
+    def drive(name: str) -> None:
+        """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
+        nonlocal is_confirmed
+        is_confirmed = is_confirmed or is_own_cluster(slurm, cluster)
+        if is_confirmed:
+            driver.drive(name)
+
+    def due_runs() -> list[str]:
+        return book.due_runs(tools.now(), sent=SENT)
+
+    pool = ThreadPoolExecutor(MISSED_AT_ONCE, thread_name_prefix="missed")
+    duties.append(Duty("missed runs", MISSED_S, missed_runs(due_runs, drive, pool)))
     stopped = threading.Event()
     threading.Thread(target=run_duties, args=(duties, stopped), daemon=True).start()
-    rules = rulebook(settings, "worker-rules")
-    tools = Toolbox(
+    try:
+        run(make_app(broker_url(settings), cluster), cluster, drive)
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+        with contextlib.suppress(SQLAlchemyError):
+            sealer.close()
+        for deliver in deliveries:
+            deliver.work()
+
+
+def _toolbox(
+    settings: ExecutorSettings,
+    db: sa.Engine,
+    slurm: Scheduler,
+    snapshots: PostgresSnapshots,
+    rules: Callable[[], Ruleset],
+) -> Toolbox:
+    cluster = cluster_name(settings)
+    return Toolbox(
         now=SystemClock().now,
         scheduler=slurm,
         nodes=node_exec(settings),
@@ -192,23 +239,6 @@ def run_worker(settings: ExecutorSettings) -> None:
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),
     )
-    driver = Driver(book, rules, tools)
-
-    def drive(name: str) -> None:
-        """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
-        nonlocal is_confirmed
-        is_confirmed = is_confirmed or is_own_cluster(slurm, cluster)
-        if is_confirmed:
-            driver.drive(name)
-
-    try:
-        run(make_app(broker_url(settings), cluster), cluster, drive)
-    finally:
-        stopped.set()
-        with contextlib.suppress(SQLAlchemyError):
-            sealer.close()
-        for deliver in deliveries:
-            deliver.work()
 
 
 def _sealing(settings: Settings, db: sa.Engine, cluster: str) -> tuple[SharedSealer, list[Duty], list[Duty]]:

@@ -1,8 +1,10 @@
-"""What the worker does besides runs: it seals the audit, serves its witnesses, and cancels its own test
-jobs that an ended run left in Slurm."""
+"""What the worker does beside its messages: it seals the audit, serves its witnesses, cancels its own test
+jobs that an ended run left in Slurm, and drives the runs that no message brings."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 
 import structlog
 
@@ -16,6 +18,9 @@ from healer.ports.transactions import Ledger
 log = structlog.get_logger()
 
 LEFT_JOBS_S = 2.0
+MISSED_S, MISSED_AT_ONCE = 1.0, 8
+#: A run that is due for so long, though the sweep sends it again and again, waits for no message.
+UNBROUGHT_S = 5.0
 WITNESS_S = 1.0
 #: The rest after a witness did not answer.
 _AWAY_S = 10.0
@@ -39,6 +44,33 @@ class SharedSealer:
         with self._lock:
             self._is_closed = True
             self._sealer.close()
+
+
+def missed_runs(
+    due_runs: Callable[[], Sequence[str]],
+    drive: Callable[[str], None],
+    pool: Executor,
+    stopwatch: Callable[[], float] = time.monotonic,
+) -> Callable[[], None]:
+    """Drives the runs that stay due: the broker is away, or its client connects or consumes no more.
+
+    Its claim keeps a run that another worker drives from being driven twice.
+    """
+    due_since: dict[str, float] = {}
+    driven: dict[str, Future[None]] = {}
+
+    def work() -> None:
+        now, due = stopwatch(), due_runs()
+        for run in due_since.keys() - set(due):
+            del due_since[run]
+        for run in [run for run, future in driven.items() if future.done()]:
+            if error := driven.pop(run).exception():
+                log.error("run failed", run=run, error=repr(error))
+        for run in due:
+            if now - due_since.setdefault(run, now) >= UNBROUGHT_S and run not in driven:
+                due_since[run], driven[run] = now, pool.submit(drive, run)
+
+    return work
 
 
 def patient(deliver: Callable[[], None], name: str) -> Callable[[], float | None]:

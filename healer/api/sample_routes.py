@@ -176,7 +176,7 @@ class MeasuringRoutes:
             steps.batches = [replace(batch, sent_by=caller.signature) for batch in steps.batches]
             return steps
 
-        steps = await self._stored(self.steps, "step-times", Body(len(raw), read))
+        steps = await self._stored(self.steps, "step-times", Body(len(raw), read), caller)
         if isinstance(steps, Refused):
             await refuse(request, caller, said_by(steps), steps.spoken)
         self._preamble.meter.stored(request, steps.accepted, steps.rejected, steps.rejected_more)
@@ -231,8 +231,8 @@ class MeasuringRoutes:
             return measured
 
         try:
-            outcome = (await self.metrics.add((Body(size, read_attributed),)))[0]
-        except (Busy, Unavailable):
+            outcome = (await store(self.metrics, "metrics", (Body(size, read_attributed),), caller))[0]
+        except (Problem, Unavailable):
             return
         if isinstance(outcome, Measured) and outcome.inventory:
             await self._remember(outcome.inventory)
@@ -267,7 +267,7 @@ class MeasuringRoutes:
             measured.reports = attributed(sent.caller, measured.reports)
             return measured
 
-        measured = await self._stored(self.metrics, route, Body(sent.size, read))
+        measured = await self._stored(self.metrics, route, Body(sent.size, read), sent.caller)
         if isinstance(measured, Refused):
             await refuse(request, sent.caller, said_by(measured), await self._spoken(sent, measured))
         if measured.inventory:
@@ -283,12 +283,16 @@ class MeasuringRoutes:
         return measured
 
     async def _stored(
-        self, queue: "GroupCommit[Body[R], R | BadBody | Refused]", route: str, body: Body[R]
+        self,
+        queue: "GroupCommit[Body[R], R | BadBody | Refused]",
+        route: str,
+        body: Body[R],
+        caller: Caller,
     ) -> R | Refused:
         if queue is self.metrics and self._preamble.reach.away:
             # Newer ones follow, and late ones are of no use: they neither wait nor fill the disk.
             raise Unavailable(say("api.metrics_not_kept"))
-        outcome = (await store(queue, route, (body,)))[0]
+        outcome = (await store(queue, route, (body,), caller))[0]
         if isinstance(outcome, BadBody):
             raise outcome
         return outcome

@@ -1,9 +1,11 @@
 """Samples over HTTP: stored before the answer, confined to their token, shed before events."""
 
 import gzip
+import json
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -423,6 +425,28 @@ def held(fresh_database: sa.Engine) -> Iterator[tuple[Api, httpx.Client, sa.Conn
         conn.execute(sa.text("LOCK TABLE samples IN ACCESS EXCLUSIVE MODE"))
         yield api, client, conn
         conn.rollback()
+
+
+@pytest.mark.parametrize(
+    ("path", "queue", "body"), [(METRICS, "metrics", node_body()), (STEPS, "steps", step_body())]
+)
+def test_one_token_cannot_fill_the_queue_for_the_others(
+    held: tuple[Api, httpx.Client, sa.Connection], path: str, queue: str, body: dict[str, Any]
+) -> None:
+    api, client, _ = held
+    flooding, other = (api.headers("signals", name=name) for name in ("flooding", "other"))
+    size = len(json.dumps(body))
+    waiting = api.app.state.queues[queue]
+    waiting.bounds = replace(waiting.bounds, queue=10 * size, wait_s=1.0)
+
+    def status(headers: dict[str, str]) -> int:
+        return client.post(path, json=body, headers=headers).status_code
+
+    with ThreadPoolExecutor(20) as pool:
+        flood = [pool.submit(status, flooding) for _ in range(19)]
+        wait_until(lambda: waiting.depth >= 7 * size, 5, what="the flood waits")
+        assert status(other) == 503, "it found room, and waited"
+        assert {one.result() for one in flood} == {429, 503}
 
 
 def test_metrics_are_shed_before_steps_and_steps_before_events(

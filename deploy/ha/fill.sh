@@ -15,7 +15,7 @@ secrets=${SECRETS:-/etc/healer/secrets}
 bin=${POSTGRES_BIN:-$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)}
 umask 077
 mkdir -p "$folder"
-for file in etcd.env patroni.yml haproxy.cfg redis.conf healer.env; do
+for file in etcd.env patroni.yml haproxy.cfg redis.conf healer.env restart.conf; do
     sed -e "s|@NAME@|$name|g; s|@ADDRESS@|$address|g; s|@HOST1@|$1|g; s|@HOST2@|$2|g; s|@HOST3@|$3|g" \
         -e "s|@SITE@|${SITE:?is the name of healer for people and nodes}|g; s|@ROOT@|${ROOT:-}|g; s|@BIN@|$bin|g" \
         -e "s|@SUPERUSER@|$(cat "$secrets/password_superuser")|g" \

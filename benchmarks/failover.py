@@ -335,7 +335,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Blows on a highly available healer.")
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=sorted(BLOWS), action="append")
+    parser.add_argument("--only", choices=sorted(BLOWS), action="append", help="such blows in turn")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--lasts", type=float, help="seconds of each blow; else drawn too")
     parser.add_argument("--logs", type=Path, help="the programs' logs are kept in this folder")
@@ -347,7 +347,8 @@ def main() -> int:
                 blow, host, lasts_s = drawn(play)
                 lasts_s = options.lasts or lasts_s
                 if options.only:
-                    blow, host = play.chance.choice(options.only), play.chance.choice(play.site.hosts[:2])
+                    blow = options.only[number % len(options.only)]
+                    host = play.chance.choice(play.site.hosts[:2])
                 try:
                     play.strike(blow, host, lasts_s)
                 except AssertionError as error:

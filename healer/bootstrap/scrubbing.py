@@ -2,54 +2,111 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from urllib.parse import quote, quote_plus, urlsplit
 
 REMOVED = "(removed)"
 #: Shorter values would take ordinary words with them; no secret of healer's own is that short.
 _SHORTEST = 6
 
-#: Names of secrets, but for names of files that hold one.
-_NAME = (
-    r"(?i:[\w.-]*(?:passw(?:or)?d|passwd|pwd|passphrase|passcode|secret|token|api[_-]?key|access[_-]?key"
-    r"|routing[_-]?key|integration[_-]?key|priv(?:ate)?[_-]?key|credential|cookie|session[_-]?id|jwt|bind[_-]?pw"
-    r"|community)[\w-]*(?<!_file)(?<!_dir))"
+#: Names of secrets, but for names of files that hold one: by a part that is long enough to mean nothing else,
+#: by how they end, and by a short word of its own (`db.pin`, `rootPin`).
+_LONG = (
+    r"passw(?:or)?[dt]|kennwort|mot[ _]de[ _]passe|contrase|密码|口令|密钥|令牌|pwd|passphrase|passcode"
+    r"|passkey|secret|token|authtok|credential|cookie|session[_-]?id|jwt|community|signature|masterauth"
+    r"|(?:api|access|private)key"
+    r"|(?<!public)(?<!primary)(?<!foreign)(?<!sort)(?<!dedup)(?<!group)[_.-]key(?![A-Za-z])"
 )
+_SHORT = ("key", "psk", "otp", "pin", "creds?")
+#: Its part that tells; what a name begins with (`db_` of `db_password`) needs no search.
+_TELLING = (
+    rf"(?:(?i:{_LONG})|(?i:pass|pw)(?![A-Za-z])|(?<![A-Za-z])(?i:{'|'.join(_SHORT[1:])})(?![A-Za-z])"
+    rf"|(?<=[a-z])(?:{'|'.join(word.capitalize() for word in _SHORT)})(?![a-z]))"
+    r"[\w-]{0,60}(?<!_file)(?<!_FILE)(?<!_dir)(?<!_DIR)"
+)
+_NAME = rf"(?:[\w.-]{{0,60}}{_TELLING})"
+#: Between a name and its value.
+_IS = r"\s*(?:=>|:=|->|[:=|：]|%3[AaDd])\s*(?:\w+\()?"
+#: A word that is no word of a sentence.
+_ODD = r"(?=[^\s\"']{8})(?:[^\s\"']{20,}|[^\s\"']*(?:\d|[a-z][A-Z]|[!@#$%^&*+~])[^\s\"']*)"
 _KEY = "PRIVATE KEY-----"
 #: What each looks like, and what stays of it.
 _LOOKS: tuple[tuple[str, str], ...] = (
     (rf"(?s)-----BEGIN [A-Z ]*{_KEY}.*?(?:-----END [A-Z ]*{_KEY}|\Z)", REMOVED),
+    (r"(?i)\b(digest\s+)\w+\s*=[^\r\n]*", rf"\1{REMOVED}"),
     (r"(?i)\b((?:proxy-)?authorization\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+", rf"\1{REMOVED}"),
     (r"(?i)\b((?:set-)?cookie\\*[\"']?\s*[:=]\s*\\*[\"']?)[^\r\n\"'\\]+", rf"\1{REMOVED}"),
-    (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {REMOVED}"),
+    (r"(?i)\b(bearer|basic|auth\s+(?:plain|login))\s+[\w.~+/=-]{8,}", rf"\1 {REMOVED}"),
     (r"\bheal[a-z]*_\w+_[\w-]{16,}", REMOVED),
     (r"\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*", REMOVED),
     (r"\b(?:xox[a-z]-|xapp-|gh[pousr]_|github_pat_|glpat-|AKIA)[\w-]{10,}", REMOVED),
-    (r"\b(?:hf_|sk-|npm_|pypi-|dckr_pat_|AIza)[\w-]{16,}", REMOVED),
+    (r"\b(?:hf_|sk-|hvs\.|npm_|pypi-|dckr_pat_|AIza)[\w-]{16,}", REMOVED),
     (r"\bMUNGE:[\w+/=-]{16,}:?", REMOVED),
-    (r"\$(?:[1567]|2[abxy]|y|argon2\w+)\$[\w./$=,+-]{8,}", REMOVED),
+    (r"\$(?:[1567]|apr1|2[abxy]|y|argon2\w+)\$[\w./$=,+-]{8,}", REMOVED),
     (r"(https://hooks\.slack\.com/services/)[\w/-]+", rf"\1{REMOVED}"),
-    (r"(?i)(https?://[^\s\"'<>]*?webhooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
+    (r"(?i)(https?://[^\s\"'<>]*?(?:web)?hooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
     (r"(https://api\.telegram\.org/bot)[\w:-]+", rf"\1{REMOVED}"),
-    # Of command lines and statements: a value that follows a space.
-    (rf"(--?{_NAME}[ =])[^\s\"']+", rf"\1{REMOVED}"),
-    (r"(\s(?:-u|--user)[ =][^\s:\"']+:)[^\s\"']+", rf"\1{REMOVED}"),
-    (r"\b((?:ipmitool|sshpass|mysql)\b[^\r\n;|]*?\s-[pP]\s?)[^\s\"']+", rf"\1{REMOVED}"),
-    (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is\s+|was\s+)?')[^'\r\n]*'", rf"\1{REMOVED}'"),
-    (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is|was)\s+)[^\s'\"]+", rf"\1{REMOVED}"),
-    (r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
+    # Of command lines and statements: a value that follows a space, or is the next of a list.
+    (rf"(?<![\w-])(--?{_NAME}(?:[ =]|[\"'],\s*[\"']))[^\s\"']+", rf"\1{REMOVED}"),
+    (r"((?:\s|[\"'])(?:-[uU]|--user)(?:[ =]|[\"'],\s*[\"'])[^\s:%\"']+[:%])[^\s\"']+", rf"\1{REMOVED}"),
+    (r"\b(htpasswd\s+-\w*b\w*\s+\S+\s+\S+\s+)\S+", rf"\1{REMOVED}"),
+    (
+        r"\b((?:echo|printf)\s+)[^|\r\n]+(?=\|[^|\r\n]*(?:passw|--stdin|sudo\s+-S|password-stdin))",
+        rf"\1{REMOVED} ",
+    ),
+    (r"([?&](?:auth|code|hmac|key|sig|state)=)[^\s&\"'#]+", rf"\1{REMOVED}"),
+    (r"(?i)\b((?:recovery|backup|one-time|verification)\s+codes?\s*[:=]?\s+)\S+", rf"\1{REMOVED}"),
+    (r"(?i)\b((?:tacacs|radius)\S*\s[^\r\n]*?\bkey\s+(?:\d\s+)?)\S+", rf"\1{REMOVED}"),
+    (r"\b(createUser\s+\S+\s+\w+\s+)\S+(\s+\w+\s+)\S+", rf"\1{REMOVED}\2{REMOVED}"),
+    (rf"(?m)^(\s*{_NAME}[ \t]+)(?![(|>=:&]|->)\S+(?=[ \t]*$)", rf"\1{REMOVED}"),
+    (r"(?m)^([\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:)\S+$", rf"\1{REMOVED}"),
+    (r"(?i)\b(pass(?:word|phrase|code)?\s+(?:is\s+|was\s+)?')[^'\r\n]*'", rf"\1{REMOVED}'"),
+    (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is|was)\s+|login\s+\S+\s+password\s+)[^\s'\"]+", rf"\1{REMOVED}"),
+    (rf"({_TELLING}\s+(?:(?:is|was|to|=|\d+)\s+)*[\"']?)(?!\(){_ODD}", rf"\1{REMOVED}"),
+    (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
     (r"(\bhttps?://[^\s\"'<>?#]+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
     (
         rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*[|>][\d+-]*[ \t]*\n)(?:\1[ \t]+\S.*(?:\n|\Z))+",
         rf"\1\2\1  {REMOVED}\n",
     ),
+    (rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*\n)(?:\1[ \t]*- .*(?:\n|\Z))+", rf"\1\2\1  - {REMOVED}\n"),
     # In quotes, also where the whole text is quoted once more; then a line of YAML; then a word.
-    (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
+    (rf"({_TELLING}\\*[\"']?{_IS}(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
+    (rf"({_TELLING}\\*[\"']?{_IS}\[)[^\]\r\n]*", rf"\1{REMOVED}"),
     (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),
-    (rf"\b({_NAME}\\*[\"']?\s*[:=]\s*)(?!\\*[\"'(])[^\s,;&\"'\\}}\])]+", rf"\1{REMOVED}"),
+    (rf"({_TELLING}\\*[\"']?{_IS})(?!\\*[\"'(])[^\s,;&\"'\\}}\])<]+", rf"\1{REMOVED}"),
+    # A pair of a name and a value, as environments of containers and tuples have them.
+    (
+        rf"((?:[(\[]\s*|\b(?:name|key|header)\\*[\"']?\s*[:=]\s*)\\*[\"']{_NAME}\\*[\"']\s*,?\s*"
+        r"(?:\\*[\"']?(?:value|content)\\*[\"']?\s*[:=]\s*)?(?P<q>\\*[\"']))(?:(?!(?P=q)).)+(?P=q)",
+        rf"\1{REMOVED}\g<q>",
+    ),
+    (rf"(<(?:\w+:)?{_NAME}(?:\s[^<>]*)?>)[^<>]+", rf"\1{REMOVED}"),
 )
 _IS_NAME = re.compile(_NAME)
 _PATTERNS = tuple((re.compile(look), kept) for look, kept in _LOOKS)
+#: An option of one letter, with its value attached or after it, or as the next of a list.
+_OPTION = re.compile(
+    r"(?<=[\s\"'])-(?P<letter>[A-Za-z])(?P<apart>[ =]|[\"'],\s*(?=[\"'])|)[\"']?(?P<value>[^\s\"']+)"
+)
+#: The program before it, and its letters that are secrets. Any other program's `-p VALUE` may be a password,
+#: but for Slurm's, where it is a partition, and for a port or a path.
+_PROGRAMS = tuple(
+    (re.compile(rf"(?<![\w-])(?:{programs})\b[^|;&]*\Z"), letters)
+    for programs, letters in (
+        (r"s(?:batch|run|alloc|info|queue|acct|cancel|control|prio|stat|report)", ""),
+        (r"ipmi[\w-]*|bmc-\w+", "PpKky"), (r"sshpass|mysql\w*|mariadb\w*", "p"), (r"ldap\w+", "w"),
+        (r"redis-cli", "a"), (r"snmp\w+", "cAX"),
+    )
+)  # fmt: skip
+_COMMAND_CHARS = 1000
+_PORT_OR_PATH = re.compile(r"[./~].*|\d{1,5}(?::\d+)?")
+#: What looks like no name: long, of letters and digits that change often, or of hexadecimal digits alone.
+_RUN = re.compile(r"(?<![\w+/=~-])[\w+/=~-]{24,}")
+_HEX = re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{32,}(?![A-Za-z0-9])", re.I)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+_RANDOM_CHARS, _RANDOM_SHARE = 24, 0.35
 
 
 class Scrubber:
@@ -60,25 +117,89 @@ class Scrubber:
         # The longest first: one may be the beginning of another.
         words = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
         self._values = re.compile(words) if words else None
+        self._random: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
         if self._values is not None:
             text = self._values.sub(REMOVED, text)
         for pattern, kept in _PATTERNS:
             text = pattern.sub(kept, text)
-        return text
+        return _RUN.sub(self._numbered, _without_options(text))
+
+    def _numbered(self, found: re.Match[str]) -> str:
+        """Equal ones get the same number, so that one sees where one comes again."""
+        if not _looks_random(found[0]):
+            return found[0]
+        return self._random.setdefault(found[0], f"(removed-{len(self._random) + 1})")
 
     def document(self, value: object) -> object:
         """The same for what JSON has: it stays valid."""
         if isinstance(value, dict):
-            return {str(key): self._field(str(key), each) for key, each in value.items()}
+            named = next(
+                (value[key] for key in ("name", "key", "header") if isinstance(value.get(key), str)), ""
+            )
+            return {
+                str(key): self._field(str(named) if key in ("value", "content") and named else str(key), each)
+                for key, each in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.document(each) for each in value]
+            return [self._element(value[:place], each) for place, each in enumerate(value)]
         return self(value) if isinstance(value, str) else value
 
     def _field(self, key: str, value: object) -> object:
-        is_plain = value is None or isinstance(value, bool | dict | list | tuple)
-        return self.document(value) if is_plain or not _IS_NAME.fullmatch(key) else REMOVED
+        """Below the name of a secret each text is one; numbers of a table of that name are none."""
+        if value is None or isinstance(value, bool) or not _IS_NAME.fullmatch(key):
+            return self.document(value)
+        return _without_text(value) if isinstance(value, dict | list | tuple) else REMOVED
+
+    def _element(self, before: Sequence[object], value: object) -> object:
+        """Of a list, which may be a command: `before` is what comes earlier in it."""
+        if not (isinstance(value, str) and before and str(before[-1])[:1] == "-"):
+            return self.document(value)
+        if _IS_NAME.fullmatch(str(before[-1]).lstrip("-")):
+            return REMOVED
+        letter = str(before[-1])[1:]
+        start = " ".join(map(str, before[:-1]))
+        return REMOVED if _is_secret(letter, value, start) else self.document(value)
+
+
+def _without_text(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _without_text(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_text(each) for each in value]
+    return REMOVED if isinstance(value, str) else value
+
+
+def _without_options(text: str) -> str:
+    made, kept_to, place = "", 0, 0
+    while found := _OPTION.search(text, place):
+        begin = max(text.rfind("\n", 0, found.start()) + 1, found.start() - _COMMAND_CHARS)
+        value = found["value"] if found["apart"] else ""
+        if _is_secret(found["letter"], value, text[begin : found.start()]):
+            made += text[kept_to : found.start("value")] + REMOVED
+            kept_to = place = found.end()
+        else:
+            place = found.end("letter")  # what seems to be its value may be an option
+    return made + text[kept_to:]
+
+
+def _is_secret(letter: str, value: str, start: str) -> bool:
+    """`start`: of the command. An attached value (`-pass`), here none, is one of known programs only."""
+    for program, letters in _PROGRAMS:
+        if program.search(start):
+            return letter in letters
+    return letter in ("p", "P") and bool(value) and not _PORT_OR_PATH.fullmatch(value)
+
+
+def _looks_random(word: str) -> bool:
+    word = _UUID.sub("", word)
+    if _HEX.search(word):
+        return True
+    kinds = [(char.isdigit(), char.isupper()) for char in word if char.isalnum()]
+    if len(kinds) < _RANDOM_CHARS or len({is_digit for is_digit, _ in kinds}) == 1:
+        return False
+    return sum(before != after for before, after in pairwise(kinds)) >= _RANDOM_SHARE * len(kinds)
 
 
 def _forms(value: str) -> set[str]:

@@ -3,6 +3,7 @@
 import json
 import string
 from collections.abc import Callable
+from random import Random
 from urllib.parse import quote
 
 import pytest
@@ -17,6 +18,9 @@ WORDS = st.text(string.ascii_letters + string.digits + "_-", min_size=20, max_si
 ODD = st.text(
     string.ascii_letters + string.digits + "!$%&*()[]{}+?^|~\"'\\/@:=#; ä密", min_size=8, max_size=40
 )
+
+
+BASE64 = string.ascii_letters + string.digits + "-_"
 
 
 def yaml_line(secret: str) -> str:
@@ -63,6 +67,47 @@ UNKNOWN: dict[str, Callable[[str], str]] = {
     "passphrase of a directory": lambda s: f"bind_pw: {s}\n",
     "Hugging Face": lambda s: f"login hf_{s}",
     "Docker": lambda s: f"login dckr_pat_{s}",
+    "bare option": lambda s: f"exec: site-bmc -u root -p {s} power",
+    "bare option of a list": lambda s: f"argv ['racadm', '-u', 'root', '-p', '{s}', 'getsysinfo']",
+    "racadm": lambda s: f"racadm -r idrac1 -u root -p {s} set iDRAC.Users.2.Password {s}",
+    "IPMI key": lambda s: f"ipmipower -h bmc1 -u admin -p {s} -k {s} --stat",
+    "IPMI set": lambda s: f"ipmitool user set password 2 {s}",
+    "mysql": lambda s: f"mysqldump -uroot -p{s} slurm_acct_db",
+    "LDAP": lambda s: f"ldapsearch -x -D cn=admin -w {s} -b dc=x",
+    "Redis": lambda s: f"redis-cli -h r1 -a {s} ping",
+    "requirepass": lambda s: f"requirepass {s}\nmasterauth {s}\n",
+    "SNMP of version 3": lambda s: f"snmpget -v3 -u ops -a SHA -A {s} -x AES -X {s} pdu1 sysUpTime.0",
+    "community": lambda s: f"snmpwalk -v2c -c {s} pdu1",
+    "switch": lambda s: f"snmp-server community {s} RO\nusername admin password 7 {s}\n",
+    "Samba": lambda s: f"smbclient -U admin%{s} //nas/home",
+    "chpasswd": lambda s: f"echo 'root:{s}' | chpasswd",
+    "sudo": lambda s: f"echo {s} | sudo -S systemctl restart slurmd",
+    "htpasswd": lambda s: f"htpasswd -bc /etc/nginx/users admin {s}",
+    "openssl": lambda s: f"openssl pkcs12 -in x.p12 -passin pass:{s}",
+    "pass": lambda s: f"pass: {s}",
+    "db_pass": lambda s: f"db_pass={s} dbPass = {s} rootpw={s}",
+    "camel": lambda s: json.dumps({"bmcPin": s, "adminPwd": s, "wifiPsk": s}),
+    "netrc": lambda s: f"machine bmc1 login root password {s}",
+    "pgpass": lambda s: f"db.example:5432:healer:healer_api:{s}",
+    "arrow": lambda s: f"'password' => '{s}', :token => \"{s}\"",
+    "colon and equals": lambda s: f"api_key := {s}",
+    "tuple": lambda s: f"headers=[('x-auth-token', '{s}'), ('host', 'x')]",
+    "environment of a container": lambda s: json.dumps([{"name": "DB_PASSWORD", "value": s}]),
+    "XML": lambda s: f"<user>root</user><Password>{s}</Password>",
+    "percent": lambda s: f"body: user%3Droot&password%3D{s}",
+    "list of YAML": lambda s: f"access:\n  tokens:\n    - {s}\n    - '{s}'\n  on: true\n",
+    "list in a line": lambda s: f'tokens = ["{s}", "{s}"]',
+    "account key": lambda s: f"DefaultEndpointsProtocol=https;AccountName=x;AccountKey={s};",
+    "SASL": lambda s: f"> AUTH PLAIN {s}",
+    "log of words": lambda s: f"msg=login failed user=root password {s}1",
+    "call": lambda s: f"Settings(slack_token=SecretStr('{s}'), mode='auto')",
+    "digest": lambda s: f'Authorization: Digest username="x", realm="y", response="{s}"',
+    "other languages": lambda s: f"密码：{s} / Passwort: {s} / mot de passe: {s}",
+    "table": lambda s: f"| user | root |\n| password | {s} |",
+    "callback": lambda s: f"GET /callback?code={s}&state={s} 302",
+    "quoted option": lambda s: f"exec: site-bmc -p '{s}'; ipmitool -P'{s}' sol activate",
+    "user of SNMP": lambda s: f"createUser ops SHA {s} AES {s}",
+    "recovery": lambda s: f"recovery code: {s}",
     "key cut short": lambda s: f"-----BEGIN PRIVATE KEY-----\n{s}\n",
 }  # fmt: skip
 
@@ -73,6 +118,27 @@ def test_a_secret_is_recognised_by_its_look(where: str, secret: str) -> None:
     text = UNKNOWN[where](secret)
     assert secret in text
     assert secret not in Scrubber([])(text)
+    assert secret not in json.dumps(Scrubber([]).document({"line": text}))
+
+
+@given(secret=WORDS)
+def test_what_lies_below_a_secret_s_name_is_one(secret: str) -> None:
+    document = {
+        "argv": ["racadm", "-p", secret, "--api-token", secret], "tokens": [secret, {"of": secret}],
+        "credentials": {"user": "root", "rows": [secret]}, "env": [{"name": "DB_PASSWORD", "value": secret}],
+    }  # fmt: skip
+    assert secret not in json.dumps(Scrubber([]).document(document))
+    assert Scrubber([]).document(["sbatch", "-p", "gpu", "-N", "4"]) == ["sbatch", "-p", "gpu", "-N", "4"]
+
+
+@pytest.mark.parametrize("alphabet", [string.ascii_letters + string.digits, BASE64, "0123456789abcdef"])
+@given(seed=st.integers())
+def test_what_looks_random_goes_without_any_name(alphabet: str, seed: int) -> None:
+    """Equal ones stay equal: one sees that the line is about the same."""
+    draw = Random(seed)
+    one, other = ("".join(draw.choices(alphabet, k=48)) for _ in range(2))
+    text = Scrubber([])(f"unexpected answer {one}, then {other}, then {one}")
+    assert text == "unexpected answer (removed-1), then (removed-2), then (removed-1)"
 
 
 @given(secret=ODD, prefix=st.text("abc \n", max_size=5))
@@ -116,6 +182,14 @@ def test_a_known_key_does_not_hide_the_look_of_another() -> None:
         "2026-11-20 token: expires in 3 days".replace("token:", "tokens end"),
         "postgresql://db.example:5432/healer and https://healer.example/nodes",
         'healer_credentials_refused{cluster="pod1"} 3.0',
+        "srun -p gpu -N 4; sbatch -p interactive train.sh",
+        "ssh -p 2222 gpu0001; mkdir -p /var/lib/healer; python -m site ~/train.py -p ./conf",
+        "GPU-3f2504e0-4f89-11d3-9a0c-0305e82c3301 of gpu-a100-sxm4-80gb-node0123.cluster.example lost",
+        "boot 0f6a1c2e-9b1d-4c55-8f0e-2b9a7d3c1e44: mlx5_0 port 1 guid 0x506b4b0300ab1234 down",
+        "/sys/devices/pci0000:80/0000:80:01.1/0000:81:00.0/infiniband/mlx5_3/ports/1/counters/symbol_error",
+        "sqlalchemy.exc.OperationalError: (psycopg.OperationalError) connection to 10.0.0.1 failed",
+        "2026-11-26T13:12:23.123456+00:00 detector gpu_row_remap_failure_pending_nodes_total 12",
+        "a token ends in 3 days; the passwords file is missing",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -1,6 +1,6 @@
 """The console at its design size: pages on the server, first paint and the map in a real Chromium.
 
-    python -m benchmarks.console [--nodes 10000] [--incidents 5000] [--rounds 20]
+    python -m benchmarks.console [--nodes 10000] [--incidents 5000] [--rounds 20] [--days 365 [--ended 20000]]
 
 `healer api` in a process of its own on an embedded PostgreSQL, with Slurm's picture of so many nodes of 8
 GPUs in jobs of 16, what they measured, and so many open incidents. Prints for each page the time until its
@@ -26,6 +26,7 @@ import numpy as np
 import sqlalchemy as sa
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from benchmarks._history import fill
 from benchmarks._load import cpu_s
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.node_rows import PostgresSnapshots
@@ -41,6 +42,7 @@ from healer.model import (
     IncidentState,
     Part,
     Role,
+    Sense,
     Severity,
     SlurmJob,
     SlurmNode,
@@ -49,7 +51,7 @@ from healer.model import (
 )
 from healer.model.telemetry import Report
 from healer.ports.callers import NewToken
-from healer.text import to_stored
+from healer.text import quoted, to_stored
 from tests.support.api_process import CLUSTER, TOKEN_KEY, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of
@@ -107,13 +109,13 @@ def incident_of(number: int, nodes: int) -> Incident:
     evidence = tuple(
         Evidence(
             digest=f"{number:032x}{second:032x}", component=root, at=at + timedelta(seconds=second),
-            text=title, line=line,
+            text=quoted(title), line=line, sense=Sense.kernel,
         )
         for second in range(8)
     )  # fmt: skip
     return Incident(
         id=f"{number:08x}" + "0" * 56, cluster=CLUSTER, rule=rule, fault=fault, fault_class=FaultClass.fatal,
-        title=title, root=root, opened=at, updated=at, settle_until=at, severity=severity,
+        title=quoted(title), root=root, opened=at, updated=at, settle_until=at, severity=severity,
         state=IncidentState.mitigating if number % 3 else IncidentState.open, nodes={name: Verdict.suspect},
         jobs_hit=(str(4711 + number),), evidence=evidence, evidence_count=len(evidence),
         acknowledged_by="ann" if number % 5 == 0 else None,
@@ -174,6 +176,7 @@ def pages_of(nodes: int) -> list[str]:
         "/incidents?severity=P1", "/incidents?cursor=4000", "/incidents?show=all",
         f"/incidents/{7:08x}{'0' * 56}",
         f"/nodes/{CLUSTER}/{node}", f"/jobs/{CLUSTER}/4712", "/runs", "/rules", "/signals", "/audit",
+        "/reports", "/reports?period=30d", "/reports?period=365d", "/reports/handover",
     ]  # fmt: skip
 
 
@@ -250,12 +253,18 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--incidents", type=int, default=5_000)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--days", type=int, default=0, help="of history")
+    parser.add_argument("--ended", type=int, help="incidents in it")
     given = parser.parse_args()
     folder = make_scratch()
     try:
         with running_postgres() as server:
             engine = make_engine(server.url)
             with api_process(engine, folder, nodes=1) as api:
+                if given.days:
+                    patient = sa.create_engine(server.url)  # without the limits of the product's statements
+                    fill(patient, given.nodes, given.days, given.ended)
+                    patient.dispose()
                 seed(engine, given.nodes, given.incidents)
                 now = datetime.now(UTC)
                 token = PostgresTokens(engine, CLUSTER, TOKEN_KEY).create(

@@ -21,7 +21,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from alembic import command
 
-from benchmarks.restore import fill
+from benchmarks._history import fill
 from healer.adapters.postgres import migrate
 from healer.embedded.server_alone import server_alone
 from tests.support.wait import in_background
@@ -93,8 +93,8 @@ def main() -> None:
     folder.chmod(0o711)
     try:
         with server_alone(folder) as url:
-            fill(url, given.nodes, given.days)
             engine = sa.create_engine(url)
+            fill(engine, given.nodes, given.days)
             take_back(engine, given.revision)
             environ = {"HEALER_DATABASE_URL": url, "HEALER_DATA_DIR": str(folder)}
             subprocess.run(

@@ -128,12 +128,12 @@ class Connection:
         """Ends the program with the answer's words for any but a 2xx."""
         self._writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         head = await self._reader.readuntil(b"\r\n\r\n")
-        told = b""
+        answer_body = b""
         if b"content-length: " in head.lower():
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            told = await self._reader.readexactly(length)
+            answer_body = await self._reader.readexactly(length)
         if not head.startswith(b"HTTP/1.1 2"):
-            sys.exit(f"{head.decode()}{told.decode()[:500]}")
+            sys.exit(f"{head.decode()}{answer_body.decode()[:500]}")
 
     def close(self) -> None:
         self._writer.close()

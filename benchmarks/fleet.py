@@ -126,7 +126,7 @@ def restarted(running: Product, fleet: Fleet) -> None:
         print(f"  then lag {line['lag_s']} s, tick {line['took_s']} s")
 
 
-def told(running: Product) -> None:
+def print_false_alarms(running: Product) -> None:
     """Nothing is wrong with this fleet: whatever was found is a false alarm."""
     engine = sa.create_engine(embedded.find(running.stack.data_dir).database_url)
     with engine.connect() as conn:
@@ -150,9 +150,9 @@ def main() -> None:
             fleet = Fleet(running)
             print(f"at rest: {running.at_rest() * 100:.1f} % of a core")
             under_load(running, fleet, asked.minutes)
-            told(running)
+            print_false_alarms(running)
             restarted(running, fleet)
-            told(running)
+            print_false_alarms(running)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -138,9 +138,9 @@ def tally(runs: list[Run], scores: list[Floats], threshold: float) -> Tally:
     for run, score in zip(runs, scores, strict=True):
         for node in range(score.shape[1]):
             events = [(run.onset, len(score))] if node == run.slow else []
-            told = alarms(score[:, node] >= threshold, GAP)
+            raised = alarms(score[:, node] >= threshold, GAP)
             days = run.days if node == 0 else 0.0
-            total += judge(told, events, days=days, early=EARLY)
+            total += judge(raised, events, days=days, early=EARLY)
     return total
 
 

@@ -47,7 +47,7 @@ class Checkpoints:
         self._starting = False
         self.closing = False
 
-    def told(self, path: str, step: int, durable: bool, checksum: bool) -> None:
+    def record(self, path: str, step: int, durable: bool, checksum: bool) -> None:
         """Absolute paths: who reads them is elsewhere."""
         path = os.path.abspath(path)
         event = {"step": step, "path": path, "durable": durable, "time": utc(time.time())}
@@ -103,10 +103,10 @@ class Checkpoints:
             except Exception as error:  # OSError, TooMuch; whatever it is, the others are still summed
                 self._sender.say("checksum", f"{path} has no checksum: {error}")
             with self._lock:
-                is_told = not self._waiting or self._waiting[0] is not one  # by `close`, without
-                if not is_told:
+                is_recorded = not self._waiting or self._waiting[0] is not one  # by `close`, without
+                if not is_recorded:
                     self._waiting.popleft()
-            if not is_told:
+            if not is_recorded:
                 self._sender.put_checkpoint(event)
 
 

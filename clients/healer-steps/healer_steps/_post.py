@@ -176,7 +176,7 @@ class Post:
         return dict(self._about(), samples=[self._sample(sample) for sample in self.held])
 
     def _sample(self, sample: Sample) -> dict[str, Any]:
-        settings, fields = self._sender.settings, _told(sample)
+        settings, fields = self._sender.settings, _fields(sample)
         if settings.rank is None:  # of the job as a whole: nobody may be blamed for it
             return {name: value for name, value in fields.items() if name not in _OF_A_RANK}
         fields.update(_place(settings))
@@ -203,7 +203,7 @@ def taken(queue: deque[Any], most: int) -> list[Any]:
     return taken
 
 
-def _told(sample: Sample) -> dict[str, Any]:
+def _fields(sample: Sample) -> dict[str, Any]:
     """As healer reads it; what is not known is left out, and so is what is no number."""
     fields = {
         name: value for name, value in zip(FIELDS, sample) if type(value) in _NUMBERS and _finite(value)

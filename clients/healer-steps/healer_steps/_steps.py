@@ -175,7 +175,7 @@ class Steps:
             last = max(self._next - 1, 0)
             which = last if step is None else self._plain("step", step, whole)
             name = os.fsdecode(path) if isinstance(path, bytes) else str(path)
-            self._checkpoints.told(name, last if which is None else which, bool(durable), bool(checksum))
+            self._checkpoints.record(name, last if which is None else which, bool(durable), bool(checksum))
         except Exception as error:
             self._trouble(error)
 

@@ -30,7 +30,7 @@ class Bench(Protocol):
 
     scheduler: Scheduler
     bare: Scheduler
-    untold: frozenset[str]
+    hidden: frozenset[str]
 
     def free(self, count: int = 1) -> list[str]:
         """So many idle nodes that nobody else uses in this test."""
@@ -103,12 +103,12 @@ class SimBench:
         self,
         scheduler: SimScheduler | SimClient,
         bare: Scheduler | None = None,
-        untold: frozenset[str] = frozenset(),
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
         self.sim: Any = scheduler
         self.scheduler: Scheduler = PreferredScheduler([bare, scheduler]) if bare else scheduler
         self.bare: Scheduler = bare or scheduler
-        self.untold = untold
+        self.hidden = hidden
         self._taken = 0
 
     def free(self, count: int = 1) -> list[str]:
@@ -173,7 +173,7 @@ _NEXT: dict[Path, int] = {}
 class RealBench:
     """A real cluster that lives as long as the test process. `scheduler` is the adapter, or its chain."""
 
-    untold: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
 
     def __init__(self, cluster: BreakableSlurm, bare: Scheduler, scheduler: Scheduler | None = None) -> None:
         self.cluster = cluster
@@ -351,9 +351,9 @@ def running(bench: Bench, *nodes: str, **job: Any) -> str:
     return number
 
 
-def told(bench: Bench, field: str, value: Any, unseen: Any) -> Any:
+def as_shown(bench: Bench, field: str, value: Any, unseen: Any) -> Any:
     """The value that the bench's adapter shows for a field: `unseen` where it has no way to see it."""
-    return unseen if field in bench.untold else value
+    return unseen if field in bench.hidden else value
 
 
 def mark(node: SlurmNode) -> tuple[object, ...]:

@@ -78,7 +78,7 @@ def pyslurm_bench(socket: Path) -> Iterator[SimBench]:
     server = SimServer(sim, socket)
     server.start()
     adapter = fake_pyslurm(socket)
-    yield SimBench(sim, adapter, untold=frozenset({"gpus", "dbd_queue"}))
+    yield SimBench(sim, adapter, hidden=frozenset({"gpus", "dbd_queue"}))
     adapter.close()
     server.stop()
 

@@ -145,9 +145,9 @@ def test_a_claim_sees_its_incident_as_it_is_now(bench: Bench) -> None:
         assert claim.incident() == incident()
         with bench.ledger.transaction() as tx:
             tx.save_incident(incident(title="more is known"))
-        told = claim.incident()
-        assert told is not None
-        assert told.title == "more is known"
+        claimed_incident = claim.incident()
+        assert claimed_incident is not None
+        assert claimed_incident.title == "more is known"
 
 
 def test_a_claim_of_a_run_without_incident_has_none(bench: Bench) -> None:

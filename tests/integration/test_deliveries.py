@@ -78,7 +78,7 @@ class Site:
 
     def __init__(self, db: sa.Engine, chats: Chats) -> None:
         self.db, self.chats, self.hand = db, chats, Hand()
-        self.told = Notifications(
+        self.notifications = Notifications(
             channels=(
                 Channel(name="ops", kind=ChannelKind.slack, channel="C0HEALER", url=f"{chats.url}/api"),
                 Channel(name="night", kind=ChannelKind.pagerduty, url=f"{chats.url}/v2/enqueue"),
@@ -96,7 +96,7 @@ class Site:
         self.telling = Telling(self.settings, db, "pod1", self.rules, self.hand)
 
     def rules(self) -> Any:
-        return msgspec.structs.replace(self._shipped, notifications=self.told)
+        return msgspec.structs.replace(self._shipped, notifications=self.notifications)
 
     def round(self, seconds: float = 0) -> None:
         """What the scheduler does again and again; twice, as a full one would go on at once."""
@@ -263,7 +263,7 @@ def test_removed_channel_gets_no_messages(site: Site) -> None:
     site.incident()
     site.telling()
     site.telling.wait()
-    site.told = Notifications()
+    site.notifications = Notifications()
     site.round(MINUTE)
     assert site.states() == ["over", "over"]
     assert site.slack() == []
@@ -272,7 +272,7 @@ def test_removed_channel_gets_no_messages(site: Site) -> None:
 def test_a_group_bot_hears_of_the_beginning_and_of_the_end(fresh_database: sa.Engine, chats: Chats) -> None:
     site = Site(fresh_database, chats)
     bot = Channel(name="group", kind=ChannelKind.wecom)
-    site.told = Notifications(channels=(bot,), routes=(Route(to=("group",), how=Manner.channel),))
+    site.notifications = Notifications(channels=(bot,), routes=(Route(to=("group",), how=Manner.channel),))
     site.settings = load_settings({"HEALER_WECOM_URL": chats.wecom})
     site.telling = Telling(site.settings, site.db, "pod1", site.rules, site.hand)
     site.round()
@@ -289,7 +289,7 @@ def test_a_group_bot_hears_of_the_beginning_and_of_the_end(fresh_database: sa.En
 
 
 def test_dead_letters_are_exposed_as_a_metric(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     site.incident()
     site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
     site.round()
@@ -356,7 +356,7 @@ def test_of_queued_updates_only_the_newest_is_sent(site: Site) -> None:
 
 
 def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     site.incident()
     for _ in range(5):
         site.chats.answers.append((500, {}, {}))
@@ -373,7 +373,7 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
 
 
 def test_doctor_reports_each_channel(site: Site) -> None:
-    ops, night, _ = site.told.channels
+    ops, night, _ = site.notifications.channels
 
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
         with site.db.connect() as conn:
@@ -384,7 +384,7 @@ def test_doctor_reports_each_channel(site: Site) -> None:
     assert checked(ops) == (True, "slack: secrets found, nothing sent yet")
     ok, text = checked(night, load_settings({}))
     assert not ok and text.startswith("HEALER_PAGERDUTY_KEY must be set")
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     site.incident()
     site.chats.answers.append((500, {}, {}))
     site.telling()
@@ -397,7 +397,7 @@ def test_doctor_reports_each_channel(site: Site) -> None:
 
 
 def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     one = site.incident()
     site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
     site.round()
@@ -411,7 +411,7 @@ def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site
 
 
 def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     site.incident(1)
     site.incident(2, node="gpu0002")
     site.chats.answers.append((429, {"retry-after": "90"}, {}))
@@ -454,7 +454,7 @@ class DiesAfterSending:
 
 def dying(site: Site) -> None:
     book = ChannelBook(site.settings)
-    channel = site.told.channel("ops")
+    channel = site.notifications.channel("ops")
     assert channel is not None
     with pytest.raises(Killed):
         tell_ops(site, lambda: DiesAfterSending(book.of(channel)))
@@ -463,7 +463,7 @@ def dying(site: Site) -> None:
 def planned(site: Site) -> None:
     with planning(site.db, "pod1", site.hand.now()) as tx:
         assert tx is not None
-        tell.plan(tx, "pod1", site.told, site.hand.now())
+        tell.plan(tx, "pod1", site.notifications, site.hand.now())
 
 
 def tell_ops(site: Site, teller: Callable[[], MessageChannel]) -> None:
@@ -472,7 +472,7 @@ def tell_ops(site: Site, teller: Callable[[], MessageChannel]) -> None:
 
 
 def test_after_a_crash_the_message_is_found_and_not_sent_again(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     one = site.incident()
     planned(site)
     dying(site)
@@ -492,10 +492,10 @@ def test_after_a_crash_the_message_is_found_and_not_sent_again(site: Site) -> No
 
 
 def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
-    site.told = only(site.told, "ops")
+    site.notifications = only(site.notifications, "ops")
     site.incident()
     planned(site)
-    channel = site.told.channel("ops")
+    channel = site.notifications.channel("ops")
     assert channel is not None
     book = ChannelBook(site.settings)
 

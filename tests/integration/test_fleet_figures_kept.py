@@ -19,18 +19,18 @@ def bench(fresh_database: sa.Engine) -> PostgresBench:
     return PostgresBench(fresh_database)
 
 
-def told(verb: str, passed: bool | None = True, **results: str) -> dict[str, Any]:
+def outcome(verb: str, passed: bool | None = True, **results: str) -> dict[str, Any]:
     return {"verb": verb, "results": results} | ({} if passed is None else {"passed": passed})
 
 
 def test_of_each_node_the_newest_of_each_figure(bench: PostgresBench, fresh_database: sa.Engine) -> None:
     tests: dict[str, tuple[int, datetime, dict[str, Any]]] = {
-        "old": (1, ago(days=100), told("sweep", gemm_tflop_per_s="1")),
-        "first": (1, ago(days=20), told("diagnose", gemm_tflop_per_s="690.1", memory_gb_per_s="4000")),
-        "newer": (1, ago(days=2), told("sweep", passed=False, gemm_tflop_per_s="612", gpu_count="8")),
-        "none": (2, ago(days=1), told("sweep", passed=None, gemm_tflop_per_s="500")),
-        "other": (3, ago(days=1), told("bisect", gemm_tflop_per_s="500")),
-        "facts": (4, ago(days=1), told("diagnose", driver="580.65.06")),
+        "old": (1, ago(days=100), outcome("sweep", gemm_tflop_per_s="1")),
+        "first": (1, ago(days=20), outcome("diagnose", gemm_tflop_per_s="690.1", memory_gb_per_s="4000")),
+        "newer": (1, ago(days=2), outcome("sweep", passed=False, gemm_tflop_per_s="612", gpu_count="8")),
+        "none": (2, ago(days=1), outcome("sweep", passed=None, gemm_tflop_per_s="500")),
+        "other": (3, ago(days=1), outcome("bisect", gemm_tflop_per_s="500")),
+        "facts": (4, ago(days=1), outcome("diagnose", driver="580.65.06")),
     }
     for name, (number, at, _) in tests.items():
         begin(bench, run(name, number, playbook="sweep", alongside=True, created_at=at))

@@ -21,10 +21,10 @@ from tests.support.wait import wait_until
 NOW = datetime.now(UTC)
 TEMPERATURE, REASONS = "gpu_temp_c", "clock_event_reasons"
 
-Told = dict[tuple[str, int], float]
+GpuValues = dict[tuple[str, int], float]
 
 
-def report(book: PostgresColumns, node: str, ago_s: float, values: Told) -> Report:
+def report(book: PostgresColumns, node: str, ago_s: float, values: GpuValues) -> Report:
     at = NOW - timedelta(seconds=ago_s)
     ids = book.ids([Column(name, Part(gpu=gpu)) for name, gpu in values])
     return Report(CLUSTER, node, at, at, np.array(ids, np.int32), np.array(list(values.values())))

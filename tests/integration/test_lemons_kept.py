@@ -39,8 +39,8 @@ def test_node_history_comes_from_its_incidents_and_tickets(fresh_database: sa.En
         conn.execute(
             sa.insert(messages).values({c.name: ticket[c.name] for c in messages.c if c.name in ticket})
         )
-    told_of = PostgresLemons(fresh_database, CLUSTER).histories(START - 42 * DAY)
-    found = [lemon_record(history, node, START) for node, history in told_of]
+    histories = PostgresLemons(fresh_database, CLUSTER).histories(START - 42 * DAY)
+    found = [lemon_record(history, node, START) for node, history in histories]
     assert [(one.node, len(one.faults), len(one.tickets)) for one in found] == [(NODE, 1, 1)]
 
 

@@ -77,7 +77,7 @@ def test_history_is_dropped_after_two_weeks(features: PostgresFeatures, history:
 def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]) -> None:
     now = history[-1].at
     hour = timedelta(hours=1)
-    told = [
+    episodes = [
         incident(1, nodes={"gpu0001": Verdict.suspect, "gpu0002": Verdict.suspect}, opened=now - hour),
         incident(2, nodes={"gpu0003": Verdict.isolate}, opened=now - 3 * hour, closed=now - 2 * hour),
         incident(3, nodes={"gpu0004": Verdict.watch}, opened=now - hour, review=Review.false_alarm),
@@ -85,7 +85,7 @@ def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]
         incident(5, nodes={}, opened=now - hour, cluster="other"),
     ]
     with features._engine.begin() as conn:
-        for one in told:
+        for one in episodes:
             conn.execute(
                 sa.insert(incidents).values(
                     id=one.id,
@@ -93,7 +93,7 @@ def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]
                     rule=one.rule,
                     state=one.state,
                     severity=one.severity,
-                    node={2: None, 4: "gpu0009", 5: "gpu0008"}.get(told.index(one) + 1, "gpu0005"),
+                    node={2: None, 4: "gpu0009", 5: "gpu0008"}.get(episodes.index(one) + 1, "gpu0005"),
                     opened=one.opened,
                     updated=one.updated,
                     closed=one.closed,

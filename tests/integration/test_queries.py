@@ -114,9 +114,9 @@ def test_rule_shows_when_it_fired_and_in_which_mode(fresh_database: sa.Engine) -
     joined = records["gpu-hot"]
     assert (joined.open, joined.fired, joined.last_incident) == (0, 1, now_open.id)
     # Of all clusters, by what was opened alone.
-    told = queries_of(fresh_database).rules.records()["gpu-lost"]
-    assert (told.incidents, told.open, told.reviews) == (3, 2, {Review.false_alarm: 1})
-    assert (told.last_at, told.fired, told.mode_reason) == (now_open.opened, 0, "new")
+    rule_record = queries_of(fresh_database).rules.records()["gpu-lost"]
+    assert (rule_record.incidents, rule_record.open, rule_record.reviews) == (3, 2, {Review.false_alarm: 1})
+    assert (rule_record.last_at, rule_record.fired, rule_record.mode_reason) == (now_open.opened, 0, "new")
 
 
 def test_a_quiet_cluster_has_no_record(fresh_database: sa.Engine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from healer.model import Reservation, SlurmCall
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerRefused, UnknownNode
 from healer.sim.sim_slurm import SimClient
-from tests.integration.benches import Bench, job_of, running, submission, told, wait_for
+from tests.integration.benches import Bench, as_shown, job_of, running, submission, wait_for
 from tests.support.wait import wait_until
 
 OURS = "healer:gpu-lost inc:1a2b3c4d GPU 3 fell off the bus (Xid 79)"
@@ -84,7 +84,7 @@ def test_it_says_what_it_is_and_who_answers(bench: Bench) -> None:
     assert controller.version.partition(".")[0] in {"22", "24"}
     assert controller.answer_s is not None and 0 <= controller.answer_s < 10
     assert controller.agent_queue == 0
-    assert controller.dbd_queue == told(bench, "dbd_queue", 0, None)
+    assert controller.dbd_queue == as_shown(bench, "dbd_queue", 0, None)
     assert controller.threads is not None and controller.threads >= 1
 
 
@@ -123,8 +123,8 @@ def test_jobs_on_a_node_come_with_their_gpus(bench: Bench) -> None:
     found = bench.scheduler.jobs_on(node)
     assert sorted(job.id for job in found) == sorted(jobs)
     held = [job.gpus.get(node) for job in found]
-    assert sorted(map(len, filter(None, held))) == told(bench, "gpus", [1, 1], [])
-    assert (held[0] != held[1]) is told(bench, "gpus", True, False)
+    assert sorted(map(len, filter(None, held))) == as_shown(bench, "gpus", [1, 1], [])
+    assert (held[0] != held[1]) is as_shown(bench, "gpus", True, False)
     in_snapshot = bench.scheduler.snapshot().jobs_on(node)
     assert {job.id: job.gpus for job in in_snapshot} == {job.id: job.gpus for job in found}
     assert bench.scheduler.node(node).busy
@@ -133,8 +133,8 @@ def test_jobs_on_a_node_come_with_their_gpus(bench: Bench) -> None:
 def test_a_job_without_gpus_is_known_to_hold_none(bench: Bench) -> None:
     node = bench.free()[0]
     cpu_only, other = bench.submit(node, gpus=0), bench.submit(node)
-    assert wait_for(bench, cpu_only, "RUNNING").gpus == told(bench, "gpus", {node: ()}, {})
-    assert len(wait_for(bench, other, "RUNNING").gpus.get(node, ())) == told(bench, "gpus", 1, 0)
+    assert wait_for(bench, cpu_only, "RUNNING").gpus == as_shown(bench, "gpus", {node: ()}, {})
+    assert len(wait_for(bench, other, "RUNNING").gpus.get(node, ())) == as_shown(bench, "gpus", 1, 0)
     assert bench.scheduler.snapshot().jobs[cpu_only] == job_of(bench, cpu_only)
 
 
@@ -143,7 +143,7 @@ def test_a_job_on_two_nodes_holds_the_gpus_of_both(bench: Bench) -> None:
     job = bench.submit(*nodes, gpus=8, name="llama 70b", comment="healer:requeue a=b")
     found = wait_for(bench, job, "RUNNING")
     assert found.nodes == tuple(nodes)
-    assert found.gpus == told(bench, "gpus", {node: tuple(range(8)) for node in nodes}, {})
+    assert found.gpus == as_shown(bench, "gpus", {node: tuple(range(8)) for node in nodes}, {})
     assert (found.name, found.comment, found.partition) == ("llama 70b", "healer:requeue a=b", "train")
     assert (found.requeue, found.batch, found.restarts, found.user) == (True, True, 0, "root")
     for at in (found.start_at, found.submit_at):

@@ -84,7 +84,7 @@ def test_target_without_a_listener_is_unknown_and_recovers(fresh_database: sa.En
         assert "cannot be reached" in target.error
         pulled.rules = msgspec.structs.replace(pulled.rules, scrape=rules(job(server.at)))
         wait_until(lambda: (one := pulled.target("/metrics")) and one.up, WAIT_S)
-        told_all = pulled.told()
+        told_all = pulled.scrape_state()
         assert told_all is not None
         assert len(told_all.targets) == 1
 
@@ -196,7 +196,8 @@ def test_many_targets_that_stall_hold_up_no_other(fresh_database: sa.Engine, ser
         fine = wait_until(lambda: (one := pulled.target("/metrics")) and one.up and one, WAIT_S)
         assert fine.failures == 0
         state = wait_until(
-            lambda: (one := pulled.told()) and sum(x.up is False for x in one.targets) == 150 and one, WAIT_S
+            lambda: (one := pulled.scrape_state()) and sum(x.up is False for x in one.targets) == 150 and one,
+            WAIT_S,
         )
         assert "no complete answer within 1 s" in state.targets[0].error
         assert pulled.alive

@@ -54,14 +54,14 @@ class Real:
     """`go` is the file for which the program waits: so nothing depends on who is faster."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.go, self.told = folder, folder / "go", folder / "told"
+        self.folder, self.go, self.calls = folder, folder / "go", folder / "told"
         self.commands = Commands(folder / "records")
 
     def program(self, code: int | None, output: str = "") -> str:
         path = self.folder / "reroute"
         wait = f"until [ -e {self.go} ]; do sleep 0.02; done" if code is not None else "sleep 1000"
         path.write_text(
-            f"#!/bin/sh\necho \"$0 $*\" >>{self.told}\necho '{output}'\n{wait}\nexit {code or 0}\n"
+            f"#!/bin/sh\necho \"$0 $*\" >>{self.calls}\necho '{output}'\n{wait}\nexit {code or 0}\n"
         )
         path.chmod(0o755)
         return str(path)
@@ -78,8 +78,8 @@ class Real:
         return found
 
     def started(self) -> list[tuple[str, ...]]:
-        wait_until(self.told.exists, 10, what="the program begins")
-        return [tuple(line.split()) for line in self.told.read_text().splitlines()]
+        wait_until(self.calls.exists, 10, what="the program begins")
+        return [tuple(line.split()) for line in self.calls.read_text().splitlines()]
 
 
 @pytest.fixture(params=["in memory", "real"])

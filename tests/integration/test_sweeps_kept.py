@@ -71,14 +71,14 @@ def test_when_each_node_was_tested_and_tried(bench: Bench) -> None:
         run("v3", 3, playbook="validate", created_at=ago(days=2)),
         run("s4", 4, playbook="sweep", alongside=True, created_at=ago(days=1)),
     )
-    told = {
+    tests_run = {
         "s1": ({"verb": "sweep", "passed": True}, ago(days=20)),
         "s2": ({"verb": "sweep", "passed": True}, ago(days=3)),
         "v3": ({"verb": "diagnose", "passed": False}, ago(days=2)),
         "s4": ({"verb": "sweep", "verdict": "none"}, ago(days=1)),
     }
     with ExitStack() as stack:
-        for name, (data, at) in told.items():
+        for name, (data, at) in tests_run.items():
             claimed(stack, bench, name).write(entry("test", run=name, at=at, data=data))
     found = sweeps(bench)
     assert found.tested == {node(1): ago(days=3), node(3): ago(days=2)}

@@ -9,7 +9,7 @@ import pytest
 
 from healer.adapters.slurm.rest import RestScheduler
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
-from tests.support.rest_server import TOKEN, RestServer, Told, serve_rest
+from tests.support.rest_server import TOKEN, Answer, RestServer, serve_rest
 
 pytestmark = pytest.mark.heavy
 
@@ -220,7 +220,7 @@ def test_a_slurmrestd_that_is_too_old_is_named(rest: RestServer) -> None:
                 return found._replace(
                     body=b'{"paths": {"/slurm/v0.0.37/ping": {}, "/slurm/v0.0.38/ping": {}}}'
                 )
-            return Told(404, b"Unable find requested URL.")
+            return Answer(404, b"Unable find requested URL.")
 
     rest.__class__ = Old
     with pytest.raises(SchedulerUnavailable) as caught:

@@ -18,7 +18,7 @@ Served = tuple[Api, httpx.Client]
 DRAIN = "/api/v1/playbooks/drain/runs"
 
 
-def told(api: Api) -> int:
+def commands_stored(api: Api) -> int:
     with api.engine.connect() as conn:
         return conn.execute(sa.text("SELECT count(*) FROM inbox WHERE kind = 'command'")).scalar_one()
 
@@ -204,7 +204,7 @@ def test_a_command_reaches_the_inbox_with_its_record(served: Served) -> None:
         thread.join()
     assert answer.status_code == 200
     assert client.post(path, json={}, headers=headers).content == answer.content
-    assert told(api) == 1
+    assert commands_stored(api) == 1
     records = client.get("/api/v1/audit?verb=incident.", headers=api.headers("auditor")).json()["items"]
     assert [(one["actor"], one["verb"]) for one in records] == [("bob", "incident.acknowledged")]
 
@@ -229,7 +229,7 @@ def test_without_a_detector_the_answer_is_202(served: Served) -> None:
     assert client.post(path.format(incident(1).id, "merge"), json=itself, headers=headers).status_code == 422
     alone = client.post(path.format(incident(1).id, "split"), json=reason, headers=headers)
     assert alone.status_code == 409 and "no incident was merged" in alone.json()["detail"]
-    assert told(api) == 1
+    assert commands_stored(api) == 1
 
 
 def test_what_was_merged_is_split_by_name_or_all_of_it(served: Served) -> None:

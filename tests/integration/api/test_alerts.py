@@ -283,8 +283,8 @@ def test_data_in_base64_is_read(served: Served) -> None:
 
 def losses(api: Api, client: httpx.Client) -> dict[tuple[str, str, str], int]:
     api.app.state.losses.flush()
-    told = client.get("/api/v1/signals/losses", headers=api.headers("viewer")).json()["items"]
-    return {(one["source"], one["reason"], one["cluster"]): one["count"] for one in told}
+    items = client.get("/api/v1/signals/losses", headers=api.headers("viewer")).json()["items"]
+    return {(one["source"], one["reason"], one["cluster"]): one["count"] for one in items}
 
 
 def test_what_is_rejected_is_in_the_book_of_its_cluster(served: Served) -> None:

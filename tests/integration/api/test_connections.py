@@ -142,7 +142,7 @@ def test_the_body_of_one_request_is_never_that_of_the_next(server: Server) -> No
         assert ACCEPTED in until(link, b"rejected")
 
 
-def told(answer: bytes) -> tuple[bytes, dict[str, str]]:
+def head_of(answer: bytes) -> tuple[bytes, dict[str, str]]:
     """(status line, headers but for the time)"""
     first, *lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
     headers = dict(line.decode().split(": ", 1) for line in lines)
@@ -158,11 +158,11 @@ def test_an_answer_has_the_same_head_in_http_1_0(server: Server) -> None:
     for request, status in ((head + body, b"202"), (wrong, b"415")):
         with connected(port) as link:
             link.sendall(request)
-            first, headers = told(until(link, b"\r\n\r\n"))
+            first, headers = head_of(until(link, b"\r\n\r\n"))
         with connected(port) as link:
             link.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
             answer = rest(link)
-            last, older = told(answer)
+            last, older = head_of(answer)
         assert first == last and status in first
         assert older.pop("connection") == "close"
         # the second time the line is a duplicate, which is a word of the same length

@@ -37,8 +37,8 @@ def put(
 ) -> None:
     at = datetime.now(UTC) - timedelta(seconds=age_s)
     numbers = api.services.columns.ids(list(values))
-    told = np.array(list(values.values()), np.float64)
-    api.samples.put([Report(cluster, device, at, at, np.array(numbers, np.int32), told)])
+    readings = np.array(list(values.values()), np.float64)
+    api.samples.put([Report(cluster, device, at, at, np.array(numbers, np.int32), readings)])
 
 
 def port(signal: str, name: str) -> Column:

@@ -20,7 +20,7 @@ PAGE = f"{ID}:p0"
 
 
 @pytest.fixture
-def told(served: tuple[Api, httpx.Client]) -> tuple[Api, httpx.Client]:
+def paged(served: tuple[Api, httpx.Client]) -> tuple[Api, httpx.Client]:
     """A page that the webhook took, the pager did not, and Slack did."""
     api, _ = served
     with api.engine.begin() as conn:
@@ -52,38 +52,38 @@ def told(served: tuple[Api, httpx.Client]) -> tuple[Api, httpx.Client]:
     return served
 
 
-def listed(told: tuple[Api, httpx.Client], query: str = "") -> list[dict]:
-    api, http = told
+def listed(paged: tuple[Api, httpx.Client], query: str = "") -> list[dict]:
+    api, http = paged
     answer = http.get(f"/api/v1/messages{query}", headers=api.headers(Role.viewer))
     assert answer.status_code == 200, answer.text
     return answer.json()["items"]
 
 
-def retried(told: tuple[Api, httpx.Client], number: str = PAGE, role: Role = Role.responder, **body: str):
-    api, http = told
+def retried(paged: tuple[Api, httpx.Client], number: str = PAGE, role: Role = Role.responder, **body: str):
+    api, http = paged
     path = f"/api/v1/messages/{number}/retry"
     return http.post(
         path, json={"reason": "the pager is back", **body}, headers=api.headers(role, name="anna")
     )
 
 
-def test_each_sink_of_a_message_is_a_row_with_its_tries(told) -> None:
-    rows = listed(told)
+def test_each_sink_of_a_message_is_a_row_with_its_tries(paged) -> None:
+    rows = listed(paged)
     assert [(one["channel"], one["state"]) for one in rows] == [
         ("ops", "sent"), ("night", "failed"), ("webhook", "sent"),
     ]  # fmt: skip
-    (dead,) = listed(told, "?state=failed")
+    (dead,) = listed(paged, "?state=failed")
     assert (dead["message"], dead["incident"], dead["how"], dead["error"]) == (
         PAGE, ID, "page", "PagerDuty answered 500",
     )  # fmt: skip
     assert [one["outcome"] for one in dead["tries_log"]] == ["begun", "failed"]
-    assert [one["channel"] for one in listed(told, "?channel=ops")] == ["ops"]
-    assert listed(told, "?incident=other") == []
-    assert listed(told, "?cluster=other") == []
+    assert [one["channel"] for one in listed(paged, "?channel=ops")] == ["ops"]
+    assert listed(paged, "?incident=other") == []
+    assert listed(paged, "?cluster=other") == []
 
 
-def test_the_list_has_pages(told) -> None:
-    api, http = told
+def test_the_list_has_pages(paged) -> None:
+    api, http = paged
     seen, query = [], "?limit=1"
     while query:
         page = http.get(f"/api/v1/messages{query}", headers=api.headers(Role.viewer)).json()
@@ -92,9 +92,9 @@ def test_the_list_has_pages(told) -> None:
     assert seen == ["ops", "night", "webhook"]
 
 
-def test_a_dead_letter_is_due_again_and_the_audit_says_who_asked(told) -> None:
-    api, _ = told
-    answer = retried(told)
+def test_a_dead_letter_is_due_again_and_the_audit_says_who_asked(paged) -> None:
+    api, _ = paged
+    answer = retried(paged)
     assert answer.status_code == 200, answer.text
     (one,) = answer.json()["items"]
     assert (one["channel"], one["state"], one["tries"]) == ("night", "due", 0)
@@ -102,30 +102,30 @@ def test_a_dead_letter_is_due_again_and_the_audit_says_who_asked(told) -> None:
     with api.engine.connect() as conn:
         record = conn.execute(sa.select(audit_records).where(audit_records.c.verb == "message.retried")).one()
     assert (record.actor, record.data["channels"]) == ("anna", ["night"])
-    assert retried(told).status_code == 409  # it is under way
+    assert retried(paged).status_code == 409  # it is under way
 
 
-def test_what_cannot_be_retried_is_said(told) -> None:
-    assert retried(told, "nothing").status_code == 404
-    assert retried(told, channel="ops").status_code == 409
-    assert retried(told, role=Role.viewer).status_code == 403
-    assert retried(told, reason="").status_code == 422
-    assert [one["state"] for one in listed(told, "?channel=night")] == ["failed"]
+def test_what_cannot_be_retried_is_said(paged) -> None:
+    assert retried(paged, "nothing").status_code == 404
+    assert retried(paged, channel="ops").status_code == 409
+    assert retried(paged, role=Role.viewer).status_code == 403
+    assert retried(paged, reason="").status_code == 422
+    assert [one["state"] for one in listed(paged, "?channel=night")] == ["failed"]
 
 
-def test_a_message_of_the_webhook_is_retried_too(told) -> None:
-    api, _ = told
+def test_a_message_of_the_webhook_is_retried_too(paged) -> None:
+    api, _ = paged
     with api.engine.begin() as conn:
         conn.execute(sa.update(messages).values(state="failed", tries=5, error="the sink answered 500"))
-    answer = retried(told, channel="webhook")
+    answer = retried(paged, channel="webhook")
     assert [one["channel"] for one in answer.json()["items"]] == ["webhook"]
     with api.engine.connect() as conn:
         row = conn.execute(sa.select(messages)).one()
     assert (row.state, row.tries) == ("due", 0)
 
 
-def test_incident_shows_where_it_was_announced(told) -> None:
-    api, http = told
+def test_incident_shows_where_it_was_announced(paged) -> None:
+    api, http = paged
     found = http.get(f"/api/v1/incidents/{ID}", headers=api.headers(Role.viewer)).json()
     (entry,) = [one for one in found["timeline"] if one["kind"] == "message"]
     assert {one["channel"]: one["state"] for one in entry["data"]["channels"]} == {
@@ -133,8 +133,8 @@ def test_incident_shows_where_it_was_announced(told) -> None:
     }  # fmt: skip
 
 
-def test_the_command_line_lists_and_retries(told, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, http = told
+def test_the_command_line_lists_and_retries(paged, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, http = paged
     monkeypatch.setenv("HEALER_URL", str(http.base_url))
     monkeypatch.setenv("HEALER_TOKEN", api.token(Role.responder, name="anna"))
     shell = CliRunner()
@@ -144,4 +144,4 @@ def test_the_command_line_lists_and_retries(told, monkeypatch: pytest.MonkeyPatc
     assert "PagerDuty answered 500" in table
     done = shell.invoke(build(), ["messages", "retry", PAGE, "--reason", "the pager is back"])
     assert done.output == f"{PAGE} will be sent to night again\n"
-    assert [one["state"] for one in listed(told, "?channel=night")] == ["due"]
+    assert [one["state"] for one in listed(paged, "?channel=night")] == ["due"]

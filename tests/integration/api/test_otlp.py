@@ -44,11 +44,11 @@ class Watched(requests.Session):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[requests.Response] = []
+        self.answers: list[requests.Response] = []
 
     def send(self, request: requests.PreparedRequest, **more: Any) -> requests.Response:
         answer = super().send(request, **more)
-        self.told.append(answer)
+        self.answers.append(answer)
         return answer
 
 
@@ -71,8 +71,8 @@ def test_the_sdk_sends_kernel_lines(served: Served, session: Watched, packing: C
     logger.emit(LogRecord(body=LOST, attributes={"_TRANSPORT": "kernel", "_BOOT_ID": "b1"}))
     logger.emit(LogRecord(body=by_logger()))
     provider.shutdown()
-    assert [one.status_code for one in session.told] == [200] * 3
-    kept = [ExportLogsServiceResponse.FromString(one.content).partial_success for one in session.told]
+    assert [one.status_code for one in session.answers] == [200] * 3
+    kept = [ExportLogsServiceResponse.FromString(one.content).partial_success for one in session.answers]
     assert [one.rejected_log_records for one in kept] == [0, 0, 1]
     assert "not marked as the kernel's" in kept[2].error_message
     assert rows(api) == 2
@@ -97,14 +97,14 @@ def test_the_sdk_sends_metrics(served: Served, session: Watched, packing: Compre
     provider.get_meter("test").create_histogram("of.no.use").record(1.0)
     assert provider.force_flush()
     provider.shutdown()
-    first = session.told[0]
+    first = session.answers[0]
     assert first.status_code == 200
     kept = ExportMetricsServiceResponse.FromString(first.content).partial_success
     assert (kept.rejected_data_points, "histogram" in kept.error_message) == (1, True)
     assert rows(api, "samples") >= 1
     view = client.get(f"/api/v1/nodes/{CLUSTER}/gpu0001", headers=api.headers("viewer")).json()
-    told = [gpu["signals"]["gpu_temp_c"] for gpu in view["gpus"]]
-    assert told == [60.0 + n for n in range(8)]
+    temps = [gpu["signals"]["gpu_temp_c"] for gpu in view["gpus"]]
+    assert temps == [60.0 + n for n in range(8)]
 
 
 def post(

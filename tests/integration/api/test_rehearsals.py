@@ -65,8 +65,8 @@ def save(api: Api, *those: Incident) -> list[str]:
 
 def counted(api: Api, texts: dict[str, str] | None = None) -> Proof:
     with api.engine.connect() as conn:
-        told = RULES.texts if texts is None else texts
-        return proofs(conn, 30, rules=["gpu-lost"], texts=told).get("gpu-lost", Proof())
+        proven_texts = RULES.texts if texts is None else texts
+        return proofs(conn, 30, rules=["gpu-lost"], texts=proven_texts).get("gpu-lost", Proof())
 
 
 def prove(served: Served, name: str, role: str = "admin", **more: Any) -> httpx.Response:
@@ -257,14 +257,14 @@ def test_a_changed_rule_keeps_auto_by_what_it_would_open_now(served: Served) -> 
 
 class Child:
     def __init__(self) -> None:
-        self.stopped, self.told = False, None
+        self.stopped, self.outcome = False, None
         self.share = 0.25
 
     def progress(self) -> float:
         return self.share
 
     def result(self) -> Any:
-        return self.told
+        return self.outcome
 
     def stop(self) -> None:
         self.stopped = True
@@ -283,10 +283,10 @@ def running(served: Served) -> tuple[Rehearsing, Child, SimClock, PostgresRehear
 def test_runner_reports_progress_and_result(running: Any) -> None:
     duty, child, _, book, name = running
     assert (book.find(name).state, book.find(name).progress) == ("running", 0.25)
-    child.told = NOTHING | {"opened": []}
+    child.outcome = NOTHING | {"opened": []}
     duty()
     done = book.find(name)
-    assert (done.state, done.progress, done.result) == ("done", 1.0, child.told)
+    assert (done.state, done.progress, done.result) == ("done", 1.0, child.outcome)
     assert child.stopped
 
 
@@ -297,16 +297,16 @@ def test_remaining_time_is_reported_once_the_pace_is_known(running: Any) -> None
     child.share = 0.5
     duty()
     assert book.find(name).left_s == pytest.approx(20.0)
-    child.told = NOTHING | {"opened": []}
+    child.outcome = NOTHING | {"opened": []}
     duty()
     assert book.find(name).left_s is None
 
 
 def test_a_replay_that_fails_says_why(running: Any) -> None:
     duty, child, _, book, name = running
-    child.told = "x-events.jsonl.zst line 3: no route"
+    child.outcome = "x-events.jsonl.zst line 3: no route"
     duty()
-    assert (book.find(name).state, book.find(name).problem) == ("failed", child.told)
+    assert (book.find(name).state, book.find(name).problem) == ("failed", child.outcome)
 
 
 def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
@@ -314,7 +314,7 @@ def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
     book.cancel(name, by="ann", reason="a typo", at=clock.now())
     duty()
     assert child.stopped
-    child.told = NOTHING
+    child.outcome = NOTHING
     duty()
     assert book.find(name).state == "cancelled"
 

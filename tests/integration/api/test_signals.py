@@ -42,11 +42,11 @@ def test_a_line_is_stored_and_a_repeat_is_a_duplicate(served: Served) -> None:
 def test_one_bad_entry_never_loses_the_good_ones(served: Served) -> None:
     api, client = served
     entries = [{"seq": 1, "line": XID_79}, {"seq": 2}, {"seq": 3, "line": "usb 1-1: new device"}]
-    told = client.post(
+    stored = client.post(
         KERNEL, json={"node": "gpu0001", "boot_id": "b1", "entries": entries}, headers=api.headers("signals")
     )
-    assert told.status_code == 202
-    answer = told.json()
+    assert stored.status_code == 202
+    answer = stored.json()
     assert (answer["accepted"], answer["unrecognised"]) == (1, 1)
     assert [one["index"] for one in answer["rejected"]] == [1]
 

@@ -55,13 +55,13 @@ class Store:
 
 class Book:
     def __init__(self) -> None:
-        self.told: list[Loss] = []
+        self.counted_losses: list[Loss] = []
 
     def add(self, counts: Sequence[Loss]) -> None:
-        self.told += counts
+        self.counted_losses += counts
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
-        return self.told[:limit]
+        return self.counted_losses[:limit]
 
 
 class Bench:
@@ -178,7 +178,7 @@ def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b"]
     bench.losses.flush()
-    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+    assert [(one.source, one.reason, one.count) for one in bench.book.counted_losses] == [
         ("spool/words", LossReason.rejected, 1)
     ]
 
@@ -203,7 +203,7 @@ def test_a_store_that_is_back_and_takes_nothing_costs_nothing(bench: Bench, erro
     assert sorted(bench.store.kept) == sorted(words)
     bench.spooling.stop()
     bench.losses.flush()
-    assert bench.book.told == []
+    assert bench.book.counted_losses == []
 
 
 def test_a_store_that_is_mended_between_two_records_loses_none(bench: Bench) -> None:
@@ -214,7 +214,7 @@ def test_a_store_that_is_mended_between_two_records_loses_none(bench: Bench) -> 
     bench.bring_all_in()
     assert bench.store.kept == ["c", "a", "b", "d"]
     bench.losses.flush()
-    assert bench.book.told == []
+    assert bench.book.counted_losses == []
 
 
 def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) -> None:
@@ -225,7 +225,7 @@ def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) ->
     bench.bring_all_in()
     assert bench.store.kept == few[::2] and not bench.spooling.stuck
     bench.losses.flush()
-    assert [one.count for one in bench.book.told] == [20]
+    assert [one.count for one in bench.book.counted_losses] == [20]
     bench.store.error = Unavailable("away")
     bench.put(["poison"] * (REFUSED_MAX + 1) + ["good at last"])
     bench.store.error = None
@@ -233,7 +233,7 @@ def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) ->
         assert bench.spooling.store_batch() > 0
     assert bench.spooling.stuck and bench.spool.state().entries == REFUSED_MAX + 2
     bench.losses.flush()
-    assert len(bench.book.told) == 1, "what stays is not lost"
+    assert len(bench.book.counted_losses) == 1, "what stays is not lost"
 
 
 def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -
     assert bench.store.kept == ["a", "b"]
     bench.spool.close()
     bench.losses.flush()
-    assert bench.book.told == []
+    assert bench.book.counted_losses == []
     later = FileSpool(tmp_path / "spool")
     found = [Spooled(b"w", "ä".encode()), Spooled(b"q", b"of tomorrow")]
     assert sorted(later.oldest(10, 1000) + rest_of(later)) == sorted(found), "each is kept once"
@@ -277,10 +277,10 @@ def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path
 
     def counted() -> list[Loss]:
         bench.losses.flush()
-        return bench.book.told
+        return bench.book.counted_losses
 
     wait_until(counted, 30, what="the loss is counted")
-    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+    assert [(one.source, one.reason, one.count) for one in bench.book.counted_losses] == [
         ("spool", LossReason.rejected, 1)
     ]
     assert bench.store.kept == ["a", "c"]
@@ -370,6 +370,6 @@ def test_step_times_come_back_as_they_went_and_late_ones_are_counted(api: Api, b
     assert [(one.job, one.restart, one.arrived_at) for one in batches] == [("4711", 2, now)]
     assert batches[0].step_s.tolist() == [1.5] and batches[0].nodes == ("gpu0001",)
     bench.losses.flush()
-    assert [(one.source, one.reason, one.count) for one in bench.book.told] == [
+    assert [(one.source, one.reason, one.count) for one in bench.book.counted_losses] == [
         ("step-times", LossReason.late, 1)
     ]

@@ -19,13 +19,13 @@ _LONG = (
     r"|(?<!public)(?<!primary)(?<!foreign)(?<!sort)(?<!dedup)(?<!group)[_.-]key(?![A-Za-z])"
 )
 _SHORT = ("key", "psk", "otp", "pin", "creds?")
-#: Its part that tells; what a name begins with (`db_` of `db_password`) needs no search.
-_TELLING = (
+#: What makes a name one of a secret. A prefix (`db_` of `db_password`) needs no search.
+_SECRET_PART = (
     rf"(?:(?i:{_LONG})|(?i:pass|pw)(?![A-Za-z])|(?<![A-Za-z])(?i:{'|'.join(_SHORT[1:])})(?![A-Za-z])"
     rf"|(?<=[a-z])(?:{'|'.join(word.capitalize() for word in _SHORT)})(?![a-z]))"
     r"[\w-]{0,60}(?<!_file)(?<!_FILE)(?<!_dir)(?<!_DIR)"
 )
-_NAME = rf"(?:[\w.-]{{0,60}}{_TELLING})"
+_NAME = rf"(?:[\w.-]{{0,60}}{_SECRET_PART})"
 #: Between a name and its value.
 _IS = r"\s*(?:=>|:=|->|[:=|：]|%3[AaDd])\s*(?:\w+\()?"
 #: A word that is no word of a sentence.
@@ -63,7 +63,7 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"(?m)^([\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:)\S+$", rf"\1{REMOVED}"),
     (r"(?i)\b(pass(?:word|phrase|code)?\s+(?:is\s+|was\s+)?')[^'\r\n]*'", rf"\1{REMOVED}'"),
     (r"(?i)\b(pass(?:word|phrase|code)\s+(?:is|was)\s+|login\s+\S+\s+password\s+)[^\s'\"]+", rf"\1{REMOVED}"),
-    (rf"({_TELLING}\s+(?:(?:is|was|to|=|\d+)\s+)*[\"']?)(?!\(){_ODD}", rf"\1{REMOVED}"),
+    (rf"({_SECRET_PART}\s+(?:(?:is|was|to|=|\d+)\s+)*[\"']?)(?!\(){_ODD}", rf"\1{REMOVED}"),
     (r"(?i)\b([a-z][a-z0-9+.-]{0,20}://)[^\s/\"'<>]*@", rf"\1{REMOVED}@"),
     (r"(\bhttps?://[^\s\"'<>?#]+\?)[^\s\"'<>#\\]+", rf"\1{REMOVED}"),
     (
@@ -72,10 +72,10 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     ),
     (rf"(?m)^([ \t]*)((?:- )?{_NAME}[ \t]*:[ \t]*\n)(?:\1[ \t]*- .*(?:\n|\Z))+", rf"\1\2\1  - {REMOVED}\n"),
     # In quotes, also where the whole text is quoted once more; then a line of YAML; then a word.
-    (rf"({_TELLING}\\*[\"']?{_IS}(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
-    (rf"({_TELLING}\\*[\"']?{_IS}\[)[^\]\r\n]*", rf"\1{REMOVED}"),
+    (rf"({_SECRET_PART}\\*[\"']?{_IS}(?P<q>\\*[\"']))(?:(?!(?P=q)).)*(?P=q)", rf"\1{REMOVED}\g<q>"),
+    (rf"({_SECRET_PART}\\*[\"']?{_IS}\[)[^\]\r\n]*", rf"\1{REMOVED}"),
     (rf"(?m)^([\s-]*{_NAME}\s*:[ \t]+)(?![\"'|>&*{{\[(])\S.*$", rf"\1{REMOVED}"),
-    (rf"({_TELLING}\\*[\"']?{_IS})(?!\\*[\"'(])[^\s,;&\"'\\}}\])<]+", rf"\1{REMOVED}"),
+    (rf"({_SECRET_PART}\\*[\"']?{_IS})(?!\\*[\"'(])[^\s,;&\"'\\}}\])<]+", rf"\1{REMOVED}"),
     # A pair of a name and a value, as environments of containers and tuples have them.
     (
         rf"((?:[(\[]\s*|\b(?:name|key|header)\\*[\"']?\s*[:=]\s*)\\*[\"']{_NAME}\\*[\"']\s*,?\s*"

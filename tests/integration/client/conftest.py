@@ -23,7 +23,7 @@ RANK = {
 }
 
 
-class Told:
+class Receiver:
     """What a sink was told."""
 
     def __init__(self, sink: Sink) -> None:
@@ -41,6 +41,6 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def receiver() -> Iterator[Receiver]:
     with serve_sink() as sink:
-        yield Told(sink)
+        yield Receiver(sink)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from healer_steps._checkpoints import checksum_of
 
-from tests.integration.client.conftest import Told
+from tests.integration.client.conftest import Receiver
 from tests.support import frameworks
 
 pytestmark = pytest.mark.heavy
@@ -26,15 +26,15 @@ BATCH = {
 
 
 def train(
-    told: Told, tmp_path: Path, program: str, said: str = "sent 6 dropped 0", **more: str
+    receiver: Receiver, tmp_path: Path, program: str, said: str = "sent 6 dropped 0", **more: str
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
     """The steps, and the checkpoints by step, that a training told."""
-    environ = told.environ(**BATCH, FOLDER=str(tmp_path / "saved"), **more)
+    environ = receiver.environ(**BATCH, FOLDER=str(tmp_path / "saved"), **more)
     done = frameworks.run(SUPPORT / program, tmp_path, environ)
     assert said in done.stdout, done.stdout + done.stderr
-    marks = [one for body in told.bodies("signals/checkpoints") for one in body]
+    marks = [one for body in receiver.bodies("signals/checkpoints") for one in body]
     # On a slow machine a rank also says where it stands (`open_s`): no step of its own.
-    steps = [one for one in told.samples() if "open_s" not in one]
+    steps = [one for one in receiver.samples() if "open_s" not in one]
     return steps, {one["step"]: one for one in marks}
 
 
@@ -47,8 +47,8 @@ def checked(steps: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_lightning(told: Told, tmp_path: Path) -> None:
-    steps, marks = train(told, tmp_path, "lightning_program.py")
+def test_lightning(receiver: Receiver, tmp_path: Path) -> None:
+    steps, marks = train(receiver, tmp_path, "lightning_program.py")
     checked(steps)
     assert all(one["work"] == 8 and one["loss"] > 0 for one in steps)
     # After the first batch, and after validation and a checkpoint, nobody knows what was waited for.
@@ -59,26 +59,26 @@ def test_lightning(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("work", "asked", "told_of"), [("fails", 6, None), ("tensor", 12, 128)])
+@pytest.mark.parametrize(("work", "asked", "work_sent"), [("fails", 6, None), ("tensor", 12, 128)])
 def test_lightning_with_workers_and_copies_and_a_function_for_the_work(
-    told: Told, tmp_path: Path, work: str, asked: int, told_of: int | None
+    receiver: Receiver, tmp_path: Path, work: str, asked: int, work_sent: int | None
 ) -> None:
     # Workers and copies say nothing of their own; what failed is not asked for the other batch.
     said = f"steps 6 asked {asked} sent 6"
-    steps, _ = train(told, tmp_path, "lightning_harmless.py", said, WORK=work)
+    steps, _ = train(receiver, tmp_path, "lightning_harmless.py", said, WORK=work)
     assert sorted(one["step"] for one in steps) == list(range(6))
-    assert [one.get("work") for one in steps] == [told_of] * 6
+    assert [one.get("work") for one in steps] == [work_sent] * 6
 
 
 @pytest.mark.timeout(200)
-def test_lightning_without_healer_asks_for_nothing(told: Told, tmp_path: Path) -> None:
-    train(told, tmp_path, "lightning_harmless.py", "steps 6 asked 0 sent 0", WORK="fails", HEALER_URL="")
-    assert told.sink.asked == []
+def test_lightning_without_healer_asks_for_nothing(receiver: Receiver, tmp_path: Path) -> None:
+    train(receiver, tmp_path, "lightning_harmless.py", "steps 6 asked 0 sent 0", WORK="fails", HEALER_URL="")
+    assert receiver.sink.asked == []
 
 
 @pytest.mark.timeout(200)
-def test_transformers(told: Told, tmp_path: Path) -> None:
-    steps, marks = train(told, tmp_path, "transformers_program.py", TIMES="1")
+def test_transformers(receiver: Receiver, tmp_path: Path) -> None:
+    steps, marks = train(receiver, tmp_path, "transformers_program.py", TIMES="1")
     checked(steps)
     assert {(one["rank"], one["gpu"]) for one in steps} == {(0, 0)}
     logged = {one["step"]: (one["loss"], one["grad_norm"]) for one in steps if "loss" in one}
@@ -90,25 +90,27 @@ def test_transformers(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_transformers_trained_twice(told: Told, tmp_path: Path) -> None:
-    steps, _ = train(told, tmp_path, "transformers_program.py", "sent 12 dropped 0", TIMES="2")
+def test_transformers_trained_twice(receiver: Receiver, tmp_path: Path) -> None:
+    steps, _ = train(receiver, tmp_path, "transformers_program.py", "sent 12 dropped 0", TIMES="2")
     assert sorted(one["step"] for one in steps) == sorted([*range(6), *range(6)])
     assert all(one["compute_s"] > 0 for one in steps)
 
 
 @pytest.mark.timeout(200)
-def test_lightning_counts_optimizer_steps_and_goes_on_where_it_ended(told: Told, tmp_path: Path) -> None:
-    steps, marks = train(told, tmp_path, "lightning_resumed.py", "at 5 sent 5 dropped 0")
+def test_lightning_counts_optimizer_steps_and_goes_on_where_it_ended(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    steps, marks = train(receiver, tmp_path, "lightning_resumed.py", "at 5 sent 5 dropped 0")
     assert sorted(one["step"] for one in steps) == list(range(5))
     assert all(one["work"] == 16 and one["loss"] > 0 and one["compute_s"] > 0 for one in steps)
     # Each is the same file again, told once: not anew by the training that resumes.
     assert {one["path"] for one in marks.values()} == {str(tmp_path / "saved" / "last.ckpt")}
-    assert [one["step"] for body in told.bodies("signals/checkpoints") for one in body] == [1, 2, 3, 4, 5]
+    assert [one["step"] for body in receiver.bodies("signals/checkpoints") for one in body] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.timeout(200)
-def test_ranks_that_only_lightning_knows(told: Told, tmp_path: Path) -> None:
-    steps, marks = train(told, tmp_path, "lightning_ranks.py", "")
+def test_ranks_that_only_lightning_knows(receiver: Receiver, tmp_path: Path) -> None:
+    steps, marks = train(receiver, tmp_path, "lightning_ranks.py", "")
     assert {(one["rank"], one["gpu"], one["node"]) for one in steps} == {(0, 0, "gpu0003"), (1, 1, "gpu0003")}
     assert sorted(one["step"] for one in steps) == sorted([*range(4), *range(4)])
-    assert len([1 for body in told.bodies("signals/checkpoints") for _ in body]) == len(marks) == 2
+    assert len([1 for body in receiver.bodies("signals/checkpoints") for _ in body]) == len(marks) == 2

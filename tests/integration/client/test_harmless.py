@@ -26,7 +26,7 @@ from healer_steps._sender import EVERY_S
 from healer_steps.megatron import wrap, wrap_finalize
 from healer_steps.pytorch import watch
 
-from tests.integration.client.conftest import RANK, Told
+from tests.integration.client.conftest import RANK, Receiver
 from tests.support.processes import free_port
 from tests.support.wait import wait_until
 
@@ -73,12 +73,12 @@ class TensorFlow:
         raise TypeError("only integer scalar arrays can be converted to a scalar index")
 
 
-def opened(told: Told, **more: Any) -> healer_steps.Steps:
-    return healer_steps.Steps(every_s=0.02, environ=told.environ(SLURM_PROCID="0"), **more)
+def opened(receiver: Receiver, **more: Any) -> healer_steps.Steps:
+    return healer_steps.Steps(every_s=0.02, environ=receiver.environ(SLURM_PROCID="0"), **more)
 
 
-def paths_of(told: Told) -> list[str]:
-    return [one["path"] for body in told.bodies("signals/checkpoints") for one in body]
+def paths_of(receiver: Receiver) -> list[str]:
+    return [one["path"] for body in receiver.bodies("signals/checkpoints") for one in body]
 
 
 def one_step(steps: healer_steps.Steps, **about: Any) -> None:
@@ -95,16 +95,16 @@ def one_step(steps: healer_steps.Steps, **about: Any) -> None:
      Jax(4096, "cpu"), TensorFlow(4096, "CPU:0"), Decimal(4096), Fraction(4096), 4096.0],
     ids=["int64", "float32", "array", "list", "tensor", "jax", "tensorflow", "decimal", "fraction", "float"],
 )  # fmt: skip
-def test_all_numeric_types_are_sent_as_plain_numbers(told: Told, value: Any) -> None:
-    with opened(told, stage=np.int32(1), first_step=np.int64(7)) as steps:
+def test_all_numeric_types_are_sent_as_plain_numbers(receiver: Receiver, value: Any) -> None:
+    with opened(receiver, stage=np.int32(1), first_step=np.int64(7)) as steps:
         with steps.step(work=value) as step:
             step.tell(loss=value, grad_norm=value)
         one_step(steps, step=value, stage=np.uint8(2))
         steps.checkpoint("/ckpt/1", value, durable=np.bool_(False))  # type: ignore[arg-type]
-    first, second = told.samples()
+    first, second = receiver.samples()
     assert (first["work"], first["loss"], first["grad_norm"]) == (4096, 4096, 4096)
     assert [(one["step"], one["stage"]) for one in (first, second)] == [(7, 1), (4096, 2)]
-    ((mark,),) = told.bodies("signals/checkpoints")
+    ((mark,),) = receiver.bodies("signals/checkpoints")
     assert (mark["step"], mark["durable"]) == (4096, False)
 
 
@@ -116,9 +116,9 @@ NO_NUMBERS = [
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=[type(one).__name__ for one in NO_NUMBERS])
 def test_what_is_no_number_is_left_out_and_said_once(
-    told: Told, value: Any, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(told, first_step=3) as steps:
+    with opened(receiver, first_step=3) as steps:
         for _ in range(2):
             with steps.step(value, step=value, stage=value) as step:
                 step.tell(value, value)
@@ -127,36 +127,36 @@ def test_what_is_no_number_is_left_out_and_said_once(
         steps.checkpoint("/ckpt/1", value)
         sent = steps._sender
     assert sent is not None and (sent.sent, sent.dropped) == (3, 0)
-    *without, last = told.samples()
+    *without, last = receiver.samples()
     assert not any({"work", "stage", "loss", "grad_norm"} & set(one) for one in without)
-    assert [one["step"] for one in told.samples()] == [3, 4, 5] and last["work"] == 8
-    assert told.bodies("signals/checkpoints")[0][0]["step"] == 5
+    assert [one["step"] for one in receiver.samples()] == [3, 4, 5] and last["work"] == 8
+    assert receiver.bodies("signals/checkpoints")[0][0]["step"] == 5
     assert [record.getMessage().count("healer: work could") for record in caplog.records].count(1) == 1
 
 
-def test_a_gpus_tensor_set_on_the_step_itself_is_left_out(told: Told) -> None:
-    with opened(told) as steps, steps.step() as step:
+def test_a_gpus_tensor_set_on_the_step_itself_is_left_out(receiver: Receiver) -> None:
+    with opened(receiver) as steps, steps.step() as step:
         step.work = Tensor(7, "cuda")  # type: ignore[assignment]
-    assert "work" not in told.samples()[0] and steps.sent == 1
+    assert "work" not in receiver.samples()[0] and steps.sent == 1
 
 
-def test_no_work_leaves_the_rest_of_the_step(told: Told) -> None:
+def test_no_work_leaves_the_rest_of_the_step(receiver: Receiver) -> None:
     """healer takes nothing of a sample whose work is 0."""
-    with opened(told) as steps:
+    with opened(receiver) as steps:
         one_step(steps, work=0)
-    assert "work" not in told.samples()[0]
+    assert "work" not in receiver.samples()[0]
 
 
 @pytest.mark.parametrize("every_s", [0, -1, float("nan"), float("inf"), 1e300, "5", None])
-def test_a_round_that_is_none_is_the_usual_one(told: Told, every_s: Any) -> None:
-    with healer_steps.Steps(every_s=every_s, environ=told.environ()) as steps:
+def test_a_round_that_is_none_is_the_usual_one(receiver: Receiver, every_s: Any) -> None:
+    with healer_steps.Steps(every_s=every_s, environ=receiver.environ()) as steps:
         assert steps._sender is not None and steps._sender.every_s == EVERY_S
         one_step(steps)
-    assert len(told.samples()) == 1
+    assert len(receiver.samples()) == 1
 
 
 def test_a_function_for_the_work_that_fails_ends_no_training(
-    told: Told, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = []
 
@@ -164,21 +164,21 @@ def test_a_function_for_the_work_that_fails_ends_no_training(
         asked.append(1)
         raise KeyError("input_ids")
 
-    with opened(told) as steps:
+    with opened(receiver) as steps:
         timed = wrap(lambda: 1.5, steps, work=work)
         assert [timed(), timed()] == [1.5, 1.5]
-    assert [one.get("work") for one in told.samples()] == [None, None]
+    assert [one.get("work") for one in receiver.samples()] == [None, None]
     assert len(asked) == 2 and caplog.text.count("input_ids") == 1
     off = wrap(lambda: 1.5, healer_steps.Steps(environ={}), work=work)
     assert off() == 1.5 and len(asked) == 2
 
 
-def test_a_finalize_that_is_not_there_yet_stays_so(told: Told) -> None:
-    with opened(told) as steps:
+def test_a_finalize_that_is_not_there_yet_stays_so(receiver: Receiver) -> None:
+    with opened(receiver) as steps:
         assert wrap_finalize(None, steps) is None  # type: ignore[type-var]
 
 
-def test_what_fails_in_a_callback_stays_in_it(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_in_a_callback_stays_in_it(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     class Callback:
         def __init__(self, steps: healer_steps.Steps) -> None:
             self.steps, self.asked = steps, 0
@@ -188,7 +188,7 @@ def test_what_fails_in_a_callback_stays_in_it(told: Told, caplog: pytest.LogCapt
             self.asked += 1
             raise AttributeError("global_step")
 
-    with opened(told) as steps:
+    with opened(receiver) as steps:
         callback = Callback(steps)
         callback.on_step(None)
         callback.on_step(state=None)
@@ -198,7 +198,7 @@ def test_what_fails_in_a_callback_stays_in_it(told: Told, caplog: pytest.LogCapt
     assert off.asked == 0
 
 
-def test_a_model_that_cannot_be_watched_in_full_is_not_watched(told: Told) -> None:
+def test_a_model_that_cannot_be_watched_in_full_is_not_watched(receiver: Receiver) -> None:
     taken = []
 
     def hook(call: Any) -> Any:
@@ -206,28 +206,28 @@ def test_a_model_that_cannot_be_watched_in_full_is_not_watched(told: Told) -> No
 
     good = SimpleNamespace(requires_grad=True, register_post_accumulate_grad_hook=hook)
     bad = SimpleNamespace(requires_grad=True, register_post_accumulate_grad_hook=None, register_hook=None)
-    with opened(told) as steps:
+    with opened(receiver) as steps:
         watch(SimpleNamespace(parameters=lambda: [good, bad]), steps)
     assert len(taken) == 1
 
 
-def test_odd_arguments_end_no_training(told: Told) -> None:
-    steps = opened(told)
+def test_odd_arguments_end_no_training(receiver: Receiver) -> None:
+    steps = opened(receiver)
     with steps.rest(np.array([1, 2])):  # type: ignore[arg-type]
         pass
     for path in ("/ckpt\0/1", b"/ckpt/2", None, Path("/ckpt/3")):
         steps.checkpoint(path, 1, checksum=True)
-    wait_until(lambda: len(told.bodies("signals/checkpoints")) > 0, 20, what="they are told")
+    wait_until(lambda: len(receiver.bodies("signals/checkpoints")) > 0, 20, what="they are told")
     steps.close("soon")  # type: ignore[arg-type]
     steps.close()
-    assert {"/ckpt/2", "/ckpt/3"} <= set(paths_of(told))
+    assert {"/ckpt/2", "/ckpt/3"} <= set(paths_of(receiver))
 
 
 # --- around it ---
 
 
-def test_a_batch_that_breaks_is_dropped_alone(told: Told, caplog: pytest.LogCaptureFixture) -> None:
-    steps = opened(told)
+def test_a_batch_that_breaks_is_dropped_alone(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    steps = opened(receiver)
     sender = steps._sender
     assert sender is not None
     sender.put(("no time", 1, 1.0))
@@ -248,9 +248,9 @@ def test_a_batch_that_breaks_is_dropped_alone(told: Told, caplog: pytest.LogCapt
         {"rejected": [{}], "rejected_more": "x"},
     ],
 )
-def test_an_answer_that_is_not_healers_ends_nothing(told: Told, answer: dict[str, Any]) -> None:
-    told.sink.answers.append((202, {"Retry-After": "\xb2"}, json.dumps(answer).encode()))
-    steps = opened(told)
+def test_an_answer_that_is_not_healers_ends_nothing(receiver: Receiver, answer: dict[str, Any]) -> None:
+    receiver.sink.answers.append((202, {"Retry-After": "\xb2"}, json.dumps(answer).encode()))
+    steps = opened(receiver)
     one_step(steps)
     wait_until(lambda: steps.dropped == 1, 20, what="the answer came")
     one_step(steps)
@@ -283,13 +283,13 @@ def test_an_address_that_is_none_is_said_and_kept_trying(
 )
 @pytest.mark.parametrize("in_file", [False, True])
 def test_a_token_that_is_none_is_not_put_into_the_log(
-    told: Told, tmp_path: Path, token: str | bytes, in_file: bool, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, tmp_path: Path, token: str | bytes, in_file: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = token if isinstance(token, bytes) else token.encode()
     file = tmp_path / "token"
     file.write_bytes(raw)
     environ = {"HEALER_TOKEN": "" if in_file else os.fsdecode(raw), "HEALER_TOKEN_FILE": str(file)}
-    steps = healer_steps.Steps(every_s=0.02, environ=told.environ(**environ))
+    steps = healer_steps.Steps(every_s=0.02, environ=receiver.environ(**environ))
     one_step(steps)
     wait_until(lambda: caplog.records, 20, what="it is said")
     (tmp_path / "new").write_text("heal_0_good")
@@ -302,11 +302,13 @@ def test_a_token_that_is_none_is_not_put_into_the_log(
 @pytest.mark.parametrize(
     "value", ["\xb2", "\u0663", "9" * 5000, "-1", "1.5", "1_0", ",", "\udcff", "\n", "0x1"]
 )
-def test_bad_environment_values_never_stop_training(told: Told, value: str) -> None:
+def test_bad_environment_values_never_stop_training(receiver: Receiver, value: str) -> None:
     more = ["URL", "CLUSTER", "NODE", "TOKEN_FILE", "CA_FILE", "MUNGE_SOCKET"]
     ranks = ["SLURM_JOBID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_GPUS"]
     for name in (*RANK, *ranks, *("HEALER_" + one for one in more)):
-        environ = {key: one for key, one in told.environ().items() if key not in {"SLURM_STEP_GPUS", name}}
+        environ = {
+            key: one for key, one in receiver.environ().items() if key not in {"SLURM_STEP_GPUS", name}
+        }
         steps = healer_steps.Steps(environ=environ | {name: value})
         steps.close(0)
         assert (steps.settings.gpu, steps.settings.rank) in {(None, 9), (None, None)}
@@ -320,8 +322,10 @@ def cannot_start(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = opened(told)
+def test_a_thread_that_cannot_start_is_tried_again(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = opened(receiver)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", cannot_start)
         one_step(steps)
@@ -329,14 +333,14 @@ def test_a_thread_that_cannot_start_is_tried_again(told: Told, monkeypatch: pyte
         steps.flush()
     one_step(steps)
     steps.close()
-    assert [one["step"] for one in told.samples()] == [0, 1]
-    assert paths_of(told) == ["/ckpt/1"] and (steps.sent, steps.dropped) == (2, 0)
+    assert [one["step"] for one in receiver.samples()] == [0, 1]
+    assert paths_of(receiver) == ["/ckpt/1"] and (steps.sent, steps.dropped) == (2, 0)
 
 
 def test_steps_of_a_gpu_wait_for_a_thread_that_cannot_start(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, gpu = opened(told, cuda=False), Events()
+    steps, gpu = opened(receiver, cuda=False), Events()
     gpu.fails = False
     steps._marks = CudaMarks(gpu, steps._done)
     with monkeypatch.context() as patch:
@@ -346,14 +350,19 @@ def test_steps_of_a_gpu_wait_for_a_thread_that_cannot_start(
         assert steps.dropped == 0
     one_step(steps)
     steps.close()
-    assert [one["step"] for one in told.samples()] == [0, 1, 2, 3] and (steps.sent, steps.dropped) == (4, 0)
+    assert [one["step"] for one in receiver.samples()] == [0, 1, 2, 3] and (steps.sent, steps.dropped) == (
+        4,
+        0,
+    )
 
 
-def test_checkpoint_with_a_hanging_checksum_is_reported_at_the_end(told: Told, tmp_path: Path) -> None:
+def test_checkpoint_with_a_hanging_checksum_is_reported_at_the_end(
+    receiver: Receiver, tmp_path: Path
+) -> None:
     endless = tmp_path / "pipe"
     os.mkfifo(endless)
     holder = os.open(endless, os.O_RDWR)  # whoever reads waits
-    steps = opened(told)
+    steps = opened(receiver)
     for path in (endless, Path("/ckpt/2")):
         steps.checkpoint(path, 1, checksum=True)
     assert steps._checkpoints is not None and steps._sender is not None
@@ -361,12 +370,12 @@ def test_checkpoint_with_a_hanging_checksum_is_reported_at_the_end(told: Told, t
     steps._sender.close(20)
     os.write(holder, b"x")
     os.close(holder)
-    assert paths_of(told) == [str(endless), "/ckpt/2"]
+    assert paths_of(receiver) == [str(endless), "/ckpt/2"]
 
 
 @pytest.mark.parametrize("where", ["__init__", "start"])
 def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
-    told: Told, monkeypatch: pytest.MonkeyPatch, where: str
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     real, names, seen = getattr(threading.Thread, where), {"healer-checksum", "healer-steps"}, []
 
@@ -377,15 +386,15 @@ def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
             steps.checkpoint(f"/ckpt/{name}", 1, checksum=True)
         real(thread, **about)
 
-    steps = opened(told)
+    steps = opened(receiver)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, where, interrupted)
         steps.checkpoint("/ckpt/1", 1, checksum=True)
         one_step(steps)
-        wait_until(lambda: len(paths_of(told)) == 3, 20, what="all are told")
+        wait_until(lambda: len(paths_of(receiver)) == 3, 20, what="all are told")
     steps.close()
     assert sorted(name for name in seen if name in names) == sorted(names)
-    assert sorted(paths_of(told)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]
+    assert sorted(paths_of(receiver)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]
 
 
 def test_a_log_handler_that_fails_ends_no_training() -> None:
@@ -426,8 +435,8 @@ class Events:
         return 1000.0
 
 
-def test_events_that_cannot_be_read_cost_their_steps_alone(told: Told) -> None:
-    steps, gpu = opened(told, cuda=False), Events()
+def test_events_that_cannot_be_read_cost_their_steps_alone(receiver: Receiver) -> None:
+    steps, gpu = opened(receiver, cuda=False), Events()
     steps._marks = marks = CudaMarks(gpu, steps._done)
     for _ in range(3 * PENDING):
         one_step(steps)
@@ -435,23 +444,23 @@ def test_events_that_cannot_be_read_cost_their_steps_alone(told: Told) -> None:
     gpu.fails = False
     one_step(steps)
     steps.close()
-    assert [one["step"] for one in told.samples()] == [3 * PENDING]
+    assert [one["step"] for one in receiver.samples()] == [3 * PENDING]
 
 
 def test_rank_with_unreadable_events_is_located_by_its_host_phase(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_steps, "STANDS_S", 0.05)
-    steps, gpu = opened(told, cuda=False), Events()
+    steps, gpu = opened(receiver, cuda=False), Events()
     steps._marks = CudaMarks(gpu, steps._done)
     gpu.fails = False
     one_step(steps)
     gpu.fails = True
     with steps.step() as step:
         step.compute_done()
-        wait_until(lambda: any("open_s" in one for one in told.samples()), 20, what="it says where")
+        wait_until(lambda: any("open_s" in one for one in receiver.samples()), 20, what="it says where")
     steps.close()
-    assert next(one["doing"] for one in told.samples() if "open_s" in one) == "collective"
+    assert next(one["doing"] for one in receiver.samples() if "open_s" in one) == "collective"
 
 
 # --- processes ---
@@ -491,25 +500,25 @@ print("child", os.waitstatus_to_exitcode(status))
 """
 
 
-def ran(program: str, told: Told) -> subprocess.CompletedProcess[str]:
+def ran(program: str, receiver: Receiver) -> subprocess.CompletedProcess[str]:
     path = str(Path(healer_steps.__file__).parents[1])
-    environ = told.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0")
+    environ = receiver.environ(PYTHONPATH=path, PATH=os.environ["PATH"], SLURM_PROCID="0")
     words = [sys.executable, "-c", program]
     return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_child_of_a_fork_takes_over_no_lock_and_no_event(told: Told) -> None:
-    done = ran(FORKS, told)
+def test_a_child_of_a_fork_takes_over_no_lock_and_no_event(receiver: Receiver) -> None:
+    done = ran(FORKS, receiver)
     assert (done.returncode, done.stdout) == (0, "child 1\n"), done.stderr
-    assert told.bodies("signals/checkpoints")[0][0]["path"] == "/ckpt/child"
+    assert receiver.bodies("signals/checkpoints")[0][0]["path"] == "/ckpt/child"
 
 
-def test_a_step_goes_with_what_holds_it_to_another_process(told: Told) -> None:
-    with opened(told) as steps, steps.step(work=8) as step:
+def test_a_step_goes_with_what_holds_it_to_another_process(receiver: Receiver) -> None:
+    with opened(receiver) as steps, steps.step(work=8) as step:
         copy = pickle.loads(pickle.dumps((steps, step, steps.rest())))
     one_step(copy[0])
     copy[0].close()
-    assert len(told.samples()) == 2
+    assert len(receiver.samples()) == 2
 
 
 SIGNALS = """
@@ -534,9 +543,9 @@ steps.close(0)
 """
 
 
-def test_a_signal_that_saves_while_the_program_saves_stops_nothing(told: Told) -> None:
+def test_a_signal_that_saves_while_the_program_saves_stops_nothing(receiver: Receiver) -> None:
     """As Slurm's before the end of a job's time. Not a lock may be held twice by one thread."""
-    done = ran(SIGNALS, told)
+    done = ran(SIGNALS, receiver)
     assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
 
 
@@ -548,13 +557,15 @@ def test_it_can_be_imported_where_it_cannot_send() -> None:
     subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)
 
 
-def test_all_senders_of_a_program_end_within_one_time(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_senders_of_a_program_end_within_one_time(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     closed: list[float] = []
     now = iter([100.0, 100.0, 102.0, 109.0])
     monkeypatch.setattr(_sender, "_until", [])
     monkeypatch.setattr(_sender, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(healer_steps.Steps, "close", lambda _, timeout_s: closed.append(timeout_s))
-    steps = healer_steps.Steps(environ=told.environ())
+    steps = healer_steps.Steps(environ=receiver.environ())
     for _ in range(3):
         _steps._close(weakref.ref(steps))
     assert closed == [3.0, 1.0, 0.0]

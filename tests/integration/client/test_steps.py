@@ -25,7 +25,7 @@ from healer_steps.megatron import wrap, wrap_finalize
 
 from healer.signals.step_times import step_batches
 from healer.signals.wire import checkpoint_observations
-from tests.integration.client.conftest import RANK, Told
+from tests.integration.client.conftest import RANK, Receiver
 from tests.support.processes import free_port
 from tests.support.wait import wait_until
 
@@ -35,13 +35,13 @@ SOURCES = sorted(Path(healer_steps.__file__).parent.glob("*.py"))
 READ = ("step", "loss", "grad_norm", "work", "stage", "rank", "node", "gpu")
 
 
-def send_one(told: Told, **about: Any) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ(), **about) as steps, steps.step(work=8):
+def send_one(receiver: Receiver, **about: Any) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ(), **about) as steps, steps.step(work=8):
         pass
 
 
-def test_step_is_sent_in_the_format_healer_reads(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ(), stage=1, first_step=120) as steps:
+def test_step_is_sent_in_the_format_healer_reads(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ(), stage=1, first_step=120) as steps:
         for batch in steps.data(["a", "b"]):
             with steps.step(work=8192) as step:
                 assert batch in {"a", "b"}
@@ -49,9 +49,9 @@ def test_step_is_sent_in_the_format_healer_reads(told: Told) -> None:
                 step.comm_done()
                 step.tell(loss=2.5, grad_norm=0.75)
     assert (steps.sent, steps.dropped) == (2, 0)
-    headers, raw = told.sink.asked[0]
+    headers, raw = receiver.sink.asked[0]
     assert headers["authorization"] == "Bearer heal_0_secret"
-    first = told.samples()[0]
+    first = receiver.samples()[0]
     assert {name: first[name] for name in READ} == {
         "step": 120, "loss": 2.5, "grad_norm": 0.75, "work": 8192, "stage": 1, "rank": 9, "node": "gpu0003",
         "gpu": 6,
@@ -61,9 +61,9 @@ def test_step_is_sent_in_the_format_healer_reads(told: Told) -> None:
     assert not read.rejected and read.batches[0].restart == 2 and read.batches[0].job == "4711"
 
 
-def test_compute_communication_and_data_times_are_separated(told: Told) -> None:
+def test_compute_communication_and_data_times_are_separated(receiver: Receiver) -> None:
     """The waits are real; what is asked is only which part each fell into."""
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
 
         def slow() -> Any:
             time.sleep(0.03)
@@ -76,52 +76,56 @@ def test_compute_communication_and_data_times_are_separated(told: Told) -> None:
                 time.sleep(0.12)
                 step.comm_done()
                 time.sleep(0.01)
-    (one,) = told.samples()
+    (one,) = receiver.samples()
     assert one["data_s"] >= 0.03 and one["compute_s"] >= 0.06 and one["comm_s"] >= 0.12
     assert one["step_s"] >= one["data_s"] + one["compute_s"] + one["comm_s"] + 0.01
 
 
-def stands(told: Told) -> Any:
+def stands(receiver: Receiver) -> Any:
     """The last word of a rank that stands, as healer takes it."""
-    wait_until(lambda: any("open_s" in one for one in told.samples()), 10, what="a word of where it stands")
+    wait_until(
+        lambda: any("open_s" in one for one in receiver.samples()), 10, what="a word of where it stands"
+    )
     read = [
         batch
-        for _, raw in told.sink.asked
+        for _, raw in receiver.sink.asked
         for batch in step_batches(raw, lambda *_: True, datetime.now(UTC), cluster="pod1").batches
     ]
     assert any(batch.doing is not None for batch in read)
-    return [one for one in told.samples() if "open_s" in one][-1]
+    return [one for one in receiver.samples() if "open_s" in one][-1]
 
 
 @pytest.mark.parametrize(("done", "doing"), [((), "compute"), (("compute",), "collective")])
 def test_rank_stuck_in_a_step_says_where(
-    told: Told, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], doing: str
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], doing: str
 ) -> None:
     monkeypatch.setattr(_steps, "STANDS_S", 0.1)
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
         with steps.step():
             pass
         with steps.step() as step:
             if done:
                 step.compute_done()
-            word = stands(told)
+            word = stands(receiver)
     assert word["open_s"] >= 0.1
     assert {name: word[name] for name in ("step", "doing", "rank", "node", "gpu")} == {
         "step": 1, "doing": doing, "rank": 9, "node": "gpu0003", "gpu": 6,
     }  # fmt: skip
 
 
-def test_a_program_that_rests_says_so_at_once(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+def test_a_program_that_rests_says_so_at_once(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
         with steps.step():
             pass
         with steps.rest("evaluation"):
-            word = stands(told)
+            word = stands(receiver)
     assert (word["doing"], word["step"]) == ("evaluation", 0)
 
 
-def test_a_rest_that_healer_does_not_know_is_said_once(told: Told, caplog: pytest.LogCaptureFixture) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+def test_a_rest_that_healer_does_not_know_is_said_once(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
         for _ in range(3):
             with steps.rest("lunch"):
                 pass
@@ -129,32 +133,32 @@ def test_a_rest_that_healer_does_not_know_is_said_once(told: Told, caplog: pytes
     assert len(caplog.records) == 1
 
 
-def test_progressing_rank_sends_no_location(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.02, environ=told.environ()) as steps:
+def test_progressing_rank_sends_no_location(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.02, environ=receiver.environ()) as steps:
         for _ in range(5):
             with steps.step():
                 time.sleep(0.03)
-    assert told.samples() and not [one for one in told.samples() if "open_s" in one]
+    assert receiver.samples() and not [one for one in receiver.samples() if "open_s" in one]
 
 
-def test_the_last_end_of_compute_counts(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps, steps.step() as step:
+def test_the_last_end_of_compute_counts(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps, steps.step() as step:
         step.compute_done()
         time.sleep(0.05)
         step.compute_done()
-    assert told.samples()[0]["compute_s"] >= 0.05
+    assert receiver.samples()[0]["compute_s"] >= 0.05
 
 
-def test_without_healer_it_is_nothing(told: Told) -> None:
+def test_without_healer_it_is_nothing(receiver: Receiver) -> None:
     steps = healer_steps.Steps(
-        environ={name: text for name, text in told.environ().items() if name != "HEALER_URL"}
+        environ={name: text for name, text in receiver.environ().items() if name != "HEALER_URL"}
     )
     with steps.step() as step:
         step.compute_done()
         step.tell(loss=1.0)
     steps.checkpoint("/ckpt", 1)
     steps.close()
-    assert not steps.on and told.sink.asked == []
+    assert not steps.on and receiver.sink.asked == []
     assert not any(thread.name.startswith("healer-") for thread in threading.enumerate())
 
 
@@ -162,9 +166,9 @@ def test_without_healer_it_is_nothing(told: Told) -> None:
     "wrong", [{"HEALER_URL": "healer:8080"}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../x"}]
 )
 def test_what_cannot_work_is_said_once_and_is_off(
-    told: Told, wrong: dict[str, str], caplog: pytest.LogCaptureFixture
+    receiver: Receiver, wrong: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps = healer_steps.Steps(environ=told.environ(**wrong))
+    steps = healer_steps.Steps(environ=receiver.environ(**wrong))
     for _ in range(3):
         with steps.step():
             pass
@@ -172,16 +176,16 @@ def test_what_cannot_work_is_said_once_and_is_off(
     assert not steps.on and len(caplog.records) == 1 and "no step times are sent" in caplog.text
 
 
-def test_failed_step_is_raised_and_not_reported(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+def test_failed_step_is_raised_and_not_reported(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
         with pytest.raises(ZeroDivisionError), steps.step():
             1 / 0  # noqa: B018
         with steps.step():
             pass
-    assert [one["step"] for one in told.samples()] == [1]
+    assert [one["step"] for one in receiver.samples()] == [1]
 
 
-def test_tensors_are_read_only_where_that_was_asked_for(told: Told) -> None:
+def test_tensors_are_read_only_where_that_was_asked_for(receiver: Receiver) -> None:
     class Tensor:
         asked = 0
         device = SimpleNamespace(type="cuda")
@@ -191,31 +195,31 @@ def test_tensors_are_read_only_where_that_was_asked_for(told: Told) -> None:
             return 3.0
 
     for read, loss in ((False, None), (True, 3.0)):
-        steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), read_tensors=read)
+        steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), read_tensors=read)
         with steps.step() as step:
             step.tell(loss=Tensor())
         steps.close()
-        assert told.samples()[-1].get("loss") == loss
+        assert receiver.samples()[-1].get("loss") == loss
     assert Tensor.asked == 1
 
 
-def test_non_numeric_loss_is_reported_as_such(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps, steps.step() as step:
+def test_non_numeric_loss_is_reported_as_such(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps, steps.step() as step:
         step.tell(loss=float("nan"), grad_norm=float("inf"))
-    assert (told.samples()[0]["loss"], told.samples()[0]["grad_norm"]) == ("NaN", "NaN")
+    assert (receiver.samples()[0]["loss"], receiver.samples()[0]["grad_norm"]) == ("NaN", "NaN")
 
 
 # --- healer away, slow, or unwilling ---
 
 
-def test_a_healer_that_is_away_costs_nothing_and_gets_what_waited(told: Told) -> None:
-    told.sink.answers.extend([(503, {"Retry-After": "0"}, b""), (500, {}, b"")])
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+def test_a_healer_that_is_away_costs_nothing_and_gets_what_waited(receiver: Receiver) -> None:
+    receiver.sink.answers.extend([(503, {"Retry-After": "0"}, b""), (500, {}, b"")])
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
         pass
-    wait_until(lambda: len(told.bodies()) >= 3, 30, what="it was sent again")
+    wait_until(lambda: len(receiver.bodies()) >= 3, 30, what="it was sent again")
     steps.close()
-    assert {one["step"] for one in told.samples()} == {0} and (steps.sent, steps.dropped) == (1, 0)
+    assert {one["step"] for one in receiver.samples()} == {0} and (steps.sent, steps.dropped) == (1, 0)
 
 
 def test_training_ends_normally_without_a_listener() -> None:
@@ -227,12 +231,12 @@ def test_training_ends_normally_without_a_listener() -> None:
     assert (steps.sent, steps.dropped) == (0, 10)
 
 
-def test_a_healer_that_never_answers_does_not_hold_the_end(told: Told) -> None:
-    told.sink.answers.append(None)
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+def test_a_healer_that_never_answers_does_not_hold_the_end(receiver: Receiver) -> None:
+    receiver.sink.answers.append(None)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
         pass
-    wait_until(lambda: told.sink.asked, 20, what="it was asked")
+    wait_until(lambda: receiver.sink.asked, 20, what="it was asked")
     ended = threading.Event()
     threading.Thread(target=lambda: (steps.close(0.2), ended.set()), daemon=True).start()
     assert ended.wait(20)
@@ -256,21 +260,23 @@ def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     assert len(sender._checkpoints) == CHECKPOINTS and sender.dropped == 11
 
 
-def test_what_healer_will_never_take_is_not_sent_again(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_healer_will_never_take_is_not_sent_again(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = json.dumps({"detail": "this token is bound to the job 4712"}).encode()
-    told.sink.answers.append((403, {}, answer))
-    send_one(told)
-    assert len(told.bodies()) == 1 and "bound to the job 4712" in caplog.text
+    receiver.sink.answers.append((403, {}, answer))
+    send_one(receiver)
+    assert len(receiver.bodies()) == 1 and "bound to the job 4712" in caplog.text
 
 
 def test_samples_that_healer_rejects_are_counted_and_said_once(
-    told: Told, caplog: pytest.LogCaptureFixture
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = json.dumps(
         {"accepted": 0, "rejected": [{"index": 0, "reason": "node: no node gpu0003"}]}
     ).encode()
-    told.sink.answers.append((202, {}, answer))
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+    receiver.sink.answers.append((202, {}, answer))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
         pass
     steps.close()
@@ -278,50 +284,53 @@ def test_samples_that_healer_rejects_are_counted_and_said_once(
     assert caplog.text.count("no node gpu0003") == 1
 
 
-def test_samples_older_than_healer_takes_are_dropped_here(told: Told) -> None:
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+def test_samples_older_than_healer_takes_are_dropped_here(receiver: Receiver) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     assert steps._sender is not None
     steps._sender.put((time.time() - 3600, 1, 1.0))
     steps._sender.put((time.time(), 2, 1.0))
     steps.close()
-    assert [one["step"] for one in told.samples()] == [2] and steps.dropped == 1
+    assert [one["step"] for one in receiver.samples()] == [2] and steps.dropped == 1
 
 
-def test_a_redirect_takes_the_token_nowhere(told: Told) -> None:
-    told.sink.answers.extend([(302, {"Location": told.url + "/elsewhere"}, b"")] * 50)
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+def test_a_redirect_takes_the_token_nowhere(receiver: Receiver) -> None:
+    receiver.sink.answers.extend([(302, {"Location": receiver.url + "/elsewhere"}, b"")] * 50)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     with steps.step():
         pass
-    wait_until(lambda: told.sink.asked, 20, what="it was asked")
+    wait_until(lambda: receiver.sink.asked, 20, what="it was asked")
     steps.close(0.2)
-    assert {headers[":path"] for headers, _ in told.sink.asked} == {"/api/v1/signals/step-times"}
+    assert {headers[":path"] for headers, _ in receiver.sink.asked} == {"/api/v1/signals/step-times"}
 
 
-def test_token_file_is_reread_and_proxies_are_bypassed(told: Told, tmp_path: Path) -> None:
+def test_token_file_is_reread_and_proxies_are_bypassed(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("heal_1_first\n")
-    environ = told.environ(HEALER_TOKEN="", HEALER_TOKEN_FILE=str(file))
+    environ = receiver.environ(HEALER_TOKEN="", HEALER_TOKEN_FILE=str(file))
     steps = healer_steps.Steps(every_s=0.05, environ=environ)
     with steps.step():
         pass
-    wait_until(told.bodies, 20, what="the first is there")
+    wait_until(receiver.bodies, 20, what="the first is there")
     file.write_text("heal_1_second\n")
     with steps.step():
         pass
     steps.close()
-    assert [headers["authorization"].split("_")[-1] for headers, _ in told.sink.asked] == ["first", "second"]
+    assert [headers["authorization"].split("_")[-1] for headers, _ in receiver.sink.asked] == [
+        "first",
+        "second",
+    ]
 
 
 # --- its end, and what comes after it ---
 
 
-def test_after_a_flush_more_may_follow(told: Told) -> None:
-    steps = healer_steps.Steps(every_s=3600, environ=told.environ())
+def test_after_a_flush_more_may_follow(receiver: Receiver) -> None:
+    steps = healer_steps.Steps(every_s=3600, environ=receiver.environ())
     for number in range(3):
         with steps.step():
             pass
         steps.flush(30)
-        assert [one["step"] for one in told.samples()] == list(range(number + 1))
+        assert [one["step"] for one in receiver.samples()] == list(range(number + 1))
     steps.close()
     assert (steps.sent, steps.dropped) == (3, 0)
 
@@ -338,8 +347,10 @@ def test_a_flush_is_over_after_one_try_that_fails() -> None:
     assert steps.dropped == 1
 
 
-def test_what_comes_after_the_end_is_counted_and_said(told: Told, caplog: pytest.LogCaptureFixture) -> None:
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(SLURM_PROCID="0"))
+def test_what_comes_after_the_end_is_counted_and_said(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     with steps.step():
         pass
     steps.close()
@@ -361,8 +372,8 @@ def test_checkpoints_that_are_not_sent_are_counted() -> None:
     assert steps.dropped == 1
 
 
-def test_a_launcher_may_copy_it_into_another_process(told: Told) -> None:
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), stage=3, first_step=7)
+def test_a_launcher_may_copy_it_into_another_process(receiver: Receiver) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), stage=3, first_step=7)
     with steps.step():
         pass
     copy = pickle.loads(pickle.dumps(steps))
@@ -370,7 +381,7 @@ def test_a_launcher_may_copy_it_into_another_process(told: Told) -> None:
         pass
     for one in (steps, copy):
         one.close()
-    assert [(one["step"], one["stage"]) for one in told.samples()] == [(7, 3), (7, 3)]
+    assert [(one["step"], one["stage"]) for one in receiver.samples()] == [(7, 3), (7, 3)]
 
 
 # --- the process around it ---
@@ -395,15 +406,17 @@ if sys.argv[1] == "raise":
 @pytest.mark.parametrize(
     ("how", "steps", "status"), [("end", [0], 0), ("raise", [0], 1), ("fork", [0, 1], 0)]
 )
-def test_the_end_of_the_program_sends_what_waits(told: Told, how: str, steps: list[int], status: int) -> None:
+def test_the_end_of_the_program_sends_what_waits(
+    receiver: Receiver, how: str, steps: list[int], status: int
+) -> None:
     path = str(SOURCES[0].parents[1])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how],
-        env=told.environ(PYTHONPATH=path, PATH=os.environ["PATH"]), capture_output=True,
+        env=receiver.environ(PYTHONPATH=path, PATH=os.environ["PATH"]), capture_output=True,
         text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stderr
-    assert sorted(one["step"] for one in told.samples()) == steps
+    assert sorted(one["step"] for one in receiver.samples()) == steps
 
 
 def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_3_8() -> None:
@@ -505,30 +518,35 @@ GPUS = {"SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_STEP_GPUS": ""}
     ids=["spawn", "launcher", "imagenet", "srun", "batch"],
 )  # fmt: skip
 def test_rank_comes_from_torch_once_it_is_initialized(
-    told: Told, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], rank: int, world: int, place: Any
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    rank: int,
+    world: int,
+    place: Any,
 ) -> None:
     made = Distributed(rank, world)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=made, cuda=None))
-    bare = {name: text for name, text in told.environ().items() if name not in TASK}
+    bare = {name: text for name, text in receiver.environ().items() if name not in TASK}
     steps = healer_steps.Steps(every_s=0.05, environ=bare | GPUS | env)
     with steps.step():
         made.up = True  # in the first step at the latest
     steps.checkpoint("/ckpt/1", 1)
     steps.close()
-    (one,) = told.samples()
+    (one,) = receiver.samples()
     assert (one["rank"], one.get("gpu"), one["node"]) == (*place, "gpu0003")
-    assert not told.bodies("signals/checkpoints")  # rank 0 does that
+    assert not receiver.bodies("signals/checkpoints")  # rank 0 does that
 
 
-def test_unknown_rank_is_never_blamed(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ(**ALONE, **GPUS)) as steps:
+def test_unknown_rank_is_never_blamed(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ(**ALONE, **GPUS)) as steps:
         with steps.step(work=8) as step:
             step.compute_done()
             step.comm_done()
         steps.checkpoint("/ckpt/1", 1)
-    (one,) = told.samples()
+    (one,) = receiver.samples()
     assert set(one) == {"time", "step", "step_s", "work"}
-    assert len(told.bodies("signals/checkpoints")) == 1
+    assert len(receiver.bodies("signals/checkpoints")) == 1
 
 
 def test_torchruns_ranks_go_before_slurms() -> None:
@@ -539,16 +557,16 @@ def test_torchruns_ranks_go_before_slurms() -> None:
 # --- checkpoints ---
 
 
-def test_a_checkpoint_with_its_checksum_as_a_person_would_make_it(told: Told, tmp_path: Path) -> None:
+def test_a_checkpoint_with_its_checksum_as_a_person_would_make_it(receiver: Receiver, tmp_path: Path) -> None:
     folder = tmp_path / "step-10"
     (folder / "b").mkdir(parents=True)
     for name, text in (("model.pt", b"weights"), ("b/optim.pt", b""), ("a-1", b"x" * 5_000_000)):
         (folder / name).write_bytes(text)
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(SLURM_PROCID="0"))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     steps.checkpoint(folder, 10, checksum=True)
-    wait_until(lambda: told.bodies("signals/checkpoints"), 30, what="the checkpoint is told")
+    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="the checkpoint is told")
     steps.close()
-    ((one,),) = told.bodies("signals/checkpoints")
+    ((one,),) = receiver.bodies("signals/checkpoints")
     command = "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
     person = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=True)
     assert one["sha256"] == person.stdout.split()[0]
@@ -557,23 +575,23 @@ def test_a_checkpoint_with_its_checksum_as_a_person_would_make_it(told: Told, tm
     assert read.data["sha256"] == one["sha256"]
 
 
-def test_a_checkpoint_of_one_file_and_one_that_is_gone(told: Told, tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_file_and_one_that_is_gone(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "last.ckpt"
     file.write_bytes(b"weights")
     assert checksum_of(str(file)) == hashlib.sha256(b"weights").hexdigest()
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(SLURM_PROCID="0"))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     steps.checkpoint(tmp_path / "gone", 3, durable=False, checksum=True)
-    wait_until(lambda: told.bodies("signals/checkpoints"), 30, what="told without a checksum")
+    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="told without a checksum")
     steps.close()
-    ((one,),) = told.bodies("signals/checkpoints")
+    ((one,),) = receiver.bodies("signals/checkpoints")
     assert "sha256" not in one and one["durable"] is False
 
 
-def test_a_checksum_that_takes_too_long_is_given_up_at_the_end(told: Told, tmp_path: Path) -> None:
+def test_a_checksum_that_takes_too_long_is_given_up_at_the_end(receiver: Receiver, tmp_path: Path) -> None:
     endless = tmp_path / "pipe"
     os.mkfifo(endless)
     holder = os.open(endless, os.O_RDWR)  # whoever reads waits
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(SLURM_PROCID="0"))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     steps.checkpoint(endless, 1, checksum=True)
     ended = threading.Event()
     threading.Thread(target=lambda: (steps.close(0.4), ended.set()), daemon=True).start()
@@ -604,11 +622,11 @@ def test_a_path_under_shared_storage(tmp_path: Path) -> None:
     assert not lies_under(shared, ()) and not lies_under("/local/1", "/scratch")
 
 
-def test_only_rank_0_reports_checkpoints(told: Told) -> None:
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ())
+def test_only_rank_0_reports_checkpoints(receiver: Receiver) -> None:
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ())
     steps.checkpoint("/ckpt/1", 1)
     steps.close()
-    assert told.sink.asked == []
+    assert receiver.sink.asked == []
 
 
 # --- GPU events, with a made-up CUDA: a real one was not at hand ---
@@ -643,9 +661,9 @@ class Event:
         return 100.0 * (other.at - self.at)
 
 
-def test_events_of_the_gpu_are_read_once_they_are_over_and_never_waited_for(told: Told) -> None:
+def test_events_of_the_gpu_are_read_once_they_are_over_and_never_waited_for(receiver: Receiver) -> None:
     stream = Stream()
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), cuda=False)
     steps._marks = CudaMarks(stream, steps._done)
     for _ in steps.data(range(3)):
         with steps.step() as step:
@@ -658,11 +676,11 @@ def test_events_of_the_gpu_are_read_once_they_are_over_and_never_waited_for(told
     assert [round(one[2] - one[5], 3) for one in steps._sender._samples] == [0.3, 0.3]
     stream.reached = stream.put
     steps.close()
-    step_s = [one["step_s"] - one.get("data_s", 0.0) for one in told.samples()]
+    step_s = [one["step_s"] - one.get("data_s", 0.0) for one in receiver.samples()]
     assert [round(one, 3) for one in step_s] == [0.3, 0.3, 0.3, 0.1]
-    assert [one.get("compute_s") for one in told.samples()] == [0.1, 0.1, 0.1, None]
+    assert [one.get("compute_s") for one in receiver.samples()] == [0.1, 0.1, 0.1, None]
     # No longer than the host waited, which was next to nothing.
-    assert all(one["data_s"] < 0.1 for one in told.samples()[:3])
+    assert all(one["data_s"] < 0.1 for one in receiver.samples()[:3])
 
 
 class Clock:
@@ -694,11 +712,11 @@ class Moment:
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["host", "gpu"])
 def test_what_lies_between_steps_is_no_waiting_for_data(
-    told: Told, monkeypatch: pytest.MonkeyPatch, gpu: bool
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(_steps, "time", SimpleNamespace(**vars(time) | {"perf_counter": clock}))
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), cuda=False)
     steps._marks = CudaMarks(clock, steps._done) if gpu else HostMarks(steps._done, clock)
 
     def batches() -> Any:
@@ -715,39 +733,39 @@ def test_what_lies_between_steps_is_no_waiting_for_data(
         if number == 1:
             clock.now += 600.0  # evaluation, saving
     steps.close()
-    for one in told.samples():
+    for one in receiver.samples():
         assert (one["step_s"], one["data_s"]) == pytest.approx((1.75, 0.25))
         assert (one["compute_s"], one["comm_s"]) == pytest.approx((1.0, 0.5))
-    assert len(told.samples()) == 4
+    assert len(receiver.samples()) == 4
 
 
-def test_a_gpu_that_was_busy_did_not_wait_for_data(told: Told) -> None:
+def test_a_gpu_that_was_busy_did_not_wait_for_data(receiver: Receiver) -> None:
     clock = Clock()
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), cuda=False)
     steps._marks = CudaMarks(clock, steps._done)
     for _ in range(2):
         steps.waited(5.0)  # of the host alone: the GPU still had work
         with steps.step():
             clock.now += 1.0
     steps.close()
-    assert told.samples()[1]["data_s"] == 0.0 and told.samples()[1]["step_s"] == pytest.approx(1.0)
+    assert receiver.samples()[1]["data_s"] == 0.0 and receiver.samples()[1]["step_s"] == pytest.approx(1.0)
 
 
-def test_a_gpu_that_hangs_costs_bounded_memory(told: Told) -> None:
+def test_a_gpu_that_hangs_costs_bounded_memory(receiver: Receiver) -> None:
     stream = Stream()
-    steps = healer_steps.Steps(every_s=3600, environ=told.environ(), cuda=False)
+    steps = healer_steps.Steps(every_s=3600, environ=receiver.environ(), cuda=False)
     steps._marks = CudaMarks(stream, steps._done)
     for _ in range(PENDING + 20):
         with steps.step():
             pass
     assert steps.dropped == 20
     steps.close()
-    assert steps.dropped == PENDING + 20 and told.samples() == []
+    assert steps.dropped == PENDING + 20 and receiver.samples() == []
 
 
-def test_events_are_used_again(told: Told) -> None:
+def test_events_are_used_again(receiver: Receiver) -> None:
     stream = Stream()
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(), cuda=False)
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(), cuda=False)
     steps._marks = CudaMarks(stream, steps._done)
     for _ in steps.data(range(50)):
         with steps.step() as step:
@@ -755,31 +773,31 @@ def test_events_are_used_again(told: Told) -> None:
         stream.reached = stream.put
     assert stream.made < 12
     steps.close()
-    assert len(told.samples()) == 50
+    assert len(receiver.samples()) == 50
 
 
 # --- loops as Megatron writes them ---
 
 
-def test_a_loop_as_megatron_writes_it(told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_as_megatron_writes_it(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     def reduce(model: list[str]) -> None:
         model.append("reduced")
 
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
         finalize = wrap_finalize(reduce, steps)
 
         def train_step(model: list[str]) -> tuple[dict[str, float], int, bool, bool, int, float]:
             finalize(model)
             return {"lm loss": 2.0}, 0, False, False, 0, 1.5
 
-        def told_of(result: Any) -> dict[str, float]:
+        def fields_of(result: Any) -> dict[str, float]:
             return {"loss": result[0]["lm loss"], "grad_norm": result[5]}
 
         timed = wrap(
             train_step,
             steps,
             work=lambda: 4096.0,
-            told=told_of,
+            told=fields_of,
         )
         model: list[str] = []
         assert timed(model)[5] == 1.5 and model == ["reduced"]
@@ -787,18 +805,18 @@ def test_a_loop_as_megatron_writes_it(told: Told, caplog: pytest.LogCaptureFixtu
         assert broken(model)[5] == 1.5
         wrong = wrap(train_step, steps, told=lambda result: {"grad_norm": result[2]})
         assert wrong(model)[5] == 1.5
-    one, other, third = told.samples()
+    one, other, third = receiver.samples()
     assert "grad_norm" not in third and "False is a truth value" in caplog.text
     assert (one["loss"], one["grad_norm"], one["work"]) == (2.0, 1.5, 4096.0)
     assert "compute_s" in one and "comm_s" in one and "loss" not in other
 
 
-def test_a_function_is_a_step(told: Told) -> None:
-    with healer_steps.Steps(every_s=0.05, environ=told.environ()) as steps:
+def test_a_function_is_a_step(receiver: Receiver) -> None:
+    with healer_steps.Steps(every_s=0.05, environ=receiver.environ()) as steps:
 
         @steps.wrap
         def train(number: int) -> int:
             return number + 1
 
         assert [train(1), train(2)] == [2, 3]
-    assert [one["step"] for one in told.samples()] == [0, 1]
+    assert [one["step"] for one in receiver.samples()] == [0, 1]

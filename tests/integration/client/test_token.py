@@ -17,7 +17,7 @@ from healer_steps._link import Link
 from healer_steps._token import NoToken, Token
 
 from healer.adapters.munge import Munge
-from tests.integration.client.conftest import Told
+from tests.integration.client.conftest import Receiver
 from tests.support.munge import realm
 from tests.support.wait import wait_until
 
@@ -43,26 +43,26 @@ def socket(short: Path) -> Iterator[Path]:
 class Rank:
     """Ranks of one node: they share a folder."""
 
-    def __init__(self, told: Told, socket: Path, folder: Path, **more: str) -> None:
-        self.told, self.socket, self.folder, self.more = told, socket, folder, more
+    def __init__(self, receiver: Receiver, socket: Path, folder: Path, **more: str) -> None:
+        self.receiver, self.socket, self.folder, self.more = receiver, socket, folder, more
 
     def token(self) -> Token:
         settings = Settings(
-            self.told.environ(HEALER_TOKEN="", HEALER_MUNGE_SOCKET=str(self.socket), **self.more)
+            self.receiver.environ(HEALER_TOKEN="", HEALER_MUNGE_SOCKET=str(self.socket), **self.more)
         )
         return Token(settings, Link(settings).post, str(self.folder))
 
     def gives(self, *tokens: str) -> None:
         for token in tokens:
-            self.told.sink.answers.append((201, {}, json.dumps({"token": token}).encode()))
+            self.receiver.sink.answers.append((201, {}, json.dumps({"token": token}).encode()))
 
     def asked(self) -> list[Any]:
-        return [json.loads(body) for headers, body in self.told.sink.asked if headers[":path"] == ENROLL]
+        return [json.loads(body) for headers, body in self.receiver.sink.asked if headers[":path"] == ENROLL]
 
 
 @pytest.fixture
-def rank(told: Told, socket: Path, tmp_path: Path) -> Rank:
-    return Rank(told, socket, tmp_path / "tokens")
+def rank(receiver: Receiver, socket: Path, tmp_path: Path) -> Rank:
+    return Rank(receiver, socket, tmp_path / "tokens")
 
 
 def test_the_credential_is_the_users_own_and_says_which_job(rank: Rank) -> None:
@@ -72,7 +72,7 @@ def test_the_credential_is_the_users_own_and_says_which_job(rank: Rank) -> None:
     made = Munge(rank.socket).decode(body["credential"])
     said = json.loads(made.payload)
     assert (made.uid, said["for"], said["job"]) == (os.getuid(), "healer enroll job", "4711")
-    assert "authorization" not in rank.told.sink.asked[0][0]
+    assert "authorization" not in rank.receiver.sink.asked[0][0]
 
 
 def test_the_ranks_of_a_node_share_one_token_in_a_folder_of_their_user(rank: Rank) -> None:
@@ -130,7 +130,7 @@ def test_a_broken_file_is_no_trouble(rank: Rank, text: str) -> None:
 
 def test_a_refusal_says_why_and_a_job_that_slurm_shows_soon_is_no_trouble(rank: Rank) -> None:
     said = json.dumps({"detail": "Slurm's picture shows no job 4711 at work"}).encode()
-    rank.told.sink.answers.extend([(409, {}, said), (403, {}, said)])
+    rank.receiver.sink.answers.extend([(409, {}, said), (403, {}, said)])
     for soon in (True, False):
         with pytest.raises(NoToken, match="no job 4711 at work") as caught:
             rank.token().value()
@@ -138,13 +138,13 @@ def test_a_refusal_says_why_and_a_job_that_slurm_shows_soon_is_no_trouble(rank: 
 
 
 def test_without_munge_one_line_says_what_is_missing(
-    told: Told, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("healer_steps._token._FOLDERS", (str(tmp_path),))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    steps = healer_steps.Steps(every_s=0.05, environ=told.environ(HEALER_TOKEN=""))
+    steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(HEALER_TOKEN=""))
     with steps.step():
         pass
     wait_until(lambda: "no munge" in caplog.text, 20, what="it is said")
     steps.close(0.2)
-    assert caplog.text.count("no munge") == 1 and told.sink.asked == [] and steps.dropped == 1
+    assert caplog.text.count("no munge") == 1 and receiver.sink.asked == [] and steps.dropped == 1

@@ -176,11 +176,11 @@ def names(site: Site) -> frozenset[str]:
     """Of people and their programs, of rules, and of steps."""
     snapshot = site.sample.standing.snapshot
     assert snapshot is not None
-    told = {one.actor for detail in site.sample.details.values() for one in detail.records}
-    told |= {name for one in snapshot.jobs.values() for name in (one.user, one.name, one.partition)}
-    told |= {one.name for one in shipped().rules} | {str(one) for one in Remedy}
-    told |= {entry.step for one in site.sample.runs.values() for entry in one.log}
-    return frozenset(told | {name for one in snapshot.nodes.values() for name in one.partitions})
+    people = {one.actor for detail in site.sample.details.values() for one in detail.records}
+    people |= {name for one in snapshot.jobs.values() for name in (one.user, one.name, one.partition)}
+    people |= {one.name for one in shipped().rules} | {str(one) for one in Remedy}
+    people |= {entry.step for one in site.sample.runs.values() for entry in one.log}
+    return frozenset(people | {name for one in snapshot.nodes.values() for name in one.partitions})
 
 
 def _addresses(site: Site) -> list[str]:

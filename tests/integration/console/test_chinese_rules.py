@@ -41,7 +41,7 @@ def titles() -> Iterator[str]:
     yield from (one.title for one in (*RULES.escalations.repeats, *RULES.escalations.combinations))
 
 
-def told() -> Iterator[str]:
+def catalogue_titles() -> Iterator[str]:
     """What findings say by a catalogue: it is a title too."""
     for entry in (*RULES.xids.values(), *RULES.sxids.values()):
         yield entry.text
@@ -74,7 +74,7 @@ def signals() -> Iterator[str]:
     yield from (signal.text for signal in RULES.catalogue.signals.values())
 
 
-@pytest.mark.parametrize("texts", [titles, told, beside, steps, signals])
+@pytest.mark.parametrize("texts", [titles, catalogue_titles, beside, steps, signals])
 def test_every_text_of_the_shipped_rules_is_there(texts: type[Iterator[str]]) -> None:
     known = {text for text in texts() if text}
     assert len(known) > 30
@@ -113,7 +113,7 @@ def test_where_a_rule_comes_from_is_there_unless_it_is_a_name_or_a_number() -> N
 )
 def test_an_incidents_sentence_begins_with_every_title(root: Component) -> None:
     strange = []
-    for title in {*titles(), *told()}:
+    for title in {*titles(), *catalogue_titles()}:
         one = incident(
             fault="a-fault", fault_class=FaultClass.degraded, title=quoted(title), root=root, evidence=()
         )

@@ -31,7 +31,7 @@ def report(columns: np.ndarray, values: np.ndarray) -> Report:
     return Report("pod1", "gpu0001", AT, NOW, columns, values)
 
 
-def told(n: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
+def report_arrays(n: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
     return st.tuples(arrays.arrays(_int32, n), arrays.arrays(_float64, n))
 
 
@@ -39,7 +39,7 @@ def packed(blob: bytes, number: int = 0) -> PackedReport:
     return PackedReport(f"gpu{number}", AT, NOW + number * timedelta(seconds=1), blob)
 
 
-@given(st.integers(0, 300).flatmap(told))
+@given(st.integers(0, 300).flatmap(report_arrays))
 def test_a_report_comes_back_bit_for_bit(columns: tuple[np.ndarray, np.ndarray]) -> None:
     (back,) = unpack_reports("pod1", [packed(pack_report(report(*columns)))])
     assert isinstance(back, Report)

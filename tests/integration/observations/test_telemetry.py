@@ -63,7 +63,7 @@ class Site:
 
 
 @dataclass
-class Told:
+class Samples:
     """One series, as a dictionary by slot: the last value, or growth and seconds."""
 
     last: float = math.nan
@@ -79,7 +79,7 @@ class Reference:
     """Sample by sample, as the rules of the windows are written."""
 
     def __init__(self) -> None:
-        self.series: dict[Series, Told] = defaultdict(Told)
+        self.series: dict[Series, Samples] = defaultdict(Samples)
         self.head = -(10**9)
         self.late = self.out_of_order = self.future = 0
 
@@ -103,7 +103,7 @@ class Reference:
                     sent.add(again)
                     self.take(self.series[one.node, name, part], name in COUNTERS, at_s, value)
 
-    def take(self, series: Told, counter: bool, at_s: float, value: float) -> None:
+    def take(self, series: Samples, counter: bool, at_s: float, value: float) -> None:
         slot = math.floor(at_s / 5)
         if slot <= self.head - 180:
             self.late += 1
@@ -127,7 +127,7 @@ class Reference:
             series.seconds[slot] += at_s - series.at_s
         series.last, series.at_s = value, at_s
 
-    def window(self, series: Told, slots: int, end: int) -> list[float]:
+    def window(self, series: Samples, slots: int, end: int) -> list[float]:
         self.head = max(self.head, end)
         kept = range(self.head - 179, self.head + 1)
         return [
@@ -432,7 +432,7 @@ def test_slots_of_a_window_have_their_times() -> None:
 # --- Slurm ---
 
 
-def told(site: Site, name: str, at_s: float) -> dict[str | None, float]:
+def value_by_node(site: Site, name: str, at_s: float) -> dict[str | None, float]:
     components = site.telemetry.axis(Scope.node).components()
     values = site.telemetry.value(name, after(at_s)).tolist()
     return {where.node: value for where, value in zip(components, values, strict=True)}
@@ -455,16 +455,16 @@ def test_slurm_picture_is_exposed_as_signals() -> None:
         jobs=(job("7", {"part": (0, 3)}), job("8", None, "whole"), job("9", {"part": ()})),
     )
     names = ("idle", "part", "whole", "down", "mute", "cpu")
-    assert told(site, "slurm_gpus", 0) == dict(zip(names, (4, 8, 8, 8, 8, 0), strict=True))
-    assert told(site, "slurm_allocated", 0) == dict(zip(names, (0, 1, 1, 0, 0, 0), strict=True))
-    assert told(site, "slurm_gpus_allocated", 0) == dict(zip(names, (0, 2, 8, 0, 0, 0), strict=True))
-    assert told(site, "slurm_drained", 0) == dict(zip(names, (0, 0, 1, 1, 1, 0), strict=True))
+    assert value_by_node(site, "slurm_gpus", 0) == dict(zip(names, (4, 8, 8, 8, 8, 0), strict=True))
+    assert value_by_node(site, "slurm_allocated", 0) == dict(zip(names, (0, 1, 1, 0, 0, 0), strict=True))
+    assert value_by_node(site, "slurm_gpus_allocated", 0) == dict(zip(names, (0, 2, 8, 0, 0, 0), strict=True))
+    assert value_by_node(site, "slurm_drained", 0) == dict(zip(names, (0, 0, 1, 1, 1, 0), strict=True))
 
 
 def test_cores_are_those_that_slurm_configures() -> None:
     site = Site()
     see(site, msgspec.structs.replace(node("told", gpus=4), cpus=128), node("untold", gpus=4))
-    cores = told(site, "slurm_cpus", 0)
+    cores = value_by_node(site, "slurm_cpus", 0)
     assert cores["told"] == 128
     assert "untold" not in cores or cores["untold"] != cores["untold"]
 
@@ -472,16 +472,16 @@ def test_cores_are_those_that_slurm_configures() -> None:
 def test_gpu_count_of_two_jobs_is_unknown_if_one_is_missing() -> None:
     site = Site()
     see(site, node("gpu0"), jobs=(job("7", {"gpu0": (0,)}), job("8", None, "gpu0")))
-    assert math.isnan(told(site, "slurm_gpus_allocated", 0)["gpu0"])
-    assert told(site, "slurm_allocated", 0) == {"gpu0": 1}
+    assert math.isnan(value_by_node(site, "slurm_gpus_allocated", 0)["gpu0"])
+    assert value_by_node(site, "slurm_allocated", 0) == {"gpu0": 1}
 
 
 def test_a_picture_that_grew_old_is_unknown_and_an_older_one_is_not_taken() -> None:
     site = Site()
     see(site, node("gpu0", gpus=4), at_s=10)
     see(site, node("gpu0", gpus=8), at_s=5)
-    assert told(site, "slurm_gpus", 100) == {"gpu0": 4}
-    assert math.isnan(told(site, "slurm_gpus", 101)["gpu0"])
+    assert value_by_node(site, "slurm_gpus", 100) == {"gpu0": 4}
+    assert math.isnan(value_by_node(site, "slurm_gpus", 101)["gpu0"])
 
 
 def test_the_same_picture_taken_again_keeps_its_signals_fresh() -> None:
@@ -493,7 +493,7 @@ def test_the_same_picture_taken_again_keeps_its_signals_fresh() -> None:
             type(picture)(cluster=CLUSTER, taken_at=again.taken_at, nodes=picture.nodes, jobs=picture.jobs),
             Topology(),
         )
-    assert told(site, "slurm_gpus", 200) == {"gpu0": 4}
+    assert value_by_node(site, "slurm_gpus", 200) == {"gpu0": 4}
     window = site.telemetry.window("slurm_gpus", 125, after(120))[:, 0]
     assert np.flatnonzero(~np.isnan(window)).tolist() == [0, 12, 24]
 

@@ -61,7 +61,7 @@ class Site:
     def __init__(self, job: Job) -> None:
         self.job, self.at_s = job, 0.0
         self.picture = Picture(CLUSTER, watching_since=START)
-        self.told: list[Finding] = []
+        self.findings_seen: list[Finding] = []
         self._coming: list[StepBatch] = []
         self.loop = SensesLoop(
             SensesParts(rules=shipped, prove=lambda: "", make=self._make, picture=self.picture, clock=self)
@@ -89,7 +89,7 @@ class Site:
             self._coming += self.job.sends(self.at_s)
             self.loop.once()
             sensed = self.loop.heard()
-            self.told += sensed.findings if sensed is not None else ()
+            self.findings_seen += sensed.findings if sensed is not None else ()
 
     def lose_link(self, node: int, at_s: float) -> None:
         at = START + timedelta(seconds=at_s)
@@ -106,7 +106,7 @@ def test_link_loss_is_reported_within_five_seconds(seed: int) -> None:
     job.hangs_from_s = lost_s
     site.lose_link(2, lost_s)
     site.run(20)
-    (found,) = site.told
+    (found,) = site.findings_seen
     assert found.fault == "hang" and found.jobs == ("4711",)
     assert found.affected == (Component(cluster=CLUSTER, node=node_name(2)),)
     assert (found.arrived_at - START).total_seconds() - lost_s <= 5
@@ -118,7 +118,7 @@ def test_a_link_that_flaps_while_the_job_steps_says_nothing() -> None:
     for _ in range(40):
         site.lose_link(1, site.at_s)
         site.run(7)
-    assert site.told == []
+    assert site.findings_seen == []
 
 
 def test_a_job_that_stepped_on_after_its_link_flapped_may_pause_as_before() -> None:
@@ -129,7 +129,7 @@ def test_a_job_that_stepped_on_after_its_link_flapped_may_pause_as_before() -> N
     site.run(30)
     site.job.step(4.0)
     site.run(30)
-    assert site.told == []
+    assert site.findings_seen == []
 
 
 def test_a_link_that_flaps_in_a_pause_did_not_begin_it() -> None:
@@ -139,7 +139,7 @@ def test_a_link_that_flaps_in_a_pause_did_not_begin_it() -> None:
     site.run(5)
     site.lose_link(1, site.at_s)
     site.run(30)
-    assert site.told == []
+    assert site.findings_seen == []
 
 
 def test_what_was_over_stays_over_when_a_link_is_lost_between_two_ticks() -> None:

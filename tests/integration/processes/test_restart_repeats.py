@@ -24,7 +24,7 @@ FAILS_AND_HEALS: tuple[Step, ...] = (
 THREE_JOBS: tuple[Step, ...] = ((0.1, PUSH_BUFFER, "1"), (5, PUSH_BUFFER, "2"), (5, PUSH_BUFFER, "3"))
 
 
-def told(place: Place, steps: Sequence[Step], *, restarts: bool) -> list[Incident]:
+def incidents_of(place: Place, steps: Sequence[Step], *, restarts: bool) -> list[Incident]:
     """All incidents, the oldest first; with a new detector before each line, or one for all."""
     detector = place.detector(mode=Mode.shadow)
     for hours, line, job in steps:
@@ -42,7 +42,7 @@ def told(place: Place, steps: Sequence[Step], *, restarts: bool) -> list[Inciden
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "a new one each time"])
 def test_the_third_failure_in_seven_days_is_a_lemon(fresh_database: sa.Engine, restarts: bool) -> None:
-    *before, last = told(Place(fresh_database), FAILS_AND_HEALS, restarts=restarts)
+    *before, last = incidents_of(Place(fresh_database), FAILS_AND_HEALS, restarts=restarts)
     assert [(one.fault, one.is_open) for one in before] == [("xid-119", False)] * 2
     assert not any(Remedy.replace in one.remedy for one in before)
     assert last.is_open and last.remedy[0] is Remedy.replace
@@ -52,7 +52,7 @@ def test_the_third_failure_in_seven_days_is_a_lemon(fresh_database: sa.Engine, r
 @pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "a new one each time"])
 def test_what_is_older_than_seven_days_makes_no_lemon(fresh_database: sa.Engine, restarts: bool) -> None:
     late = (*FAILS_AND_HEALS[:-1], (24 * 6, HUNG, None))
-    *_, last = told(Place(fresh_database), late, restarts=restarts)
+    *_, last = incidents_of(Place(fresh_database), late, restarts=restarts)
     assert last.is_open and last.opened - START > timedelta(days=8)
     assert last.remedy[0] is Remedy.drain_then_reset
 
@@ -62,12 +62,12 @@ def test_a_second_contained_error_in_a_day_asks_for_a_reset(
     fresh_database: sa.Engine, restarts: bool
 ) -> None:
     steps: tuple[Step, ...] = ((0.1, CONTAINED, None), (3, CONTAINED, None))
-    found = told(Place(fresh_database), steps, restarts=restarts)
+    found = incidents_of(Place(fresh_database), steps, restarts=restarts)
     assert "gpu-contained-again" in [one.rule for one in found]
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "a new one each time"])
 def test_the_same_error_of_a_third_job_is_no_jobs_own(fresh_database: sa.Engine, restarts: bool) -> None:
-    (found,) = told(Place(fresh_database), THREE_JOBS, restarts=restarts)
+    (found,) = incidents_of(Place(fresh_database), THREE_JOBS, restarts=restarts)
     assert found.rule == "gpu-push-buffer-errors"
     assert found.opened - START > timedelta(hours=10)

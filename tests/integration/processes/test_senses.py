@@ -66,7 +66,7 @@ class Site:
                 clock=self.clock,
             )
         )
-        self.told: list[str] = []
+        self.rules_seen: list[str] = []
 
     def _make(self, rules: Ruleset) -> tuple[Senses, Feed]:
         self.made.append(Senses(CLUSTER, rules, self.book))
@@ -85,7 +85,7 @@ class Site:
             self.feed.chunks.append([self.report(asked)])
             self.loop.once()
             sensed: Detections | None = self.loop.heard()
-            self.told += [one.rule for one in sensed.findings] if sensed else []
+            self.rules_seen += [one.rule for one in sensed.findings] if sensed else []
 
 
 def test_clock_set_back_an_hour_blinds_no_node() -> None:
@@ -93,7 +93,7 @@ def test_clock_set_back_an_hour_blinds_no_node() -> None:
     site.run(120, NONE)
     site.clock.at -= timedelta(hours=1)
     site.run(120, RESET)
-    assert "gpu-recovery-asked" in site.told
+    assert "gpu-recovery-asked" in site.rules_seen
     assert len(site.made) == 2
 
 
@@ -102,7 +102,7 @@ def test_a_clock_that_is_set_by_some_seconds_costs_nothing() -> None:
     site.run(120, NONE)
     site.clock.at -= timedelta(seconds=8)
     site.run(120, RESET)
-    assert "gpu-recovery-asked" in site.told
+    assert "gpu-recovery-asked" in site.rules_seen
     assert len(site.made) == 1
 
 
@@ -112,7 +112,7 @@ def test_one_host_with_a_fast_clock_blinds_no_node() -> None:
     ahead = site.clock.at + timedelta(hours=1)
     site.feed.chunks.append([site.report(node="gpu1", at=ahead), site.report()])
     site.run(120, RESET)
-    assert "gpu-recovery-asked" in site.told
+    assert "gpu-recovery-asked" in site.rules_seen
     assert len(site.made) == 1
 
 

@@ -172,9 +172,9 @@ def test_harmless_trouble_of_scraping_comes_and_no_sample_is_invented() -> None:
     clock = SimClock(START)
     sensors = SimTelemetry("pod1", [f"n{one}" for one in range(1000)], start=START, seed=3)
     sent = [sensors.advance(clock.advance(15)) for _ in range(20)]
-    told = [(body["node"], body["time"]) for one in sent for body in one.metrics]
-    assert len(told) == len(set(told))
-    assert 0 < 20_000 - len(told) < 60
+    stamps = [(body["node"], body["time"]) for one in sent for body in one.metrics]
+    assert len(stamps) == len(set(stamps))
+    assert 0 < 20_000 - len(stamps) < 60
     late = [body for one in sent for body in one.metrics if body["time"] < one.at.isoformat()[:19]]
     assert late
 

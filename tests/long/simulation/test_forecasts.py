@@ -55,7 +55,7 @@ def cheap(mode: Mode = Mode.auto) -> Ruleset:
     return rules_in(mode, detection=())
 
 
-class Told(NamedTuple):
+class Replayed(NamedTuple):
     """The same story, before the fault comes and after it."""
 
     before: dict[str, Any]
@@ -64,23 +64,23 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def told() -> Told:
+def replayed() -> Replayed:
     """Played once for all: six days of ticks."""
     rows = list(read(recording()))
     played = Replay(cheap(), "pod1", START)
     played.feed(rows[:-FAULT_ROWS])
     before = played.finish()
     played.feed(rows[-FAULT_ROWS:])
-    return Told(before, played.finish(), list(played.ledger.tables.forecasts.values()))
+    return Replayed(before, played.finish(), list(played.ledger.tables.forecasts.values()))
 
 
-def test_growing_fault_is_forecast_and_waits_for_a_person(told: Told) -> None:
-    (incident,) = told.before["incidents"]
+def test_growing_fault_is_forecast_and_waits_for_a_person(replayed: Replayed) -> None:
+    (incident,) = replayed.before["incidents"]
     assert (incident["rule"], incident["severity"]) == (RULE, "P3")
     assert (incident["root"]["node"], incident["root"]["gpu"]) == (NODES[0], 2)
     assert incident["nodes"] == {} or "isolate" not in incident["nodes"].values()
-    assert {one["action"] for one in told.before["actions"]} <= {"notify"}
-    held = {(one["action"], one["node"], one["guard"]) for one in told.before["held"]}
+    assert {one["action"] for one in replayed.before["actions"]} <= {"notify"}
+    held = {(one["action"], one["node"], one["guard"]) for one in replayed.before["held"]}
     assert held == {("drain", NODES[0], "approval")}
     assert "likely to fail within" in incident["evidence"][0]["text"]
 
@@ -90,16 +90,16 @@ def test_watch_only_site_asks_for_no_approval() -> None:
     assert {one["guard"] for one in document["held"]} == {"mode"}
 
 
-def test_twice_the_same_bytes(told: Told) -> None:
+def test_twice_the_same_bytes(replayed: Replayed) -> None:
     again = replay(cheap(), read(recording()[:-FAULT_ROWS]))
-    assert msgspec.json.encode(again) == msgspec.json.encode(told.before)
+    assert msgspec.json.encode(again) == msgspec.json.encode(replayed.before)
 
 
-def test_when_the_fault_comes_it_is_one_incident_and_a_hit(told: Told) -> None:
-    (real,) = told.after["incidents"]
+def test_when_the_fault_comes_it_is_one_incident_and_a_hit(replayed: Replayed) -> None:
+    (real,) = replayed.after["incidents"]
     assert real["rule"] != RULE and real["root"]["gpu"] == 2
-    (foretold,) = told.after["merged"]
+    (foretold,) = replayed.after["merged"]
     assert foretold["rule"] == RULE and foretold["into"] == real["id"]
-    (forecast,) = [one for one in told.forecasts if one.rule == RULE]
+    (forecast,) = [one for one in replayed.forecasts if one.rule == RULE]
     assert forecast.outcome is ForecastOutcome.hit
     assert forecast.told_at < forecast.until

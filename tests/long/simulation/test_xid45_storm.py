@@ -44,12 +44,12 @@ def rows() -> Iterator[tuple[float, str, dict[str, Any]]]:
     for number in range(ENDS):
         line = f"NVRM: Xid (PCI:{chance.choice(PCI)}): 45, pid={number}, name=python3, Ch {number:08x}"
         moments.setdefault((1 + number * LASTS_S // ENDS, chance.choice(names)), []).append(line)
-    told: list[tuple[float, str, tuple[str, ...]]] = [
+    storm: list[tuple[float, str, tuple[str, ...]]] = [
         (float(second), node, tuple(lines)) for (second, node), lines in moments.items()
     ]
     for count, (node, second) in enumerate(ROOTS.items()):
-        told.append((second, node, (f"NVRM: Xid (PCI:{PCI[0]}): {REAL[count % 2]}",)))
-    for second, node, lines in sorted(told):
+        storm.append((second, node, (f"NVRM: Xid (PCI:{PCI[0]}): {REAL[count % 2]}",)))
+    for second, node, lines in sorted(storm):
         yield second, "signals/kernel-log", body(node, *lines)
 
 

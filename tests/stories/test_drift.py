@@ -30,7 +30,7 @@ def slurm(driver: dict[str, str]) -> dict[str, Any]:
     return {"cluster": "pod1", "nodes": rows}
 
 
-def told(after_s: float, node: str, **facts: str) -> str:
+def inventory_entry(after_s: float, node: str, **facts: str) -> str:
     return entry(after_s, "signals/metrics", {"cluster": "pod1", "node": node, "inventory": facts})
 
 
@@ -60,10 +60,10 @@ def test_each_fact_and_value_is_one_incident_and_ends_when_it_is_put_right() -> 
     found = incidents(
         entry(0, "slurm/nodes", slurm({})),
         good(bios="1.4.2", kernel="6.8.0-60"),
-        *(told(5, name, bios="1.4.2", kernel="6.8.0-60") for name in NODES[:4]),
-        told(10, NODES[4], bios="1.3.9", kernel="6.8.0-60"),
-        told(11, NODES[5], bios="1.4.2", kernel="6.5.0-18"),
-        told(300, NODES[4], bios="1.4.2", kernel="6.8.0-60"),
+        *(inventory_entry(5, name, bios="1.4.2", kernel="6.8.0-60") for name in NODES[:4]),
+        inventory_entry(10, NODES[4], bios="1.3.9", kernel="6.8.0-60"),
+        inventory_entry(11, NODES[5], bios="1.4.2", kernel="6.5.0-18"),
+        inventory_entry(300, NODES[4], bios="1.4.2", kernel="6.8.0-60"),
         until_s=500,
     )
     by_node = {one["affected"][0]["node"]: one for one in found}
@@ -73,7 +73,7 @@ def test_each_fact_and_value_is_one_incident_and_ends_when_it_is_put_right() -> 
 
 
 def test_missing_facts_are_not_bad() -> None:
-    rows = [told(5, name, kernel="6.8.0-60") for name in NODES[:3]]
+    rows = [inventory_entry(5, name, kernel="6.8.0-60") for name in NODES[:3]]
     assert incidents(entry(0, "slurm/nodes", slurm({})), good(kernel="6.8.0-60", vbios="96.00"), *rows) == []
 
 
@@ -81,9 +81,9 @@ def test_a_roll_out_that_ends_within_two_minutes_is_no_incident() -> None:
     found = incidents(
         entry(0, "slurm/nodes", slurm({})),
         good(driver="580.65.06"),
-        told(5, NODES[1], driver="580.65.06"),
-        told(100, NODES[1], driver="575.57.08"),
-        told(190, NODES[1], driver="580.65.06"),
+        inventory_entry(5, NODES[1], driver="580.65.06"),
+        inventory_entry(100, NODES[1], driver="575.57.08"),
+        inventory_entry(190, NODES[1], driver="580.65.06"),
     )
     assert found == []
 
@@ -122,7 +122,7 @@ def test_labels_and_nvidia_smi_also_provide_facts() -> None:
 def test_a_fabric_manager_of_another_version_than_the_driver() -> None:
     (one,) = incidents(
         entry(0, "slurm/nodes", slurm({})),
-        told(5, NODES[1], driver="580.65.06", fabric_manager="575.57.08"),
-        told(5, NODES[2], driver="580.65.06", fabric_manager="580.65.06"),
+        inventory_entry(5, NODES[1], driver="580.65.06", fabric_manager="575.57.08"),
+        inventory_entry(5, NODES[2], driver="580.65.06", fabric_manager="580.65.06"),
     )
     assert (one["rule"], one["root"]["node"]) == ("fabric-manager-version", NODES[1])

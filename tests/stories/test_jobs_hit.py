@@ -10,7 +10,18 @@ from healer.decisions.consent import why_not_restartable
 from healer.model import BreakerState, RestartConsent, Run, RunState, StepEvent
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler
-from tests.support.jobs import NODE, OPT_IN, Lacking, Unheard, guards, job_of, last, lose, site_of, told
+from tests.support.jobs import (
+    NODE,
+    OPT_IN,
+    Lacking,
+    Unheard,
+    guards,
+    job_of,
+    last,
+    lose,
+    owner_notice,
+    site_of,
+)
 from tests.support.loop import LOST, Crash, Site, equip, name
 from tests.support.slow import SlowSite
 
@@ -90,7 +101,7 @@ def test_a_crash_is_faster_than_its_line_and_an_opted_in_job_is_revived() -> Non
     assert last(site, run, f"revive:{job}").event is StepEvent.done
     assert site.log(run.id, f"requeue:{job}") == []
     assert [(one.job, one.restarts) for one in site.ledger.tables.requeues] == [(job, 0)]
-    assert f"Job {job} was revived and runs again on" in told(site, job)
+    assert f"Job {job} was revived and runs again on" in owner_notice(site, job)
 
 
 @pytest.mark.parametrize("consent", [RestartConsent(partitions=("train",)), RestartConsent(qos=("normal",))])
@@ -193,8 +204,8 @@ def test_pitfalls_9_and_16_and_keep_are_respected_and_the_owner_is_notified(
     run = lose(site)
     assert job_of(site, number).restarts == 0
     assert last(site, run, f"requeue:{number}").event is StepEvent.skipped
-    assert words in told(site, number)
-    assert f"incident {site.incident.short_id}" in told(site, number)
+    assert words in owner_notice(site, number)
+    assert f"incident {site.incident.short_id}" in owner_notice(site, number)
 
 
 def test_pitfall_16_the_owners_own_word_is_stronger_than_no_kill() -> None:
@@ -227,7 +238,7 @@ def test_unparsable_request_is_reported_to_the_owner() -> None:
     site = site_of()
     job = site.slurm.add_job(nodes=2, comment="healer:requeu healer:signal=KILL@5")
     lose(site)
-    assert "Not understood: healer:requeu, healer:signal=KILL@5" in told(site, job)
+    assert "Not understood: healer:requeu, healer:signal=KILL@5" in owner_notice(site, job)
 
 
 # --- what a restart keeps --------------------------------------------------------------------------------
@@ -409,12 +420,12 @@ def test_in_a_pause_nothing_is_written_into_slurm_not_even_to_an_owner() -> None
     site.run_for(60, *site.say(1, LOST))
     (run,) = site.runs
     assert site.node(1).drain
-    assert (told(site, job), site.node(1).extra) == ("", "")
+    assert (owner_notice(site, job), site.node(1).extra) == ("", "")
     assert last(site, run, f"owner:{job}").data["guard"] == "pause"
     assert last(site, run, "notify").event is StepEvent.done, "no pause keeps a page back"
     site.on_checkpoint = lambda _: None
     site.end_pause()
     site.run_for(10)
-    assert "Requeue=1" in told(site, job)
+    assert "Requeue=1" in owner_notice(site, job)
     assert site.incident.short_id in site.node(1).extra
     assert site.runs[0].state is RunState.waiting

@@ -57,7 +57,7 @@ def degraded(
     return Said("gpu-degraded", "P2", cause, name(1), "suspect", remedy, hit)
 
 
-def told(*lines: str, where: int = 1) -> tuple[Row, ...]:
+def kernel_story(*lines: str, where: int = 1) -> tuple[Row, ...]:
     return nodes(), BOTH, *(kernel(10 + at, where, line) for at, line in enumerate(lines)), clock(120)
 
 
@@ -69,17 +69,19 @@ NONE, RESET, REBOOT = "0x0 (None)", "0x1 (GPU Reset Required)", "0x2 (Node Reboo
 P2P, AFTER = "0x3 (Drain P2P)", "0x4 (Drain and Reset)"
 
 CASES = (
-    Case("a lost GPU", told(xid("79, pid=1, name=a, GPU has fallen off the bus.")), (lost(),), HEALED),
-    Case("uncontained memory error", told(xid(UNCONTAINED)), (fatal(),), HEALED),
-    Case("a row to be remapped", told(xid(MEMORY)), (degraded(),)),
+    Case(
+        "a lost GPU", kernel_story(xid("79, pid=1, name=a, GPU has fallen off the bus.")), (lost(),), HEALED
+    ),
+    Case("uncontained memory error", kernel_story(xid(UNCONTAINED)), (fatal(),), HEALED),
+    Case("a row to be remapped", kernel_story(xid(MEMORY)), (degraded(),)),
     Case(
         "a row to be remapped, its job hit and contained",
-        told(xid(MEMORY), xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No")),
+        kernel_story(xid(MEMORY), xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No")),
         (degraded(),),
     ),
     Case(
         "remapping failed",
-        told(xid("64, pid=7, name=python, Row Remapper: Failure")),
+        kernel_story(xid("64, pid=7, name=python, Row Remapper: Failure")),
         (Said("gpu-remap-failed", "P1", "permanent", name(1), "isolate", "drain_then_reset", ("4711",)),),
         HEALED,
     ),
@@ -95,18 +97,20 @@ CASES = (
     ),
     Case(
         "the driver's reset in the line wins",
-        told(xid("94, pid=7, Contained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No")),
+        kernel_story(xid("94, pid=7, Contained: LTC TAG (0x2, 0x1). RST: Yes, D-RST: No")),
         (fatal(),),
         HEALED,
     ),
     Case(
         "many ends of channels without a root",
-        told(*(xid(f"45, pid={n}, name=p, Ch 1") for n in range(20))),
+        kernel_story(*(xid(f"45, pid={n}, name=p, Ch 1") for n in range(20))),
         (),
     ),
     Case(
         "a program's own error",
-        told(xid("13, pid=1, name=p, Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range")),
+        kernel_story(
+            xid("13, pid=1, name=p, Graphics SM Warp Exception on (GPC 1, TPC 3, SM 0): Out Of Range")
+        ),
         (Said("gpu-application", "P3", "application", name(1), None, "none", ("4711",)),),
     ),
     Case(
@@ -116,42 +120,42 @@ CASES = (
     ),
     Case(
         "the driver asks for a reset",
-        told(xid(ASKS.format(NONE, RESET))),
+        kernel_story(xid(ASKS.format(NONE, RESET))),
         (Said("driver-asks", "P1", "unclear", name(1), "isolate", "drain_then_reset", ("4711",)),),
         HEALED,
     ),
     Case(
         "the driver asks for a reboot",
-        told(xid(ASKS.format(NONE, REBOOT))),
+        kernel_story(xid(ASKS.format(NONE, REBOOT))),
         (Said("driver-asks", "P1", "unclear", name(1), "isolate", "reboot_node", ("4711",)),),
         HEALED,
     ),
-    Case("the driver asks to end peer work", told(xid(ASKS.format(NONE, P2P))), (degraded(),)),
+    Case("the driver asks to end peer work", kernel_story(xid(ASKS.format(NONE, P2P))), (degraded(),)),
     Case(
         "the driver asks to let work end first: no job is touched",
-        told(xid(ASKS.format(NONE, AFTER))),
+        kernel_story(xid(ASKS.format(NONE, AFTER))),
         (Said("driver-asks-drain", "P2", "unclear", name(1), "suspect", "drain_then_reset", ("4711",)),),
         ("drain gpu0001",),
     ),
     Case(
         "the driver takes its word back before anything was done",
-        told(xid(ASKS.format(NONE, P2P)), xid(ASKS.format(P2P, NONE))),
+        kernel_story(xid(ASKS.format(NONE, P2P)), xid(ASKS.format(P2P, NONE))),
         (degraded(cause="transient")._replace(closed=True),),
     ),
     Case(
         "a lost GPU is not undone by a weaker word",
-        told(xid("79, pid=1, name=a, GPU has fallen off the bus."), xid(ASKS.format(RESET, NONE))),
+        kernel_story(xid("79, pid=1, name=a, GPU has fallen off the bus."), xid(ASKS.format(RESET, NONE))),
         (lost(),),
         HEALED,
     ),
     Case(
         "162 takes 163 back",
-        told(xid("163, link to be reset"), xid("162, link is back")),
+        kernel_story(xid("163, link to be reset"), xid("162, link is back")),
         (degraded("none", "transient")._replace(verdict="watch", closed=True),),
     ),
     Case(
         "the GPU's processor does not answer",
-        told(
+        kernel_story(
             xid(
                 "119, pid=1240590, name=gpud, Timeout after 6s of waiting for RPC response from GPU4 GSP! "
                 "Expected function 76 (GSP_RM_CONTROL) (0x20803032 0x58c)."
@@ -162,7 +166,7 @@ CASES = (
     ),
     Case(
         "a fatal event of a link",
-        told(
+        kernel_story(
             xid(
                 "149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 14 (0x0215c5c6 0x00000000 0x00000000 0x00000000 "
                 "0x00000000 0x00000000)"
@@ -173,7 +177,7 @@ CASES = (
     ),
     Case(
         "one that is not fatal by its own word",
-        told(
+        kernel_story(
             xid(
                 "145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 10 (0x04082907 0x00000008 0x00000000 0x00000000 "
                 "0x00000000 0x00000000)"
@@ -183,13 +187,13 @@ CASES = (
     ),
     Case(
         "one in no table that says Fatal",
-        told(xid("150, MSE Fatal XC1 i0 Link -1 (0xffffffff 0x00000fff 0x0 0x0 0x0 0x0)")),
+        kernel_story(xid("150, MSE Fatal XC1 i0 Link -1 (0xffffffff 0x00000fff 0x0 0x0 0x0 0x0)")),
         (fatal(cause="fabric"),),
         HEALED,
     ),
     Case(
         "a switch that halted, without a link",
-        told("nvidia-nvswitch0: SXid (PCI:0004:00:00.0): 26006, SOE HALTED"),
+        kernel_story("nvidia-nvswitch0: SXid (PCI:0004:00:00.0): 26006, SOE HALTED"),
         (Said("nvswitch-fatal", "P1", "fabric", name(1), "isolate", "reboot_node", ("4711",)),),
         HEALED,
     ),
@@ -224,17 +228,19 @@ CASES = (
     ),
     Case(
         "an NFS server is away: no node's fault",
-        told("nfs: server filer1 not responding, still trying"),
+        kernel_story("nfs: server filer1 not responding, still trying"),
         (Said("storage-away", "P2", "storage", None, None, "notify"),),
     ),
     Case(
         "no memory left for a program",
-        told("Out of memory: Killed process 1234 (python) total-vm:1kB"),
+        kernel_story("Out of memory: Killed process 1234 (python) total-vm:1kB"),
         (Said("host-application", "P3", "application", name(1), None, "none", ("4711",)),),
     ),
     Case(
         "a network card's health is gone",
-        told("mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"),
+        kernel_story(
+            "mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"
+        ),
         (Said("nic-lost", "P1", "fabric", name(1), "isolate", "reboot_node", ("4711",)),),
         HEALED,
     ),

@@ -6,7 +6,7 @@ import pytest
 
 from healer.model.slurm import signed_reason, state_words
 from healer.signals.kernel_log import parse_line
-from tests.stories.test_judged import ASKS, BOTH, told, xid
+from tests.stories.test_judged import ASKS, BOTH, kernel_story, xid
 from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import CLUSTER, LOST, later, name
 
@@ -57,19 +57,19 @@ def test_what_only_looks_like_such_a_prefix(prefix: str) -> None:
 
 @pytest.mark.parametrize(("action", "remedy"), [("0x1", "drain_then_reset"), ("0x2", "reboot_node")])
 def test_the_driver_asks_by_its_number_alone(action: str, remedy: str) -> None:
-    document = played(*told(xid(f"154, GPU recovery action changed from 0x0 to {action}")))
+    document = played(*kernel_story(xid(f"154, GPU recovery action changed from 0x0 to {action}")))
     assert (only(document)["rule"], only(document)["remedy"][0]) == ("driver-asks", remedy)
 
 
 def test_unknown_action_needs_approval() -> None:
-    document = played(*told(xid(ASKS.format("0x0 (None)", "0x7 (Something new)"))))
+    document = played(*kernel_story(xid(ASKS.format("0x0 (None)", "0x7 (Something new)"))))
     assert (only(document)["rule"], document["actions"]) == ("xid-unknown", [])
 
 
 def test_a_link_error_of_no_table_gets_the_remedy_of_its_word() -> None:
     words = "(0x3ff003ff 0x00000001 0x0 0x0 0x0 0x0)"
-    fatal = only(played(*told(xid(f"144, SAW_MVB Fatal XC1 i2 Link -1 {words}"))))
-    mild = only(played(*told(xid(f"150, MSE Nonfatal XC1 i2 Link -1 {words}"))))
+    fatal = only(played(*kernel_story(xid(f"144, SAW_MVB Fatal XC1 i2 Link -1 {words}"))))
+    mild = only(played(*kernel_story(xid(f"150, MSE Nonfatal XC1 i2 Link -1 {words}"))))
     assert (fatal["severity"], fatal["remedy"]) == ("P1", ["drain_then_reset", "ticket"])
     assert (mild["severity"], mild["remedy"]) == ("P2", ["ticket"])
 
@@ -78,7 +78,7 @@ def test_what_a_switch_has_corrected_is_no_fault() -> None:
     line = (
         "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 19084, Correctable, Link 20 AN1 Heartbeat Timeout Error"
     )
-    assert played(*told(line))["incidents"] == []
+    assert played(*kernel_story(line))["incidents"] == []
 
 
 # --- Slurm's words as its text shows them -------------------------------------------------------------------
@@ -397,13 +397,15 @@ IGNORED = (
 
 @pytest.mark.parametrize("line", IGNORED)
 def test_what_the_vendor_ignores_proposes_no_reset(line: str) -> None:
-    document = played(*told(xid(line)))
+    document = played(*kernel_story(xid(line)))
     for one in document["incidents"]:
         assert not {"reset_gpu_when_idle", "drain_then_reset"} & set(one["remedy"])
 
 
 def test_a_fault_that_asks_for_nothing_is_watched_and_one_that_asks_is_suspect() -> None:
-    watched = only(played(*told(xid("163, link to be reset"))))
-    asks = only(played(*told(xid("63, Row Remapper: New row marked for remapping, reset gpu to activate."))))
+    watched = only(played(*kernel_story(xid("163, link to be reset"))))
+    asks = only(
+        played(*kernel_story(xid("63, Row Remapper: New row marked for remapping, reset gpu to activate.")))
+    )
     assert (watched["remedy"], watched["nodes"]) == (["none"], {name(1): "watch"})
     assert (asks["remedy"], asks["nodes"]) == (["reset_gpu_when_idle"], {name(1): "suspect"})

@@ -94,14 +94,14 @@ def test_gpus_that_the_node_does_not_list_after_the_work_drain_it() -> None:
 
 
 def test_lines_that_come_late_from_under_the_work_are_its_own() -> None:
-    def told(at: float) -> Row:
+    def late_line(at: float) -> Row:
         body = {"cluster": CLUSTER, "node": name(1), "boot_id": "b1"}
         entry = {"time": later(600).isoformat().replace("+00:00", "Z"), "line": LOST}
         return row(at, "signals/kernel-log", body | {"entries": [entry]})
 
-    late = played(nodes(0), shown(60, WORKED_ON), nodes(HOUR), told(HOUR + 60), clock(9000))
+    late = played(nodes(0), shown(60, WORKED_ON), nodes(HOUR), late_line(HOUR + 60), clock(9000))
     assert drained(late) == [] and of_node(late, 1)["closed"] is not None
-    assert drained(played(nodes(0), told(HOUR + 60), clock(9000))) == [name(1)]
+    assert drained(played(nodes(0), late_line(HOUR + 60), clock(9000))) == [name(1)]
 
 
 def test_faults_that_are_new_after_the_work_are_a_storm_again() -> None:

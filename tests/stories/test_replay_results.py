@@ -41,8 +41,8 @@ def trained(result: Callable[[int, int], dict[str, Any]], steps: int = 60) -> li
             | result(step, rank)
             for rank in range(32)
         ]
-        told = {"cluster": "pod1", "job": "4711", "samples": samples}
-        rows.append(entry(5 * step, "signals/step-times", told))
+        sample_body = {"cluster": "pod1", "job": "4711", "samples": samples}
+        rows.append(entry(5 * step, "signals/step-times", sample_body))
     return replay(rules_in(), read(rows))["incidents"]
 
 

@@ -17,7 +17,7 @@ AER = "pcieport 0000:13:00.0: AER: PCIe Bus Error: severity=Corrected, type=Data
 NIC_DOWN = "mlx5_core 0000:5e:00.0 ib0: Link down"
 
 
-def told(document: Row) -> list[str]:
+def opened_rules(document: Row) -> list[str]:
     return [one["rule"] for one in document["incidents"]]
 
 
@@ -56,7 +56,7 @@ def test_a_storm_of_corrected_pcie_errors_is_one_fault_of_its_slot() -> None:
 )
 def test_a_link_that_drops_every_few_hours(every_h: int, wanted: list[str]) -> None:
     drops = [logged(at * HOUR, 1, NIC_DOWN) for at in range(1, 7 * 24, every_h)]
-    assert told(played(nodes(), *drops, clock(8 * DAY))) == wanted
+    assert opened_rules(played(nodes(), *drops, clock(8 * DAY))) == wanted
 
 
 def test_a_port_whose_counter_rises_once_in_two_hours() -> None:
@@ -66,7 +66,7 @@ def test_a_port_whose_counter_rises_once_in_two_hours() -> None:
         for at in range(60, 7 * HOUR, 60)
     ]
     document = played(nodes(), *rows, clock(7 * HOUR))
-    assert told(document) == ["port-flaps-again"]
+    assert opened_rules(document) == ["port-flaps-again"]
 
 
 # --- boots --------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_boot_is_reported_by_the_node_though_slurm_already_requeued_the_job() ->
         *beats(660, 720, (1,), boot="b2"),
         clock(800),
     )
-    assert "rebooted-under-job" in told(document)
+    assert "rebooted-under-job" in opened_rules(document)
 
 
 @pytest.mark.parametrize(
@@ -127,21 +127,23 @@ def test_boot_is_reported_by_the_node_though_slurm_already_requeued_the_job() ->
     ],
 )  # fmt: skip
 def test_a_boot_that_is_no_fault(rows: list[Row]) -> None:
-    assert not {"rebooted-under-job", "reboots-under-jobs"} & set(told(played(*rows, clock(2 * HOUR))))
+    assert not {"rebooted-under-job", "reboots-under-jobs"} & set(
+        opened_rules(played(*rows, clock(2 * HOUR)))
+    )
 
 
 def test_a_loop_of_boots_under_jobs_takes_the_node_out() -> None:
     rows = [nodes(), jobs(0, on("4711", 1, 2)), booted(HOUR, "b2", 1)]
     rows += [jobs(2 * HOUR, on("4712", 1, started=2 * HOUR)), booted(5 * HOUR, "b3", 1)]
     document = played(*rows, clock(5 * HOUR + 60))
-    assert told(document)[-1] == "reboots-under-jobs"
+    assert opened_rules(document)[-1] == "reboots-under-jobs"
     assert ("drain", name(1), None) in actions(document)
 
 
 def test_a_lost_gpu_explains_the_boot_after_it() -> None:
     rows = [nodes(), jobs(0, on("4711", 1, 2)), kernel(60, 1, LOST), booted(300, "b2", 1), clock(600)]
     document = played(*rows, mode=Mode.shadow)
-    assert told(document) == ["gpu-lost"]
+    assert opened_rules(document) == ["gpu-lost"]
 
 
 def test_the_boots_of_one_rack_are_one_fault_of_its_power() -> None:
@@ -175,7 +177,7 @@ REBOOTED = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted", "reason_u
 def test_slurms_boot_time_under_a_job_that_it_put_back_is_the_same_fault() -> None:
     put_back = on("4711", restarts=1) | {"state": "PENDING"}
     rows = [timed(0, -9 * HOUR), jobs(5, on("4711", 1, 2)), jobs(HOUR, put_back), timed(HOUR, HOUR - 20)]
-    assert told(played(*rows, clock(HOUR + 60))) == ["rebooted-under-job"]
+    assert opened_rules(played(*rows, clock(HOUR + 60))) == ["rebooted-under-job"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_slurms_boot_time_under_a_job_that_it_put_back_is_the_same_fault() -> No
     ],
 )
 def test_a_boot_time_that_is_no_fault(rows: list[Row]) -> None:
-    assert told(played(*rows, clock(2 * HOUR))) == []
+    assert opened_rules(played(*rows, clock(2 * HOUR))) == []
 
 
 PUT_BACK = on("4711", restarts=1) | {"state": "PENDING"}
@@ -211,7 +213,7 @@ PUT_BACK = on("4711", restarts=1) | {"state": "PENDING"}
 def test_a_boot_in_the_middle_of_a_reading_is_found_with_the_next(rows: list[Row]) -> None:
     """Nodes and jobs are read one after the other, and the reading's own time is that of its begin."""
     before = [timed(0, -9 * HOUR), jobs(5, on("4711", 1, 2, started=0))]
-    assert told(played(*before, *rows, clock(HOUR + 60))) == ["rebooted-under-job"]
+    assert opened_rules(played(*before, *rows, clock(HOUR + 60))) == ["rebooted-under-job"]
 
 
 def test_slurms_drain_after_such_a_boot_names_the_job_and_the_boot() -> None:
@@ -239,5 +241,5 @@ def test_a_loop_that_only_slurm_shows_takes_the_node_out(every_s: float) -> None
             timed(at + 60, at - 20),  # a person resumes it
         ]
     document = played(*rows, clock(4 * HOUR))
-    assert "reboots-under-jobs" in told(document)
+    assert "reboots-under-jobs" in opened_rules(document)
     assert ("drain", name(1), None) in actions(document)

@@ -17,7 +17,7 @@ NODE = name(1)
 class Row(NamedTuple):
     means: str
     hooks: str
-    told: str
+    notified: str
     scheduling: str
 
 
@@ -50,7 +50,7 @@ def verdict_of(site: Site) -> Verdict:
     return max(said, key=list(Verdict).index, default=Verdict.healthy)
 
 
-def told(site: Site) -> list[Message | Ticket]:
+def messages_of(site: Site) -> list[Message | Ticket]:
     return list(site.ledger.tables.messages.values())
 
 
@@ -71,8 +71,8 @@ def test_healthy_and_watch_stop_no_job_and_start_nothing(line: str) -> None:
     row = rows()[word]
     assert row.scheduling.startswith("none")
     assert not site.node(1).drain and starts_here(site) and site.runs == []
-    assert row.told in {"no one", "the pages alone"}
-    assert told(site) == []
+    assert row.notified in {"no one", "the pages alone"}
+    assert messages_of(site) == []
 
 
 def test_a_suspect_node_has_a_plan_and_its_jobs_go_on_and_start() -> None:
@@ -99,9 +99,9 @@ def test_a_node_to_isolate_is_drained_by_the_gate_and_takes_no_job() -> None:
     site = played(LOST)
     assert verdict_of(site) is Verdict.isolate
     row = rows()[Verdict.isolate]
-    assert row.scheduling.startswith("drained by the gate") and "P1" in row.told
+    assert row.scheduling.startswith("drained by the gate") and "P1" in row.notified
     assert site.node(1).drain and not starts_here(site)
-    assert site.incident.severity == "P1" and told(site)
+    assert site.incident.severity == "P1" and messages_of(site)
 
 
 def test_a_node_to_isolate_that_must_stay_is_known_bad_and_pages() -> None:
@@ -110,7 +110,7 @@ def test_a_node_to_isolate_that_must_stay_is_known_bad_and_pages() -> None:
     site.pause()
     site.run_for(60, *site.say(1, LOST))
     row = rows()[Verdict.isolate]
-    assert "*faulty, in service*" in row.scheduling and "P0 pages" in row.told
+    assert "*faulty, in service*" in row.scheduling and "P0 pages" in row.notified
     assert not site.node(1).drain and site.incident.known_bad_in_service
     assert site.incident.severity == "P0" and site.pages
 

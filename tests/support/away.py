@@ -78,8 +78,8 @@ class Fleet:
             self.answers[0 if answer is None else answer.status_code] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - begun)
             if answer is not None and answer.status_code == 202:
-                told = answer.json()
-                assert told["accepted"] + told["duplicates"] == self.lines, told
+                counts = answer.json()
+                assert counts["accepted"] + counts["duplicates"] == self.lines, counts
                 self.accepted.setdefault(node, []).extend(numbers)
                 return
             assert answer is None or answer.status_code in {429, 500, 503}, answer.text

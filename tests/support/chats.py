@@ -306,7 +306,7 @@ class MailServer:
 
 @contextmanager
 def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[MailServer]:
-    told = MailServer()
+    mail = MailServer()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     proof = base64.b64encode(b"\0healer\0mail-not-to-be-told").decode()
@@ -333,9 +333,9 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
         def command(self, line: str) -> bool:
             word = line.split(" ", maxsplit=1)[0].upper()
             if not self.safe and word not in ("EHLO", "HELO", "STARTTLS", "QUIT", "RSET"):
-                told.plain.append(line)
-            if word in told.says:
-                answer = told.says[word]
+                mail.plain.append(line)
+            if word in mail.says:
+                answer = mail.says[word]
                 if not answer:
                     return False
                 self.say(answer)
@@ -361,7 +361,7 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
                 content = b""
                 while (part := self.file.readline()) != b".\r\n":
                     content += part[1:] if part.startswith(b"..") else part
-                told.mails.append((self.to, message_from_bytes(content)))
+                mail.mails.append((self.to, message_from_bytes(content)))
                 self.say(b"250 taken")
             elif word == "QUIT":
                 self.say(b"221 bye")
@@ -375,11 +375,11 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
         allow_reuse_address = True
 
     server = Server(("127.0.0.1", 0), Handler)
-    told.port = server.server_address[1]
+    mail.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield told
+        yield mail
     finally:
         server.shutdown()
         thread.join()

@@ -27,7 +27,7 @@ from tests.support.console_sample import CLUSTER, NOW, Story, milliseconds, node
 
 
 def stories(jobs: tuple[str, ...]) -> list[Story]:
-    told: list[Story] = []
+    collected: list[Story] = []
 
     lost = Story(
         1,
@@ -67,7 +67,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         ),
     )
     drained(lost, jobs)
-    told.append(lost)
+    collected.append(lost)
 
     floor = Answer(
         guard=Guard.floor,
@@ -116,7 +116,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             ),
         )
     )
-    told.append(bad)
+    collected.append(bad)
 
     switch = Story(
         3,
@@ -155,7 +155,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         mode=Mode.approve,
         approve_until=NOW + timedelta(minutes=19),
     )
-    told.append(switch)
+    collected.append(switch)
 
     slots = Answer(
         guard=Guard.slots,
@@ -182,7 +182,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
     )
     held.decide(2002, Outcome.held, slots.why, slots=slots)
     held.run("drain-reset-verify", RunState.held, [(2003, "drain", "held", slots.why, 1)])
-    told.append(held)
+    collected.append(held)
 
     stuck = Story(
         5,
@@ -221,7 +221,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         ],
         question="The connection to gpu0020 broke: ssh gave no reason",
     )
-    told.append(stuck)
+    collected.append(stuck)
 
     person = Story(
         6,
@@ -238,7 +238,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         owner_since=NOW - timedelta(hours=29),
         nodes={node_name(26): Verdict.watch},
     )
-    told.append(person)
+    collected.append(person)
 
     slurm = Story(
         7,
@@ -254,7 +254,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         state=IncidentState.verifying,
         nodes={node_name(30): Verdict.suspect},
     )
-    told.append(slurm)
+    collected.append(slurm)
 
     suggest = Story(
         8,
@@ -283,7 +283,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         ),
     )
     suggest.run("drain-reset-verify", RunState.proposed, [], mode=Mode.suggest)
-    told.append(suggest)
+    collected.append(suggest)
 
     silent = Story(
         9,
@@ -302,7 +302,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         Outcome.nothing,
         "No signal reports gpu0002 now: a second signal must agree before healer acts.",
     )
-    told.append(silent)
+    collected.append(silent)
 
     app = Story(
         10,
@@ -326,7 +326,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         Outcome.nothing,
         "Rule gpu-application has no playbook: healer notifies people and does nothing else.",
     )
-    told.append(app)
+    collected.append(app)
 
     healed = Story(
         11,
@@ -370,7 +370,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             (128072, "resume", "done", "gpu0014 is in service (IDLE)", 1),
         ],
     )
-    told.append(healed)
+    collected.append(healed)
 
     alarm = Story(
         12,
@@ -389,7 +389,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         review=Review.false_alarm,
         review_cause="INC-20661",
     )
-    told.append(alarm)
+    collected.append(alarm)
 
     shadow = Story(
         13,
@@ -418,5 +418,5 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         mode=Mode.shadow,
         shadow=True,
     )
-    told.append(shadow)
-    return told
+    collected.append(shadow)
+    return collected

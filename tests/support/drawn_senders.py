@@ -41,7 +41,7 @@ class Event:
 
 
 @dataclass
-class Told:
+class Sent:
     """Rows with their arrival, and when which node's own kernel line of a dead GPU arrived."""
 
     rows: list[tuple[float, Row]] = field(default_factory=list[tuple[float, Row]])
@@ -194,9 +194,9 @@ KERNEL_ROUTES = ("signals/kernel-log", "signals/logs", "signals/otlp")
 REREADERS: list[Sender] = [follower, text, journal]
 
 
-def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest_s: float) -> Told:
+def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest_s: float) -> Sent:
     """What a drawn set of senders makes of the events."""
-    sent = Told()
+    sent = Sent()
     chosen = rng.sample(SENDERS, rng.choice((1, 1, 2, 2, 3, 4)))
     for sender in chosen:
         lost, twice = rng.choice((0.0, 0.0, 0.0, 0.1, 0.4)), rng.choice((0.0, 0.0, 0.2))
@@ -234,7 +234,7 @@ def _batches(rng: random.Random, events: list[Event]) -> Iterator[list[Event]]:
         yield batch
 
 
-def _add(sent: Told, at: float, rows: Iterator[Row], batch: list[Event]) -> None:
+def _add(sent: Sent, at: float, rows: Iterator[Row], batch: list[Event]) -> None:
     for row in rows:
         sent.rows.append((at, row))
         if row["route"].startswith(KERNEL_ROUTES) and any(event.sure for event in batch):

@@ -83,8 +83,8 @@ class Hub:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                told = {"accepted": 1, "duplicates": 0, "unrecognised": 0, "rejected": []}
-                answer = hub.answers.popleft() if hub.answers else (202, {}, told)
+                all_accepted = {"accepted": 1, "duplicates": 0, "unrecognised": 0, "rejected": []}
+                answer = hub.answers.popleft() if hub.answers else (202, {}, all_accepted)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 if answer is None or answer[0] == 202:
                     hub.requests.append((self.path, headers, body))

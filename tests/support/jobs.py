@@ -40,7 +40,7 @@ def last(site: Site, run: Run, step: str) -> LogEntry:
     return site.log(run.id, step)[-1]
 
 
-def told(site: Site, job: str) -> str:
+def owner_notice(site: Site, job: str) -> str:
     """What the owner reads in the job's admin comment."""
     return remark_in(job_of(site, job).admin_comment).text
 

@@ -89,8 +89,8 @@ class Shipper:
         if answer.status_code != 202:
             assert answer.status_code in {429, 500, 503}, answer.text
             return False
-        told = answer.json()
-        return told["accepted"] + told["duplicates"] == len(body["entries"])
+        counts = answer.json()
+        return counts["accepted"] + counts["duplicates"] == len(body["entries"])
 
     def run(self) -> None:
         while not self.over.wait(0.01):

@@ -209,12 +209,12 @@ class Pulled:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def told(self) -> ScrapeState | None:
+    def scrape_state(self) -> ScrapeState | None:
         return next(iter(self.book.states([CLUSTER])), None)
 
     def target(self, end: str) -> TargetState | None:
         """The state of the target whose address ends so."""
-        state = self.told()
+        state = self.scrape_state()
         return next((one for one in state.targets if one.target.endswith(end)), None) if state else None
 
     def values(self, node: str) -> dict[tuple[str, Part], float]:

@@ -30,8 +30,8 @@ def document(entries: Sequence[Mapping[str, Any]], members: Mapping[str, Sequenc
 def dump(
     entries: Sequence[Mapping[str, Any]], members: Mapping[str, Sequence[int]], *, as_json: bool = False
 ) -> bytes:
-    told = document(entries, members)
-    return json.dumps(told).encode() if as_json else pickle.dumps(told, protocol=2)
+    content = document(entries, members)
+    return json.dumps(content).encode() if as_json else pickle.dumps(content, protocol=2)
 
 
 def up_to(last: int, *, members: int, waits: bool, at: datetime, stood_s: float = 600) -> bytes:

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     body: Any
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """An answer: HTTP's status and the body."""
 
     status: int
@@ -43,7 +43,7 @@ class RestServer:
         self.release = release
         self.cluster = "pod1"
         self.tokens = {TOKEN}
-        self.answers: dict[tuple[str, str], Told] = {}
+        self.answers: dict[tuple[str, str], Answer] = {}
         self.asked: list[Asked] = []
         self.url = ""
         #: What a proxy puts before every address.
@@ -64,28 +64,28 @@ class RestServer:
 
     def tell(self, method: str, path: str, body: bytes | None = None, status: int = 200) -> None:
         """`body` None: an answer of this release without data and errors."""
-        self.answers[method, path] = Told(status, self.shape.answer() if body is None else body)
+        self.answers[method, path] = Answer(status, self.shape.answer() if body is None else body)
 
     def refuse(self, method: str, path: str, number: int, error: str, status: int = 500) -> None:
         problem = {"description": "Failure", "error_number": number, "error": error, "source": "_f"}
         self.tell(method, path, self.shape.answer(errors=[problem]), status)
 
-    def answer(self, asked: Asked, version: str) -> Told:
+    def answer(self, asked: Asked, version: str) -> Answer:
         if asked.headers.get("x-slurm-user-token") is None:
-            return Told(401, b"Authentication failure")
+            return Answer(401, b"Authentication failure")
         if asked.path == "/openapi/v3":
             paths = {f"/slurm/{self.shape.parser}/ping/": {}, "/slurmdb/v0.0.38/jobs/": {}}
-            return Told(200, json.dumps({"openapi": "3.0.3", "paths": paths}).encode())
+            return Answer(200, json.dumps({"openapi": "3.0.3", "paths": paths}).encode())
         if version != self.shape.parser:
-            return Told(404, b"Unable find requested URL. Please view /openapi/v3 for API reference.")
+            return Answer(404, b"Unable find requested URL. Please view /openapi/v3 for API reference.")
         if asked.path == "/ping":
-            return Told(
+            return Answer(
                 200, self.shape.answer(pings=[{"hostname": "ctl", "pinged": "UP", "mode": "primary"}])
             )
         if asked.headers["x-slurm-user-token"] not in self.tokens:
             problem = {"error_number": 1007, "error": "Protocol authentication error"}
-            return Told(511, self.shape.answer(errors=[problem]))
-        return self.answers.get((asked.method, asked.path), Told(404, b"Unable find requested URL."))
+            return Answer(511, self.shape.answer(errors=[problem]))
+        return self.answers.get((asked.method, asked.path), Answer(404, b"Unable find requested URL."))
 
 
 @contextmanager

@@ -108,8 +108,8 @@ class Sensors:
             lambda: self._answer(route, body), PATIENCE_S, what=f"{route} is taken", every_s=1.0
         )
         assert answer is not None
-        told = answer.json() if answer.status_code == 202 else {}
-        if answer.status_code != 202 or told["rejected"] or told["unrecognised"]:
+        counts = answer.json() if answer.status_code == 202 else {}
+        if answer.status_code != 202 or counts["rejected"] or counts["unrecognised"]:
             self.errors.append(f"{route}: {answer.status_code} {answer.text[:300]}")
 
     def _answer(self, route: str, body: Any) -> httpx.Response | None:

@@ -144,9 +144,9 @@ class Site:
         self.record(f"signals/{route}", body)
         answer = self.api("signals").post(f"/signals/{route}", json=body)
         assert answer.status_code == 202, f"{answer.status_code} {answer.text}"
-        told = answer.json()
-        assert not told["rejected"] and not told["unrecognised"], told
-        return told
+        counts = answer.json()
+        assert not counts["rejected"] and not counts["unrecognised"], counts
+        return counts
 
     def kernel_body(self, node: str, *lines: str) -> dict[str, Any]:
         entries = []

@@ -99,11 +99,11 @@ def found(
         text=f"{where}: {fault}",
         sense=sense,
     )
-    told_of = fault in {"job-slow", "hang", "unusual-node"}
+    informational = fault in {"job-slow", "hang", "unusual-node"}
     return Finding(
         rule=fault,
         fault=fault,
-        fault_class=FaultClass.informational if told_of else FaultClass.degraded,
+        fault_class=FaultClass.informational if informational else FaultClass.degraded,
         component=where,
         at=at,
         arrived_at=at,

@@ -29,11 +29,11 @@ from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
-from healer.model import REJECTIONS, Delivery, DeliveryState, Person, Role, Run, RunState
+from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Person, Role, Run, RunState
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
-from healer.text import said_by, say
+from healer.text import in_language, said_by, say
 
 router = APIRouter()
 
@@ -108,6 +108,7 @@ class Press:
         actions = payload.get("actions")
         action = actions[0] if isinstance(actions, list) and actions and isinstance(actions[0], dict) else {}
         self.user = _text(_inner(payload, "user").get("id"))
+        self.channel = _text(_inner(payload, "channel").get("id"))
         self.reply_url = _text(payload.get("response_url"))
         self.verb = _text(action.get("action_id"))
         value = _text(action.get("value")) or _text(_inner(action, "selected_option").get("value"))
@@ -181,7 +182,15 @@ def _answer(services: Services, press: Press) -> None:
     except Exception:
         log.exception("Slack button failed", run=press.run)
         text = say("api.press_failed")
-    services.tell_slack(press.reply_url, text)
+    services.tell_slack(press.reply_url, in_language(text, _language_of(services, press)))
+
+
+def _language_of(services: Services, press: Press) -> str:
+    """That of the channel where the button was pressed."""
+    for channel in services.rules().notifications.channels:
+        if channel.kind is ChannelKind.slack and channel.channel == press.channel:
+            return channel.language
+    return "en"
 
 
 def press_done(services: Services, press: Press) -> str:

@@ -183,7 +183,7 @@ class Telling:
             tell.deliver_to(
                 outbox,
                 lambda: self._book.of(channel),
-                tell.Links(notifications.console_url or self._site_url, self._link_secret),
+                tell.Links(notifications.console_url or self._site_url, self._link_secret, channel.language),
                 clock=self._clock,
                 chance=random.random,
             )
@@ -244,7 +244,8 @@ class Switch:
         try:
             manager = self._book.of(channel)
             if isinstance(manager, Alertmanager):
-                manager.alive((self._cluster,), timedelta(seconds=_LASTS * notifications.alive.every_s))
+                lasts = timedelta(seconds=_LASTS * notifications.alive.every_s)
+                manager.alive((self._cluster,), lasts, channel.language)
         except DeliveryFailed as error:
             log.warning("heartbeat to the dead man's switch failed", error=str(error))
             return ALIVE_S

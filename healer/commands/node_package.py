@@ -10,10 +10,10 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed, print_line
+from healer.commands import print_line, reading
 from healer.commands.hook_install import programs
 from healer.commands.safe_url import check_senders
-from healer.text import quoted, say
+from healer.text import say
 
 HOOKS = Path(__file__).parents[1] / "hooks"
 LIB = "/usr/local/lib/healer"
@@ -35,7 +35,7 @@ def node_keys(folder: Path = typer.Argument(help="Folder for the keys; created i
     """Create two keys: requests.key signs the worker's requests to nodes, package.key what nodes install."""
     from healer.bootstrap.node_keys import make_key
 
-    try:
+    with reading(folder, writes=True):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (REQUESTS_KEY, PACKAGE_KEY):
             if (folder / name).exists():
@@ -43,8 +43,6 @@ def node_keys(folder: Path = typer.Argument(help="Folder for the keys; created i
             else:
                 mark = str(make_key(folder / name))
                 print_line(say("commands.key_made", file=str(folder / name), mark=mark))
-    except OSError as error:
-        raise Failed(quoted(str(error))) from None
 
 
 def node_package(
@@ -69,7 +67,7 @@ def node_package(
     check_senders(url)
     if cluster and not _NAME.fullmatch(cluster):
         raise typer.BadParameter(say("commands.no_cluster_name", given=cluster), param_hint="--cluster")
-    try:
+    with reading(ca_file or ""):
         certificate = None if ca_file is None else ca_file.read_text("ascii")
         site_conf, public = _site_conf(slurm_conf), _public_keys(keys)
         script = package(url, cluster, certificate, site_conf, keys=public)
@@ -83,8 +81,6 @@ def node_package(
             output.chmod(0o755)
             if signature:
                 output.with_name(f"{output.name}.sig").write_bytes(signature)
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failed(quoted(str(error))) from None
 
 
 def signed(script: str, key_file: Path) -> tuple[str, bytes]:

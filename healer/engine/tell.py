@@ -51,6 +51,7 @@ from healer.ports.outbound import (
 from healer.telling import news
 from healer.telling.news import with_incident_link
 from healer.text import from_stored, said_by, say
+from healer.text.language import Language
 
 log = structlog.get_logger()
 
@@ -215,10 +216,12 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
 
 
 class Links(NamedTuple):
-    """How people reach the console, and the secret that shows them a page without signing in."""
+    """How people reach the console, the secret that shows them a page without signing in, and the language
+    that they read."""
 
     console_url: str = ""
     secret: str | None = None
+    language: Language = "en"
 
 
 def deliver_due(
@@ -321,6 +324,7 @@ def _send_to_channel(
         console_url=links.console_url,
         link_secret=links.secret,
         buttons=channel.has_buttons,
+        language=links.language,
     )
     if attempt.begun > 1 and channel.can_find and (found := channel.find(notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)

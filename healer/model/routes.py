@@ -10,9 +10,10 @@ import msgspec
 
 from healer.model.vocabulary import Role, Severity
 from healer.text import Said, no_words, say
+from healer.text.language import Language
 
 #: What a person may say with a rejection by one press: its key, and the words.
-REJECTIONS: Mapping[str, str] = {
+REJECTIONS: Mapping[str, Said] = {
     "busy": say("words.reject_busy"),
     "false_alarm": say("words.reject_false_alarm"),
     "by_hand": say("words.reject_by_hand"),
@@ -72,6 +73,8 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: ChannelKind
+    #: Of its messages and buttons.
+    language: Language = "en"
     secret: str = ""
     url: str = ""
     #: Slack: the channel's id.

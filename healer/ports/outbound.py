@@ -20,7 +20,8 @@ from healer.model import (
     Stage,
     Ticket,
 )
-from healer.text import Said
+from healer.text import Said, in_language
+from healer.text.language import Language
 
 #: How long after the last notice a repeated alarm waits for its next one: the second time, the third, …
 BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
@@ -84,6 +85,12 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     preview: tuple[str, ...] = ()
     approve: str = ""
+    #: Of its title, lines and preview, and so of what the channel adds.
+    language: Language = "en"
+
+    def own(self, words: Said) -> str:
+        """What the channel adds: a button, the label of a link."""
+        return in_language(words, self.language)
 
     @property
     def text(self) -> str:

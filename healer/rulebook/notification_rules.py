@@ -60,8 +60,8 @@ def _check_channel(at: Where, channel: Channel, names: set[str]) -> None:
         if not getattr(channel, field):
             at.problem(say("rulebook.channel_needs", name=channel.name, kind=channel.kind, field=field))
     for field in written:
-        if field not in ("name", "kind", *needed, *allowed):
-            fields = ", ".join((*needed, *allowed))
+        if field not in ("name", "kind", "language", *needed, *allowed):
+            fields = ", ".join((*needed, *allowed, "language"))
             at.at(field).problem(
                 say("rulebook.kind_has_no", kind=channel.kind, field=field),
                 say("rulebook.it_has_fields", fields=fields),

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
 
 from healer.model.vocabulary import did_you_mean
 from healer.text import Said, reworded, say
+from healer.text.decoder_errors import decoder_error
 
 T = TypeVar("T")
 
@@ -317,7 +318,8 @@ def _sentence(text: str, path: Sequence[str | int], data: Any) -> str:
     where = ".".join(str(part) for part in path if isinstance(part, str))
     if wrong := re.fullmatch(r"Expected `(.+)`, got `(.+)`", text):
         text = say("rulebook.expected_got", wanted=wrong[1], got=wrong[2])
-    text = text.replace("`", "") if not isinstance(text, Said) else text
+    if not isinstance(text, Said):
+        text = reworded(decoder_error(text), text.replace("`", ""))
     if text.startswith("Invalid enum value"):
         text = say("rulebook.not_one_its_words_2", value=_value(data, path))
     text = reworded(text, text[0].lower() + text[1:])
@@ -332,12 +334,14 @@ def _hint(text: str, path: Sequence[str | int], data: Any, kind: type) -> str:
 
 
 def _words(kind: Any, names: Sequence[str]) -> list[str]:
-    """The words of the enum at this place of a struct."""
+    """The words of the enum, or of the literal, at this place of a struct."""
     for name in names:
         struct = _struct_in(kind)
         if struct is None:
             return []
         kind = next((f.type for f in msgspec.structs.fields(struct) if f.encode_name == name), None)
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
     for inner in (kind, *_all_args(kind)):
         if isinstance(inner, type) and hasattr(inner, "__members__"):
             return [member.value for member in inner.__members__.values()]

@@ -40,7 +40,8 @@ from healer.ports.answers import SEAL
 from healer.ports.break_glass import GlassState, Opening
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
 from healer.ports.service_accounts import TokenRow
-from healer.text import NO_WORDS, Said, at, joined, quoted, say
+from healer.text import NO_WORDS, Said, at, in_language, joined, quoted, say
+from healer.text.language import Language
 
 #: Lines of a closing notice about what was done, and incidents in one digest.
 PROOF_MAX = 8
@@ -214,10 +215,13 @@ def notice_of(
     console_url: str = "",
     link_secret: str | None = None,
     buttons: bool = False,
+    language: Language = "en",
 ) -> Notice:
-    """The message for channels. An approval is a link to the run, where a person signs in and approves; with
-    a secret the link shows the run for a day without signing in. `buttons`: the channel has buttons."""
+    """The message for channels, in this language. An approval is a link to the run, where a person signs in
+    and approves; with a secret the link shows the run for a day without signing in. `buttons`: the channel
+    has buttons."""
     about, console_url = message.about, console_url.rstrip("/")
+    text = in_language(message.text, language)
     run = f"/runs/{about.run}" if about.run else ""
     path = f"/incidents/{message.incident}" if message.incident else run
     approve = sign_link(run, link_secret, at) if run and link_secret else run
@@ -225,8 +229,8 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=quoted(one_line(message.title)),
-        lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
+        title=quoted(one_line(in_language(message.title, language))),
+        lines=tuple(quoted(shown(line)) for line in text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
         stage=about.stage,
@@ -234,8 +238,9 @@ def notice_of(
         at=at,
         console=f"{console_url}{path}" if console_url and path else "",
         run=about.run if buttons else "",
-        preview=tuple(map(shown, about.preview)),
+        preview=tuple(shown(in_language(line, language)) for line in about.preview),
         approve=f"{console_url}{approve}" if console_url and approve else "",
+        language=language,
     )
 
 

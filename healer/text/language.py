@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Literal
 
-LANGUAGES = {"en": "English", "zh": "简体中文"}
+Language = Literal["en", "zh"]
+LANGUAGES: dict[Language, str] = {"en": "English", "zh": "简体中文"}
 COOKIE = "healer_language"
 
 #: The language of the request that is being answered.

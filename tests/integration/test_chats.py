@@ -19,6 +19,8 @@ from healer.adapters.notify.talk import Talk
 from healer.model import About, Channel, ChannelKind, Message, Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.telling.news import notice_of
+from healer.text import joined, quoted, say
+from healer.text.language import Language
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, MailServer, serve_chats, serve_mail
 from tests.support.tls import Certificates, certificates
@@ -60,7 +62,12 @@ def channel(name: str, chats: Chats, timeout_s: float = 10) -> Any:
 
 
 def notice(
-    number: str = "1f2e3d4c:p0", *, console: str = CONSOLE, approve: str = "", **fields: Any
+    number: str = "1f2e3d4c:p0",
+    *,
+    console: str = CONSOLE,
+    approve: str = "",
+    language: Language = "en",
+    **fields: Any,
 ) -> Notice:
     about = {
         "node": "gpu0017",
@@ -76,7 +83,7 @@ def notice(
         "Done: nothing, the guard `slots` holds it: 5 of 5 taken\nLeft for you: free a slot, or drain it",
     }
     message = Message(id=number, about=About(**about), **{**known, **fields})
-    made = notice_of(message, AT, page=message.page, console_url=console, buttons=True)
+    made = notice_of(message, AT, page=message.page, console_url=console, buttons=True, language=language)
     return msgspec.structs.replace(made, approve=approve)
 
 
@@ -94,6 +101,26 @@ def test_a_page_is_taken_and_says_what_one_needs_at_night(name: str, chats: Chat
     for words in ("GPU 3 fell off the bus", "Where", "4711 of anna", "5 of 5 taken", "free a slot"):
         assert words in sent
     assert f"{CONSOLE}/incidents/1f2e3d4c" in sent
+
+
+IN_CHINESE = {
+    "title": say("telling.title_opened", severity="P0", where="gpu0017", title=quoted("GPU lost")),
+    "text": joined((say("telling.where", where="gpu0017"), say("telling.closed", why="4711")), "line"),
+    "language": "zh",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_and_buttons_are_in_the_channels_language(name: str, chats: Chats) -> None:
+    channel(name, chats).send(notice(run="r1", approve=f"{CONSOLE}/runs/r1", **IN_CHINESE), "")
+    sent = everything(chats)
+    assert "位置：" in sent and "Where" not in sent
+    own = [] if name == "alertmanager" else ["在 healer 中打开"]
+    own += ["批准", "拒绝"] if name == "slack" else ["查看并审批"] if name in BOTS else []
+    assert [words for words in own if words not in sent] == []
+    assert "Open in healer" not in sent and "pprove" not in sent.replace(f"{CONSOLE}/runs", "").replace(
+        '"action_id": "approve"', ""
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,8 @@ from typing import Any
 from healer.adapters.notify.talk import OneWay, Talk
 from healer.model import Stage
 from healer.ports.outbound import Notice
-from healer.text import say
+from healer.text import in_language, say
+from healer.text.language import Language
 
 #: The interval of repeats, and the lifetime of an alert.
 REPOST_S = 60.0
@@ -39,9 +40,11 @@ class Alertmanager(OneWay):
         """Repeats open alerts. Raises DeliveryFailed."""
         self._talk.post(self._url, [alert(notice, self._now()) for notice in notices], self._headers)
 
-    def alive(self, clusters: tuple[str, ...], lasts: timedelta = LASTS) -> None:
+    def alive(self, clusters: tuple[str, ...], lasts: timedelta = LASTS, language: Language = "en") -> None:
         """Sends the dead man's switch. Raises DeliveryFailed."""
-        self._talk.post(self._url, [watchdog(name, self._now(), lasts) for name in clusters], self._headers)
+        words = in_language(say("adapters.watchdog"), language)
+        alerts = [watchdog(name, words, self._now(), lasts) for name in clusters]
+        self._talk.post(self._url, alerts, self._headers)
 
 
 def alert(notice: Notice, now: datetime) -> dict[str, Any]:
@@ -62,8 +65,7 @@ def alert(notice: Notice, now: datetime) -> dict[str, Any]:
     return found
 
 
-def watchdog(cluster: str, now: datetime, lasts: timedelta = LASTS) -> dict[str, Any]:
-    words = str(say("adapters.watchdog"))
+def watchdog(cluster: str, words: str, now: datetime, lasts: timedelta) -> dict[str, Any]:
     return {
         "labels": {"alertname": "HealerAlive", "cluster": cluster, "severity": "none"},
         "annotations": {"summary": words},

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote_plus
 
-from healer.adapters.notify.talk import OneWay, Reply, Talk, as_markdown, cut, cut_bytes, label_of, links
+from healer.adapters.notify.talk import OneWay, Reply, Talk, as_markdown, cut, cut_bytes, links
 from healer.model import Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import say
@@ -125,7 +125,7 @@ def _signature(secret: str, at: datetime) -> dict[str, str]:
 def _feishu_body(notice: Notice) -> dict[str, Any]:
     """A card with plain text, so that logs are not taken as markup."""
     colour = "green" if notice.stage is Stage.resolved else _COLOUR.get(notice.severity, "blue")
-    text = "\n".join(map(_line, (*notice.lines, *notice.preview)))
+    text = "\n".join((*notice.lines, *notice.preview))
     elements: list[dict[str, Any]] = [
         {"tag": "div", "text": {"tag": "plain_text", "content": cut_bytes(text, _FEISHU_BYTES)}}
     ]
@@ -139,11 +139,6 @@ def _feishu_body(notice: Notice) -> dict[str, Any]:
     title = {"tag": "plain_text", "content": cut(notice.title, 200)}
     card = {"header": {"template": colour, "title": title}, "elements": elements}
     return {"msg_type": "interactive", "card": card}
-
-
-def _line(line: str) -> str:
-    label, rest = label_of(line)
-    return f"{label}: {rest}" if label else rest
 
 
 class WeComBot(_Bot):

@@ -13,7 +13,7 @@ from healer.adapters.notify.talk import Talk, cut, label_of
 from healer.model import REJECTIONS, Severity, Stage
 from healer.model.shown import shown
 from healer.ports.outbound import DeliveryFailed, Notice
-from healer.text import say
+from healer.text import Said, say
 
 log = structlog.get_logger()
 
@@ -150,10 +150,10 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
     if notice.preview:
         found.append(section("\n".join(map(_line, notice.preview))))
     if notice.console:
-        link = f"<{escaped(notice.console)}|{say('adapters.open_in_healer')}>"
+        link = f"<{escaped(notice.console)}|{notice.own(say('adapters.open_in_healer'))}>"
         found.append({"type": "context", "elements": [{"type": "mrkdwn", "text": link}]})
     if buttons and notice.run:
-        found.append(_actions(notice.run))
+        found.append(_actions(notice))
     return found
 
 
@@ -171,27 +171,29 @@ def escaped(text: str) -> str:
 
 def _line(line: str) -> str:
     label, rest = label_of(line)
-    return f"*{escaped(label)}:* {escaped(rest)}" if label else escaped(rest)
+    return f"*{escaped(label)}* {escaped(rest)}" if label else escaped(rest)
 
 
-def _actions(run: str) -> dict[str, Any]:
+def _actions(notice: Notice) -> dict[str, Any]:
     """A button that asks for confirmation, and a menu of reasons to reject."""
+
+    def plain(words: Said) -> dict[str, Any]:
+        return {"type": "plain_text", "text": notice.own(words)}
+
     words = {
-        "title": _text(say("adapters.slack_approve_question")),
-        "text": _text(say("adapters.slack_confirm")),
-        "confirm": _text(say("adapters.slack_approve")),
-        "deny": _text(say("adapters.slack_back")),
+        "title": plain(say("adapters.slack_approve_question")),
+        "text": plain(say("adapters.slack_confirm")),
+        "confirm": plain(say("adapters.slack_approve")),
+        "deny": plain(say("adapters.slack_back")),
     }
     approve = {
-        "type": "button", "action_id": "approve", "style": "primary", "value": run,
-        "text": _text(say("adapters.slack_approve")), "confirm": words,
+        "type": "button", "action_id": "approve", "style": "primary", "value": notice.run,
+        "text": plain(say("adapters.slack_approve")), "confirm": words,
     }  # fmt: skip
     reject = {
-        "type": "static_select", "action_id": "reject", "placeholder": _text(say("adapters.slack_reject")),
-        "options": [{"text": _text(text), "value": f"{key}:{run}"} for key, text in REJECTIONS.items()],
+        "type": "static_select", "action_id": "reject", "placeholder": plain(say("adapters.slack_reject")),
+        "options": [
+            {"text": plain(text), "value": f"{key}:{notice.run}"} for key, text in REJECTIONS.items()
+        ],
     }  # fmt: skip
     return {"type": "actions", "block_id": "approval", "elements": [approve, reject]}
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "plain_text", "text": str(text)}

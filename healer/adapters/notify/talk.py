@@ -2,6 +2,7 @@
 
 import html
 import logging
+import re
 from typing import Any
 
 import httpx
@@ -12,8 +13,8 @@ from healer.adapters.webhook import TIMEOUT_S, bad_answer, decode_json, failed_b
 from healer.ports.outbound import Notice
 from healer.text import say, to_text
 
-#: The longest label at the start of a line, which is set in bold: `Where: gpu0017`.
-_LABEL_MAX = 24
+#: A short label at the start of a line, which is set in bold: `Where: gpu0017`.
+_LABEL = re.compile(r"[^:：]{1,24}(?:: |：)")
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -66,9 +67,9 @@ class OneWay:
 
 
 def label_of(line: str) -> tuple[str, str]:
-    """("Where", "gpu0017"), or ("", line) without a short label."""
-    label, colon, rest = line.partition(": ")
-    return (label, rest) if colon and len(label) <= _LABEL_MAX else ("", line)
+    """("Where:", "gpu0017"), or ("", line) without a short label."""
+    found = _LABEL.match(line)
+    return (found[0].strip(), line[found.end() :]) if found else ("", line)
 
 
 def cut(text: str, most: int) -> str:
@@ -89,20 +90,20 @@ def as_markdown(notice: Notice) -> str:
     lines = [f"**{_plain(notice.title)}**"]
     for line in (*notice.lines, *notice.preview):
         label, rest = label_of(line)
-        lines.append(f"**{_plain(label)}:** {_plain(rest)}" if label else _plain(rest))
+        lines.append(f"**{_plain(label)}** {_plain(rest)}" if label else _plain(rest))
     return "\n\n".join(lines)
 
 
 def links(notice: Notice) -> list[tuple[str, str]]:
     """(label, address) of the links of channels without buttons."""
-    found = [(str(say("adapters.look_and_approve")), notice.approve)] if notice.approve else []
-    return found + ([(str(say("adapters.open_in_healer")), notice.console)] if notice.console else [])
+    found = [(notice.own(say("adapters.look_and_approve")), notice.approve)] if notice.approve else []
+    return found + ([(notice.own(say("adapters.open_in_healer")), notice.console)] if notice.console else [])
 
 
 def as_html(notice: Notice) -> str:
     def row(line: str) -> str:
         label, rest = label_of(line)
-        head = f"<b>{html.escape(label)}:</b> " if label else ""
+        head = f"<b>{html.escape(label)}</b> " if label else ""
         return f"<p>{head}{html.escape(rest)}</p>"
 
     buttons = "".join(f'<p><a href="{html.escape(url)}">{word}</a></p>' for word, url in links(notice))

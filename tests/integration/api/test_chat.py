@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from healer.model import Notifications, Person, Role, Run, RunState
+from healer.model import Channel, ChannelKind, Notifications, Person, Role, Run, RunState
 from healer.ports.request_errors import Conflict
 from tests.support.api import CLUSTER, Api, save_run
 from tests.support.wait import wait_until
@@ -27,6 +27,10 @@ PEOPLE = (
     Person(slack="U0VIC", name="vic", role=Role.viewer),
     Person(slack="U0FAR", name="far", role=Role.admin, clusters=("pod9",)),
 )
+CHANNELS = (
+    Channel(name="ops", kind=ChannelKind.slack, channel="C0OPS"),
+    Channel(name="zhiban", kind=ChannelKind.slack, channel="C0ZHIBAN", language="zh"),
+)
 
 
 class Slack:
@@ -34,7 +38,9 @@ class Slack:
         self.api, self.client = api, client
         self.replies: list[tuple[str, str]] = []
         services = api.app.state.services
-        rules = msgspec.structs.replace(services.rules(), notifications=Notifications(people=PEOPLE))
+        rules = msgspec.structs.replace(
+            services.rules(), notifications=Notifications(people=PEOPLE, channels=CHANNELS)
+        )
         api.app.state.services = dataclasses.replace(
             services,
             rules=lambda: rules,
@@ -121,6 +127,12 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
 def test_unauthorized_users_get_the_reason(slack: Slack, run: str, user: str, says: str) -> None:
     slack.api.app.state.services.runs.approve = None  # nothing may get so far
     assert says in slack.press(user, "approve", run)
+
+
+def test_the_answer_is_in_the_language_of_the_channel(slack: Slack, run: str) -> None:
+    text = slack.press("U0VIC", "approve", run, channel={"id": "C0ZHIBAN"})
+    assert text == "未做任何改动：需要 operator 角色；您的角色是 viewer。"
+    assert "role" in slack.press("U0VIC", "approve", run, channel={"id": "C0OPS"})
 
 
 def test_what_the_runs_refuse_is_said(slack: Slack, run: str) -> None:

@@ -64,7 +64,8 @@ def test_what_ships_names_no_channel_and_the_file_may_be_left_out(folder: Path) 
 
 
 def test_a_sites_own_file(folder: Path) -> None:
-    found = taken(folder, WHOLE)
+    found = taken(folder, WHOLE.replace("kind: pagerduty", "kind: pagerduty, language: zh"))
+    assert [one.language for one in found.channels] == ["zh", "en", "en", "en"]
     assert [one.name for one in found.channels] == ["night", "ops", "feed", "post"]
     assert found.alive is not None
     assert (found.alive.channel, found.alive.every_s, found.digest_h) == ("feed", 60, 1)
@@ -79,6 +80,7 @@ def test_a_sites_own_file(folder: Path) -> None:
         ("/etc/healer/slack", "HEALER_SLACK_TOKN", "(did you mean HEALER_SLACK_TOKEN?)"),
         ("kind: pagerduty", "kind: pagerduty, mobiles: ['1']", "2: pagerduty has no field mobiles"),
         ("kind: pagerduty", "kind: wecom, url: 'https://chat/key=1'", "never the secret itself"),
+        ("kind: slack", "kind: slack, language: cn", "language: 'cn' is not an allowed value (one of en, zh"),
         ("name: post", "name: ops", "the name ops is already in use"),
         ("routes:", f"{PEOPLE}\nroutes:", "slack: 'ann' is not a member ID such as U012ABCDEF"),
         ("routes:", f"{PEOPLE.replace('ann', 'U0A1', 1)}\nroutes:", "slack: U0A1 is listed twice"),
@@ -129,10 +131,10 @@ def test_a_message_goes_to_each_channel_once_in_its_most_urgent_manner() -> None
 def test_a_channel_without_its_secret_stops_the_start_with_one_sentence(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "slack"
     found = taken(folder, WHOLE.replace("/etc/healer/slack", str(file)))
-    with pytest.raises(SettingsError, match=r"^HEALER_PAGERDUTY_KEY must be set: the channel night of "):
+    with pytest.raises(SettingsError, match=r"^HEALER_PAGERDUTY_KEY must be set: the channel night in "):
         check_channels(load_settings({}), found)
     settings = load_settings({"HEALER_PAGERDUTY_KEY": "k"})
-    with pytest.raises(SettingsError, match=r"the channel ops of .* cannot be read: No such file"):
+    with pytest.raises(SettingsError, match=r"the channel ops in .* cannot be read: No such file"):
         check_channels(settings, found)
     file.write_text("\n")
     with pytest.raises(SettingsError, match="is empty"):

@@ -222,9 +222,9 @@ class Watch:
     def _audited(self) -> None:
         """Each effect has its record: the step's own, or that a person ended the run it belongs to."""
         tables = self.world.store.tables
-        told = {one.data.get("run") for one in tables.audit}
+        audited_runs = {one.data.get("run") for one in tables.audit}
         for run in {one.run for one in self.world.effects if one.verb not in _NOTES}:
-            if run not in told and run not in self.world.people_did:
+            if run not in audited_runs and run not in self.world.people_did:
                 self.say(f"run {run} did something, and no audit record names it")
         audited = {(one.data.get("run"), one.data.get("step")) for one in tables.audit}
         for name, log in tables.log.items():

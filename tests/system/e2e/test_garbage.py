@@ -171,10 +171,10 @@ def test_one_bad_entry_loses_no_good_one(site: Site) -> None:
     body = {"cluster": CLUSTER, "node": "gpu0030", "boot_id": "b-1", "entries": entries}
     answer = site.api("signals").post("/signals/kernel-log", json=body)
     assert answer.status_code == 202, answer.text
-    told = answer.json()
-    assert told["accepted"] == len(bad)
-    assert [one["index"] for one in told["rejected"]] == list(range(0, len(entries), 2))
-    assert all(one["reason"] for one in told["rejected"])
+    counts = answer.json()
+    assert counts["accepted"] == len(bad)
+    assert [one["index"] for one in counts["rejected"]] == list(range(0, len(entries), 2))
+    assert all(one["reason"] for one in counts["rejected"])
     stored = site.sql("SELECT count(*) FROM inbox WHERE doc->>'line' LIKE %s", "%0badf00d-%")
     assert stored == [(len(bad),)]
 

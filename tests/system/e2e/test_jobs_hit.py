@@ -104,7 +104,7 @@ class Story:
         answer = self.site.api("viewer").get(f"/jobs/{CLUSTER}/{self.jobs[kind]}")
         return answer.json()["job"]["state"] if answer.status_code == 200 else ""
 
-    def told(self, kind: str, job: str | None = None) -> dict[str, str]:
+    def last_texts(self, kind: str, job: str | None = None) -> dict[str, str]:
         """What the API says of the job: the last sentence of each step."""
         done = self.site.get(f"/jobs/{CLUSTER}/{job or self.jobs[kind]}")["done"]
         return {one["step"]: one["text"] for one in done}
@@ -153,7 +153,7 @@ def test_two_node_job_runs_again_elsewhere_and_its_owner_is_notified(story: Stor
     remark = wait_until(lambda: story.job("two nodes").admin_comment, 10, what="the owner is told")
     assert remark.startswith(f"healer: Xid 79: GPU fell off the bus on {node}. Job ")
     assert "was requeued" in remark and f"(incident {incident})" in remark
-    assert story.told("two nodes")["owner"].startswith("Notified root in the job's admin comment")
+    assert story.last_texts("two nodes")["owner"].startswith("Notified root in the job's admin comment")
     assert story.site.steps(run["id"])["jobs"]["evidence"]["jobs"] == {story.jobs["two nodes"]: 0}
 
 
@@ -181,9 +181,9 @@ def test_a_job_that_crashed_before_its_line_came_is_revived_if_it_agreed(story: 
     # It asks for its old node, which is out: it waits there.
     assert story.job("crashed").restarts == 1
     assert story.job("crashed").state in {"PENDING", "RUNNING"}
-    assert "was revived" in story.told("crashed")["revive"]
+    assert "was revived" in story.last_texts("crashed")["revive"]
     assert story.is_at("unasked", "FAILED")
-    assert "healer:requeue" in story.told("unasked")["revive"]
+    assert "healer:requeue" in story.last_texts("unasked")["revive"]
     assert story.site.incident("gpu0015")["jobs_hit"] == [story.jobs["unasked"]]
 
 
@@ -201,13 +201,13 @@ def test_what_may_not_be_requeued_is_left_where_it_runs_and_it_is_said_why(
 ) -> None:
     story.settled(kind)
     assert story.is_at(kind, "RUNNING")
-    assert words in story.told(kind)["requeue"]
-    assert "Notified root" in story.told(kind)["owner"]
+    assert words in story.last_texts(kind)["requeue"]
+    assert "Notified root" in story.last_texts(kind)["owner"]
 
 
 def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
     story.settled("salloc")
-    assert "on the job's terminal" in story.told("salloc")["owner"]
+    assert "on the job's terminal" in story.last_texts("salloc")["owner"]
     read = (story.folder / "terminal").read_text
     wait_until(lambda: "GPU fell off the bus on gpu0018" in read(), 10, what="it stands on the terminal")
 
@@ -215,7 +215,7 @@ def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
 def test_pitfall_17_a_job_that_saves_on_a_signal_ends_in_its_time(story: Story) -> None:
     story.settled("saves")
     assert story.is_at("saves", "COMPLETED")
-    assert "ended COMPLETED before" in story.told("saves")["requeue"]
+    assert "ended COMPLETED before" in story.last_texts("saves")["requeue"]
 
 
 def test_two_lost_nodes_took_the_places_of_the_two_spares(story: Story) -> None:

@@ -208,11 +208,11 @@ def test_a_record_of_several_lines_that_somebody_pastes_is_read_like_one_line(st
 
 
 def test_a_dead_gpu_that_the_exporter_alone_knows_takes_its_node_out(story: Story) -> None:
-    def told() -> bool:
+    def drained_after_export() -> bool:
         story.exported(EXPORTED, 79)
         return story.site.drained_by_us(EXPORTED)
 
-    wait_until(told, 60, what="drained", every_s=1)
+    wait_until(drained_after_export, 60, what="drained", every_s=1)
     (incident,) = story.site.incidents(EXPORTED)
     assert (incident["rule"], incident["nodes"]) == ("gpu-lost", {EXPORTED: "isolate"})
 

@@ -57,7 +57,7 @@ class Cluster:
         }
         api.snapshots.put(msgspec.structs.replace(known, nodes=nodes))
 
-    def told(self, node: str = "gpu0001", **more: Any) -> str:
+    def claim(self, node: str = "gpu0001", **more: Any) -> str:
         return json.dumps({"for": "healer enroll", "node": node, "nonce": secrets.token_hex(16)} | more)
 
     def ask(self, credential: str, **more: Any) -> httpx.Response:
@@ -67,7 +67,7 @@ class Cluster:
         self, node: str = "gpu0001", *, at: Path | None = None, uid: int = 0, token: str = "", **more: Any
     ) -> httpx.Response:
         """`token`: the one before, which the request shows."""
-        made = credential(at or self.first, self.told(node, **more), uid=uid)
+        made = credential(at or self.first, self.claim(node, **more), uid=uid)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return self._answered({"credential": made}, headers)
 
@@ -134,7 +134,7 @@ def test_host_name_is_mapped_to_the_slurm_node_name(cluster: Cluster) -> None:
 
 
 def test_the_same_credential_works_once(cluster: Cluster) -> None:
-    made = credential(cluster.first, cluster.told())
+    made = credential(cluster.first, cluster.claim())
     assert cluster.ask(made).status_code == 201
     refused(cluster.ask(made), "it was used before")
 
@@ -143,7 +143,7 @@ def test_another_machine_of_healer_whose_munged_never_saw_it_refuses_the_replay_
     cluster: Cluster,
 ) -> None:
     """munged remembers credentials by machine; the nonce is spent in the database."""
-    payload = cluster.told()
+    payload = cluster.claim()
     assert cluster.ask(credential(cluster.first, payload)).status_code == 201
     refused(cluster.ask(credential(cluster.first, payload)), "this credential was used before", 409)
 
@@ -186,7 +186,7 @@ def test_credential_made_for_another_purpose_enrols_no_one(cluster: Cluster, pay
 
 
 def test_expired_credential_hints_at_clock_skew(cluster: Cluster) -> None:
-    made, at = credential(cluster.first, cluster.told(), "--ttl=1"), time.time()
+    made, at = credential(cluster.first, cluster.claim(), "--ttl=1"), time.time()
     wait_until(lambda: time.time() > at + 2, what="its second is over")
     refused(cluster.ask(made), "the node's clock is behind healer's")
 
@@ -199,14 +199,14 @@ def test_what_is_no_credential_never_reaches_munge(cluster: Cluster, text: str) 
 def test_garbage_in_the_form_of_a_credential_is_refused_and_soon_not_looked_at(cluster: Cluster) -> None:
     for _ in range(REFUSALS_PER_MIN):
         refused(cluster.ask("MUNGE:QUJDRA==:"), "the credential was rejected")
-    answer = cluster.ask(credential(cluster.first, cluster.told()))
+    answer = cluster.ask(credential(cluster.first, cluster.claim()))
     refused(answer, "was refused 20 times within one minute", 429)
     assert int(answer.headers["retry-after"]) > 0
 
 
 def test_the_wrong_cluster_is_refused(cluster: Cluster) -> None:
-    refused(cluster.ask(credential(cluster.first, cluster.told(cluster="pod9"))), "the cluster pod9")
-    made = credential(cluster.first, cluster.told(cluster=CLUSTER))
+    refused(cluster.ask(credential(cluster.first, cluster.claim(cluster="pod9"))), "the cluster pod9")
+    made = credential(cluster.first, cluster.claim(cluster=CLUSTER))
     refused(cluster.ask(made, cluster="pod9"), "the cluster pod9")
 
 
@@ -324,12 +324,12 @@ def job(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def told_of(job: str, **more: Any) -> str:
+def job_claim(job: str, **more: Any) -> str:
     return json.dumps({"for": "healer enroll job", "job": job, "nonce": secrets.token_hex(16)} | more)
 
 
 def enroll_job(cluster: Cluster, job: str = "4711", *, uid: int = OWNER, **more: Any) -> httpx.Response:
-    return cluster.ask(credential(cluster.first, told_of(job, **more), uid=uid))
+    return cluster.ask(credential(cluster.first, job_claim(job, **more), uid=uid))
 
 
 def enrolled(cluster: Cluster) -> dict[str, Any]:
@@ -374,16 +374,16 @@ def test_only_the_user_of_a_job_at_work_gets_one(job: Cluster) -> None:
 
 
 def test_a_credential_for_a_node_gets_no_job_and_the_other_way_round(job: Cluster) -> None:
-    node = told_of("4711").replace("healer enroll job", "healer enroll")
+    node = job_claim("4711").replace("healer enroll job", "healer enroll")
     refused(job.ask(credential(job.first, node)), "not created to enroll")
-    mixed = told_of("4711", node="gpu0001")
+    mixed = job_claim("4711", node="gpu0001")
     answer = job.ask(credential(job.first, mixed, uid=OWNER))
     assert answer.status_code in {201, 409} and "node" not in answer.json()
 
 
 def test_the_nonce_of_a_job_is_spent_once(job: Cluster) -> None:
     enrolled(job)
-    payload = told_of("4711")
+    payload = job_claim("4711")
     assert job.ask(credential(job.first, payload, uid=OWNER)).status_code == 201
     refused(job.ask(credential(job.first, payload, uid=OWNER)), "was used before", 409)
 

@@ -69,8 +69,8 @@ def test_odd_kernel_lines(served: Served, line: str, node: str, more: dict) -> N
     answer = client.post("/api/v1/signals/kernel-log", content=body, headers=headers)
     check(answer, body)
     if answer.status_code == 202:
-        told = answer.json()
-        heaps = told["accepted"] + told["duplicates"] + told["unrecognised"] + len(told["rejected"])
+        counts = answer.json()
+        heaps = counts["accepted"] + counts["duplicates"] + counts["unrecognised"] + len(counts["rejected"])
         assert heaps == 1
 
 

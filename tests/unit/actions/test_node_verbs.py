@@ -76,7 +76,7 @@ def test_an_undrain_clears_drain_alone() -> None:
     shown = desk.slurm.node(NODE)
     assert (shown.drain, shown.base) == (False, "DOWN")
     assert desk.released == [], "it is not back yet"
-    assert desk.told == []
+    assert desk.commands_sent == []
 
 
 def test_an_undrain_is_ours_alone() -> None:

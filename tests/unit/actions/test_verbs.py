@@ -80,7 +80,7 @@ class Desk:
         self.clock = SimClock(START)
         self.slurm = SimScheduler(CLUSTER, self.clock, 4)
         self.queued: list[Message | Ticket] = []
-        self.told: list[Command] = []
+        self.commands_sent: list[Command] = []
         self.released: list[str] = []
         given: dict[str, Any] = {
             "run": RUN,
@@ -93,7 +93,7 @@ class Desk:
             "scheduler": self.slurm,
             "fence": lambda: None,
             "queue": self.queued.append,
-            "tell_detector": self.told.append,
+            "tell_detector": self.commands_sent.append,
             "release_slot": self.released.append,
         }
         given |= context
@@ -308,7 +308,7 @@ def test_the_jobs_hit_are_listed_with_their_restarts() -> None:
     listed = desk.act(CHECKS["jobs_hit"])
     assert isinstance(listed, Done)
     assert listed.data["jobs"] == {job: 0}
-    assert desk.told[0].data["jobs"] == [job]
+    assert desk.commands_sent[0].data["jobs"] == [job]
 
 
 def test_without_an_incident_no_job_owner_is_notified() -> None:
@@ -317,7 +317,7 @@ def test_without_an_incident_no_job_owner_is_notified() -> None:
     listed = desk.act(CHECKS["jobs_hit"])
     assert isinstance(listed, Done)
     assert listed.data["jobs"] == {job: 0}
-    assert desk.told == []
+    assert desk.commands_sent == []
 
 
 def test_two_gpus_of_a_shared_node_hit_two_jobs() -> None:

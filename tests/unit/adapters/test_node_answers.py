@@ -18,7 +18,9 @@ def result(status: str, gpu: int | None = 0, *words: str) -> dict[str, Any]:
     return {**entity, "status": status, "warnings": [{"warning": one} for one in words]}
 
 
-def told(exit_: int = 0, *, head: str = "DCGM Diagnostic", **tests: list[dict[str, Any]]) -> dict[str, Any]:
+def diagnostic(
+    exit_: int = 0, *, head: str = "DCGM Diagnostic", **tests: list[dict[str, Any]]
+) -> dict[str, Any]:
     listed = [{"name": name, "results": results} for name, results in tests.items()]
     return finished({head: {"test_categories": [{"category": "Hardware", "tests": listed}]}}, exit_)
 
@@ -28,14 +30,14 @@ def finished(output: object, exit_: int) -> dict[str, Any]:
 
 
 def test_all_passed() -> None:
-    document = told(memory=[result("Pass"), result("Skip", 1)], pcie=[result("Pass")])
+    document = diagnostic(memory=[result("Pass"), result("Skip", 1)], pcie=[result("Pass")])
     found = verbs.read_diagnosis("n1", "k", document)
     assert found is not None and (found.passed, found.text) == (True, "all 2 tests passed")
 
 
 def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
     found = verbs.read_diagnosis(
-        "n1", "k", told(226, memory=[result("Pass"), result("Fail", 3, "page is bad")])
+        "n1", "k", diagnostic(226, memory=[result("Pass"), result("Fail", 3, "page is bad")])
     )
     assert found is not None and not found.passed
     assert found.failed == ("memory on GPU 3",)
@@ -44,22 +46,24 @@ def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
 
 def test_the_form_of_dcgm_3() -> None:
     tests = [{"gpu_ids": "2", "status": "Fail", "warnings": "no power"}, {"gpu_ids": "0", "status": "Pass"}]
-    found = verbs.read_diagnosis("n1", "k", told(1, head="DCGM GPU Diagnostic", power=tests))
+    found = verbs.read_diagnosis("n1", "k", diagnostic(1, head="DCGM GPU Diagnostic", power=tests))
     assert found is not None and found.failed == ("power on GPU 2",)
     assert "no power" in found.text
 
 
 def test_warning_is_reported_and_is_no_failure() -> None:
-    found = verbs.read_diagnosis("n1", "k", told(pcie=[result("Pass"), result("Warn", 1, "narrow link")]))
+    found = verbs.read_diagnosis(
+        "n1", "k", diagnostic(pcie=[result("Pass"), result("Warn", 1, "narrow link")])
+    )
     assert found is not None and found.passed and "warnings: pcie on GPU 1: narrow link" in found.text
 
 
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (told(memory=[result("Skip"), result("Not Run", 1)]), "0 tests passed and none failed"),
-        (told(), "0 tests passed"),
-        (told(255, memory=[result("Pass")]), "exited with 255"),
+        (diagnostic(memory=[result("Skip"), result("Not Run", 1)]), "0 tests passed and none failed"),
+        (diagnostic(), "0 tests passed"),
+        (diagnostic(255, memory=[result("Pass")]), "exited with 255"),
         (finished({"DCGM Diagnostic": {"runtime_error": "no host"}}, 1), "no host"),
         (finished(None, 1) | {"text": "Error: unable"}, "no verdict: Error: unable"),
         ({"state": "failed", "code": "timed-out", "text": "dcgmi did not end"}, "could not run"),

@@ -69,16 +69,16 @@ def test_a_changed_catalogue_makes_a_new_translator() -> None:
 
 class Book:
     def __init__(self) -> None:
-        self.told: list[UnknownSeries] = []
+        self.counted: list[UnknownSeries] = []
         self.away = False
 
     def add(self, series: list[UnknownSeries]) -> None:
         if self.away:
             raise Unavailable("away")
-        self.told += series
+        self.counted += series
 
     def series(self, clusters: object, limit: int) -> list[UnknownSeries]:
-        return self.told
+        return self.counted
 
 
 def test_the_tally_keeps_what_could_not_be_written() -> None:
@@ -96,8 +96,8 @@ def test_the_tally_keeps_what_could_not_be_written() -> None:
     book.away = False
     tally.flush()
     tally.flush()
-    losses = {one.name: one for one in book.told}
-    assert len(book.told) == 2
+    losses = {one.name: one for one in book.counted}
+    assert len(book.counted) == 2
     assert (losses["a"].count, losses["a"].first_seen, losses["b"].count) == (5, NOW, 1)
     assert (losses["a"].last_seen, losses["a"].why) == (NOW + timedelta(seconds=5), "second")
 
@@ -108,4 +108,4 @@ def test_the_tally_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tally = Tally(book)
     tally.add("pod1", [(name, Unknown(why="x", count=1)) for name in "abcda"], NOW)
     tally.flush()
-    assert {one.name: one.count for one in book.told} == {"a": 2, "b": 1, REST: 2}
+    assert {one.name: one.count for one in book.counted} == {"a": 2, "b": 1, REST: 2}

@@ -21,7 +21,7 @@ def stands(**changes: object) -> Standing:
     return msgspec.structs.replace(found, **changes)
 
 
-def told(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Shown:
+def health_page(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Shown:
     return health(known, site or stands(), arrives or Arrives(), 3, 2, NOW)
 
 
@@ -36,11 +36,11 @@ def well() -> SelfHealth:
 
 
 def test_where_all_is_well_nothing_is_to_be_looked_at() -> None:
-    assert told(well()).wrong == ()
+    assert health_page(well()).wrong == ()
 
 
 def test_problems_come_first_and_say_what_to_do() -> None:
-    names = [(one.name, one.tone) for one in told(own()).wrong]
+    names = [(one.name, one.tone) for one in health_page(own()).wrong]
     assert names == [
         ("Workers", "bad"),
         ("Controller: delayed", "warn"),
@@ -48,13 +48,13 @@ def test_problems_come_first_and_say_what_to_do() -> None:
         ("Scrape targets", "warn"),
         ("<b>chat</b>", "warn"),
     ]
-    assert all(one.todo for one in told(own()).wrong)
+    assert all(one.todo for one in health_page(own()).wrong)
 
 
 def test_a_detector_that_beats_but_does_not_lead_is_down() -> None:
     known = well()
     stored = msgspec.structs.replace(known.stored, leads=frozenset())
-    found = row(told(msgspec.structs.replace(known, stored=stored)), "Detector")
+    found = row(health_page(msgspec.structs.replace(known, stored=stored)), "Detector")
     assert (found.tone, found.text) == ("bad", "no active detector")
 
 
@@ -62,20 +62,20 @@ def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:
     site = stands()
     assert site.snapshot is not None
     old = msgspec.structs.replace(site.snapshot, taken_at=NOW - timedelta(minutes=2))
-    found = row(told(well(), stands(snapshot=old, snapshot_error="no route")), "Slurm snapshot")
+    found = row(health_page(well(), stands(snapshot=old, snapshot_error="no route")), "Slurm snapshot")
     assert (found.tone, found.text) == ("bad", "taken 2 min ago, 32 nodes. No route")
-    assert row(told(well(), stands(snapshot=None)), "Slurm snapshot").tone == "bad"
+    assert row(health_page(well(), stands(snapshot=None)), "Slurm snapshot").tone == "bad"
 
 
 def test_what_waits_is_behind_only_when_it_waits_long() -> None:
     def waiting(seconds: int) -> str:
         one = Backlog(name="x", count=4, oldest=NOW - timedelta(seconds=seconds))
         stored = msgspec.structs.replace(well().stored, backlogs=(one,))
-        return row(told(msgspec.structs.replace(well(), stored=stored)), "x").tone
+        return row(health_page(msgspec.structs.replace(well(), stored=stored)), "x").tone
 
     assert (waiting(2), waiting(40)) == ("good", "warn")
     full = Arrives(queues=tuple(health_view.queue_rows([Queue("events", 99, 100, "entries")])))
-    found = row(told(well(), arrives=full), "Write queue: events")
+    found = row(health_page(well(), arrives=full), "Write queue: events")
     assert (found.tone, found.text) == ("bad", "99 entries, 99% of capacity")
 
 
@@ -83,7 +83,7 @@ def test_a_sink_is_looked_at_when_it_refuses_and_not_while_it_waits_for_its_turn
     def tone(**fields: object) -> str:
         sink = Sink(name="chat", **fields)  # type: ignore[arg-type]
         stored = msgspec.structs.replace(well().stored, sinks=(sink,))
-        return row(told(msgspec.structs.replace(well(), stored=stored)), "chat").tone
+        return row(health_page(msgspec.structs.replace(well(), stored=stored)), "chat").tone
 
     assert (tone(sent=2), tone(due=1), tone(due=1, error="503"), tone(failed=1)) == (
         "good", "good", "warn", "warn",
@@ -96,7 +96,7 @@ def test_quiet_senders_are_named() -> None:
         return Sender(cluster=CLUSTER, who=who, source="heartbeat", requests=9, first_seen=at, last_seen=at)
 
     many = health_view.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
-    found = row(told(well(), arrives=Arrives(senders=tuple(many))), "Senders")
+    found = row(health_page(well(), arrives=Arrives(senders=tuple(many))), "Senders")
     assert found.text.startswith("silent: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
 
 

@@ -49,7 +49,7 @@ CATALOGUE = Catalogue(
 PORT = Part(port="mlx5_0/1")
 
 
-def told(*rows: tuple[float, Column, float]) -> tuple[list[Report], dict[int, Column]]:
+def reports_of(*rows: tuple[float, Column, float]) -> tuple[list[Report], dict[int, Column]]:
     """Rows are (s before now, column, value)."""
     columns = {column: number for number, column in enumerate({column: 0 for _, column, _ in rows})}
     reports = []
@@ -67,7 +67,7 @@ def measured(
     incidents: tuple[OpenIncident, ...] = (),
     wanted: str = "",
 ) -> Shown:
-    reports, columns = told(*rows)
+    reports, columns = reports_of(*rows)
     node = node_view.NodeNow(name="n1", gpus=gpus, incidents=incidents, now=NOW)
     return node_view.measured(reports, columns, CATALOGUE, node, wanted)
 

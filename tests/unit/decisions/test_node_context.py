@@ -27,7 +27,7 @@ RULES = shipped()
 
 def shown(
     *,
-    told: Inventory | None = None,
+    node_inventory: Inventory | None = None,
     job_began: float | None = None,
     reservation: Reservation | None = None,
     rules: Any = RULES,
@@ -47,7 +47,7 @@ def shown(
         jobs=jobs,
         reservations={reservation.name: reservation} if reservation else {},
     )
-    return list(context_of(rules, snapshot, here, told, START))
+    return list(context_of(rules, snapshot, here, node_inventory, START))
 
 
 def inventory(**fields: Any) -> Inventory:
@@ -139,7 +139,10 @@ def test_an_old_picture_says_nothing_of_now() -> None:
 
 def test_what_has_ended_is_not_shown() -> None:
     assert shown(boot_at=START - timedelta(minutes=5)) == []
-    assert shown(told=inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=10))})) == []
+    assert (
+        shown(node_inventory=inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=10))}))
+        == []
+    )
     assert shown(job_began=180) == []
 
 

@@ -34,7 +34,7 @@ def swept(**fields: Any) -> Proposal:
     return propose(Verb.sweep, **({"playbook": "sweep", "rule": "sweep", "incident": None} | fields))
 
 
-def told(known: GateFacts, **fields: Any) -> Answer:
+def sweep_answer(known: GateFacts, **fields: Any) -> Answer:
     return answer(Guard.sweep, swept(**fields), known)
 
 
@@ -54,9 +54,9 @@ def test_the_lower_of_share_and_number_binds_and_one_is_always_allowed(nodes: in
 
 def test_few_at_once() -> None:
     running = {name(number): f"r{number}" for number in range(2, 6)}
-    held = told(idle(running=running))
+    held = sweep_answer(idle(running=running))
     assert (held.kind, held.used, held.limit) == (AnswerKind.hold, 4, 4)
-    allowed = told(idle(running={name(2): "r2"}))
+    allowed = sweep_answer(idle(running={name(2): "r2"}))
     assert (allowed.kind, allowed.used, allowed.limit) == (AnswerKind.allow, 1, 4)
 
 
@@ -73,14 +73,14 @@ def test_few_at_once() -> None:
     ],
 )
 def test_idle_nodes_alone(state: tuple[str, ...], says: str) -> None:
-    held = told(idle([node(1, state=state), node(2)]))
+    held = sweep_answer(idle([node(1, state=state), node(2)]))
     assert held.kind is AnswerKind.hold and f"is {says}" in held.why
 
 
 @pytest.mark.parametrize("fault_class", [FaultClass.degraded, FaultClass.fatal])
 def test_healthy_nodes_alone(fault_class: FaultClass) -> None:
-    assert told(idle(ailing={name(1): fault_class})).kind is AnswerKind.hold
-    assert told(idle(ailing={name(2): fault_class})).kind is AnswerKind.allow
+    assert sweep_answer(idle(ailing={name(1): fault_class})).kind is AnswerKind.hold
+    assert sweep_answer(idle(ailing={name(2): fault_class})).kind is AnswerKind.allow
 
 
 def test_a_suspect_is_looked_at_with_its_fault_and_whatever_else_is_in_sweep_but_not_with_a_fatal_one() -> (
@@ -89,26 +89,28 @@ def test_a_suspect_is_looked_at_with_its_fault_and_whatever_else_is_in_sweep_but
     suspect = {"borrows": True, "suspect": True}
     running = {name(number): f"r{number}" for number in range(2, 6)}
     milder = idle(ailing={name(1): FaultClass.degraded}, running=running)
-    assert told(milder, **suspect).kind is AnswerKind.allow
-    assert told(milder, borrows=True).kind is AnswerKind.hold
-    assert told(idle(ailing={name(1): FaultClass.fatal}), **suspect).kind is AnswerKind.hold
-    assert told(idle(jobs=[waiting()]), **suspect).kind is AnswerKind.hold
+    assert sweep_answer(milder, **suspect).kind is AnswerKind.allow
+    assert sweep_answer(milder, borrows=True).kind is AnswerKind.hold
+    assert sweep_answer(idle(ailing={name(1): FaultClass.fatal}), **suspect).kind is AnswerKind.hold
+    assert sweep_answer(idle(jobs=[waiting()]), **suspect).kind is AnswerKind.hold
 
 
 def test_not_beside_a_run_that_works_on_the_node() -> None:
     known = msgspec.structs.replace(idle(), running={name(1): "r9"})
-    assert told(known).why == f"Run r9 is active on {name(1)}."
+    assert sweep_answer(known).why == f"Run r9 is active on {name(1)}."
 
 
 def test_one_sweep_of_a_node() -> None:
-    assert told(idle(running={name(1): "other"})).kind is AnswerKind.hold
-    assert told(idle(running={name(1): "mine"}), run="mine").kind is AnswerKind.allow
+    assert sweep_answer(idle(running={name(1): "other"})).kind is AnswerKind.hold
+    assert sweep_answer(idle(running={name(1): "mine"}), run="mine").kind is AnswerKind.allow
 
 
 def test_no_job_is_queued_for_the_node() -> None:
-    held = told(idle(jobs=[waiting()]))
+    held = sweep_answer(idle(jobs=[waiting()]))
     assert held.kind is AnswerKind.hold and "Job 9 is pending in train (Resources)" in held.why
-    assert told(idle(jobs=[waiting(reason="Priority", partition="cpu,train")])).kind is AnswerKind.hold
+    assert (
+        sweep_answer(idle(jobs=[waiting(reason="Priority", partition="cpu,train")])).kind is AnswerKind.hold
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_whom_the_node_would_not_help_waits_for_another(why: dict[str, Any]) -> 
     known = msgspec.structs.replace(
         known, snapshot=msgspec.structs.replace(known.snapshot, reservations=kept)
     )
-    assert told(known).kind is AnswerKind.allow
+    assert sweep_answer(known).kind is AnswerKind.allow
 
 
 def test_not_where_a_reservation_counts_on_the_node_soon() -> None:
@@ -139,26 +141,26 @@ def test_not_where_a_reservation_counts_on_the_node_soon() -> None:
         kept = {"class": Reservation(name="class", nodes=(name(1),), since=since)}
         assert known.snapshot is not None
         shown = msgspec.structs.replace(known.snapshot, reservations=kept)
-        assert told(msgspec.structs.replace(known, snapshot=shown)).kind == kind
+        assert sweep_answer(msgspec.structs.replace(known, snapshot=shown)).kind == kind
 
 
 def test_in_its_turn_unless_a_person_asks() -> None:
-    held = told(idle(tested=TESTED))
+    held = sweep_answer(idle(tested=TESTED))
     assert (held.kind, held.frees_at) == (AnswerKind.hold, later(days=1))
-    assert told(idle(tested={name(1): ago(days=7)})).kind is AnswerKind.allow
-    assert told(idle(begun={name(1): ago(minutes=59)})).frees_at == later(minutes=1)
-    assert told(idle(tested=TESTED), by="ann").kind is AnswerKind.allow
+    assert sweep_answer(idle(tested={name(1): ago(days=7)})).kind is AnswerKind.allow
+    assert sweep_answer(idle(begun={name(1): ago(minutes=59)})).frees_at == later(minutes=1)
+    assert sweep_answer(idle(tested=TESTED), by="ann").kind is AnswerKind.allow
 
 
 def test_a_run_that_has_begun_is_not_held_for_its_own_beginning() -> None:
     known = idle(running={name(1): "mine"}, begun={name(1): ago(seconds=1)})
-    assert told(known, run="mine").kind is AnswerKind.allow
-    assert told(idle(begun={name(1): ago(seconds=1)}), run="mine").kind is AnswerKind.hold
+    assert sweep_answer(known, run="mine").kind is AnswerKind.allow
+    assert sweep_answer(idle(begun={name(1): ago(seconds=1)}), run="mine").kind is AnswerKind.hold
 
 
 def test_a_person_passes_no_cap_and_takes_no_busy_node() -> None:
-    assert told(idle(jobs=[waiting()]), by="ann").kind is AnswerKind.hold
-    assert told(idle(32, running={name(2): "r2"}), by="ann").kind is AnswerKind.hold
+    assert sweep_answer(idle(jobs=[waiting()]), by="ann").kind is AnswerKind.hold
+    assert sweep_answer(idle(32, running={name(2): "r2"}), by="ann").kind is AnswerKind.hold
 
 
 @pytest.mark.parametrize("state", [BreakerState.open, BreakerState.half_open])
@@ -173,9 +175,9 @@ def test_never_a_protected_node() -> None:
 
 
 def test_unknown_is_held() -> None:
-    assert told(facts(4)).kind is AnswerKind.hold
+    assert sweep_answer(facts(4)).kind is AnswerKind.hold
     assert (
-        told(GateFacts(cluster=CLUSTER, snapshot=None, breaker=Breaker(cluster=CLUSTER))).kind
+        sweep_answer(GateFacts(cluster=CLUSTER, snapshot=None, breaker=Breaker(cluster=CLUSTER))).kind
         is AnswerKind.hold
     )
 
@@ -187,7 +189,7 @@ def test_its_own_job_on_the_node_is_no_reason_to_go() -> None:
     known = idle(
         [node(1, state=("ALLOCATED",)), node(2)], tested=TESTED, running={name(1): "mine", name(2): "b"}
     )
-    assert told(known, granted=True, run="mine").kind is AnswerKind.allow
+    assert sweep_answer(known, granted=True, run="mine").kind is AnswerKind.allow
 
 
 @pytest.mark.parametrize(
@@ -200,11 +202,11 @@ def test_its_own_job_on_the_node_is_no_reason_to_go() -> None:
     ],
 )
 def test_what_ends_it(known: GateFacts) -> None:
-    assert told(known, granted=True).kind is AnswerKind.hold
+    assert sweep_answer(known, granted=True).kind is AnswerKind.hold
 
 
 def test_a_degraded_fault_may_be_its_own_doing_and_does_not_end_it() -> None:
-    assert told(idle(ailing={name(1): FaultClass.degraded}), granted=True).kind is AnswerKind.allow
+    assert sweep_answer(idle(ailing={name(1): FaultClass.degraded}), granted=True).kind is AnswerKind.allow
 
 
 # --- doctor ---

@@ -22,7 +22,7 @@ def split(x: np.ndarray, n: int = 2000) -> tuple[np.ndarray, np.ndarray]:
     return x[:n], x[n:]
 
 
-def told(x: np.ndarray, n: int = 2000) -> np.ndarray:
+def flagged(x: np.ndarray, n: int = 2000) -> np.ndarray:
     return np.flatnonzero(score(*split(x, n)) >= THRESHOLD)
 
 
@@ -50,7 +50,7 @@ def stuck(x: np.ndarray) -> None:
 def test_a_fault_is_found_soon_and_nothing_else(fault) -> None:
     x = daily(5000)
     fault(x)
-    at = told(x)
+    at = flagged(x)
     assert len(at)
     assert AT <= at[0] < AT + 60
     assert at[-1] < AT + 700, "what has become usual is usual"
@@ -76,7 +76,7 @@ def test_false_alarms_by_kind_of_series(kind: str) -> None:
         "constant": np.full(n, 7.0),
         "steps": np.where(np.arange(n) // 60 % 2, 1.0, -1.0),
     }[kind]
-    at = told(x)
+    at = flagged(x)
     events = 0 if not len(at) else 1 + int((np.diff(at) > 10).sum())
     assert events <= MAY_COME[kind]
 
@@ -84,7 +84,7 @@ def test_false_alarms_by_kind_of_series(kind: str) -> None:
 def test_an_unheard_level_of_a_constant_is_news_once() -> None:
     x = np.full(4000, 7.0)
     x[3000:] = 8.0
-    at = told(x)
+    at = flagged(x)
     assert at[0] == 1000
     assert at[-1] < 1500
 
@@ -114,7 +114,7 @@ def test_a_fault_in_the_past_does_not_hide_the_next(fault) -> None:
     x = daily(5000)
     fault(x)
     x[700:800] += 90 if fault is shift else -90
-    at = told(x)
+    at = flagged(x)
     assert at[0] in range(AT, AT + 60)
 
 
@@ -195,7 +195,7 @@ def test_an_unknown_value_is_no_news() -> None:
 def test_a_gap_is_neither_a_still_value_nor_a_step(long: int) -> None:
     x = daily(5000)
     x[3500 : 3500 + long] = np.nan
-    at = told(x)
+    at = flagged(x)
     assert not len(at[(at >= 1490) & (at < 1500 + long + 100)])
 
 
@@ -203,7 +203,7 @@ def test_a_gap_is_neither_a_still_value_nor_a_step(long: int) -> None:
 def test_the_end_of_an_event_is_no_second_one(seed: int) -> None:
     x = 50 + 2 * np.random.default_rng(seed).normal(size=5000)
     x[3500:4100] += 30  # so long that it has become usual before it ends
-    at = told(x)
+    at = flagged(x)
     assert at[0] <= AT + 1
     assert not len(at[(at >= AT + 590) & (at < AT + 700)])
 

@@ -90,9 +90,9 @@ class Site:
         self.now = START
         self.watched: list[tuple[str, Component]] = []
 
-    def send(self, subject: str, told: Mapping[tuple[str, str | None], float]) -> None:
-        columns = self.book.ids([Column(name, Part(port=part)) for name, part in told])
-        values = np.array(list(told.values()), np.float64)
+    def send(self, subject: str, by_part: Mapping[tuple[str, str | None], float]) -> None:
+        columns = self.book.ids([Column(name, Part(port=part)) for name, part in by_part])
+        values = np.array(list(by_part.values()), np.float64)
         report = Report("c", subject, self.now, self.now, np.array(columns, np.int32), values)
         self.telemetry.update([report], self.book, self.now)
 

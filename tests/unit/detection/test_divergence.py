@@ -14,7 +14,7 @@ from tests.support.steps import CLUSTER, START, batch, slurm
 
 RANKS = 32
 #: By step: the loss of all ranks, and the norm of the gradient.
-Told = Callable[[int], dict[str, object]]
+StepFields = Callable[[int], dict[str, object]]
 
 
 class Job:
@@ -24,7 +24,7 @@ class Job:
         self.steps, self.detector, self.number = StepTimes(CLUSTER), Divergence(), 0
         self.clear: dict = {}
 
-    def run(self, count: int, step_fields: Told, watched: frozenset = frozenset()) -> list[Finding]:
+    def run(self, count: int, step_fields: StepFields, watched: frozenset = frozenset()) -> list[Finding]:
         found: list[Finding] = []
         for _ in range(count):
             self.number += 1
@@ -45,7 +45,7 @@ def shared(step: int) -> dict[str, object]:
     return {"loss": falling(step), "grad_norm": 1.5 + 0.1 * np.sin(step)}
 
 
-def apart(ranks: slice | list[int], by: float = 1e-12) -> Told:
+def apart(ranks: slice | list[int], by: float = 1e-12) -> StepFields:
     def step_fields(step: int) -> dict[str, object]:
         norm = np.full(RANKS, 1.5 + 0.1 * np.sin(step))
         norm[ranks] += by

@@ -8,7 +8,7 @@ from healer.rulebook.source import Source
 from tests.support.unusual import GPUS, Fleet
 
 
-def told(fleet: Fleet, minutes: float = 5) -> tuple[NodeFeatures, np.ndarray]:
+def features_after(fleet: Fleet, minutes: float = 5) -> tuple[NodeFeatures, np.ndarray]:
     features = NodeFeatures()
     for _ in range(int(minutes * 2)):
         fleet.measure()
@@ -23,7 +23,7 @@ def column(matrix: np.ndarray, name: str) -> np.ndarray:
 def test_node_that_differs_from_its_peers_stands_out_in_that_feature_only() -> None:
     fleet = Fleet()
     fleet.odd["gpu0003"] = {"gpu_temp_c": 12.0}
-    features, matrix = told(fleet)
+    features, matrix = features_after(fleet)
     heat = column(matrix, "gpu temperature, hottest")
     assert heat[3] > 3
     assert np.abs(np.delete(heat, 3)).max() < 2
@@ -35,10 +35,10 @@ def test_node_that_differs_from_its_peers_stands_out_in_that_feature_only() -> N
 
 def test_what_all_nodes_share_is_no_feature() -> None:
     fleet = Fleet()
-    _, cool = told(fleet)
+    _, cool = features_after(fleet)
     for name in fleet.names:
         fleet.odd[name] = {"gpu_temp_c": 15.0}
-    _, hot = told(fleet)
+    _, hot = features_after(fleet)
     for name in ("gpu temperature, mean", "gpu temperature, hottest"):
         assert np.abs(column(hot, name)).max() < np.abs(column(cool, name)).max() + 1
 
@@ -47,7 +47,7 @@ def test_growth_of_a_counter_counts_and_not_its_height() -> None:
     fleet = Fleet()
     fleet.replays = 1e6
     fleet.odd["gpu0005"] = {"pcie_replay_total": 10.0}
-    features, matrix = told(fleet)
+    features, matrix = features_after(fleet)
     replays = column(matrix, "PCIe replays")
     assert replays[5] > 5
     assert np.abs(np.delete(replays, 5)).max() == 0
@@ -58,7 +58,7 @@ def test_growth_of_a_counter_counts_and_not_its_height() -> None:
 
 def test_what_is_not_measured_is_unknown_and_so_is_what_went_silent() -> None:
     fleet = Fleet()
-    features, matrix = told(fleet)
+    features, matrix = features_after(fleet)
     assert np.isnan(column(matrix, "NVLink CRC errors")).all()
     assert np.isfinite(column(matrix, "host load")).all()
     fleet.silent.add("gpu0002")
@@ -72,7 +72,7 @@ def test_what_is_not_measured_is_unknown_and_so_is_what_went_silent() -> None:
 
 def test_one_odd_sample_is_smoothed_away() -> None:
     fleet = Fleet()
-    features, _ = told(fleet)
+    features, _ = features_after(fleet)
     fleet.odd["gpu0003"] = {"gpu_temp_c": 10.0}
     fleet.measure()
     features.sample(fleet.telemetry, fleet.now)

@@ -108,14 +108,14 @@ def test_no_false_alarm_in_a_thousand_healthy_fleets_of_a_percent_of_noise() -> 
 
 class Fleet:
     def __init__(self, figures: list[NodeFigures]) -> None:
-        self.told: list[NodeFigures] | None = figures
+        self.kept_figures: list[NodeFigures] | None = figures
         self.now, self.kept = START, list[NodeComparison]()
         self.detector = FleetFigures(CLUSTER, self._read, self._keep)
 
     def _read(self, _: datetime) -> list[NodeFigures]:
-        if self.told is None:
+        if self.kept_figures is None:
             raise LedgerAway("away")
-        return self.told
+        return self.kept_figures
 
     def _keep(self, found: list[NodeComparison], _: datetime) -> None:
         self.kept = found
@@ -143,11 +143,11 @@ def test_finding_is_evidence_with_figures_a_person_can_check() -> None:
 def test_it_clears_when_a_later_test_is_halfway_back_but_not_when_unknown() -> None:
     site = Fleet(fleet({3: 610.0}))
     site.tick()
-    site.told = fleet({3: 664.0})
+    site.kept_figures = fleet({3: 664.0})
     assert site.tick(EVERY, node_name(3)).findings != (), "half-way back is not back"
-    site.told = [one for one in fleet({}) if one.node != node_name(3)]
+    site.kept_figures = [one for one in fleet({}) if one.node != node_name(3)]
     assert site.tick(EVERY, node_name(3)).clear_since == {}
-    site.told = fleet({3: 695.0})
+    site.kept_figures = fleet({3: 695.0})
     assert len(site.tick(EVERY, node_name(3)).clear_since) == 1
 
 
@@ -156,15 +156,15 @@ def test_what_was_measured_before_a_repair_counts_no_more() -> None:
     site.tick()
     site.detector.forget(UNMEASURED, node_name(3), site.now)
     assert site.detector.suspects == {} and site.tick().findings == ()
-    site.told = fleet({3: 610.0}, at=site.now + timedelta(minutes=1))
+    site.kept_figures = fleet({3: 610.0}, at=site.now + timedelta(minutes=1))
     assert len(site.tick().findings) == 1
 
 
 def test_a_database_that_is_away_says_nothing_and_is_asked_again() -> None:
     site = Fleet(fleet({3: 610.0}))
-    site.told = None
+    site.kept_figures = None
     assert site.tick(EVERY, node_name(3)) == Detections(at=site.now)
-    site.told = fleet({3: 610.0})
+    site.kept_figures = fleet({3: 610.0})
     assert len(site.tick(timedelta(minutes=1)).findings) == 1
 
 

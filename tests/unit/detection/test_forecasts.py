@@ -53,7 +53,7 @@ class Days:
         self.forecasts = Forecasts([RULES[name] for name in names], self.rules.catalogue)
         self.lost = self.forecasts.load(before or {})
         self.watched: list[tuple[str, Component]] = []
-        self.told: list[Detections] = []
+        self.sensed: list[Detections] = []
 
     def report(self, node: str, values: Mapping[tuple[str, Part], float]) -> None:
         ids = np.array(self.book.ids([Column(*key) for key in values]), np.int32)
@@ -74,13 +74,13 @@ class Days:
 
     def look(self, hours: float = 2.0) -> Detections:
         sensed = self.forecasts.tick(look(self.now, self.telemetry, watched=self.watched))
-        self.told.append(sensed)
+        self.sensed.append(sensed)
         self.now += timedelta(hours=hours)
         return sensed
 
     @property
     def findings(self):
-        return [one for sensed in self.told for one in sensed.findings]
+        return [one for sensed in self.sensed for one in sensed.findings]
 
 
 def grow(days: Days, name: str, until_days: float, bad, good=lambda _: 0.0) -> None:
@@ -193,9 +193,9 @@ def test_it_is_over_when_the_trend_is_gone_for_a_day_and_not_before() -> None:
     days.watched = [("forecast-rows-remapped", BAD)]
     assert days.look(0).clear_since == {}
     grow(days, "row_remap_uncorrectable_rows", OVER_LOOKS * POINT_S / 86400 - 0.3, lambda _: 0.0)
-    assert days.told[-1].clear_since == {}
+    assert days.sensed[-1].clear_since == {}
     grow(days, "row_remap_uncorrectable_rows", 2, lambda _: 0.0)
-    since = days.told[-1].clear_since["forecast-rows-remapped", BAD]
+    since = days.sensed[-1].clear_since["forecast-rows-remapped", BAD]
     assert since < days.now
 
 
@@ -205,7 +205,7 @@ def test_silence_is_no_sign_that_it_is_over() -> None:
     days.watched = [("forecast-rows-remapped", BAD)]
     for _ in range(36):
         days.look()
-    assert days.told[-1].clear_since == {}
+    assert days.sensed[-1].clear_since == {}
 
 
 def test_another_gpu_in_its_place_has_no_past() -> None:

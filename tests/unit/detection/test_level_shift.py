@@ -20,7 +20,7 @@ HOT, CLOCK, MEMORY = "gpu temperature, hottest", "SM clock, slowest", "device me
 Shape = Callable[[float], float]
 
 
-class Told(NodeFeatures):
+class FakeFeatures(NodeFeatures):
     """Features as a test says them, in units of the peers' spread."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Site:
         limit = signal("power_limit_enforced_w", SignalKind.gauge, Scope.gpu)
         self.telemetry = Telemetry(CLUSTER, catalogue(limit))
         self.book = MemoryColumns()
-        self.features, self.shifts = Told(), Shifts()
+        self.features, self.shifts = FakeFeatures(), Shifts()
         if packed:
             self.shifts.load(packed)
         self.chance = np.random.default_rng(3)

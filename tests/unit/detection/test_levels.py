@@ -9,7 +9,7 @@ ROWS = ("a", "b")
 COLUMNS = 50
 
 
-def told(
+def flagged(
     levels: Levels, points: int, shape=lambda point: 0.0, *, noise: float = 0.3, seed: int = 1, first: int = 0
 ):
     """(points, rows, columns) what was beyond the threshold; `shape` is added to row 0, column 7."""
@@ -33,9 +33,9 @@ def onset(above: np.ndarray) -> int:
 
 
 def test_what_stays_where_it_is_is_never_beyond_in_four_weeks() -> None:
-    assert not told(Levels(ROWS), 28 * 96).any()
+    assert not flagged(Levels(ROWS), 28 * 96).any()
     # The budget of 0.02 a day is 0.6 in four weeks, of noise that the band hardly covers.
-    wild = told(Levels(ROWS), 28 * 96, noise=1.5, seed=3)
+    wild = flagged(Levels(ROWS), 28 * 96, noise=1.5, seed=3)
     assert int(np.asarray(wild.any(axis=0)).sum()) <= 2
 
 
@@ -44,8 +44,8 @@ def test_what_stays_where_it_is_is_never_beyond_in_four_weeks() -> None:
 )
 def test_a_jump_is_found_within_hours_to_both_sides(size: float, sign: int, within_h: float) -> None:
     levels = Levels(ROWS)
-    assert onset(told(levels, 200)) == -1
-    points = onset(told(levels, 60, lambda _: sign * size, seed=2, first=200))
+    assert onset(flagged(levels, 200)) == -1
+    points = onset(flagged(levels, 60, lambda _: sign * size, seed=2, first=200))
     assert 0 <= points <= within_h * 4
     # Since when: within two points of the truth.
     assert abs(float(levels.since[0, 7]) - 200 * POINT_S) <= 2 * POINT_S
@@ -55,14 +55,14 @@ def test_a_jump_is_found_within_hours_to_both_sides(size: float, sign: int, with
 
 def test_a_drift_of_one_unit_a_day_is_found_in_two_days() -> None:
     levels = Levels(ROWS)
-    told(levels, 200)
-    assert 0 < onset(told(levels, 400, lambda point: point / 96, seed=2)) <= 2 * 96
+    flagged(levels, 200)
+    assert 0 < onset(flagged(levels, 400, lambda point: point / 96, seed=2)) <= 2 * 96
 
 
 def test_one_wild_point_is_no_change() -> None:
     levels = Levels(ROWS)
-    told(levels, 200)
-    assert onset(told(levels, 96, lambda point: 10.0 * (point % 24 == 5), seed=2)) == -1
+    flagged(levels, 200)
+    assert onset(flagged(levels, 96, lambda point: 10.0 * (point % 24 == 5), seed=2)) == -1
 
 
 def test_what_is_unknown_changes_nothing_and_what_is_new_is_learnt_first() -> None:
@@ -72,28 +72,28 @@ def test_what_is_unknown_changes_nothing_and_what_is_new_is_learnt_first() -> No
     for point in range(100):
         assert not levels.step(nothing, point * POINT_S, np.zeros(COLUMNS), np.zeros(COLUMNS, bool)).any()
     assert not levels.points.any()
-    assert onset(told(levels, LEARN, lambda _: 5.0)) == -1  # it always lay there
-    assert onset(told(levels, 96, lambda _: 5.0, seed=4)) == -1
+    assert onset(flagged(levels, LEARN, lambda _: 5.0)) == -1  # it always lay there
+    assert onset(flagged(levels, 96, lambda _: 5.0, seed=4)) == -1
 
 
 def test_back_is_below_the_threshold_again_and_three_days_are_the_new_level() -> None:
     levels = Levels(ROWS)
-    told(levels, 100)
-    assert told(levels, 30, lambda _: 4.0, seed=2, first=100)[-1, 0, 7]
-    back = told(levels, 30, seed=3, first=130)
+    flagged(levels, 100)
+    assert flagged(levels, 30, lambda _: 4.0, seed=2, first=100)[-1, 0, 7]
+    back = flagged(levels, 30, seed=3, first=130)
     assert not back[-1, 0, 7]
     assert float(levels.sums[0, 7]) < threshold(100) / 3
-    told(levels, 30, lambda _: 4.0, seed=5, first=160)
+    flagged(levels, 30, lambda _: 4.0, seed=5, first=160)
     levels.relearn(190 * POINT_S, 3 * 86400.0)
     assert float(levels.sums[0, 7]) > 0
     levels.relearn((190 + 4 * 96) * POINT_S, 3 * 86400.0)
     assert float(levels.sums[0, 7]) == 0
-    assert onset(told(levels, 96, lambda _: 4.0, seed=6, first=190 + 4 * 96)) == -1
+    assert onset(flagged(levels, 96, lambda _: 4.0, seed=6, first=190 + 4 * 96)) == -1
 
 
 def test_kept_over_a_restart_by_name_and_nothing_else_is_taken() -> None:
     levels = Levels(ROWS)
-    told(levels, 60)
+    flagged(levels, 60)
     packed = levels.pack([f"n{column}" for column in range(COLUMNS)])
     again = Levels(ROWS)
     again.reserve(3)

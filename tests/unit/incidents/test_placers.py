@@ -11,7 +11,9 @@ from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, name, rules_in
 
 
-def told(fault: str, fault_class: FaultClass = FaultClass.fatal, node: int = 1, **more: bool) -> Finding:
+def finding_of(
+    fault: str, fault_class: FaultClass = FaultClass.fatal, node: int = 1, **more: bool
+) -> Finding:
     where = Component(cluster=CLUSTER, node=name(node))
     evidence = Evidence(digest=f"{fault}{node}", at=START, component=where, text=fault, sense=Sense.kernel)
     finding = Finding(
@@ -32,20 +34,20 @@ def told(fault: str, fault_class: FaultClass = FaultClass.fatal, node: int = 1, 
 def book() -> Book:
     """A GPU of the first node is gone."""
     made = Book(rules_in(), [], Picture(CLUSTER, watching_since=START), START)
-    take_findings(made, [told("xid-79")])
+    take_findings(made, [finding_of("xid-79")])
     return made
 
 
 @pytest.mark.parametrize(
     ("finding", "way"),
     [
-        (told("alert:HostDown", FaultClass.informational, evidence_only=True), Way.evidence),
-        (told("alert:HostDown", FaultClass.informational, node=2, evidence_only=True), Way.drop),
-        (told("xid-45", FaultClass.application, teardown=True), Way.count),
-        (told("xid-45", FaultClass.application, node=2, teardown=True), Way.wait),
-        (told("xid-63", FaultClass.degraded), Way.join),
-        (told("xid-79", node=2), Way.open),
-        (told("xid-79"), Way.join),
+        (finding_of("alert:HostDown", FaultClass.informational, evidence_only=True), Way.evidence),
+        (finding_of("alert:HostDown", FaultClass.informational, node=2, evidence_only=True), Way.drop),
+        (finding_of("xid-45", FaultClass.application, teardown=True), Way.count),
+        (finding_of("xid-45", FaultClass.application, node=2, teardown=True), Way.wait),
+        (finding_of("xid-63", FaultClass.degraded), Way.join),
+        (finding_of("xid-79", node=2), Way.open),
+        (finding_of("xid-79"), Way.join),
     ],
 )
 def test_a_finding_goes_where_the_first_placer_puts_it(book: Book, finding: Finding, way: Way) -> None:
@@ -53,8 +55,8 @@ def test_a_finding_goes_where_the_first_placer_puts_it(book: Book, finding: Find
 
 
 def test_what_just_opened_becomes_the_fault_that_it_follows_from(book: Book) -> None:
-    take_findings(book, [told("xid-63", FaultClass.degraded, node=2)])
-    moved = placement_of(told("xid-79", node=2), book)
+    take_findings(book, [finding_of("xid-63", FaultClass.degraded, node=2)])
+    moved = placement_of(finding_of("xid-79", node=2), book)
     before = next(one for one in book.by_id.values() if one.root.node == name(2))
     assert (moved.way, moved.incident and moved.incident.id) == (Way.move, before.id)
     assert moved.incident and moved.incident.fault == "xid-79"
@@ -62,7 +64,7 @@ def test_what_just_opened_becomes_the_fault_that_it_follows_from(book: Book) -> 
 
 def test_placers_change_nothing_until_one_is_applied(book: Book) -> None:
     before, placed = dict(book.by_id), list(book.placed)
-    finding = told("xid-79", node=3)
+    finding = finding_of("xid-79", node=3)
     for placer in PLACERS:
         placer(finding, book)
     assert (book.by_id, book.placed) == (before, placed)
@@ -79,11 +81,11 @@ def test_the_last_placer_always_answers(book: Book) -> None:
 def test_what_is_said_of_a_member_belongs_to_its_place_while_that_is_out(fault: str, place: str) -> None:
     book = Book(rules_in(), [], Picture(CLUSTER, watching_since=START), START)
     members = tuple(Component(cluster=CLUSTER, node=name(number)) for number in (1, 2, 3))
-    out = told(place, FaultClass.degraded)
+    out = finding_of(place, FaultClass.degraded)
     leaf = Component(cluster=CLUSTER, switch="leaf1")
     take_findings(book, [msgspec.structs.replace(out, component=leaf, affected=members)])
     (incident,) = book.by_id.values()
     book.picture.silence.broken = frozenset({name(2), name(3)} if place.startswith("shared:") else ())
-    found = placement_of(told(fault, FaultClass.degraded, node=2), book)
+    found = placement_of(finding_of(fault, FaultClass.degraded, node=2), book)
     assert (found.way, found.incident and found.incident.id) == (Way.cover, incident.id)
-    assert placement_of(told(fault, FaultClass.degraded, node=4), book).way is Way.open
+    assert placement_of(finding_of(fault, FaultClass.degraded, node=4), book).way is Way.open

@@ -104,8 +104,8 @@ def test_the_stamp_of_a_new_line_counts_only_where_its_boot_is_surely_slurms(
     shown.clear(NODE, later(300))
     if known_since > 0:
         heard(shown, beat(NODE, later(known_since), boot_id=NEW))
-    [told] = lines(NODE, f"[{10_000:12.6f}] {LOST}", at=later(900), boot_id=NEW)
-    assert len(heard(shown, told)) == left
+    [newest] = lines(NODE, f"[{10_000:12.6f}] {LOST}", at=later(900), boot_id=NEW)
+    assert len(heard(shown, newest)) == left
 
 
 # --- history: the hosts' clocks -----------------------------------------------------------------------------

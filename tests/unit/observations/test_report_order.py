@@ -46,7 +46,7 @@ def alike_from(count: int, run_least: int = NEVER) -> Iterator[None]:
 
 
 @st.composite
-def told(draw: st.DrawFn) -> list[list[Report]]:
+def report_batches(draw: st.DrawFn) -> list[list[Report]]:
     """Batches of reports of a few nodes; numbers of columns that nobody gave are among them."""
     sets = draw(
         st.lists(st.lists(st.integers(-1, len(COLUMNS) + 2), max_size=8, unique=True), min_size=1, max_size=2)
@@ -92,7 +92,7 @@ def windows(
 
 
 @settings(max_examples=60, deadline=None)
-@given(told())
+@given(report_batches())
 def test_alike_or_mixed_makes_no_difference(batches: list[list[Report]]) -> None:
     by_sample, expected = windows(batches, NEVER)
     for run_least in (NEVER, 1):

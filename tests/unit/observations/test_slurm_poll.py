@@ -66,8 +66,8 @@ def test_each_trouble_says_what_it_is_and_since_when(
 
 def test_another_cluster_is_no_silence() -> None:
     state = noted(seen(problem="Slurm is the cluster pod2, not pod1."), None, LIMITS, other_cluster=True)
-    (told,) = troubles(state)
-    assert (told.trouble, told.text) == (Trouble.other_cluster, "Slurm is the cluster pod2, not pod1")
+    (foreign,) = troubles(state)
+    assert (foreign.trouble, foreign.text) == (Trouble.other_cluster, "Slurm is the cluster pod2, not pod1")
 
 
 def test_while_it_is_away_its_figures_are_the_last_known_ones() -> None:

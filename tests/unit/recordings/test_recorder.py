@@ -63,7 +63,7 @@ class Lines:
         self.lines.clear()
         self._begun = True
 
-    def told(self) -> list[tuple[str, Any]]:
+    def entries(self) -> list[tuple[str, Any]]:
         return [(entry.route, entry.body) for entry in read(line.decode() for line in self.lines)]
 
 
@@ -86,7 +86,7 @@ def test_report_is_recorded_as_a_sender_would_send_it() -> None:
     lines = Lines()
     tap, book = recorder(lines)
     tap.note_samples([report(book)], [], NOW)
-    ((route, body),) = lines.told()
+    ((route, body),) = lines.entries()
     assert route == "signals/metrics"
     assert body == [
         {
@@ -114,7 +114,7 @@ def test_step_times_are_recorded_exactly_as_sent() -> None:
         loss=none, grad_norm=none,
     )  # fmt: skip
     tap.note_samples([], [batch], NOW)
-    ((route, (body,)),) = lines.told()
+    ((route, (body,)),) = lines.entries()
     at = "2026-11-20T03:00:00Z"
     assert route == "signals/step-times"
     assert (body["cluster"], body["job"], body["restart"]) == ("pod1", "7", 1)
@@ -133,7 +133,7 @@ def test_checkpoints_are_written_as_they_came() -> None:
         event_at=NOW, arrived_at=NOW, data=data,
     )  # fmt: skip
     tap.note([observation], None, NOW)
-    ((route, body),) = lines.told()
+    ((route, body),) = lines.entries()
     assert route == "signals/checkpoints"
     assert body == {"cluster": "pod1", "job": "7", "time": "2026-11-20T03:00:00Z"} | data
 
@@ -149,7 +149,7 @@ def test_the_heartbeats_of_a_walk_share_an_entry() -> None:
         for node, boot_id in (("gpu0001", "b1"), ("gpu0002", None))
     ]  # fmt: skip
     tap.note(observations, None, NOW)
-    assert lines.told() == [
+    assert lines.entries() == [
         (
             "signals/heartbeat",
             [{"cluster": "pod1", "node": "gpu0001", "boot_id": "b1"}, {"cluster": "pod1", "node": "gpu0002"}],
@@ -162,7 +162,7 @@ def test_a_recording_never_goes_back_in_time_when_two_threads_write() -> None:
     tap, book = recorder(lines)
     tap.note_samples([report(book)], [], NOW + timedelta(seconds=2))
     tap.note([], snapshot("gpu0001"), NOW + timedelta(seconds=1))
-    assert [route for route, _ in lines.told()] == ["signals/metrics", "slurm/nodes", "slurm/jobs"]
+    assert [route for route, _ in lines.entries()] == ["signals/metrics", "slurm/nodes", "slurm/jobs"]
 
 
 def test_each_file_begins_with_slurms_picture() -> None:
@@ -170,10 +170,10 @@ def test_each_file_begins_with_slurms_picture() -> None:
     tap, book = recorder(lines)
     tap.note([], snapshot("gpu0001"), NOW)
     tap.note([], snapshot("gpu0001"), NOW)
-    assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs"]
+    assert [route for route, _ in lines.entries()] == ["slurm/nodes", "slurm/jobs"]
     lines.turn()
     tap.note_samples([report(book)], [], NOW)
-    assert [route for route, _ in lines.told()] == ["slurm/nodes", "slurm/jobs", "signals/metrics"]
+    assert [route for route, _ in lines.entries()] == ["slurm/nodes", "slurm/jobs", "signals/metrics"]
 
 
 def test_an_event_keeps_the_name_that_its_incident_is_called_by() -> None:
@@ -196,7 +196,7 @@ def test_changes_after_the_snapshot_are_recorded() -> None:
     later = snapshot("gpu0002", "gpu0003")
     busy = SlurmNode(name="gpu0002", state=("ALLOCATED",), gpus=8)
     tap.note([], msgspec.structs.replace(later, nodes=later.nodes | {"gpu0002": busy}), NOW)
-    (_, whole), _, (route, changed) = lines.told()
+    (_, whole), _, (route, changed) = lines.entries()
     assert whole["again"] is True
     assert [one["name"] for one in whole["nodes"]] == ["gpu0001", "gpu0002"]
     assert route == "slurm/nodes"
@@ -210,14 +210,14 @@ def test_snapshot_is_recorded_again_after_a_loss() -> None:
     tap.note([], snapshot("gpu0001"), NOW)
     tap.note_lost(7, NOW)
     tap.note([], None, NOW)
-    assert [route for route, _ in lines.told()] == [
+    assert [route for route, _ in lines.entries()] == [
         "slurm/nodes",
         "slurm/jobs",
         "lost",
         "slurm/nodes",
         "slurm/jobs",
     ]
-    assert lines.told()[2][1] == {"entries": 7}
+    assert lines.entries()[2][1] == {"entries": 7}
 
 
 def test_samples_are_distinguished_and_self_reports_are_left_out() -> None:
@@ -225,7 +225,7 @@ def test_samples_are_distinguished_and_self_reports_are_left_out() -> None:
     tap, book = recorder(lines)
     tap.note([], snapshot("gpu0001"), NOW, facts={"gpu0001": {"driver": "580"}})
     tap.note_samples([report(book)], [], NOW)
-    assert [route for route, _ in lines.told()].count("signals/metrics") == 2
+    assert [route for route, _ in lines.entries()].count("signals/metrics") == 2
     assert lines.measured == ["signals/metrics"]
 
 
@@ -261,7 +261,7 @@ def test_alerts_come_back_as_a_group_that_says_the_same() -> None:
     lines = Lines()
     made, _ = recorder(lines)
     made.note(seen, None, NOW)
-    ((route, body_read),) = lines.told()
+    ((route, body_read),) = lines.entries()
     assert route == "signals/alertmanager"
     assert alertmanager_observations(body_read, site, NOW).observations == seen
 
@@ -275,7 +275,7 @@ def test_drift_is_recorded_at_the_start_of_a_file_and_on_change() -> None:
     facts = {"gpu0001": {"driver": "570.86"}, "gpu0002": {}}
     for references in ({"h100": good}, {"h100": good}, {}):
         tap.note([], snapshot("gpu0001", "gpu0002"), NOW, facts=facts, references=references)
-    assert lines.told()[2:] == [
+    assert lines.entries()[2:] == [
         ("signals/metrics", [{"cluster": "pod1", "node": "gpu0001", "inventory": {"driver": "570.86"}}]),
         ("reference", {"kind": "h100", "node": "gpu0002", "facts": {"driver": "580.65"}}),
         ("reference", {"kind": "h100", "facts": {}}),

@@ -172,10 +172,10 @@ def test_a_span_begins_with_the_file_that_holds_it(tmp_path: Path) -> None:
 
 class Book:
     def __init__(self) -> None:
-        self.told: list[Loss] = []
+        self.counted: list[Loss] = []
 
     def add(self, losses: list[Loss]) -> None:
-        self.told += losses
+        self.counted += losses
 
 
 def beat(number: int) -> Observation:
@@ -205,4 +205,4 @@ def test_full_queue_drops_and_counts_entries_and_repeats_the_snapshot(tmp_path: 
     beats = "signals/heartbeat"
     picture = ["slurm/nodes", "slurm/jobs"]
     assert routes == [*picture, beats, beats, "lost", *picture, beats], "the beats of a walk are one entry"
-    assert [(one.source, one.count) for one in book.told] == [("recorder", 4)]
+    assert [(one.source, one.count) for one in book.counted] == [("recorder", 4)]

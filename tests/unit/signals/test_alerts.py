@@ -67,12 +67,12 @@ def group(*alerts: Any, **more: Any) -> dict[str, Any]:
     }
 
 
-def told(*alerts: Any, at: Site | None = None, **more: Any) -> Alerts:
+def parsed(*alerts: Any, at: Site | None = None, **more: Any) -> Alerts:
     return alertmanager_observations(group(*alerts, **more), at or site(), NOW)
 
 
 def one(*alerts: Any, **more: Any) -> Observation:
-    found = told(*alerts, **more)
+    found = parsed(*alerts, **more)
     assert not found.rejected
     (seen,) = found.observations
     return seen
@@ -157,14 +157,14 @@ def test_labels_name_the_place(labels: dict[str, str], where: Component) -> None
     ids=["host", "cluster", "switch"],
 )
 def test_an_alert_of_nothing_of_ours_is_unrecognised(labels: dict[str, str]) -> None:
-    found = told(alert(labels=labels), alert())
+    found = parsed(alert(labels=labels), alert())
     assert (found.unrecognised, len(found.observations)) == (1, 1)
 
 
 def test_of_several_clusters_the_label_says_which() -> None:
     both = ("pod1", "pod2")
     assert one(alert(labels={"cluster": "pod2"}), at=site("", both)).component.cluster == "pod2"
-    found = told(alert(), at=site("", both))
+    found = parsed(alert(), at=site("", both))
     assert "`cluster` is missing" in found.rejected[0].reason
 
 
@@ -184,7 +184,7 @@ def test_of_several_clusters_the_label_says_which() -> None:
 )
 def test_one_bad_alert_never_loses_the_good_ones(wrong: Any, reason: str) -> None:
     bad = alert(**wrong) if isinstance(wrong, dict) else wrong
-    found = told(alert(), bad, alert(labels={"instance": "gpu0002:1"}, fingerprint="5e9ed1c0b2d4a002"))
+    found = parsed(alert(), bad, alert(labels={"instance": "gpu0002:1"}, fingerprint="5e9ed1c0b2d4a002"))
     assert len(found.observations) == 2
     assert [entry.index for entry in found.rejected] == [1]
     assert reason in found.rejected[0].reason
@@ -210,12 +210,12 @@ def test_a_body_of_a_wrong_shape_is_refused_whole(body: Any, reason: str) -> Non
 def test_grafanas_variant_is_read() -> None:
     # Its form as its documentation shows it, not seen from a running Grafana.
     own = {"values": {"B": 92}, "valueString": "[ var='B' ]", "silenceURL": "https://g/s", "dashboardURL": ""}
-    found = told(alert(**own), version="1", orgId=1, title="[FIRING:1]", state="alerting", message="text")
+    found = parsed(alert(**own), version="1", orgId=1, title="[FIRING:1]", state="alerting", message="text")
     assert found.observations[0].component.node == "gpu0001"
 
 
 def test_fields_left_out_by_the_sender_are_reported() -> None:
-    assert told(alert(), truncatedAlerts=7).lost == 7
+    assert parsed(alert(), truncatedAlerts=7).lost == 7
 
 
 def test_an_address_that_is_no_web_address_is_not_kept() -> None:

@@ -33,7 +33,7 @@ def take(bench: Bench, text: str, *, node: str | None = None, bound: bool = Fals
     return bench.translator.exposition(text.encode(), with_devices(known, bound=bound), NOW, node=node)
 
 
-def told(bench: Bench, measured: Measured) -> dict[str, dict[tuple[str, str | None], float]]:
+def values_by_device(bench: Bench, measured: Measured) -> dict[str, dict[tuple[str, str | None], float]]:
     return {
         report.node: {(name, part.port): value for (name, part), value in bench.values(report).items()}
         for report in measured.reports
@@ -44,7 +44,7 @@ def test_the_labels_of_exporters_name_device_and_part() -> None:
     bench = Bench()
     measured = take(bench, EXPORTERS)
     assert (measured.unrecognised, measured.rejected) == (0, ())
-    assert told(bench, measured) == {
+    assert values_by_device(bench, measured) == {
         "@leaf1": {
             ("switch_port_link_down_total", "7"): 2,
             ("switch_temp_c", None): 51,
@@ -68,7 +68,7 @@ def test_the_labels_of_exporters_name_device_and_part() -> None:
 def test_parts_of_one_switch_stay_apart_when_gnmic_names_its_target() -> None:
     bench = Bench()
     line = 'components_component_state_temperature_instant{source="tor2:57400",target="tor2",component_name='
-    found = told(bench, take(bench, f'{line}"CPU"}} 40\n{line}"ASIC"}} 90\n'))
+    found = values_by_device(bench, take(bench, f'{line}"CPU"}} 40\n{line}"ASIC"}} 90\n'))
     assert found == {"@tor2": {("switch_sensor_temp_c", "CPU"): 40, ("switch_sensor_temp_c", "ASIC"): 90}}
 
 
@@ -94,7 +94,7 @@ def test_a_sensors_value_counts_by_its_own_scale_and_precision(
         f'entPhySensorValue{{instance="tor1:161",entPhysicalName="CPU",entPhySensorType="{kind}",'
         f'entPhySensorScale="{scale}",entPhySensorPrecision="{precision}"}} 455\n'
     )
-    found = told(bench, take(bench, line)).get("@tor1", {})
+    found = values_by_device(bench, take(bench, line)).get("@tor1", {})
     assert found == ({} if value is None else {("switch_sensor_temp_c", "CPU"): pytest.approx(value)})
 
 
@@ -106,7 +106,9 @@ def test_a_fan_of_snmp_counts_by_its_precision(kind: str, precision: str, value:
         f'entPhySensorScale="units",entPhySensorPrecision="{precision}"}} 8000\n'
         'entPhySensorValue{instance="tor1:161",entPhysicalName="FAN2",entPhySensorType="rpm"} 8000\n'
     )
-    assert told(bench, take(bench, line)) == {"@tor1": {("switch_fan_rpm", "FAN1"): pytest.approx(value)}}
+    assert values_by_device(bench, take(bench, line)) == {
+        "@tor1": {("switch_fan_rpm", "FAN1"): pytest.approx(value)}
+    }
 
 
 def test_lustre_client_figures_belong_to_no_storage_device() -> None:
@@ -117,7 +119,7 @@ def test_lustre_client_figures_belong_to_no_storage_device() -> None:
         for component, host in (("client", "10.0.0.17"), ("ost", "oss1"), ("mds", "mds1"), ("mgs", "mds1"))
         for name in names
     ]
-    found = told(bench, take(bench, "\n".join(lines) + "\n"))
+    found = values_by_device(bench, take(bench, "\n".join(lines) + "\n"))
     assert {device: {part for _, part in values} for device, values in found.items()} == {
         "@oss1": {"ost-1"},
         "@mds1": {"mds-1", "mgs-1"},
@@ -133,7 +135,7 @@ def test_no_device_bears_the_name_of_a_node(node: str) -> None:
         'lustre_health_check{component="health",target="lustre",instance="oss1:9169"} 0\n'
     )
     measured = take(bench, text)
-    assert told(bench, measured) == {"@oss1": {("storage_healthy", "lustre"): 0}}
+    assert values_by_device(bench, measured) == {"@oss1": {("storage_healthy", "lustre"): 0}}
     assert measured.unrecognised == 1
     assert measured.unknown["lustre_health_check"].why == hardware_names.IS_A_NODE
 
@@ -181,12 +183,14 @@ def test_a_request_may_be_of_one_device() -> None:
     bench = Bench()
     text = 'ifInErrors{ifName="Ethernet1/1",instance="exporter:9116"} 3\nnode_load1 2\n'
     measured = take(bench, text, node="@leaf7")
-    assert told(bench, measured) == {"@leaf7": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
+    assert values_by_device(bench, measured) == {"@leaf7": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
     assert measured.unknown["node_load1"].why == "belongs to a node, but the request is for a device"
     # The same lines are another device's, and no node's.
     assert [one.node for one in take(bench, text, node="@leaf8").reports] == ["@leaf8"]
     assert [one.node for one in take(bench, text, node="gpu0001").reports] == ["gpu0001"]
-    assert told(bench, take(bench, text)) == {"@exporter": {("switch_port_rx_error_total", "Ethernet1/1"): 3}}
+    assert values_by_device(bench, take(bench, text)) == {
+        "@exporter": {("switch_port_rx_error_total", "Ethernet1/1"): 3}
+    }
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,10 @@ def vector(*series: tuple[dict[str, str], float | str], at: float = AT) -> bytes
 
 
 def matrix(*series: tuple[dict[str, str], list[tuple[float, Any]]]) -> bytes:
-    told = [{"metric": metric, "values": [[at, str(one)] for at, one in rows]} for metric, rows in series]
-    return answer("matrix", told)
+    series_list = [
+        {"metric": metric, "values": [[at, str(one)] for at, one in rows]} for metric, rows in series
+    ]
+    return answer("matrix", series_list)
 
 
 def answer(kind: str, result: Any) -> bytes:

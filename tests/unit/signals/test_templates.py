@@ -61,7 +61,7 @@ def take(bench: Bench, text: str, now: datetime = NOW, node: str | None = None) 
     return bench.translator.exposition(text.encode(), known, now, node=node)
 
 
-def told(bench: Bench, taken: Measured) -> object:
+def outcome(bench: Bench, taken: Measured) -> object:
     reports = [(one.node, one.at, sorted(bench.values(one).items(), key=str)) for one in taken.reports]
     unknown = {name: (one.why, one.count, one.example) for name, one in taken.unknown.items()}
     wrong = [(one.index, one.reason) for one in taken.rejected]
@@ -91,7 +91,9 @@ def test_a_scrape_that_comes_again_gives_what_its_lines_give(
         take(whole, first, node=node)
         take(single, first, node=node)
     # One more empty line: another shape, of which nothing is remembered yet.
-    assert told(whole, take(whole, again, node=node)) == told(single, take(single, again + "\n", node=node))
+    assert outcome(whole, take(whole, again, node=node)) == outcome(
+        single, take(single, again + "\n", node=node)
+    )
 
 
 def made(*texts: str) -> Template:

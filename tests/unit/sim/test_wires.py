@@ -35,7 +35,7 @@ def translator() -> tuple[Translator, MemoryColumns]:
     return Translator(shipped().catalogue, book, "pod1"), book
 
 
-def told(measured: Measured, book: MemoryColumns) -> dict[tuple[str, datetime], dict[Column, float]]:
+def values_of(measured: Measured, book: MemoryColumns) -> dict[tuple[str, datetime], dict[Column, float]]:
     assert measured.unknown == {}
     assert measured.rejected == ()
     found: dict[tuple[str, datetime], dict[Column, float]] = {}
@@ -48,7 +48,7 @@ def told(measured: Measured, book: MemoryColumns) -> dict[tuple[str, datetime], 
 
 def by_columnar() -> dict[tuple[str, datetime], dict[Column, float]]:
     one, book = translator()
-    return told(one.columnar(msgspec.json.encode(scrape()), known, NOW), book)
+    return values_of(one.columnar(msgspec.json.encode(scrape()), known, NOW), book)
 
 
 def test_each_name_that_the_simulated_fleet_sends_is_in_the_catalogue() -> None:
@@ -63,12 +63,12 @@ def test_each_name_that_the_simulated_fleet_sends_is_in_the_catalogue() -> None:
 
 def test_remote_write_carries_the_same_samples() -> None:
     one, book = translator()
-    assert told(one.remote_write(remote_write(scrape()), known, NOW), book) == by_columnar()
+    assert values_of(one.remote_write(remote_write(scrape()), known, NOW), book) == by_columnar()
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_text_exposition_carries_the_same_samples(index: int) -> None:
     one, book = translator()
     body = scrape()[index]
-    samples = told(one.exposition(exposition(body).encode(), known, NOW, node=None), book)
+    samples = values_of(one.exposition(exposition(body).encode(), known, NOW, node=None), book)
     assert samples == {key: value for key, value in by_columnar().items() if key[0] == body["node"]}

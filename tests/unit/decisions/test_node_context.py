@@ -67,12 +67,12 @@ def test_nothing_goes_on_at_most_nodes() -> None:
             "within minutes of a boot until 03:03 UTC",
         ),
         (
-            {"told": inventory(booted_at=START - timedelta(minutes=1))},
+            {"node_inventory": inventory(booted_at=START - timedelta(minutes=1))},
             ContextKind.booted,
             "within minutes of a boot until 03:04 UTC",
         ),
         (
-            {"told": inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=4))})},
+            {"node_inventory": inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=4))})},
             ContextKind.new_driver,
             "driver update until 03:06 UTC: its driver changed to 580.65.06 at 02:56:00 UTC",
         ),

@@ -27,6 +27,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from healer.ports.scheduling import SchedulerRefused
 from tests.support.ha import BROKERS, SITE, Host, Site, running_site
 from tests.support.ha_blows import BLOWS, OF_DATABASE_HOSTS
 from tests.support.loop import FATAL, LOST, name
@@ -36,7 +37,7 @@ from tests.support.wait import in_background, wait_until
 NOTICED_S = 3.0
 #: Goals, after a blow: the API is ready, and a node whose GPU was lost is drained.
 READY_S, HEALED_S = 30, 60
-#: Nodes that may be out of service at once. More are faulty all the time, so one run waits for each slot.
+#: Nodes that may be out of service at once. More are faulty all the time, so runs wait for a slot.
 CAP, WAITING = 50, 6
 #: For each blow.
 SPARE_NODES = 16
@@ -108,6 +109,7 @@ class Play:
     sender: Sender
     faults: Sender
     nodes: Iterator[str]
+    cap: int
     took: list[Took] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     worn: list[str] = field(default_factory=list)
@@ -122,7 +124,11 @@ class Play:
         """A person returns a node that healer has out, which frees its slot."""
         out = [node for node in self.worn if self.site.slurm.node(node).held]
         if out:
-            self.site.slurm.resume(self.chance.choice(out))
+            self._return(self.chance.choice(out))
+
+    def _return(self, node: str) -> None:
+        with contextlib.suppress(SchedulerRefused):  # healer was faster
+            self.site.slurm.resume(node)
 
     def strike(self, blow: str, host: Host, lasts_s: float) -> None:
         """A blow that lasts so long, and a GPU lost right after it; returns when all is as before."""
@@ -142,7 +148,7 @@ class Play:
             with contextlib.suppress(AssertionError):
                 wait_until(ready.is_back, 20, every_s=0.1)
         if healed:
-            self.site.slurm.resume(node)
+            self._return(node)
         else:
             self.broken.append(f"{node} is not drained 180 s after: {blow} of {host.name}")
         self.took.append(Took(f"{blow} of {self._role(host)}", lasts_s, ready.away_s, healed or 999.0))
@@ -233,7 +239,7 @@ def effects_wrong(play: Play) -> list[str]:
 
 def caps_broken(play: Play) -> list[str]:
     worn = set(play.worn)
-    over = [drained for drained in play.site.slurm.drains if drained.node in worn and drained.out > CAP]
+    over = [drained for drained in play.site.slurm.drains if drained.node in worn and drained.out > play.cap]
     return [f"{len(over)} drains over the cap, {max(drained.out for drained in over)} out"] if over else []
 
 
@@ -311,7 +317,7 @@ def under_load(
             Sender(site, site.healer("token", "create", "--role", "signals", "--vouches", "kernel"))
             for _ in range(2)
         ]
-        play = Play(site, chance, show, *senders, nodes=map(name, itertools.count(1)))
+        play = Play(site, chance, show, *senders, nodes=map(name, itertools.count(1)), cap=runs)
         try:
             for _ in range(runs + WAITING):
                 play.wear_out()
@@ -336,12 +342,14 @@ def main() -> int:
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(BLOWS), action="append", help="such blows in turn")
+    parser.add_argument("--runs", type=int, default=CAP, help="that go on, each with a slot")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--lasts", type=float, help="seconds of each blow; else drawn too")
     parser.add_argument("--logs", type=Path, help="the programs' logs are kept in this folder")
     options = parser.parse_args()
     show = lambda text: print(text, flush=True)  # noqa: E731
-    with under_load(options.blows, random.Random(options.seed), show, broker=options.broker) as play:
+    chance = random.Random(options.seed)
+    with under_load(options.blows, chance, show, options.runs, options.broker) as play:
         try:
             for number in range(options.blows):
                 blow, host, lasts_s = drawn(play)

@@ -192,7 +192,7 @@ def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
     fleet = Fleet(seed, pace, words=kind.words)
     before = sum(len(fleet.read()) for _ in range(int(fleet.random.integers(600, 1200))))
     missing = tuple(fleet.random.choice(RANKS, kind.ranks, replace=False).tolist())
-    stood_at, begun_s = fleet.at_s, fleet.at_s
+    stalled_at, begun_s = fleet.at_s, fleet.at_s
     if kind.report is not None:
         fleet.links = {NAMES[3]: kind.report(fleet.now, NAMES[3])}
     fleet.hang(missing, stopped=kind.stopped)
@@ -203,7 +203,7 @@ def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
             named = {(one.node, one.gpu) for one in (*found.affected, found.component) if one.node}
             wanted = {(NAMES[rank // PER], rank % PER) for rank in missing} if kind.words else set()
             wanted |= {(NAMES[3], None)} if kind.report is not None else set()
-            return fleet.at_s - stood_at, named == wanted, before
+            return fleet.at_s - stalled_at, named == wanted, before
     return float("inf"), False, before
 
 

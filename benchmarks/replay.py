@@ -104,7 +104,7 @@ def resident_mb() -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def told_of(rules: Ruleset, recording: Path) -> None:
+def measure_replay(rules: Ruleset, recording: Path) -> None:
     """What a replay of it takes, and its memory at each quarter of its span."""
     span = span_of([recording], None, None)
     assert span is not None
@@ -139,7 +139,7 @@ def main() -> None:
     log_to_stderr()
     rules = ruleset.load(shipped_rules(), default_mode=Mode.auto, prove=False)
     if chosen.recording is not None:
-        told_of(rules, chosen.recording)
+        measure_replay(rules, chosen.recording)
         return
     signals = [name for name, one in rules.catalogue.signals.items() if one.scope == "gpu"][:SIGNALS]
     with tempfile.TemporaryDirectory() as made:

@@ -79,7 +79,7 @@ class Book:
         with self._db.connect() as conn:
             return conn.execute(query, {"playbook": playbook, "state": state}).scalar_one()
 
-    def tell(self, what: str, playbook: str, since: datetime) -> int:
+    def report(self, what: str, playbook: str, since: datetime) -> int:
         """Runs accepted since then: their starts, and how many steps ended between the first and the last."""
         query = sa.text(
             "SELECT r.created_at, max(l.at) AS last, "
@@ -116,7 +116,7 @@ def measure(up: Product, options: argparse.Namespace) -> None:
     took_s = asker.at_once("drain", first)
     print(f"asked for {len(first)} runs in {took_s:.1f} s", flush=True)
     wait_until(lambda: book.states("drain", "waiting") >= len(first), END_S, what="all wait", every_s=0.2)
-    spent.tell(book.tell("at once", "drain", since))
+    spent.report(book.report("at once", "drain", since))
     if more:
         since = datetime.now(UTC)
         asker.one_by_one("drain", more, options.rate)
@@ -126,11 +126,11 @@ def measure(up: Product, options: argparse.Namespace) -> None:
             what="all wait",
             every_s=0.2,
         )
-        spent.tell(book.tell(f"{options.rate:g} a second beside them", "drain", since))
+        spent.report(book.report(f"{options.rate:g} a second beside them", "drain", since))
     since = datetime.now(UTC)
     asker.at_once("resume", first)
     wait_until(lambda: book.states("resume", "done") >= len(first), END_S, what="all are back", every_s=0.2)
-    spent.tell(book.tell("given back at once", "resume", since))
+    spent.report(book.report("given back at once", "resume", since))
 
 
 class Spent:
@@ -143,7 +143,7 @@ class Spent:
         pids = up.processes() | {"simulated Slurm": {up.slurm_pid}}
         return {name: cpu_s(those) for name, those in pids.items()} | {"this": time.process_time()}
 
-    def tell(self, steps: int) -> None:
+    def report(self, steps: int) -> None:
         now = self._now(self._up)
         spent = {name: used - self._before.get(name, 0.0) for name, used in now.items()}
         self._before = now

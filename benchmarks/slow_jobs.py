@@ -39,7 +39,7 @@ def shared(seed: int, what: str) -> tuple[float | None, bool, int]:
     part, before = SHARED[what]
     hit.change(**{part: before + float(random.uniform(0.9, 2.5))})
     began = site.now
-    incident = site.train_until_told("slowness-shared", 600)
+    incident = site.train_until_found("slowness-shared", 600)
     right = incident is not None and incident.root.job == hit.id and WORDS[what] in incident.evidence[0].text
     return (site.now - began).total_seconds() if incident else None, right, len(site.blamed())
 
@@ -55,7 +55,7 @@ def elsewhere(seed: int) -> tuple[float | None, bool, int]:
         site.slow(one, 1 + float(random.uniform(0.08, 0.2)))
     site.begin(range(9, 13))
     began = site.now
-    incident = site.train_until_told("slower-than-elsewhere", 600)
+    incident = site.train_until_found("slower-than-elsewhere", 600)
     took = (site.now - began).total_seconds() if incident else None
     site.train(300)
     named = {name(one) for one in slow}
@@ -72,7 +72,7 @@ def suspected(seed: int) -> tuple[int, bool, bool, float]:
         job = site.begin(sorted([bad, *(int(one) for one in others)]), whole=True)
         site.train(WELL_S)
         site.slow(bad, 1 + float(random.uniform(0.15, 0.4)))
-        incident = site.train_until_told("job-slow", 300)
+        incident = site.train_until_found("job-slow", 300)
         if incident is not None and incident.affected and incident.affected[0].node == name(bad):
             after, alone = after or count, len(incident.affected) == 1
         if after or count == 4:

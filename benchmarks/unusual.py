@@ -71,7 +71,7 @@ def scored(given: Moving, features: str) -> Scored:
     own = np.concatenate([model.scored(whole(row(LEARN + number)))[1] for number in range(WATCH)])
 
     def to_threshold(score: Scorer) -> Floats:
-        return stood(score(own).reshape(WATCH, NODES) / threshold_of(score(samples.held_out)))
+        return held_scores(score(own).reshape(WATCH, NODES) / threshold_of(score(samples.held_out)))
 
     found = {
         "forest in force": to_threshold(model.scorer.score),
@@ -82,7 +82,7 @@ def scored(given: Moving, features: str) -> Scored:
     return Scored(given, found)
 
 
-def stood(score: Floats) -> Floats:
+def held_scores(score: Floats) -> Floats:
     """The least of the last five minutes."""
     padded = np.concatenate([np.full((HELD - 1, score.shape[1]), -np.inf), score])
     return np.lib.stride_tricks.sliding_window_view(padded, HELD, axis=0).min(axis=2)

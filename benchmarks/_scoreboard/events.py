@@ -74,11 +74,11 @@ def judge(raised: Sequence[Span], events: Sequence[Span], *, days: float, early:
     """An alarm is true when it overlaps an event and began at most `early` samples before its onset: what was
     on long before the fault told nobody of it, and what is always on finds nothing."""
 
-    def tells(alarm: Span, event: Span) -> bool:
+    def predicts(alarm: Span, event: Span) -> bool:
         return alarm[0] < event[1] and event[0] < alarm[1] and alarm[0] >= event[0] - early
 
-    true = [alarm for alarm in raised if any(tells(alarm, event) for event in events)]
-    firsts = [min((alarm[0] for alarm in true if tells(alarm, event)), default=None) for event in events]
+    true = [alarm for alarm in raised if any(predicts(alarm, event) for event in events)]
+    firsts = [min((alarm[0] for alarm in true if predicts(alarm, event)), default=None) for event in events]
     delays = tuple(
         max(0, first - event[0]) for first, event in zip(firsts, events, strict=True) if first is not None
     )

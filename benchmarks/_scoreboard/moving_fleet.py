@@ -236,14 +236,14 @@ def against_past(peers: Matrix, deals: list[Deal]) -> tuple[Matrix, NDArray[np.b
         near = np.full(NODES, at_s - POINT_S - since_s <= JOB_NEAR_S)
         over = levels.step(point, at_s, np.full(NODES, float(deal + 1)), near)
         outlived = (deal + 1 > levels.epoch) & (at_s - since_s >= JOB_OUTLIVED_S)
-        stands = over & ((levels.new_job == 0) | outlived)
-        together = stands.sum(axis=1)
-        stands[(together >= SHARED_LEAST) & (together > SHARED_ALL * NODES)] = False
-        racks = stands.reshape(len(OWN_NAMES), -1, RACK_NODES)
+        shifted = over & ((levels.new_job == 0) | outlived)
+        together = shifted.sum(axis=1)
+        shifted[(together >= SHARED_LEAST) & (together > SHARED_ALL * NODES)] = False
+        racks = shifted.reshape(len(OWN_NAMES), -1, RACK_NODES)
         beside = racks.sum(axis=2, keepdims=True)
         shared = (beside >= SHARED_LEAST) & (beside > SHARED_PLACE * RACK_NODES)
-        stands = (racks & ~shared).reshape(stands.shape)
-        above[begin + _POINT : begin + 2 * _POINT] = stands.any(axis=0)
+        shifted = (racks & ~shared).reshape(shifted.shape)
+        above[begin + _POINT : begin + 2 * _POINT] = shifted.any(axis=0)
     for part, order in _stretches(deals, len(x)):
         jobs = away[part][:, order].reshape(-1, JOBS, JOB_NODES, x.shape[2])
         own = jobs - np.median(jobs, axis=2, keepdims=True)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any, Iterable, Union
 
-from healer_steps._fork import begins_anew
+from healer_steps._fork import after_fork
 from healer_steps._post import taken, utc
 from healer_steps._sender import Sender
 
@@ -37,7 +37,7 @@ class Checkpoints:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._reset()
-        begins_anew(self)
+        after_fork(self)
 
     def _reset(self) -> None:
         #: The first one is being summed, and stays until it is told.
@@ -72,7 +72,7 @@ class Checkpoints:
         finally:
             self._starting = False
         if self._thread is None:
-            self._tell_without()
+            self._record_without()
 
     def close(self, timeout_s: float) -> None:
         """What is not summed after half of it is told without a checksum."""
@@ -82,9 +82,9 @@ class Checkpoints:
             self.closing = True
             thread.join(timeout_s / 4)
         self.closing = True
-        self._tell_without()
+        self._record_without()
 
-    def _tell_without(self) -> None:
+    def _record_without(self) -> None:
         with self._lock:
             left = taken(self._waiting, len(self._waiting))
         for _, event in left:

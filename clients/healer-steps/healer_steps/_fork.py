@@ -10,7 +10,7 @@ from typing import Any
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def begins_anew(one: Any) -> None:
+def after_fork(one: Any) -> None:
     """Calls `one._reset()` in each child."""
     _all.add(one)
 

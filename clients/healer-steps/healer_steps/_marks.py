@@ -106,7 +106,7 @@ class CudaMarks:
             try:
                 if not timed.end.query():
                     break
-                self._tell(timed)
+                self._send(timed)
             except Exception:
                 lost += 1  # none of its events is used again
                 self._pending.popleft()
@@ -118,7 +118,7 @@ class CudaMarks:
                     self._free.append(event)
         return lost
 
-    def _tell(self, timed: Timed) -> None:
+    def _send(self, timed: Timed) -> None:
         if timed.previous is not None and timed.data_s is not None:
             # The GPU waited no longer than it was idle, and for data no longer than the host did: what else
             # lay between two steps (evaluation, saving) is neither.

@@ -75,7 +75,7 @@ class Post:
                 self._marks = []
                 self._count()
             if not self.held:
-                if not self._stands():
+                if not self._send_location():
                     return self._later()
                 self._again_s = 1.0
                 return sender.every_s
@@ -96,7 +96,7 @@ class Post:
         self._sender._settled(count, dropped=count)
         self._sender.say("lost", "%d step times or checkpoints are dropped: %r" % (count, error))
 
-    def _stands(self) -> bool:
+    def _send_location(self) -> bool:
         """Says where this rank stands, if it stands; False: say it again later. Nothing of it is kept."""
         settings, at = self._sender.settings, self._sender.where()
         if at is None or settings.rank is None or self._sender._closing:

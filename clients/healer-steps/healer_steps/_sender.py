@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Tuple
 
 from healer_steps._environ import Settings
-from healer_steps._fork import begins_anew
+from healer_steps._fork import after_fork
 from healer_steps._post import CHECKPOINTS, Post, Sample, taken
 
 log = logging.getLogger("healer_steps")
@@ -43,7 +43,7 @@ class Sender:
         self.sent = self.dropped = self.rejected = 0
         self._said: dict[str, bool] = {}
         self._reset()
-        begins_anew(self)
+        after_fork(self)
         atexit.register(_close, weakref.ref(self))
 
     def _reset(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
 
 from healer_steps._checkpoints import Checkpoints
 from healer_steps._environ import Settings
-from healer_steps._fork import begins_anew
+from healer_steps._fork import after_fork
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
 from healer_steps._numbers import number, on_device, whole
 from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
@@ -67,7 +67,7 @@ class Steps:
         self._at_end: list[Callable[[], None]] = []
         self._reset()
         if self._sender is not None:
-            begins_anew(self)
+            after_fork(self)
             atexit.register(_close, weakref.ref(self))
 
     def _reset(self) -> None:

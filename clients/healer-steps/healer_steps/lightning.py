@@ -95,7 +95,7 @@ class StepTimes(Callback):
             self._losses.append(outputs.get("loss") if isinstance(outputs, dict) else outputs)
         if int(trainer.global_step) <= self._step.number:
             return  # gradients are still being accumulated
-        self._tell_loss(self._step)
+        self._report_loss(self._step)
         self._step.__exit__(None, None, None)
         self._step, self._ended = None, time.perf_counter()
 
@@ -123,7 +123,7 @@ class StepTimes(Callback):
         self._forget()
         self.steps.flush()
 
-    def _tell_loss(self, step: Step) -> None:
+    def _report_loss(self, step: Step) -> None:
         """The mean over the batches of the step."""
         losses, self._losses = [one for one in self._losses if one is not None], []
         try:

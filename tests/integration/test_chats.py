@@ -166,8 +166,8 @@ def test_hostile_or_long_text_is_cut_and_mentions_no_one(name: str, chats: Chats
     channel(name, chats).send(notice(title=hostile[:5000], text=hostile), "")
     assert "<!channel>" not in json.dumps([one["blocks"][1:] for one in chats.slack.values()])
     if name in ("wecom", "dingtalk"):
-        told_in = chats.taken[name][0]
-        text = (told_in.get("markdown") or told_in.get("actionCard"))[
+        sent_to = chats.taken[name][0]
+        text = (sent_to.get("markdown") or sent_to.get("actionCard"))[
             "content" if name == "wecom" else "text"
         ]
         assert "](" not in text.partition("](https://healer")[0]

@@ -457,7 +457,7 @@ def dying(site: Site) -> None:
     channel = site.notifications.channel("ops")
     assert channel is not None
     with pytest.raises(Killed):
-        tell_ops(site, lambda: DiesAfterSending(book.of(channel)))
+        deliver_to_ops(site, lambda: DiesAfterSending(book.of(channel)))
 
 
 def planned(site: Site) -> None:
@@ -466,7 +466,7 @@ def planned(site: Site) -> None:
         tell.plan(tx, "pod1", site.notifications, site.hand.now())
 
 
-def tell_ops(site: Site, teller: Callable[[], MessageChannel]) -> None:
+def deliver_to_ops(site: Site, teller: Callable[[], MessageChannel]) -> None:
     box = outbox.PostgresChannelOutbox(site.db, "pod1", "ops")
     tell.deliver_to(box, teller, tell.Links(), clock=site.hand, chance=lambda: 0.5)
 
@@ -504,7 +504,7 @@ def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
             self._teller.send(notice, ref)
             raise DeliveryFailed("Slack did not answer in 10 s")
 
-    tell_ops(site, lambda: Unheard(book.of(channel)))
+    deliver_to_ops(site, lambda: Unheard(book.of(channel)))
     site.round(60)
     assert (len(site.slack()), site.states()) == (1, ["sent"])
 

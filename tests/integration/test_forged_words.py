@@ -112,13 +112,13 @@ def test_a_line_that_the_node_has_and_that_means_less_passes_no_cap(place: Place
     assert place.drained() == {name(1), name(2)}
 
 
-@pytest.mark.parametrize("tells", ["log", "nvidia-smi", "Slurm"])
-def test_a_node_that_the_worker_sees_dead_passes_the_caps_at_once(place: Place, tells: str) -> None:
+@pytest.mark.parametrize("source", ["log", "nvidia-smi", "Slurm"])
+def test_a_node_that_the_worker_sees_dead_passes_the_caps_at_once(place: Place, source: str) -> None:
     place.fill()
     for number in VICTIMS:
-        if tells == "log":
+        if source == "log":
             place.nodes.keep_log(name(number), LINE)
-        elif tells == "nvidia-smi":
+        elif source == "nvidia-smi":
             place.nodes.plant(name(number), "gpu-missing")
         else:
             place.desk.slurm.silence(name(number))

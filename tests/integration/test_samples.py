@@ -172,9 +172,9 @@ def test_the_first_look_is_the_last_15_minutes_of_this_cluster(
     assert numbers(store.new()[0]) == [2, 3]
     store.put([report(5, age_s=30 * 60)])
     assert numbers(store.new()[0]) == [5], "late on arrival, and new all the same"
-    anew = PostgresSamples(fresh_database, CLUSTER)
-    assert numbers(anew.new()[0]) == [2, 3]
-    anew.close()
+    reopened = PostgresSamples(fresh_database, CLUSTER)
+    assert numbers(reopened.new()[0]) == [2, 3]
+    reopened.close()
 
 
 def test_a_large_look_takes_several_calls(

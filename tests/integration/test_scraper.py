@@ -84,9 +84,9 @@ def test_target_without_a_listener_is_unknown_and_recovers(fresh_database: sa.En
         assert "cannot be reached" in target.error
         pulled.rules = msgspec.structs.replace(pulled.rules, scrape=rules(job(server.at)))
         wait_until(lambda: (one := pulled.target("/metrics")) and one.up, WAIT_S)
-        told_all = pulled.scrape_state()
-        assert told_all is not None
-        assert len(told_all.targets) == 1
+        state_all = pulled.scrape_state()
+        assert state_all is not None
+        assert len(state_all.targets) == 1
 
 
 def test_what_is_packed_is_unpacked(fresh_database: sa.Engine, server: Server) -> None:

@@ -54,7 +54,7 @@ class Detector:
     def new(self) -> tuple[list[Report], list[StepBatch]]:
         return (self.chunks.pop(0) if self.chunks else []), []
 
-    def tell(self, rows: float, *, after: timedelta = timedelta(minutes=10)) -> None:
+    def add_point(self, rows: float, *, after: timedelta = timedelta(minutes=10)) -> None:
         self.clock.at += after
         self.chunks.append([Report(CLUSTER, "n1", self.clock.at, self.clock.at, self.ids, np.array([rows]))])
         self.loop.once()
@@ -84,25 +84,25 @@ def test_the_next_detector_goes_on_where_the_last_one_was(trends: PostgresTrends
     clock = Clock()
     first = Detector(trends, clock)
     for day in (1.0, 2.0, 3.0):
-        first.tell(day, after=timedelta(hours=6))
+        first.add_point(day, after=timedelta(hours=6))
     stopped = threading.Event()
     stopped.set()
     first.loop.run(stopped)  # its end
     assert first.known() == [1.0, 2.0]
     second = Detector(trends, clock)
-    second.tell(3.0)
-    second.tell(4.0, after=timedelta(hours=6))
+    second.add_point(3.0)
+    second.add_point(4.0, after=timedelta(hours=6))
     assert second.known() == [1.0, 2.0, 3.0]
 
 
 def test_each_hour_it_is_written_and_a_kill_loses_no_more(trends: PostgresTrends) -> None:
     clock = Clock()
     first = Detector(trends, clock)
-    first.tell(1.0, after=timedelta(hours=6))
-    first.tell(2.0, after=timedelta(hours=6))
-    first.tell(2.0, after=KEEP_TRENDS)
+    first.add_point(1.0, after=timedelta(hours=6))
+    first.add_point(2.0, after=timedelta(hours=6))
+    first.add_point(2.0, after=KEEP_TRENDS)
     second = Detector(trends, clock)
-    second.tell(2.0)
+    second.add_point(2.0)
     assert second.known() == [1.0]
 
 
@@ -111,11 +111,11 @@ def test_a_database_that_is_away_stops_no_tick(
 ) -> None:
     clock = Clock()
     one = Detector(trends, clock)
-    one.tell(1.0)
+    one.add_point(1.0)
 
     def away(*_: object) -> None:
         raise LedgerAway("the database does not answer")
 
     monkeypatch.setattr(trends, "write", away)
-    one.tell(1.0, after=KEEP_TRENDS)
+    one.add_point(1.0, after=KEEP_TRENDS)
     assert one.loop.problem == ""

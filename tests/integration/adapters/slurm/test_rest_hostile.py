@@ -44,9 +44,9 @@ def scheduler_of(url: str, **more: str | float | None) -> RestScheduler:
 def rest() -> Iterator[RestServer]:
     with serve_rest("25.11") as server:
         node = server.shape.node("n1", "IDLE")
-        server.tell("GET", "/nodes", server.shape.answer(nodes=[node]))
-        server.tell("GET", "/node/n1", server.shape.answer(nodes=[node]))
-        server.tell("POST", "/node/n1")
+        server.set_answer("GET", "/nodes", server.shape.answer(nodes=[node]))
+        server.set_answer("GET", "/node/n1", server.shape.answer(nodes=[node]))
+        server.set_answer("POST", "/node/n1")
         yield server
 
 
@@ -193,13 +193,13 @@ def test_an_end_that_no_calendar_reaches_is_no_trouble_of_its_own(rest: RestServ
 
 def test_a_read_that_failed_does_not_make_a_node_unknown(rest: RestServer) -> None:
     out = {"description": "Out of memory while dumping nodes", "source": "dump_nodes"}
-    rest.tell("GET", "/node/n1", rest.shape.answer(errors=[out]), 500)
+    rest.set_answer("GET", "/node/n1", rest.shape.answer(errors=[out]), 500)
     with pytest.raises(SchedulerUnavailable, match="Out of memory"):
         scheduler_of(rest.url).node("n1")
-    rest.tell("GET", "/nodes", rest.shape.answer(nodes=[]))
+    rest.set_answer("GET", "/nodes", rest.shape.answer(nodes=[]))
     with pytest.raises(SchedulerUnavailable, match="Out of memory"):
         scheduler_of(rest.url).node("n1")
-    rest.tell("GET", "/nodes", rest.shape.answer(errors=[out]), 500)
+    rest.set_answer("GET", "/nodes", rest.shape.answer(errors=[out]), 500)
     with pytest.raises(SchedulerError, match="Out of memory") as caught:
         scheduler_of(rest.url).node("n1")
     assert not isinstance(caught.value, UnknownNode)

@@ -117,7 +117,7 @@ def test_a_controller_that_is_away_is_no_refusal(
 def test_what_a_proxy_says_is_no_answer_of_slurms(
     rest: RestServer, status: int, body: bytes, sent: bool
 ) -> None:
-    rest.tell("POST", "/node/n1", body, status)
+    rest.set_answer("POST", "/node/n1", body, status)
     error = failure(scheduler_of(rest))
     assert isinstance(error, SchedulerUnavailable) and error.sent is sent
     assert str(status) in str(error)
@@ -125,14 +125,14 @@ def test_what_a_proxy_says_is_no_answer_of_slurms(
 
 def test_a_part_that_slurmrestd_ignored_was_not_done(rest: RestServer) -> None:
     ignored = {"description": 'Ignoring unknown field "reason" of type string', "source": "#/reason/"}
-    rest.tell("POST", "/node/n1", rest.shape.answer(warnings=[ignored]))
+    rest.set_answer("POST", "/node/n1", rest.shape.answer(warnings=[ignored]))
     error = failure(scheduler_of(rest))
     assert isinstance(error, SchedulerRefused) and '"reason"' in str(error)
 
 
 def test_another_warning_is_no_failure(rest: RestServer) -> None:
     noted = {"description": "Expected OpenAPI type=array but got OpenAPI type=string", "source": "#/name/"}
-    rest.tell("POST", "/node/n1", rest.shape.answer(warnings=[noted]))
+    rest.set_answer("POST", "/node/n1", rest.shape.answer(warnings=[noted]))
     scheduler_of(rest).drain("n1", REASON)
 
 
@@ -140,7 +140,7 @@ def test_another_warning_is_no_failure(rest: RestServer) -> None:
 
 
 def test_a_refused_token_is_renewed_and_the_request_sent_once_more(rest: RestServer) -> None:
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     rest.tokens = {OTHER}
     scheduler = scheduler_of(rest, TOKEN, OTHER)
     scheduler.drain("n1", REASON)
@@ -150,7 +150,7 @@ def test_a_refused_token_is_renewed_and_the_request_sent_once_more(rest: RestSer
 
 
 def test_two_refused_tokens_are_the_end(rest: RestServer) -> None:
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     rest.tokens = set()
     error = failure(scheduler_of(rest, TOKEN, OTHER))
     assert isinstance(error, SchedulerUnavailable) and error.sent is False
@@ -159,7 +159,7 @@ def test_two_refused_tokens_are_the_end(rest: RestServer) -> None:
 
 
 def test_the_same_token_is_not_sent_twice(rest: RestServer) -> None:
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     rest.tokens = set()
     failure(scheduler_of(rest, TOKEN))
     assert len(rest.writes) == 1
@@ -179,7 +179,7 @@ def test_another_release_after_a_restart_is_found_out(rest: RestServer) -> None:
     scheduler = scheduler_of(rest)
     assert scheduler.describe() == "rest, Slurm 25.11.0, v0.0.44"
     rest.release = "26.05"
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     scheduler.drain("n1", REASON)
     assert scheduler.describe() == "rest, Slurm 26.05.0, v0.0.45"
     # The look before it found the new address.
@@ -189,7 +189,7 @@ def test_another_release_after_a_restart_is_found_out(rest: RestServer) -> None:
 def test_a_newer_release_that_still_knows_the_address_is_noticed(rest: RestServer) -> None:
     scheduler = scheduler_of(rest)
     older = rest.shape
-    rest.tell("POST", "/node/n1", older.answer().replace(b"25.11.0", b"25.11.1"))
+    rest.set_answer("POST", "/node/n1", older.answer().replace(b"25.11.0", b"25.11.1"))
     scheduler.drain("n1", REASON)
     rest.release = "26.05"
     assert scheduler.describe() == "rest, Slurm 26.05.0, v0.0.45"
@@ -258,7 +258,7 @@ def test_a_write_that_only_looked_has_sent_nothing(rest: RestServer) -> None:
 
 def test_of_many_nodes_the_unknown_ones_are_named(rest: RestServer) -> None:
     rest.refuse("POST", "/nodes", 2018, "Invalid node name specified")
-    rest.tell("GET", "/nodes", rest.shape.answer(nodes=[rest.shape.node("n1", "IDLE", "DRAIN")]))
+    rest.set_answer("GET", "/nodes", rest.shape.answer(nodes=[rest.shape.node("n1", "IDLE", "DRAIN")]))
     with pytest.raises(UnknownNode, match="Unknown: n8, n9; read the others back") as caught:
         scheduler_of(rest).drain(["n8", "n1", "n9"], REASON)
     assert caught.value.code == 2018
@@ -298,7 +298,7 @@ def test_a_user_that_could_end_a_header_is_refused(rest: RestServer) -> None:
 
 def test_a_prefix_of_a_proxy_is_kept(rest: RestServer) -> None:
     rest.prefix = "/clusters/pod1"
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     for url in (f"{rest.url}/clusters/pod1", f"{rest.url}/clusters/pod1/"):
         RestScheduler(url, user=None, token=Tokens(TOKEN)).drain("n1", REASON)
     assert [path for _, path, _ in rest.writes] == ["/node/n1", "/node/n1"]

@@ -32,7 +32,7 @@ class StandingToken:
 def rest(request: pytest.FixtureRequest) -> Iterator[RestServer]:
     with serve_rest(request.param) as server:
         shape = server.shape
-        server.tell(
+        server.set_answer(
             "GET",
             "/nodes",
             shape.answer(
@@ -46,13 +46,13 @@ def rest(request: pytest.FixtureRequest) -> Iterator[RestServer]:
         running = shape.job(7, "RUNNING", nodes="n2", gres=["gpu:h100:2(IDX:0,3)"], start=AT)
         task = shape.job(9, "RUNNING", nodes="n2", gres=["gpu:h100:1(IDX:5)"], array=(8, 1))
         waiting = shape.job(8, "PENDING", array=(8, None))
-        server.tell("GET", "/jobs", shape.answer(jobs=[running, task, waiting]))
+        server.set_answer("GET", "/jobs", shape.answer(jobs=[running, task, waiting]))
         crashed = shape.job(6, "FAILED", exit_code=1, end=AT)
-        server.tell("GET", "/job/6", shape.answer(jobs=[crashed]))
-        server.tell("GET", "/job/7", shape.answer(jobs=[running]))
-        server.tell("GET", "/job/8", shape.answer(jobs=[waiting, task]))
+        server.set_answer("GET", "/job/6", shape.answer(jobs=[crashed]))
+        server.set_answer("GET", "/job/7", shape.answer(jobs=[running]))
+        server.set_answer("GET", "/job/8", shape.answer(jobs=[waiting, task]))
         held = {"name": "t1", "node_list": "n3", "users": "root", "flags": ["MAINT", "IGNORE_JOBS"]}
-        server.tell("GET", "/reservations", shape.answer(reservations=[held]))
+        server.set_answer("GET", "/reservations", shape.answer(reservations=[held]))
         yield server
 
 
@@ -90,7 +90,7 @@ def test_everything_is_read(rest: RestServer, scheduler: RestScheduler) -> None:
 def test_a_task_of_an_array_is_found_by_both_its_names(scheduler: RestScheduler, rest: RestServer) -> None:
     by_name = scheduler.job("8_1")
     assert by_name is not None and by_name.id == "9"
-    rest.tell("GET", "/job/9", rest.answers["GET", "/job/8"].body)
+    rest.set_answer("GET", "/job/9", rest.answers["GET", "/job/8"].body)
     assert scheduler.job("9") == by_name
 
 
@@ -102,7 +102,7 @@ def test_pitfall_20_a_time_that_is_not_set_or_infinite_is_none(
         "start_time": shape.number(AT, infinite=True),
         "end_time": shape.number(None),
     }
-    rest.tell("GET", "/job/7", shape.answer(jobs=[job]))
+    rest.set_answer("GET", "/job/7", shape.answer(jobs=[job]))
     found = scheduler.job("7")
     assert found is not None and (found.start_at, found.end_at) == (None, None)
 
@@ -129,12 +129,12 @@ def test_pitfall_21_a_list_that_has_not_changed_is_neither_sent_nor_made_again(
 ) -> None:
     first = scheduler.snapshot()
     shape = rest.shape
-    rest.tell("GET", "/nodes", b"", status=304)
-    rest.tell("GET", "/reservations", b"", status=304)
+    rest.set_answer("GET", "/nodes", b"", status=304)
+    rest.set_answer("GET", "/reservations", b"", status=304)
     nothing_new = {"description": "No job changes since update_time", "source": "_op_handler_jobs"}
     # Slurm answers 200 here, without a job and without a time of the last change.
     body = shape.answer(warnings=[nothing_new], jobs=[]).replace(str(AT).encode(), b"0")
-    rest.tell("GET", "/jobs", body)
+    rest.set_answer("GET", "/jobs", body)
     asked = len(rest.asked)
     second = scheduler.snapshot()
     assert second.nodes is first.nodes
@@ -150,7 +150,7 @@ def test_pitfall_21_a_list_that_is_really_empty_now_is_empty(
     rest: RestServer, scheduler: RestScheduler
 ) -> None:
     assert scheduler.snapshot().jobs
-    rest.tell("GET", "/jobs", rest.shape.answer(jobs=[]))
+    rest.set_answer("GET", "/jobs", rest.shape.answer(jobs=[]))
     assert scheduler.snapshot().jobs == {}
 
 
@@ -186,7 +186,7 @@ def test_drain_and_what_else_is_done_to_one_node_with_pitfall_3(
     rest: RestServer, scheduler: RestScheduler
 ) -> None:
     """Slurm records who was authenticated and ignores `reason_uid` (26.11 has none): it is never sent."""
-    rest.tell("POST", "/node/n1")
+    rest.set_answer("POST", "/node/n1")
     scheduler.drain("n1", REASON)
     scheduler.undrain("n1")
     scheduler.resume("n1")
@@ -214,7 +214,7 @@ def test_pitfall_1_a_drain_without_a_reason_is_never_sent(rest: RestServer, sche
 def test_many_nodes_are_one_call_from_24_11_on(rest: RestServer, scheduler: RestScheduler) -> None:
     body = {"state": ["DRAIN"], "reason": REASON}
     for path in ("/nodes", "/node/n1", "/node/n2"):
-        rest.tell("POST", path)
+        rest.set_answer("POST", path)
     scheduler.drain(["n1", "n2"], REASON)
     one_call = [("POST", "/nodes", {"name": ["n1", "n2"], **body})]
     one_by_one = [("POST", "/node/n1", body), ("POST", "/node/n2", body)]
@@ -239,7 +239,7 @@ def test_a_name_that_attacks_the_address_is_refused(
 
 def test_jobs_are_changed_by_their_own_id(rest: RestServer, scheduler: RestScheduler) -> None:
     """slurmrestd refuses `8_1` in an address; a plain id is the one record that has it."""
-    rest.tell("POST", "/job/9")
+    rest.set_answer("POST", "/job/9")
     scheduler.hold("8_1")
     scheduler.release("8_1")
     scheduler.exclude("8_1", ["n1", "n3"])
@@ -261,7 +261,7 @@ def test_jobs_are_changed_by_their_own_id(rest: RestServer, scheduler: RestSched
 
 
 def test_start_now_moves_the_begin_time_of_one_job(rest: RestServer, scheduler: RestScheduler) -> None:
-    rest.tell("POST", "/job/7")
+    rest.set_answer("POST", "/job/7")
     before = int(datetime.now(UTC).timestamp())
     scheduler.start_now("7")
     scheduler.start_now("8")  # pending tasks: no single job
@@ -280,7 +280,7 @@ def test_requeue_begins_with_26_05(rest: RestServer, scheduler: RestScheduler) -
         assert rest.asked[-1].path == "/ping", "nothing but the release was asked"
         return
     done = {"job_id": 9, "step_id": "8_1", "error": "No error", "error_code": 0, "why": ""}
-    rest.tell("POST", "/jobs/requeue", rest.shape.answer(status=[[done]]))
+    rest.set_answer("POST", "/jobs/requeue", rest.shape.answer(status=[[done]]))
     scheduler.requeue("8_1")
     scheduler.revive("6")
     scheduler.requeue("8")  # pending tasks
@@ -295,9 +295,9 @@ def test_requeue_begins_with_26_05(rest: RestServer, scheduler: RestScheduler) -
 
 def test_each_job_of_a_requeue_has_an_error_of_its_own() -> None:
     with serve_rest("26.05") as rest:
-        rest.tell("GET", "/job/7", rest.shape.answer(jobs=[rest.shape.job(7, "RUNNING", nodes="n1")]))
+        rest.set_answer("GET", "/job/7", rest.shape.answer(jobs=[rest.shape.job(7, "RUNNING", nodes="n1")]))
         refused = {"error": "Requested operation is presently disabled", "error_code": 2037, "why": ""}
-        rest.tell("POST", "/jobs/requeue", rest.shape.answer(status=[[refused]]))
+        rest.set_answer("POST", "/jobs/requeue", rest.shape.answer(status=[[refused]]))
         scheduler = RestScheduler(rest.url, user=None, token=StandingToken())
         with pytest.raises(SchedulerRefused) as caught:
             scheduler.requeue("7")
@@ -320,8 +320,8 @@ def test_reservations_begin_with_25_05(rest: RestServer, scheduler: RestSchedule
                 call()
         assert rest.writes == []
         return
-    rest.tell("POST", "/reservation")
-    rest.tell("DELETE", "/reservation/t1")
+    rest.set_answer("POST", "/reservation")
+    rest.set_answer("DELETE", "/reservation/t1")
     scheduler.reserve(wanted)
     scheduler.change_reservation("t1", ["n1"])
     scheduler.unreserve("t1")
@@ -348,7 +348,7 @@ def test_an_address_that_makes_and_changes_is_used_for_one_of_them() -> None:
     """POST /reservation would change one of the same name, and make one that is gone."""
     with serve_rest("25.11") as rest:
         there = {"name": "t1", "node_list": "n3", "users": "root", "flags": ["MAINT"]}
-        rest.tell("GET", "/reservations", rest.shape.answer(reservations=[there]))
+        rest.set_answer("GET", "/reservations", rest.shape.answer(reservations=[there]))
         scheduler = RestScheduler(rest.url, user=None, token=StandingToken())
         with pytest.raises(SchedulerRefused):
             scheduler.reserve(Reservation(name="t1", nodes=("n1",), users=("root",), maintenance=True))
@@ -367,7 +367,7 @@ def test_one_task_is_ended_and_signalled_by_its_name(rest: RestServer, scheduler
                 call()
         assert rest.writes == []
         return
-    rest.tell("DELETE", "/jobs", rest.shape.answer(status=[]))
+    rest.set_answer("DELETE", "/jobs", rest.shape.answer(status=[]))
     scheduler.signal("8_1", "USR1")
     scheduler.cancel("8_1")
     assert rest.writes == [
@@ -378,7 +378,7 @@ def test_one_task_is_ended_and_signalled_by_its_name(rest: RestServer, scheduler
         "error": {"code": 2021, "string": "Job/step already completing or completed"},
         "step_id": "8_1",
     }
-    rest.tell("DELETE", "/jobs", rest.shape.answer(status=[refused]))
+    rest.set_answer("DELETE", "/jobs", rest.shape.answer(status=[refused]))
     with pytest.raises(SchedulerRefused) as caught:
         scheduler.signal("8_1", "USR1")
     assert caught.value.code == 2021
@@ -389,7 +389,7 @@ def test_a_batch_job_is_submitted(rest: RestServer, scheduler: RestScheduler) ->
     id_at = rest.shape.answer()[:-1] + (
         b', "job_id": 41}' if since(rest, "v0.0.42") else b', "result": {"job_id": 41}}'
     )
-    rest.tell("POST", "/job/submit", id_at)
+    rest.set_answer("POST", "/job/submit", id_at)
     wanted = Submission(
         name="healer-test", script="#!/bin/sh\nexit 0\n", nodes=("n1", "n2"), time_limit_s=61,
         reservation="t1", comment="inc:1a2b3c4d", gpus_per_node=8,
@@ -408,7 +408,7 @@ def test_a_batch_job_is_submitted(rest: RestServer, scheduler: RestScheduler) ->
 
 def test_the_controller_answers_with_its_queues(rest: RestServer, scheduler: RestScheduler) -> None:
     figures = b'{"server_thread_count": 3, "agent_queue_size": 7, "dbd_agent_queue_size": 11}'
-    rest.tell("GET", "/diag", rest.shape.answer()[:-1] + b', "statistics": ' + figures + b"}")
+    rest.set_answer("GET", "/diag", rest.shape.answer()[:-1] + b', "statistics": ' + figures + b"}")
     found = scheduler.controller()
     assert (found.cluster, found.adapter, found.host, found.role) == ("pod1", "rest", "ctl", "primary")
     assert (found.version, found.threads, found.agent_queue, found.dbd_queue) == (
@@ -442,8 +442,8 @@ def test_pitfall_25_what_no_release_has_an_address_for_is_never_tried(
 def test_pitfall_25_a_get_changes_nothing(rest: RestServer, scheduler: RestScheduler) -> None:
     """`GET /job/7/requeue` exists from 26.05 on; any proxy or checker of links may send a GET twice."""
     for path in ("/job/7", "/node/n1", "/nodes"):
-        rest.tell("POST", path)
-    rest.tell("POST", "/jobs/requeue", rest.shape.answer(status=[]))
+        rest.set_answer("POST", path)
+    rest.set_answer("POST", "/jobs/requeue", rest.shape.answer(status=[]))
     scheduler.snapshot()
     scheduler.drain("n1", REASON)
     scheduler.hold("7")

@@ -115,9 +115,9 @@ def test_wrong_or_used_codes_are_refused(site: Site) -> None:
     site.sign_in(ann, code=used)
     with pytest.raises(SignInRefused, match="already used"):
         site.sign_in(ann, code=used)
-    nobody = ann._replace(account=msgspec.structs.replace(ann.account, name="nobody"))
+    unknown = ann._replace(account=msgspec.structs.replace(ann.account, name="nobody"))
     with pytest.raises(SignInRefused, match="is wrong"):
-        site.sign_in(nobody)
+        site.sign_in(unknown)
 
 
 def test_groups_are_granted_by_the_access_file_and_duties_bind_them(site: Site) -> None:

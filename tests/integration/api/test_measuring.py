@@ -84,13 +84,13 @@ PROMETHEUS = {
 }
 
 
-def told(api: Api) -> tuple[list[Report], list[StepBatch]]:
+def new_samples(api: Api) -> tuple[list[Report], list[StepBatch]]:
     return api.samples.new()
 
 
 def values(api: Api) -> dict[tuple[str, Column], float]:
     """(node, column) -> value, of all that is new."""
-    reports, _ = told(api)
+    reports, _ = new_samples(api)
     known = api.services.columns.columns({one for report in reports for one in report.columns.tolist()})
     return {
         (report.node, known[column]): value
@@ -214,7 +214,7 @@ def test_step_times(served: Served) -> None:
     assert [one["index"] for one in answer.json()["rejected"]] == [1]
     other = client.post(STEPS, json=step_body(node=None, cluster="pod2"), headers=api.headers("signals"))
     assert (other.status_code, "pod2" in other.json()["detail"]) == (422, True)
-    _, batches = told(api)
+    _, batches = new_samples(api)
     assert [(one.job, one.step.tolist(), one.step_s.tolist()) for one in batches] == [("4711", [120], [1.93])]
 
 
@@ -239,7 +239,7 @@ def test_a_token_bound_to_a_node_measures_that_node_alone(served: Served) -> Non
     xml = {**mine, "Content-Type": "text/xml"}
     assert client.post(METRICS, json=node_body(), headers=mine).status_code == 202
     assert client.post(STEPS, json=step_body(), headers=mine).status_code == 202
-    told(api)
+    new_samples(api)
     foreign = written(({"__name__": "node_load1", "instance": "gpu0002:9100"}, 1))
     for answer in (
         client.post(METRICS, json=[node_body(), node_body("gpu0002")], headers=mine),
@@ -252,7 +252,7 @@ def test_a_token_bound_to_a_node_measures_that_node_alone(served: Served) -> Non
         client.post(CHECKPOINTS, json=checkpoint_body(), headers=mine),
     ):
         assert answer.status_code == 403, answer.request.url
-    assert told(api) == ([], [])
+    assert new_samples(api) == ([], [])
     page = client.get("/api/v1/audit?verb=access.refused", headers=api.headers("auditor")).json()
     assert {one["data"]["what"] for one in page["items"]} == {
         f"POST {path}" for path in (METRICS, TEXT, XML, WRITE, STEPS, CHECKPOINTS)
@@ -285,7 +285,7 @@ def test_figures_name_the_relay_that_sent_them_by_every_route(
         client.post(f"{SIGNALS}/hooks/health-check", json=hook, headers=headers),
     )
     assert all(answer.is_success for answer in answers)
-    reports, _ = told(api)
+    reports, _ = new_samples(api)
     assert len(reports) == len(answers) + 1  # of a hook both the host's figures and nvidia-smi's
     assert {report.relayed_by.partition(" (")[0] for report in reports} == {says}
 
@@ -302,7 +302,7 @@ def test_node_token_may_send_for_jobs_on_that_node_only(served: Served) -> None:
     elsewhere = api.headers("signals", node="gpu0003")
     answer = client.post(STEPS, json=step_body(node="gpu0003"), headers=elsewhere).json()
     assert (answer["accepted"], len(answer["rejected"])) == (0, count)
-    assert [one.job for one in told(api)[1]] == ["4711"]
+    assert [one.job for one in new_samples(api)[1]] == ["4711"]
 
 
 def test_a_refused_body_teaches_nothing_of_the_node_it_names(served: Served) -> None:
@@ -316,9 +316,9 @@ def test_a_refused_body_teaches_nothing_of_the_node_it_names(served: Served) -> 
     honest = {**api.headers("signals"), "Content-Type": "text/plain"}
     client.post(TEXT, content=EXPOSITION.replace("NODE", "gpu0002"), headers=honest)
     with api.engine.connect() as conn:
-        (told,) = conn.execute(sa.text("SELECT doc #> '{data,gpus}' FROM inbox")).scalars()
+        (new_samples,) = conn.execute(sa.text("SELECT doc #> '{data,gpus}' FROM inbox")).scalars()
         numbered = set(conn.execute(sa.text("SELECT gpu FROM signal_columns")).scalars())
-    assert [one["index"] for one in told] == [0, 1]
+    assert [one["index"] for one in new_samples] == [0, 1]
     assert numbered == {0, 1}
 
 
@@ -338,7 +338,7 @@ def test_job_token_may_send_for_that_job_only(served: Served) -> None:
     assert client.post(STEPS, json=[step_body(), step_body("4712")], headers=mine).status_code == 403
     assert client.post(CHECKPOINTS, json=checkpoint_body("4712"), headers=mine).status_code == 403
     assert client.post(METRICS, json=node_body(), headers=mine).status_code == 403
-    assert [one.job for one in told(api)[1]] == ["4711"]
+    assert [one.job for one in new_samples(api)[1]] == ["4711"]
 
 
 def test_a_token_bound_to_a_cluster_measures_no_other(served: Served) -> None:
@@ -352,7 +352,7 @@ def test_a_token_bound_to_a_cluster_measures_no_other(served: Served) -> None:
     elsewhere = {**api.headers("signals"), "Content-Type": "text/plain"}
     answer = client.post(f"{TEXT}?cluster=pod2&node=gpu0001", content="node_load1 1\n", headers=elsewhere)
     assert answer.status_code == 422
-    assert told(api) == ([], [])
+    assert new_samples(api) == ([], [])
 
 
 def test_unknown_series_are_counted_and_listed(served: Served) -> None:

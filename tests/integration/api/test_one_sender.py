@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.incidents.certainty import is_proven_fatal
 from healer.model import Component, Evidence, Sense
-from tests.integration.api.test_measuring import SIGNALS, STEPS, step_body, told
+from tests.integration.api.test_measuring import SIGNALS, STEPS, new_samples, step_body
 from tests.support.api import Api, incident
 
 Served = tuple[Api, httpx.Client]
@@ -26,7 +26,7 @@ def test_step_times_prove_a_relay_s_text_if_another_token_sent_them(served: Serv
     assert client.post(STEPS, json=step_body(), headers=trainer).status_code == 202
     with api.engine.connect() as conn:
         relayed_by = conn.execute(sa.text("SELECT doc ->> 'relayed_by' FROM inbox")).scalar_one()
-    _, (batch,) = told(api)
+    _, (batch,) = new_samples(api)
     where = Component(cluster="pod1", node="gpu0001")
 
     def said(sense: Sense, relayed_by: str = "", sent_by: str = "") -> Evidence:

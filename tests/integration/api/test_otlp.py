@@ -150,12 +150,12 @@ def test_errors_are_statuses_in_the_requests_encoding(served: Served, path: str,
     api, client = served
     headers = api.headers("signals")
     wrong = post(client, path, b"\x0a\x7f", kind, headers)
-    nobody = post(client, path, b"", kind, {})
+    anonymous = post(client, path, b"", kind, {})
     viewer = post(client, path, b"", kind, api.headers("viewer"))
     packed = post(client, path, b"", kind, headers | {"Content-Encoding": "br"})
     foreign = post(client, path, b"", kind, api.headers("signals", job="4711", cluster=CLUSTER))
     asked = post(client, path + "?nodes=x", b"{}" if kind == JSON else b"", kind, headers)
-    answers = (wrong, nobody, viewer, packed, foreign, asked)
+    answers = (wrong, anonymous, viewer, packed, foreign, asked)
     assert [one.status_code for one in answers] == [400, 401, 403, 415, 403, 400]
     for answer, code in zip(answers, (3, 16, 7, 3, 7, 3), strict=True):
         assert answer.headers["content-type"] == kind
@@ -164,7 +164,7 @@ def test_errors_are_statuses_in_the_requests_encoding(served: Served, path: str,
             assert answer.json()["message"]
         else:
             assert answer.content.startswith(b"\x08" + varint(code) + b"\x12")
-    assert nobody.headers["www-authenticate"].startswith("Bearer")
+    assert anonymous.headers["www-authenticate"].startswith("Bearer")
 
 
 def test_node_token_may_send_for_that_node_only(served: Served) -> None:

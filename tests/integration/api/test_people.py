@@ -40,8 +40,8 @@ def test_the_groups_grant_role_playbook_and_cluster(site: Site) -> None:
     assert site.ask("POST", "/playbooks/drain/runs", eve, **run).status_code == 403
     far = site.arrive("far", "far")
     assert site.ask("GET", "/nodes", far).status_code == 403, "its cluster is another one"
-    nobody = site.ask("GET", "/nodes", site.arrive("nob", "guests"))
-    assert (nobody.status_code, "gives your groups a role" in nobody.json()["detail"]) == (403, True)
+    unmapped = site.ask("GET", "/nodes", site.arrive("nob", "guests"))
+    assert (unmapped.status_code, "gives your groups a role" in unmapped.json()["detail"]) == (403, True)
 
 
 def test_an_administrator_by_group_is_one_at_the_clusters_and_for_the_playbooks_of_the_entry(

@@ -81,7 +81,7 @@ def test_compute_communication_and_data_times_are_separated(receiver: Receiver) 
     assert one["step_s"] >= one["data_s"] + one["compute_s"] + one["comm_s"] + 0.01
 
 
-def stands(receiver: Receiver) -> Any:
+def stuck_sample(receiver: Receiver) -> Any:
     """The last word of a rank that stands, as healer takes it."""
     wait_until(
         lambda: any("open_s" in one for one in receiver.samples()), 10, what="a word of where it stands"
@@ -106,7 +106,7 @@ def test_rank_stuck_in_a_step_says_where(
         with steps.step() as step:
             if done:
                 step.compute_done()
-            word = stands(receiver)
+            word = stuck_sample(receiver)
     assert word["open_s"] >= 0.1
     assert {name: word[name] for name in ("step", "doing", "rank", "node", "gpu")} == {
         "step": 1, "doing": doing, "rank": 9, "node": "gpu0003", "gpu": 6,
@@ -118,7 +118,7 @@ def test_a_program_that_rests_says_so_at_once(receiver: Receiver) -> None:
         with steps.step():
             pass
         with steps.rest("evaluation"):
-            word = stands(receiver)
+            word = stuck_sample(receiver)
     assert (word["doing"], word["step"]) == ("evaluation", 0)
 
 

@@ -80,8 +80,8 @@ def test_cached_conditions_equal_freshly_computed_ones_on_every_tick() -> None:
         forgetful(forgets)
         one, other = keeps.tick(fleet.telemetry, now), forgets.tick(fleet.telemetry, now)
         for root in roots:
-            kept, anew = one.truth(root), other.truth(root)
-            assert is_same(anew, kept), (now, root)
+            kept, fresh = one.truth(root), other.truth(root)
+            assert is_same(fresh, kept), (now, root)
             taken_over += before.get(id(root)) is kept
             before[id(root)] = kept
             made += 1

@@ -94,8 +94,8 @@ def test_host_memory_falling_on_all_nodes_is_reported_with_time_left() -> None:
     assert START + timedelta(hours=2) <= first.at <= START + timedelta(hours=3)
     assert "job 7 (ann) leaks host memory on all its 4 nodes" in first.text
     left_h = 12.5 - (first.at - START) / timedelta(hours=1)
-    told_h = float(first.text.partition("none is left in ")[2].partition(" h")[0])
-    assert abs(told_h - left_h) < 1.0
+    reported_h = float(first.text.partition("none is left in ")[2].partition(" h")[0])
+    assert abs(reported_h - left_h) < 1.0
     assert first.jobs == ("7",)
     assert len({one.evidence[0].digest for one in found}) == 1
 

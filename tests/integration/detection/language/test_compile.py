@@ -240,9 +240,15 @@ def test_the_past_of_a_condition_is_carried_over_to_changed_rules() -> None:
         program.tick(fleet.telemetry, fleet.now)
         fleet.after(5)
     fleet.send_gpus("n1", heat=[5, 5, 5, 5])
-    anew = parse.condition("share(heat > 2, 1m) > 0.5", SIGNALS, Scope.gpu)
-    assert Program([anew]).tick(fleet.telemetry, fleet.now).truth(anew).tolist()[:4] == [UNKNOWN] * 4
-    assert Program([anew], program).tick(fleet.telemetry, fleet.now).truth(anew).tolist()[:4] == [TRUE] * 4
+    parsed_again = parse.condition("share(heat > 2, 1m) > 0.5", SIGNALS, Scope.gpu)
+    assert (
+        Program([parsed_again]).tick(fleet.telemetry, fleet.now).truth(parsed_again).tolist()[:4]
+        == [UNKNOWN] * 4
+    )
+    assert (
+        Program([parsed_again], program).tick(fleet.telemetry, fleet.now).truth(parsed_again).tolist()[:4]
+        == [TRUE] * 4
+    )
 
 
 def test_nothing_is_known_of_the_minutes_of_a_signal_that_fell_silent() -> None:

@@ -21,8 +21,8 @@ from tests.support.hooks import (
     HookNode,
     check_of,
     life,
-    nobody_listens,
     smi,
+    unused_url,
 )
 from tests.support.wait import wait_until
 
@@ -291,7 +291,7 @@ def test_a_report_that_healer_will_never_take_is_not_sent_again(node: HookNode, 
 def test_away_only_a_certain_fault_that_the_site_listed_fails_it(
     node: HookNode, listed: str, status: int
 ) -> None:
-    node.settings |= {"HEALER_URL": nobody_listens(), "HEALER_HOOK_FAIL_CLOSED": listed}
+    node.settings |= {"HEALER_URL": unused_url(), "HEALER_HOOK_FAIL_CLOSED": listed}
     node.kernel(LOST)
     done = node.run("prolog")
     assert done.returncode == status
@@ -305,12 +305,12 @@ def test_a_gpu_that_was_lost_earlier_in_this_boot_still_counts(node: HookNode, h
     node.settings["HEALER_HOOK_FAIL_CLOSED"] = "gpu-lost"
     assert node.run("epilog").returncode == 0, "healer answered: its word counts, and no local one"
     assert "refused" not in healer.reports[0]
-    node.settings["HEALER_URL"] = nobody_listens()
+    node.settings["HEALER_URL"] = unused_url()
     assert node.run("prolog").returncode == 1
 
 
 def test_uncertain_fault_cannot_be_listed(node: HookNode) -> None:
-    node.settings |= {"HEALER_URL": nobody_listens(), "HEALER_HOOK_FAIL_CLOSED": "xid,procs_blocked"}
+    node.settings |= {"HEALER_URL": unused_url(), "HEALER_HOOK_FAIL_CLOSED": "xid,procs_blocked"}
     node.kernel(FATAL)
     assert node.run("prolog").returncode == 0
 
@@ -409,7 +409,7 @@ def test_a_missing_or_wrong_setting_is_one_line_and_no_failure(tmp_path: Path) -
 
 
 def test_the_token_is_never_printed_nor_kept(node: HookNode) -> None:
-    node.settings["HEALER_URL"] = nobody_listens()
+    node.settings["HEALER_URL"] = unused_url()
     done = node.run("prolog")
     assert TOKEN not in done.stdout + done.stderr + str(node.spooled)
 

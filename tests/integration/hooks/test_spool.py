@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hooks import FATAL, LOST, Healer, HookNode, life, nobody_listens
+from tests.support.hooks import FATAL, LOST, Healer, HookNode, life, unused_url
 
 pytestmark = pytest.mark.heavy
 
@@ -26,7 +26,7 @@ def node(tmp_path: Path, healer: Healer) -> HookNode:
 
 def away(node: HookNode, environ: Mapping[str, str] | None = None) -> None:
     """A run while nobody answers."""
-    url, node.settings["HEALER_URL"] = node.settings["HEALER_URL"], nobody_listens()
+    url, node.settings["HEALER_URL"] = node.settings["HEALER_URL"], unused_url()
     assert node.run("prolog", environ=environ).returncode == 0
     node.settings["HEALER_URL"] = url
 

@@ -381,7 +381,7 @@ def test_evidence_of_an_incident_that_is_over_opens_nothing_again() -> None:
     batch = site.say(1, LOST)
     site.walk(*batch)
     closed = site.incident.id
-    site.tell(CommandKind.resolve, incident=closed)
+    site.send_command(CommandKind.resolve, incident=closed)
     site.walk()
     for pause_s in (1, 3600):
         site.clock.advance(pause_s)
@@ -449,7 +449,7 @@ def test_resolved_drain_incident_stays_resolved_while_the_node_is_drained() -> N
     site.walk()
     known = site.incident.id
     site.clock.advance(600)
-    site.tell(CommandKind.resolve, incident=known)
+    site.send_command(CommandKind.resolve, incident=known)
     site.walk()
     site.run_for(3)
     assert site.open_incidents == []

@@ -222,7 +222,7 @@ def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_s
     assert paged() == ["a rule does not do what its cases say", "the detection tick fails repeatedly"]
 
 
-def told_of_itself(node: str, at: datetime, **facts: str) -> Observation:
+def self_report(node: str, at: datetime, **facts: str) -> Observation:
     return Observation(
         digest=digest_of("inventory", node, at), kind=ObservationKind.inventory,
         component=Component(cluster=CLUSTER, node=node), event_at=at, arrived_at=at, data={"facts": facts},
@@ -236,7 +236,7 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
     )
     with place.engine.begin() as conn:
         save_reference(conn, good)
-    place.inbox.add([told_of_itself(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
+    place.inbox.add([self_report(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
     place.detector().once()
     place.clock.advance(3600)  # what was told is older than all that a restart reads again
     detector = place.detector()
@@ -245,6 +245,6 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
     assert (one.rule, one.fault) == ("drift", "drift:kernel:6.5.0-18")
     assert {where.node for where in one.affected} == {name(2), name(3)}
     for node in (2, 3):
-        place.inbox.add([told_of_itself(name(node), place.clock.now(), kernel="6.8.0-60")])
+        place.inbox.add([self_report(name(node), place.clock.now(), kernel="6.8.0-60")])
     until(place, 120, detector.once)
     assert place.incidents() == []

@@ -98,8 +98,8 @@ def test_twice_the_same_bytes(replayed: Replayed) -> None:
 def test_when_the_fault_comes_it_is_one_incident_and_a_hit(replayed: Replayed) -> None:
     (real,) = replayed.after["incidents"]
     assert real["rule"] != RULE and real["root"]["gpu"] == 2
-    (foretold,) = replayed.after["merged"]
-    assert foretold["rule"] == RULE and foretold["into"] == real["id"]
+    (forecast_row,) = replayed.after["merged"]
+    assert forecast_row["rule"] == RULE and forecast_row["into"] == real["id"]
     (forecast,) = [one for one in replayed.forecasts if one.rule == RULE]
     assert forecast.outcome is ForecastOutcome.hit
     assert forecast.told_at < forecast.until

@@ -32,7 +32,7 @@ def test_what_all_ranks_share_is_said_and_no_node_is_blamed(change: dict[str, fl
     site.train(WELL_S)
     assert site.found == []
     hit.change(**change)
-    incident = site.train_until_told("slowness-shared", 180)
+    incident = site.train_until_found("slowness-shared", 180)
     assert incident is not None and incident.root.job == hit.id and what in incident.evidence[0].text
     site.train(300)
     assert {one.component.job for one in site.found} == {hit.id} and site.blamed() == set()
@@ -47,7 +47,7 @@ def test_a_node_slow_from_the_start_of_a_small_job_is_found_by_other_jobs() -> N
     site.slow(11, 1.1)
     site.slow(12, 1.1)
     site.begin(range(9, 13))  # two of four: they cannot be told from the other two
-    incident = site.train_until_told("slower-than-elsewhere", 400)
+    incident = site.train_until_found("slower-than-elsewhere", 400)
     assert incident is not None and " % more compute per unit of work" in incident.evidence[0].text
     site.train(200)
     assert site.blamed() == {name(11), name(12)}
@@ -61,7 +61,7 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     first = site.begin(range(1, 9), whole=True)
     site.train(WELL_S)
     site.slow(3, 1.3)
-    incident = site.train_until_told("job-slow", 180)
+    incident = site.train_until_found("job-slow", 180)
     assert incident is not None and incident.affected == () and len(proposed(site)) == 1
     site.end(first)
     site.slow(3)
@@ -71,7 +71,7 @@ def test_a_slow_job_of_whole_steps_names_its_suspect_and_the_search_by_halves_pr
     second = site.begin([3, *range(9, 16)], whole=True)
     site.train(WELL_S)
     site.slow(3, 1.3)
-    incident = site.train_until_told("job-slow", 240)
+    incident = site.train_until_found("job-slow", 240)
     assert incident is not None and [one.node for one in incident.affected] == [name(3)]
     run = proposed(site)[-1]
     site.approve(run)
@@ -100,7 +100,7 @@ def test_node_with_slow_tests_is_reported_suspected_first_and_searched_first() -
     (low,) = site.open_incidents
     assert (low.rule, low.root.node, low.run) == ("slower-than-fleet", name(5), None)
     site.slow(5, 1.3)
-    slow = site.train_until_told("job-slow", 180)
+    slow = site.train_until_found("job-slow", 180)
     assert slow is not None and [one.node for one in slow.affected] == [name(5)]
     (run,) = proposed(site)
     site.approve(run)

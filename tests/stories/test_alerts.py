@@ -248,7 +248,7 @@ def test_an_alert_of_before_the_repair_does_not_drain_the_node_again() -> None:
 def test_alert_resolved_by_a_person_is_not_reported_again() -> None:
     site = Site(10)
     site.run_for(5, *say(site, "NodeFilesystemReadOnly"))
-    site.tell(CommandKind.resolve, incident=site.incidents[0].id)
+    site.send_command(CommandKind.resolve, incident=site.incidents[0].id)
     site.run_for(700, step_s=10)
     assert opened(site) == [] and len(site.incidents) == 1
 

@@ -80,7 +80,7 @@ def test_an_owner_who_writes_a_new_reason_has_answered() -> None:
 
 def test_who_took_the_incident_on_is_not_asked() -> None:
     site, run = drained()
-    site.tell(CommandKind.acknowledge, incident=site.incident.id)
+    site.send_command(CommandKind.acknowledge, incident=site.incident.id)
     wait_days(site, 3)
     assert asked(site) == [] and state_of(site, run)[0] is RunState.running
     assert site.log(run)[-1].text == "ann took it: no one else is asked"

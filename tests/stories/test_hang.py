@@ -35,13 +35,15 @@ def show(
     late: int | None = 3,
     left_out: tuple[int, ...] = (),
     gpu: GpuActivity = QUIET,
-    stood_s: float = 600,
+    stalled_s: float = 600,
     age_s: float = 30,
 ) -> None:
     at = site.now - timedelta(seconds=age_s)
     for index in range(NODES):
         mine = [rank for rank in (2 * index, 2 * index + 1) if rank not in left_out]
-        dumps = {rank: up_to(7, members=MEMBERS, waits=rank != late, at=at, stood_s=stood_s) for rank in mine}
+        dumps = {
+            rank: up_to(7, members=MEMBERS, waits=rank != late, at=at, stalled_s=stalled_s) for rank in mine
+        }
         site.nodes.put_job(name(index + 1), job, on_node(dumps, at, gpu=gpu), STACKS)
 
 
@@ -128,7 +130,7 @@ def other_call(site: Site, job: str) -> None:
         ({"gpu": GpuActivity(pci="x", util_percent=100)}, "GPU activity is not known on every node"),
         ({"left_out": (2,)}, "Some ranks left no dump, so the hang is not confirmed"),
         ({"left_out": (0, 1, 2, 3)}, "Its GPUs are idle, for no known reason"),
-        ({"stood_s": 5}, "It had been stalled for less than a minute when the dumps were written"),
+        ({"stalled_s": 5}, "It had been stalled for less than a minute when the dumps were written"),
         ({"age_s": 7200}, "Its GPUs are idle, for no known reason"),
     ],
 )

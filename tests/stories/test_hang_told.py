@@ -31,7 +31,7 @@ def hung(site: SlowSite, comment: str = "", *, proven: bool = True) -> str:
     at = site.now - timedelta(seconds=30)
     for index in range(2):
         ranks = (2 * index, 2 * index + 1) if proven else ()
-        dumps = {rank: up_to(7, members=MEMBERS, waits=rank != 3, at=at, stood_s=600) for rank in ranks}
+        dumps = {rank: up_to(7, members=MEMBERS, waits=rank != 3, at=at, stalled_s=600) for rank in ranks}
         site.nodes.put_job(name(index + 1), job, on_node(dumps, at, gpu=QUIET), STACKS)
     site.find("hang", node=None, job=job)
     return job

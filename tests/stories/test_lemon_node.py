@@ -16,7 +16,7 @@ WHERE = Component(cluster=CLUSTER, node=NODE)
 class LemonSite(SlowSite):
     """One node has had four faults of four kinds today."""
 
-    def tell(self) -> Detections:
+    def tick_lemons(self) -> Detections:
         faults = tuple((self.now, f"xid-{code}") for code in (48, 63, 79, 94))
         past = [NodeRecord(node=NODE, faults=faults)]
 
@@ -35,7 +35,7 @@ class LemonSite(SlowSite):
 
 def test_a_person_is_asked_and_nothing_is_taken_even_where_all_else_is_automatic() -> None:
     site = LemonSite()
-    assert site.tell().findings
+    assert site.tick_lemons().findings
     site.pass_time(30)
     incident = site.of(LEMON_NODE)
     assert incident is not None and incident.severity == "P3"
@@ -48,7 +48,7 @@ def test_a_person_is_asked_and_nothing_is_taken_even_where_all_else_is_automatic
 
 def test_fault_of_the_node_stays_beside_it() -> None:
     site = LemonSite()
-    site.tell()
+    site.tick_lemons()
     site.walk(*site.say(1, DEGRADED))
     site.pass_time(5)
     rules = {one.rule for one in site.open_incidents}

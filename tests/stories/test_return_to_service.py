@@ -114,6 +114,6 @@ def test_a_withdrawn_request_is_tested_and_then_returns_the_node(passes: bool) -
 
 def test_what_a_person_has_acknowledged_is_theirs() -> None:
     site, incident = waiting_for_a_person()
-    site.tell(CommandKind.acknowledge, incident=incident.id)
+    site.send_command(CommandKind.acknowledge, incident=incident.id)
     site.run_for(600, *site.say(1, ASKS.format(RESET, NONE)), step_s=5)
     assert site.node(1).drain and [one.playbook for one in site.ledger.tables.runs.values()] == ["gpu-fatal"]

@@ -71,8 +71,8 @@ class CommandSite(Site):
         for _ in range(seconds // 30):
             self.errors += 5 if self.growing else 0
             if not self.silent:
-                self.readings.tell(NODE, ERRORS, self.now, self.errors)
-                self.readings.tell(NODE, Column("ib_rcv_bytes_total", PORT), self.now, self.now.timestamp())
+                self.readings.add(NODE, ERRORS, self.now, self.errors)
+                self.readings.add(NODE, Column("ib_rcv_bytes_total", PORT), self.now, self.now.timestamp())
             self.run_for(30, step_s=15)
 
     def state(self, run: str) -> RunState:

@@ -45,7 +45,7 @@ def test_a_run_files_one_ticket_and_a_person_closes_it_with_what_was_done() -> N
     (filed,) = tickets(site)
     assert (filed.stage, filed.key) == (TicketStage.opened, site.incident.id)
     assert (filed.severity, filed.since) == (site.incident.severity, site.incident.opened)
-    site.tell(CommandKind.resolve, incident=site.incident.id, reason="GPU 3 replaced")
+    site.send_command(CommandKind.resolve, incident=site.incident.id, reason="GPU 3 replaced")
     site.walk()
     site.run_for(5)
     closed = tickets(site)[-1]
@@ -81,10 +81,10 @@ def test_reopened_ticket_is_reported_and_closed_again() -> None:
     site = faulty()
     name = site.incident.id
     for reason in ("replaced", "replaced again"):
-        site.tell(CommandKind.resolve, incident=name, reason=reason)
+        site.send_command(CommandKind.resolve, incident=name, reason=reason)
         site.walk()
         site.clock.advance(60)
-        site.tell(CommandKind.reopen, incident=name, reason="it is back")
+        site.send_command(CommandKind.reopen, incident=name, reason="it is back")
         site.walk()
         site.clock.advance(60)
     stages = [one.stage for one in tickets(site) if one.stage is not TicketStage.updated]
@@ -94,7 +94,7 @@ def test_reopened_ticket_is_reported_and_closed_again() -> None:
 
 def test_without_a_ticket_its_end_is_not_announced() -> None:
     site = faulty(Mode.shadow)
-    site.tell(CommandKind.resolve, incident=site.incident.id, reason="looked at")
+    site.send_command(CommandKind.resolve, incident=site.incident.id, reason="looked at")
     site.walk()
     assert tickets(site) == []
 

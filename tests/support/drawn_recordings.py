@@ -411,7 +411,7 @@ class _Drawing:
                 drawn.causes.append(cause)
             gaps = ((1, 10), (10, 120), (120, 600)) if self.beats else ((1, 60), (60, 1200), (3600, 10800))
             at += rng.uniform(*rng.choice(gaps))
-        rows = list(self.extra) + self._told(first)
+        rows = list(self.extra) + self._sent(first)
         busy_until = max([at, *(when for when, _ in rows)])
         jobs_end = busy_until + rng.uniform(120, 300 if self.beats else 900)
         repaired = jobs_end + (rng.uniform(300, 700) if self.beats else rng.uniform(3600, 14400))
@@ -422,11 +422,11 @@ class _Drawing:
         drawn.rows = [{"at": stamp(when), **row} for when, row in rows]
         return drawn
 
-    def _told(self, first: float) -> list[tuple[float, Row]]:
+    def _sent(self, first: float) -> list[tuple[float, Row]]:
         """What the senders made of the events; none of a node that is planned away counts as sure."""
         longest = 240.0 if self.beats else 3300.0
         events = [replace(event, seq=100 + 3 * place) for place, event in enumerate(sorted(self.events))]
-        sent = senders.tell(self.rng, events, self.nodes, longest)
+        sent = senders.send_all(self.rng, events, self.nodes, longest)
         away = {node for node, _, _ in self.drawn.planned}
         for at, node in sent.sure:
             if node not in away:

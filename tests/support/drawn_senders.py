@@ -194,7 +194,7 @@ KERNEL_ROUTES = ("signals/kernel-log", "signals/logs", "signals/otlp")
 REREADERS: list[Sender] = [follower, text, journal]
 
 
-def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest_s: float) -> Sent:
+def send_all(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest_s: float) -> Sent:
     """What a drawn set of senders makes of the events."""
     sent = Sent()
     chosen = rng.sample(SENDERS, rng.choice((1, 1, 2, 2, 3, 4)))

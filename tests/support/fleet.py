@@ -21,7 +21,7 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_telemetry import Sent, SimTelemetry
 from healer.sim.stores import MemoryCheckpoints, MemoryColumns
-from tests.support.loop import CLUSTER, START, Site, equip, name
+from tests.support.loop import CLUSTER, START, Site, equip
 
 #: A job that lets itself be requeued for a slow node.
 OPTED_IN = "healer:requeue"
@@ -130,7 +130,3 @@ class Fleet(Site):
     def drained(self) -> list[str]:
         """Nodes that healer took out, ever."""
         return sorted({one.node for one in self.ledger.tables.granted})
-
-    def told_by(self, node: int) -> set[str]:
-        """Rules that spoke of this node."""
-        return {one.rule for one in self.found if one.component.node == name(node)}

@@ -77,7 +77,7 @@ class Healer:
         self._thread.join(5)
 
 
-def nobody_listens() -> str:
+def unused_url() -> str:
     """An address where a connection is refused."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -140,11 +140,11 @@ def play(site: Site, blows: Sequence[Blow], node: str, more: Callable[[], Mappin
             killer.start()
         wait_until(lambda: time.monotonic() >= began + 0.1)
         shipper.ship(body)
-        wait_until(lambda: _told(site, node, job), END_S, what="the story is told", every_s=0.1)
+        wait_until(lambda: _finished(site, node, job), END_S, what="the story is told", every_s=0.1)
         for killer in killers:
             killer.join()
         wait_until(lambda: _ready(site), END_S, what="/readyz answers 200 again", every_s=0.1)
-        wait_until(lambda: _told(site, node, job), END_S, what="the story is told", every_s=0.1)
+        wait_until(lambda: _finished(site, node, job), END_S, what="the story is told", every_s=0.1)
     accepted = len(shipper.accepted) + 1
     # An API that was stopped finds its database late and accepts into the spool: stored a moment later.
     with contextlib.suppress(AssertionError):
@@ -215,7 +215,7 @@ def _strike(pids: Callable[[], Mapping[str, int]], blow: Blow, at: float) -> Non
             os.kill(pid, signal.SIGCONT)  # type: ignore[arg-type]
 
 
-def _told(site: Site, node: str, job: str) -> bool:
+def _finished(site: Site, node: str, job: str) -> bool:
     """The job runs again, and the run waits for the repair with all before it done."""
     shown = site.job(job)
     if (shown.state, shown.restarts) != ("RUNNING", 1):

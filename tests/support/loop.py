@@ -118,13 +118,13 @@ class SimReadings:
     """`healer.ports.measurements.Readings`."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[Column, list[tuple[datetime, float]]]] = {}
+        self._points: dict[str, dict[Column, list[tuple[datetime, float]]]] = {}
 
-    def tell(self, subject: str, column: Column, at: datetime, value: float) -> None:
-        self._told.setdefault(subject, {}).setdefault(column, []).append((at, value))
+    def add(self, subject: str, column: Column, at: datetime, value: float) -> None:
+        self._points.setdefault(subject, {}).setdefault(column, []).append((at, value))
 
     def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
-        known = self._told.get(subject, {})
+        known = self._points.get(subject, {})
         newer = {column: [one for one in points if one[0] > since] for column, points in known.items()}
         return {column: points for column, points in newer.items() if points}
 
@@ -252,7 +252,9 @@ class Site:
         when: dict[str, Any] = {"at": self.now}
         return lines(where, *texts, **(when | fields))
 
-    def tell(self, kind: CommandKind, *, by: str = "ann", incident: str | None = None, **data: Any) -> None:
+    def send_command(
+        self, kind: CommandKind, *, by: str = "ann", incident: str | None = None, **data: Any
+    ) -> None:
         """A person's word, as the API puts it into the inbox."""
         reason = data.pop("reason", "because")
         self.ledger.tables.commands.append(
@@ -311,7 +313,7 @@ class Site:
         with self.ledger.transaction() as tx:
             tx.set_run_state(run, state, why="ann", at=self.now)
         data = {"run": run, "playbook": known.playbook, "state": str(state)}
-        self.tell(CommandKind.run_changed, incident=known.incident, **data)
+        self.send_command(CommandKind.run_changed, incident=known.incident, **data)
 
     def approve(self, run: str, by: str = "ann") -> None:
         """As the API does it where the gate still holds: the walk then lets it go."""

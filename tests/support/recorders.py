@@ -34,9 +34,9 @@ def dump(
     return json.dumps(content).encode() if as_json else pickle.dumps(content, protocol=2)
 
 
-def up_to(last: int, *, members: int, waits: bool, at: datetime, stood_s: float = 600) -> bytes:
+def up_to(last: int, *, members: int, waits: bool, at: datetime, stalled_s: float = 600) -> bytes:
     """A rank of one group that has completed all up to `last`; `waits`: it stands in the next one."""
-    called_ns = int((at.timestamp() - stood_s) * 1e9)
+    called_ns = int((at.timestamp() - stalled_s) * 1e9)
     entries = [entry(seq, state="completed", created_ns=called_ns - 1) for seq in range(1, last + 1)]
     if waits:
         entries.append(entry(last + 1, created_ns=called_ns))

@@ -62,13 +62,13 @@ class RestServer:
     def writes(self) -> list[tuple[str, str, Any]]:
         return [(each.method, each.path, each.body) for each in self.asked if each.method != "GET"]
 
-    def tell(self, method: str, path: str, body: bytes | None = None, status: int = 200) -> None:
+    def set_answer(self, method: str, path: str, body: bytes | None = None, status: int = 200) -> None:
         """`body` None: an answer of this release without data and errors."""
         self.answers[method, path] = Answer(status, self.shape.answer() if body is None else body)
 
     def refuse(self, method: str, path: str, number: int, error: str, status: int = 500) -> None:
         problem = {"description": "Failure", "error_number": number, "error": error, "source": "_f"}
-        self.tell(method, path, self.shape.answer(errors=[problem]), status)
+        self.set_answer(method, path, self.shape.answer(errors=[problem]), status)
 
     def answer(self, asked: Asked, version: str) -> Answer:
         if asked.headers.get("x-slurm-user-token") is None:

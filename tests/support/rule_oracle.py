@@ -89,11 +89,11 @@ class Scalar:
             case "number":
                 return expr.number
             case "signal":
-                return _told(self.telemetry.value(expr.name, self.now)[row])
+                return _or_none(self.telemetry.value(expr.name, self.now)[row])
             case "spec":
-                return _told(self.telemetry.spec(expr.name, _axis(expr))[row])
+                return _or_none(self.telemetry.spec(expr.name, _axis(expr))[row])
             case "age":
-                return _told(self.telemetry.age_s(expr.name, self.now)[row])
+                return _or_none(self.telemetry.age_s(expr.name, self.now)[row])
             case "rate" | "increase":
                 return self._growth(expr, row)
             case "avg_over" | "median_over" | "min_over" | "max_over" | "delta" | "changed":
@@ -143,11 +143,11 @@ class Scalar:
         return found
 
     def _silent(self, expr: Expr, row: int) -> bool:
-        return _told(self.telemetry.value(expr.name, self.now)[row]) is None
+        return _or_none(self.telemetry.value(expr.name, self.now)[row]) is None
 
     def _growth(self, expr: Expr, row: int) -> Value:
         increase, covered = self.telemetry.increase(expr.name, expr.seconds, self.now)
-        grew, seen_s = _told(increase[row]), _told(covered[row])
+        grew, seen_s = _or_none(increase[row]), _or_none(covered[row])
         if grew is None or not seen_s or self._silent(expr, row):
             return None
         if expr.op == "increase" and grew > 0:
@@ -260,7 +260,7 @@ def _axis(expr: Expr) -> Any:
     return expr.scope
 
 
-def _told(value: Any) -> float | None:
+def _or_none(value: Any) -> float | None:
     number = float(value)
     return None if math.isnan(number) else number
 

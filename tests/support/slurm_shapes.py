@@ -48,11 +48,11 @@ class Shape:
         partitions: Sequence[str] = ("train",),
     ) -> dict[str, Any]:
         """Before 26.05 a node without a reason names a user all the same."""
-        nobody = not reason and self.parser == "v0.0.45"
+        unset = not reason and self.parser == "v0.0.45"
         shown = [word for word in state if _NAMED_FROM.get(word, "") <= self.parser]
         fields: dict[str, Any] = {
             "name": name, "hostname": name, "address": name, "state": shown, "reason": reason,
-            "reason_changed_at": self.time(at), "reason_set_by_user": "" if nobody else user,
+            "reason_changed_at": self.time(at), "reason_set_by_user": "" if unset else user,
             "boot_time": self.time(boot), "slurmd_start_time": self.time(boot), "gres": gres,
             "gres_used": "gpu:h100:0(IDX:N/A)", "partitions": list(partitions), "features": ["h100"],
             "active_features": ["h100"], "next_state_after_reboot": list(next_state), "comment": comment,

@@ -79,7 +79,7 @@ class Stepping(Grouped):
             self.clock.advance(TICK_S)
             self._tick()
 
-    def train_until_told(self, fault: str, seconds: float) -> Incident | None:
+    def train_until_found(self, fault: str, seconds: float) -> Incident | None:
         """The first open incident of the fault; None: none in that time."""
         end = self.now + timedelta(seconds=seconds)
         while self.now < end:

@@ -46,7 +46,7 @@ class Watch:
     def say(self, text: str) -> None:
         if text not in self.breaches:
             self.breaches.append(text)
-            self.world.hub.tell(f"BREACH: {text}")
+            self.world.hub.log(f"BREACH: {text}")
 
     # --- when a slot is granted
 
@@ -110,9 +110,9 @@ class Watch:
         if one.verb not in {"drain", "resume", "undrain", "down", "reboot"} or not node.held:
             return
         since = node.reason_at
-        stands = since is not None and (one.at - since).total_seconds() > WRITE_S + 1
+        drained_still = since is not None and (one.at - since).total_seconds() > WRITE_S + 1
         theirs = node.reason and not is_ours(node.reason) and slurm_kind(node.reason) is None
-        if theirs and stands:
+        if theirs and drained_still:
             self.say(f"{one.verb} on {one.target}, which {node.reason_user} holds: {node.reason}")
 
     # --- after each second

@@ -138,7 +138,7 @@ class Hub:
     points: int = 0
     calm: bool = False
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.story.append(f"{self.true.now():%H:%M:%S.%f}"[:-3] + f" {text}")
 
     def tick(self) -> None:
@@ -150,7 +150,7 @@ class Hub:
                 one.dead_until = None
             if one.stopped_until is not None and (self.calm or one.stopped_until <= now):
                 one.stopped_until = None
-                self.tell(f"{one.name} goes on at {one.at}")
+                self.log(f"{one.name} goes on at {one.at}")
             if one.dead_until is None and one.stopped_until is None:
                 ready.append(one)
         while ready:
@@ -158,7 +158,7 @@ class Hub:
             where = one.go_on()
             self.points += 1
             if where is None:
-                self.tell(f"{one.name} ended by itself")
+                self.log(f"{one.name} ended by itself")
                 one.dead_until = self.true.now() + timedelta(seconds=1)
                 ready.remove(one)
             elif where == IDLE or (not self.calm and self._befalls(one, where)):
@@ -170,7 +170,7 @@ class Hub:
         kill = self.chances.kill_effect if effect else self.chances.kill
         stop = self.chances.stop_effect if effect else self.chances.stop
         if luck < kill:
-            self.tell(f"{one.name} is killed at {where}")
+            self.log(f"{one.name} is killed at {where}")
             self.kills += 1
             one.kill()
             one.dead_until = self.true.now() + timedelta(seconds=self.chance.choice((0, 1, 3, 12)))
@@ -178,7 +178,7 @@ class Hub:
         if luck < kill + stop:
             lasts_s = self.chance.choice((2, 6, 9, 12, 20, 45))
             cut = self.chance.random() < self.chances.cut
-            self.tell(
+            self.log(
                 f"{one.name} is stopped for {lasts_s} s at {where}" + (", its session cut" if cut else "")
             )
             self.stops += 1

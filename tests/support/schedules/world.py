@@ -261,7 +261,7 @@ class World:
         self.effects.append(one)
         self.on_effect(one)
         if verb != "annotate":
-            self.hub.tell(f"{process.name} {verb} {target} for {run[:12]}")
+            self.hub.log(f"{process.name} {verb} {target} for {run[:12]}")
 
     # --- what befalls the site
 
@@ -288,7 +288,7 @@ class World:
 
     def calm_down(self) -> None:
         """No more deaths; the clocks are right again, Slurm answers, every pause is ended."""
-        self.hub.tell("calm")
+        self.hub.log("calm")
         self.hub.calm = True
         for host in self.hosts:
             host.offset = timedelta()
@@ -302,7 +302,7 @@ class World:
         chance = self.chance
         if self.store.tables.pauses and chance.random() < 0.06:
             self.store.tables.pauses.clear()
-            self.hub.tell("ann: the pause is ended")
+            self.hub.log("ann: the pause is ended")
         if chance.random() < 0.08:
             self._fault()
         if chance.random() < 0.10:
@@ -312,7 +312,7 @@ class World:
             leap = chance.choice((-300, -40, -8, 8, 40, 300))
             host.offset += timedelta(seconds=leap)
             self.leapt = True
-            self.hub.tell(f"the clock of host {self.hosts.index(host) + 1} leaps by {leap} s")
+            self.hub.log(f"the clock of host {self.hosts.index(host) + 1} leaps by {leap} s")
         if chance.random() < 0.01:
             for host in self.hosts:
                 host.offset = timedelta()
@@ -323,7 +323,7 @@ class World:
         kind = chance.choice(
             ("lost", "lost", "fatal", "remap", "degraded", "slurm", "down", "person", "new job")
         )
-        self.hub.tell(f"{kind} at {node}")
+        self.hub.log(f"{kind} at {node}")
         now = self.true.now()
         match kind:
             case "lost" | "fatal" | "remap" | "degraded":
@@ -354,7 +354,7 @@ class World:
         with contextlib.suppress(Conflict, Forbidden, GuardRefused, Invalid, NotFound, SchedulerError):
             did = getattr(self, f"_person_{act}")(people)
             if did:
-                self.hub.tell(f"person: {act} {did}")
+                self.hub.log(f"person: {act} {did}")
         self.store.tables = people.tables
 
     def _commands(self, people: MemoryLedger) -> Commands:

@@ -69,7 +69,7 @@ class Alertmanager:
         self.process.terminate()
         self.process.wait(30)
 
-    def tell(self, labels: dict[str, str], *, begun: datetime, ended: datetime | None = None) -> None:
+    def post_alert(self, labels: dict[str, str], *, begun: datetime, ended: datetime | None = None) -> None:
         """As Prometheus does."""
         alert: dict[str, Any] = {"labels": labels, "startsAt": begun.isoformat()}
         alert["annotations"] = {"summary": f"{labels['alertname']} of {labels['instance']}"}
@@ -112,7 +112,7 @@ def test_an_alert_its_repeat_and_its_end(stack: Stack, alertmanager: Alertmanage
     clock = {"alertname": "NodeClockNotSynchronising", "instance": f"{node}:9100", "severity": "warning"}
     own = {"alertname": "TeamCoffeeLow", "instance": f"{node}:9100"}
     for labels in (clock, own):
-        alertmanager.tell(labels, begun=begun)
+        alertmanager.post_alert(labels, begun=begun)
 
     def of_node() -> list[dict[str, Any]]:
         return asked(stack, f"/nodes/{cluster}/{node}", viewer)["alerts"]
@@ -136,7 +136,7 @@ def test_an_alert_its_repeat_and_its_end(stack: Stack, alertmanager: Alertmanage
     assert len(incidents()) == 1
     assert counted(stack, viewer, "rejected") == 0
 
-    alertmanager.tell(clock, begun=begun, ended=datetime.now(UTC))
+    alertmanager.post_alert(clock, begun=begun, ended=datetime.now(UTC))
     (over,) = wait_until(
         lambda: [one for one in incidents() if one["state"] == "resolved"], 60, what="the end is heard"
     )

@@ -18,7 +18,7 @@ from healer.embedded import embedded_slurm as embedded
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmSnapshot
 from healer.model.gate import is_held_after_launch
-from tests.support.hooks import LOST, MOUNTS, nobody_listens
+from tests.support.hooks import LOST, MOUNTS, unused_url
 from tests.support.processes import descendants
 from tests.support.site import Site, boot_of, keep_logs
 from tests.support.up import UP
@@ -47,7 +47,7 @@ class Hooked(Site):
             (root / "proc/sys/kernel/random/boot_id").write_text(boot_of(node) + "\n")
         (self.folder / "spool").mkdir()
         (self.folder / "token").write_text(self.token("signals"))
-        self.tell(self.stack.url)
+        self.point_hooks_at(self.stack.url)
         self.stack.run(
             *(
                 "hook",
@@ -61,7 +61,7 @@ class Hooked(Site):
         )
         self.slurm.run("scontrol", "reconfigure")
 
-    def tell(self, url: str) -> None:
+    def point_hooks_at(self, url: str) -> None:
         """Where the hooks find healer from now on."""
         settings = {
             "HEALER_URL": url,
@@ -186,12 +186,12 @@ def test_every_hook_of_every_node_reports(hooked: Hooked) -> None:
 
 def test_healer_away_fails_no_hook_and_loses_no_report(hooked: Hooked) -> None:
     node = "gpu0003"
-    hooked.tell(nobody_listens())
+    hooked.point_hooks_at(unused_url())
     jobs = [hooked.short_job(node), hooked.short_job(node)]
     assert hooked.node(node).in_service
     assert len(hooked.spooled(node)) >= 4
     assert hooked.heard("prolog", node) == []
-    hooked.tell(hooked.stack.url)
+    hooked.point_hooks_at(hooked.stack.url)
     jobs.append(hooked.short_job(node))
     wait_until(lambda: not hooked.spooled(node), 15, what="the spool is told", every_s=0.1)
     heard = dict(hooked.heard("prolog", node))

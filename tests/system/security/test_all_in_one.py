@@ -149,8 +149,8 @@ def test_a_person_s_drain_is_carried_out_sealed_and_verified(site: Site) -> None
 
 
 def test_every_user_reads_the_public_keys_and_the_checkpoints_are_the_parts(site: Site) -> None:
-    def read_by_nobody(name: str) -> str:
-        nobody = [
+    def read_as_plain_user(name: str) -> str:
+        plain_user = [
             "setpriv",
             "--reuid=65534",
             "--regid=65534",
@@ -158,15 +158,15 @@ def test_every_user_reads_the_public_keys_and_the_checkpoints_are_the_parts(site
             "cat",
             f"/var/lib/healer/{name}",
         ]
-        return site.machine.run(*nobody, check=False)
+        return site.machine.run(*plain_user, check=False)
 
-    assert len(bytes.fromhex(read_by_nobody("audit-keys.pub"))) == 32
-    assert "Permission denied" in read_by_nobody("audit-checkpoints.jsonl")
+    assert len(bytes.fromhex(read_as_plain_user("audit-keys.pub"))) == 32
+    assert "Permission denied" in read_as_plain_user("audit-checkpoints.jsonl")
     # The folder of the units for each part, which systemd-tmpfiles made with the worker's umask in mind.
     audit = "/var/lib/healer/audit"
     site.machine.run("sh", "-c", f"echo key >{audit}/audit-keys.pub; umask 027; echo head >{audit}/heads")
-    assert read_by_nobody("audit/audit-keys.pub") == "key\n"
-    assert "Permission denied" in read_by_nobody("audit/heads")
+    assert read_as_plain_user("audit/audit-keys.pub") == "key\n"
+    assert "Permission denied" in read_as_plain_user("audit/heads")
 
 
 def test_it_comes_back_however_often_it_is_killed(site: Site) -> None:

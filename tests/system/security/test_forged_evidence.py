@@ -72,12 +72,12 @@ def test_figures_of_ten_nodes_open_no_breaker_and_pass_no_cap(site: Site, relay:
     nodes = [*NODES, "gpu0009", "gpu0010"]
     text = "".join(f'DCGM_FI_DEV_ROW_REMAP_FAILURE{{Hostname="{node}",gpu="0"}} 1\n' for node in nodes)
 
-    def all_told() -> bool:
+    def all_reported() -> bool:
         answer = relay.post("/signals/openmetrics", content=text, headers={"Content-Type": "text/plain"})
         assert answer.status_code == 202
         return all(site.incidents(node) for node in nodes)
 
-    wait_until(all_told, 90, what="ten incidents", every_s=2)
+    wait_until(all_reported, 90, what="ten incidents", every_s=2)
     stays(lambda: site.get("/breaker")["state"] == "closed", 8.0, what="it opens no breaker")
     assert len([node for node in nodes if site.node(node).drain]) <= 1
     held = [one["held_by"] for node in nodes for one in site.incidents(node) if one["rule"] == REMAP_FAILED]

@@ -160,12 +160,12 @@ def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
 # --- memory
 
 
-def tells(**fields: str) -> dict[str, Any]:
+def gpu_memory(**fields: str) -> dict[str, Any]:
     return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **fields}
 
 
 def test_memory_that_is_well() -> None:
-    found = verbs.read_memory("n1", {"gpus": [tells(), tells(channel="N/A", tpc="No", sram="No")]})
+    found = verbs.read_memory("n1", {"gpus": [gpu_memory(), gpu_memory(channel="N/A", tpc="No", sram="No")]})
     assert (found.gpus, found.faults) == (2, ())
 
 
@@ -182,7 +182,7 @@ def test_memory_that_is_well() -> None:
     ],
 )
 def test_memory_that_is_not_well_is_named_with_its_gpu(fields: dict[str, str], words: str) -> None:
-    found = verbs.read_memory("n1", {"gpus": [tells(), tells(**fields)]})
+    found = verbs.read_memory("n1", {"gpus": [gpu_memory(), gpu_memory(**fields)]})
     assert found.faults == (f"GPU 00000000:9B:00.0: {words}",)
 
 
@@ -191,4 +191,4 @@ def test_memory_that_is_not_well_is_named_with_its_gpu(fields: dict[str, str], w
 )
 def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(fields: dict[str, str]) -> None:
     with pytest.raises(NodeError, match="00000000:9B"):
-        verbs.read_memory("n1", {"gpus": [tells(**fields)]})
+        verbs.read_memory("n1", {"gpus": [gpu_memory(**fields)]})

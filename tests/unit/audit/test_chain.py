@@ -146,12 +146,12 @@ def test_a_cut_end_is_named_by_the_newest_checkpoint():
 
 def test_recomputed_chain_is_caught_by_the_signature():
     forged = [msgspec.structs.replace(record(number), actor="somebody") for number in range(1, 13)]
-    anew = extend("pod1", 0, genesis("pod1"), forged)
-    assert verify(anew) == []
+    recomputed = extend("pod1", 0, genesis("pod1"), forged)
+    assert verify(recomputed) == []
     signed = sign_checkpoint(SIGNER, "pod1", 5, CHAIN[4].hash, START)
-    assert [item.seq for item in verify(anew, checkpoints=[signed])] == [5]
-    strange = sign_checkpoint(signer(), "pod1", 5, anew[4].hash, START)
-    assert "unknown key" in what(anew, checkpoints=[strange], keys={SIGNER.key})[0]
+    assert [item.seq for item in verify(recomputed, checkpoints=[signed])] == [5]
+    strange = sign_checkpoint(signer(), "pod1", 5, recomputed[4].hash, START)
+    assert "unknown key" in what(recomputed, checkpoints=[strange], keys={SIGNER.key})[0]
 
 
 @pytest.mark.parametrize("field", ["seq", "hash", "at", "signature", "key"])

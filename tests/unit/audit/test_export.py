@@ -52,9 +52,11 @@ def test_the_key_that_is_known_from_elsewhere_decides():
 def test_a_head_kept_apart_shows_an_export_made_of_another_history():
     forged = [*chain_of(3, "pod1")]
     header = msgspec.structs.replace(HEADER, clusters={"pod1": Head(seq=3, hash=forged[2].hash.hex())})
-    anew = list(export_lines(header, [], forged))
-    assert verify_export(anew).broken == []
-    assert [item.seq for item in verify_export(anew, checkpoints=SIGNED, keys={SIGNER.key}).broken] == [5]
+    rewritten = list(export_lines(header, [], forged))
+    assert verify_export(rewritten).broken == []
+    assert [item.seq for item in verify_export(rewritten, checkpoints=SIGNED, keys={SIGNER.key}).broken] == [
+        5
+    ]
 
 
 @pytest.mark.parametrize("dropped", range(2, 12))

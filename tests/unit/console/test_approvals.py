@@ -33,7 +33,7 @@ def sample() -> Sample:
     return make_sample(32)
 
 
-def stands(sample: Sample) -> Standing:
+def standing(sample: Sample) -> Standing:
     return standing_of(sample)
 
 
@@ -46,7 +46,7 @@ def run(name: str, minutes: int, incident: str | None, state: RunState = RunStat
 
 
 def test_the_most_urgent_is_first_and_of_equals_the_oldest(sample: Sample) -> None:
-    site = stands(sample)
+    site = standing(sample)
     by = {severity: one.id for one in site.open_incidents for severity in [one.severity]}
     given = [
         run("p3", 90, by[Severity.P3]), run("late-p1", 1, by[Severity.P1]), run("by hand", 500, None),
@@ -57,7 +57,7 @@ def test_the_most_urgent_is_first_and_of_equals_the_oldest(sample: Sample) -> No
 
 
 def test_run_shows_its_plan_its_jobs_and_who_objects(sample: Sample) -> None:
-    site = stands(sample)
+    site = standing(sample)
     assert site.snapshot is not None
     waiting = next(one for one in site.asking if one.state is RunState.waiting_approval and one.node)
     answers = (
@@ -77,7 +77,7 @@ def test_run_shows_its_plan_its_jobs_and_who_objects(sample: Sample) -> None:
 
 
 def test_run_that_no_longer_exists_is_still_shown(sample: Sample) -> None:
-    site = msgspec.structs.replace(stands(sample), snapshot=None)
+    site = msgspec.structs.replace(standing(sample), snapshot=None)
     found = approval(run_row(run("gone", 1, "no such"), NOW), None, site, {}, Role.viewer)
     assert (found.plan, found.jobs, found.incident, found.buttons) == ((), (), None, ())
 

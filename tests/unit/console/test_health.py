@@ -16,13 +16,13 @@ from tests.support.console_site import Site, make_sample, standing_of
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
 
-def stands(**changes: object) -> Standing:
+def standing(**changes: object) -> Standing:
     found = standing_of(make_sample(32))
     return msgspec.structs.replace(found, **changes)
 
 
 def health_page(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Shown:
-    return health(known, site or stands(), arrives or Arrives(), 3, 2, NOW)
+    return health(known, site or standing(), arrives or Arrives(), 3, 2, NOW)
 
 
 def row(found: Shown, name: str) -> Row:
@@ -59,12 +59,12 @@ def test_a_detector_that_beats_but_does_not_lead_is_down() -> None:
 
 
 def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:
-    site = stands()
+    site = standing()
     assert site.snapshot is not None
     old = msgspec.structs.replace(site.snapshot, taken_at=NOW - timedelta(minutes=2))
-    found = row(health_page(well(), stands(snapshot=old, snapshot_error="no route")), "Slurm snapshot")
+    found = row(health_page(well(), standing(snapshot=old, snapshot_error="no route")), "Slurm snapshot")
     assert (found.tone, found.text) == ("bad", "taken 2 min ago, 32 nodes. No route")
-    assert row(health_page(well(), stands(snapshot=None)), "Slurm snapshot").tone == "bad"
+    assert row(health_page(well(), standing(snapshot=None)), "Slurm snapshot").tone == "bad"
 
 
 def test_what_waits_is_behind_only_when_it_waits_long() -> None:

@@ -18,7 +18,7 @@ from tests.support.console_site import Site, make_sample, standing_of
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
 
-def stands(**changes: object) -> Standing:
+def standing(**changes: object) -> Standing:
     found = standing_of(make_sample(32))
     return msgspec.structs.replace(found, **changes)
 
@@ -45,7 +45,7 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
         paused("node", "other"),
     )
     rows = pauses_view.pause_rows(
-        stands(pauses=given, asking=(held, between, asked)),
+        standing(pauses=given, asking=(held, between, asked)),
         Caller(id="eve", name="eve", role=Role.viewer),
         NOW,
     )
@@ -71,12 +71,12 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
 def test_who_is_bound_to_clusters_ends_no_pause_of_all(bound_to: str | None, ends: set[str]) -> None:
     here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
     session = Caller(id="mara", name="mara", role=Role.operator, cluster=bound_to)
-    rows = pauses_view.pause_rows(stands(pauses=(paused("all", ""), here)), session, NOW)
+    rows = pauses_view.pause_rows(standing(pauses=(paused("all", ""), here)), session, NOW)
     assert {row.pause.id for row in rows if row.end is not None} == ends
 
 
 def test_a_pause_is_added_with_what_its_scope_needs() -> None:
-    site = stands()
+    site = standing()
     assert pauses_view.add_buttons(site, shipped(), Role.responder, NOW) == ()
     buttons = {one.body["scope"]: one for one in pauses_view.add_buttons(site, shipped(), Role.operator, NOW)}
     assert set(buttons) == {"cluster", "rule", "playbook", "node", "partition"}
@@ -92,7 +92,7 @@ def test_a_pause_is_added_with_what_its_scope_needs() -> None:
 
 
 def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
-    site = stands()
+    site = standing()
     strip = standing_view.strip(site, fleet_view.node_rows(site), NOW)
     found = {one.name: one for one in pauses_view.caps(site, strip, shipped())}
     assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
@@ -100,14 +100,14 @@ def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
     racks = [name for name in found if name.startswith("Rack")]
     held = {slot.node for slot in site.slots if not slot.unusable}
     assert len(racks) == len(held) and found["Partition train"].used == len(held)
-    assert pauses_view.caps(stands(snapshot=None), strip, shipped()) == []
+    assert pauses_view.caps(standing(snapshot=None), strip, shipped()) == []
 
 
 @pytest.mark.parametrize("shown", [(), ("MAINTENANCE",)])
 def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_does(
     shown: tuple[str, ...],
 ) -> None:
-    site = stands()
+    site = standing()
     assert site.snapshot is not None
     idle = [row.name for row in fleet_view.node_rows(site) if row.kind is fleet_view.NodeKind.idle]
     tested, leaving, upheld = idle[:3]
@@ -136,7 +136,7 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
 
 @pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 root causes"), (1.0, "breaker is off")])
 def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
-    site = stands()
+    site = standing()
     site = msgspec.structs.replace(
         site,
         guards=msgspec.structs.replace(site.guards, breaker_share=share),

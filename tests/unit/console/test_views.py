@@ -24,7 +24,7 @@ def sample() -> Sample:
     return make_sample(32)
 
 
-def stands(sample: Sample) -> Standing:
+def standing(sample: Sample) -> Standing:
     return standing_of(sample)
 
 
@@ -68,14 +68,14 @@ def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind
     ],
 )
 def test_slurms_state_in_words(sample: Sample, state: tuple[str, ...], reason: str, text: str) -> None:
-    row = fleet_view.node_rows(stands(sample))[0]
+    row = fleet_view.node_rows(standing(sample))[0]
     at = NOW - timedelta(hours=3) if reason else None
     shown = SlurmNode(name="gpu0001", state=state, reason=reason, reason_user="ann", reason_at=at)
     assert msgspec.structs.replace(row, slurm=shown).shown(NOW) == text
 
 
 def test_a_node_that_a_program_holds_names_the_program(sample: Sample) -> None:
-    row = fleet_view.node_rows(stands(sample))[0]
+    row = fleet_view.node_rows(standing(sample))[0]
     shown = SlurmNode(name="gpu0001", state=("IDLE", "DRAIN"), reason="NHC: check_hw", reason_user="root")
     assert msgspec.structs.replace(row, kind=NodeKind.out_person, slurm=shown).word == "out of service by NHC"
 
@@ -86,7 +86,7 @@ def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample
         cluster="pod1", at=NOW, adapter="cli", host="ctl2", role="backup", fallbacks=("rest: no socket.",),
         since=since,
     )  # fmt: skip
-    now = msgspec.structs.replace(stands(sample), controller=seen)
+    now = msgspec.structs.replace(standing(sample), controller=seen)
     shown = standing_view.strip(now, fleet_view.node_rows(now), NOW).banners
     banners = [one for one in shown if "controller" in one.title]
     assert [(one.tone, one.title) for one in banners] == [
@@ -99,7 +99,7 @@ def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample
 def test_dead_controller_is_reported_once_even_with_an_old_snapshot(sample: Sample) -> None:
     since = {Trouble.away: NOW - timedelta(minutes=3)}
     seen = Controller(cluster="pod1", at=NOW, problem="No answer.", since=since)
-    fresh = msgspec.structs.replace(stands(sample), controller=seen)
+    fresh = msgspec.structs.replace(standing(sample), controller=seen)
     assert fresh.snapshot is not None
     earlier = msgspec.structs.replace(fresh.snapshot, taken_at=NOW - timedelta(minutes=3))
     old = msgspec.structs.replace(fresh, snapshot=earlier, snapshot_error="No answer.")
@@ -109,19 +109,19 @@ def test_dead_controller_is_reported_once_even_with_an_old_snapshot(sample: Samp
 
 
 def test_a_known_bad_node_in_service_comes_first(sample: Sample) -> None:
-    rows = fleet_view.by_trouble(fleet_view.node_rows(stands(sample)))
+    rows = fleet_view.by_trouble(fleet_view.node_rows(standing(sample)))
     assert (rows[0].name, rows[0].kind) == ("gpu0009", NodeKind.bad_in_service)
     assert rows[0].bad_gpus == (6,)
     assert [row.kind for row in rows] == sorted((row.kind for row in rows), key=list(NodeKind).index)
 
 
 def test_search_takes_every_word(sample: Sample) -> None:
-    rows = fleet_view.node_rows(stands(sample))
+    rows = fleet_view.node_rows(standing(sample))
     assert [row.name for row in rows if fleet_view.matches(row, "R005 healer")] == ["gpu0017", "gpu0020"]
 
 
 def test_strip_counts_every_node_once(sample: Sample) -> None:
-    now = stands(sample)
+    now = standing(sample)
     strip = standing_view.strip(now, fleet_view.node_rows(now), NOW)
     out = strip.out_healer + strip.out_person + strip.out_slurm + strip.planned + strip.unknown
     assert strip.in_service + out == strip.nodes == 32
@@ -130,13 +130,13 @@ def test_strip_counts_every_node_once(sample: Sample) -> None:
 
 
 def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> None:
-    blind = msgspec.structs.replace(stands(sample), snapshot=None, snapshot_error="slurmctld refused")
+    blind = msgspec.structs.replace(standing(sample), snapshot=None, snapshot_error="slurmctld refused")
     strip = standing_view.strip(blind, fleet_view.node_rows(blind), NOW)
     assert strip.nodes == 0
     assert not strip.below_floor
     assert strip.banners[0].text == "healer holds all actions. slurmctld refused"
 
-    later = standing_view.strip(stands(sample), [], NOW + timedelta(minutes=3))
+    later = standing_view.strip(standing(sample), [], NOW + timedelta(minutes=3))
     assert later.stale
     assert later.banners[0].title == "Slurm last answered 3 min ago"
 
@@ -150,7 +150,7 @@ def test_place_names_the_smallest_part() -> None:
 
 
 def left(sample: Sample, rule: str, role: Role = Role.operator) -> list[tuple[str, list[str]]]:
-    view = incident_view.view_incident(detail_of(sample, rule), stands(sample), role, NOW)
+    view = incident_view.view_incident(detail_of(sample, rule), standing(sample), role, NOW)
     return [(one.text, [button.label for button in one.buttons]) for one in view.left]
 
 
@@ -171,7 +171,7 @@ def test_what_is_left_for_a_person(sample: Sample) -> None:
 
 def test_a_viewer_gets_no_button(sample: Sample) -> None:
     for detail in sample.details.values():
-        view = incident_view.view_incident(detail, stands(sample), Role.viewer, NOW)
+        view = incident_view.view_incident(detail, standing(sample), Role.viewer, NOW)
         assert not [button for one in view.left for button in one.buttons]
         assert view.quiet == ()
 
@@ -183,7 +183,7 @@ def test_our_drain_without_a_run_waits_for_the_repair(sample: Sample) -> None:
         for one in detail.runs
     )
     view = incident_view.view_incident(
-        msgspec.structs.replace(detail, runs=ended), stands(sample), Role.operator, NOW
+        msgspec.structs.replace(detail, runs=ended), standing(sample), Role.operator, NOW
     )
     assert [button.action for one in view.left for button in one.buttons] == ["/api/v1/playbooks/resume/runs"]
 
@@ -197,7 +197,7 @@ def test_a_run_that_waits_for_the_repair_offers_the_return(sample: Sample) -> No
             for one in detail.runs
         )
         changed = msgspec.structs.replace(detail, runs=runs_now)
-        view = incident_view.view_incident(changed, stands(sample), Role.operator, NOW)
+        view = incident_view.view_incident(changed, standing(sample), Role.operator, NOW)
         return [button.label for one in view.left for button in one.buttons]
 
     assert labels(state=RunState.waiting, wake_at=None) == ["Resume gpu0017"]
@@ -292,14 +292,14 @@ def test_report_makes_markup_of_a_log_inert(sample: Sample) -> None:
 
 
 def test_the_map_of_a_large_cluster_is_small() -> None:
-    rows = fleet_view.node_rows(stands(make_sample(1250)))
+    rows = fleet_view.node_rows(standing(make_sample(1250)))
     places, cells = colours.cells(rows, Colour.service, Measurements())
     assert (len(cells), len(places)) == (1250, 313)
     assert len(msgspec.json.encode([places, cells])) < 100_000
 
 
 def test_only_changed_rows_are_rebuilt(sample: Sample) -> None:
-    now = stands(sample)
+    now = standing(sample)
     before = {row.name: row for row in fleet_view.node_rows(now)}
     assert now.snapshot is not None
     down = msgspec.structs.replace(now.snapshot.nodes["gpu0004"], state=("DOWN",))
@@ -317,7 +317,7 @@ def cell_of(row: NodeRow, colour: Colour, **measured: object) -> tuple[str, str]
 
 
 def test_colours_show_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:
-    rows = {row.name: row for row in fleet_view.node_rows(stands(sample))}
+    rows = {row.name: row for row in fleet_view.node_rows(standing(sample))}
     row, nothing = rows["gpu0003"], NodeGauges()
     assert cell_of(row, Colour.service) == ("", "")
     assert cell_of(rows["gpu0009"], Colour.verdict) == ("3", "isolate")
@@ -342,7 +342,7 @@ def test_colours_show_what_is_known_and_leave_the_rest_unknown(sample: Sample) -
 
 
 def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sample: Sample) -> None:
-    site = stands(sample)
+    site = standing(sample)
     here = detail_of(sample, "gpu-lost").incident
     found = {one.label: one for one in quiet_buttons(here, Role.responder, site.open_incidents)}
     (into,) = found["Merge into"].inputs
@@ -362,7 +362,7 @@ def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
 
 
 def test_legend_counts_all_nodes(sample: Sample) -> None:
-    rows = fleet_view.node_rows(stands(sample))
+    rows = fleet_view.node_rows(standing(sample))
     assert sum(count for *_, count in fleet_view.legend(rows)) == 32
 
 

@@ -414,12 +414,12 @@ def test_a_first_life_of_few_steps_is_judged_beside_a_nodes_own_loss_alone(
 ) -> None:
     job = Job()
     job.run(steps, step_s=step_s)
-    stood_at, job.links = job.now, loss(job.now)
+    stalled_at, job.links = job.now, loss(job.now)
     job.stand(after_s - 5)
     assert blamed(job) == []
     job.stand(60)
     (found,) = blamed(job)
-    assert found.component.node == node_name(2) and found.arrived_at - stood_at <= timedelta(
+    assert found.component.node == node_name(2) and found.arrived_at - stalled_at <= timedelta(
         seconds=after_s + 5
     )
     goes_on = Job(links=loss(START))

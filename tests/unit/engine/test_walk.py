@@ -410,7 +410,7 @@ def test_more_findings_in_a_wave_open_nothing_and_a_person_closes_all() -> None:
     site.run_for(5)
     assert [one.bad_nodes for one in site.open_incidents if one.bad_nodes] == [(name(2),)]
     for one in site.open_incidents:
-        site.tell(CommandKind.resolve, incident=one.id)
+        site.send_command(CommandKind.resolve, incident=one.id)
     site.run_for(5)
     assert site.open_incidents == []
     breaker = site.ledger.tables.breaker
@@ -436,7 +436,9 @@ def test_a_person_takes_a_node_out_of_a_wave_and_it_stays_its_own() -> None:
     site.run_for(10)
     (wave,) = site.open_incidents
     part = next(one for one in site.incidents if one.root.node == name(2))
-    site.tell(CommandKind.split, incident=wave.id, incidents=[part.id], reason="this one has a burnt slot")
+    site.send_command(
+        CommandKind.split, incident=wave.id, incidents=[part.id], reason="this one has a burnt slot"
+    )
     site.run_for(30)
     left, own = sorted(site.open_incidents, key=lambda one: one.rule != "wave")
     assert (left.folded, own.id) == ((name(1), name(3)), part.id)
@@ -508,7 +510,7 @@ def test_what_a_person_stopped_stays_stopped_until_reopened(state: RunState) -> 
     site.run_for(3600, step_s=60)
     assert site.incident.stopped_by == "ann"
     assert [one.state for one in site.runs] == [state]
-    site.tell(CommandKind.reopen, incident=site.incident.id)
+    site.send_command(CommandKind.reopen, incident=site.incident.id)
     site.run_for(5)
     assert site.incident.stopped_by is None
     assert sorted(one.state for one in site.runs) == sorted([state, RunState.waiting_approval])
@@ -525,7 +527,7 @@ def test_more_evidence_starts_nothing_that_a_person_stopped() -> None:
 def test_resolving_ends_incident_and_run() -> None:
     site = after_a_fault(Mode.approve)
     known = site.incident.id
-    site.tell(CommandKind.resolve, incident=known, reason="false alarm")
+    site.send_command(CommandKind.resolve, incident=known, reason="false alarm")
     site.run_for(5)
     assert site.ledger.tables.incidents[known].closed_why == "resolved by ann: false alarm"
     assert [run.state for run in site.runs] == [RunState.cancelled]
@@ -537,7 +539,7 @@ def test_a_late_line_does_not_open_again_what_a_person_resolved() -> None:
     site = after_a_fault(Mode.off)
     known = site.incident.id
     site.clock.advance(60)
-    site.tell(CommandKind.resolve, incident=known, reason="reseated")
+    site.send_command(CommandKind.resolve, incident=known, reason="reseated")
     site.run_for(5)
     assert site.open_incidents == []
     site.walk(*site.say(1, LOST, event_at=START))
@@ -552,7 +554,7 @@ def test_a_late_line_does_not_open_again_what_a_person_resolved() -> None:
 def test_a_late_line_of_another_fault_is_news() -> None:
     site = after_a_fault(Mode.off)
     site.clock.advance(60)
-    site.tell(CommandKind.resolve, incident=site.incident.id, reason="reseated")
+    site.send_command(CommandKind.resolve, incident=site.incident.id, reason="reseated")
     site.run_for(5)
     site.walk(*site.say(1, FATAL, event_at=START))
     site.run_for(5)
@@ -562,12 +564,12 @@ def test_a_late_line_of_another_fault_is_news() -> None:
 def test_acknowledge_and_review_stay_with_the_incident() -> None:
     site = after_a_fault(Mode.auto)
     known = site.incident.id
-    site.tell(CommandKind.acknowledge, incident=known)
-    site.tell(CommandKind.review, incident=known, review="true_fault", cause="riser")
+    site.send_command(CommandKind.acknowledge, incident=known)
+    site.send_command(CommandKind.review, incident=known, review="true_fault", cause="riser")
     site.run_for(2)
     one = site.ledger.tables.incidents[known]
     assert (one.acknowledged_by, one.review, one.review_cause) == ("ann", "true_fault", "riser")
-    site.tell(CommandKind.assign, incident=known, to="bob")
+    site.send_command(CommandKind.assign, incident=known, to="bob")
     site.run_for(2)
     assert site.ledger.tables.incidents[known].acknowledged_by == "bob"
 
@@ -577,7 +579,7 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     lost(site, 1)
     lost(site, 2)
     first, second = site.open_incidents
-    site.tell(CommandKind.merge, incident=second.id, into=first.id)
+    site.send_command(CommandKind.merge, incident=second.id, into=first.id)
     site.run_for(3)
     assert site.incident.id == first.id
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
@@ -589,7 +591,7 @@ def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:
     site.clock.advance(60)
     site.slurm.resume(name(1))
     site.ledger.tables.slots.clear()
-    site.tell(CommandKind.node_returned, incident=known, node=name(1), reason="new GPU")
+    site.send_command(CommandKind.node_returned, incident=known, node=name(1), reason="new GPU")
     site.walk()
     one = site.ledger.tables.incidents[known]
     assert one.state is IncidentState.resolved
@@ -605,7 +607,7 @@ def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:
 
 def test_command_for_an_unknown_incident_is_ignored() -> None:
     site = Site(10)
-    site.tell(CommandKind.resolve, incident="f" * 32)
+    site.send_command(CommandKind.resolve, incident="f" * 32)
     site.walk()
     assert site.incidents == []
 
@@ -668,7 +670,7 @@ def test_a_walk_that_fails_leaves_nothing() -> None:
     site.rules = rules_in()
     lost(site, 2)
     kept = copy.deepcopy(site.ledger.tables)
-    site.tell(CommandKind.review, incident=site.open_incidents[0].id, review="no such word")
+    site.send_command(CommandKind.review, incident=site.open_incidents[0].id, review="no such word")
     with pytest.raises(ValueError, match="no such word"):
         site.walk(*site.say(3, LOST))
     assert site.ledger.tables.incidents == kept.incidents
@@ -693,7 +695,7 @@ def test_opening_deciding_and_closing_are_audited() -> None:
     site = Site(10, mode=Mode.suggest)
     lost(site)
     site.run_for(5)
-    site.tell(CommandKind.resolve, incident=site.incident.id)
+    site.send_command(CommandKind.resolve, incident=site.incident.id)
     site.walk()
     verbs = [one.verb for one in site.ledger.tables.audit]
     assert verbs == ["incident.opened", "decision.held", "incident.resolved"]

@@ -44,7 +44,7 @@ def test_an_incident_that_news_is_on_its_way_for_is_left_to_the_next_walk() -> N
     site.ledger.tables.slots.clear()
     for run in site.runs:
         site.ledger.tables.runs[run.id] = msgspec.structs.replace(run, state=RunState.done)
-    site.tell(CommandKind.node_returned, incident=one, node=name(1))
+    site.send_command(CommandKind.node_returned, incident=one, node=name(1))
     site.look()
     walk(site.ledger, site.rules, site.picture, [], site.now)  # a batch from before the news
     assert len(site.runs) == runs
@@ -57,7 +57,7 @@ def test_an_incident_that_news_is_on_its_way_for_is_left_to_the_next_walk() -> N
 def test_a_drain_that_nothing_speaks_for_becomes_an_incident_and_ends_with_it() -> None:
     site = Site(10)
     one = drained(site)
-    site.tell(CommandKind.resolve, incident=one, reason="looks fine")
+    site.send_command(CommandKind.resolve, incident=one, reason="looks fine")
     site.run_for(300, step_s=5)
     site.ledger.tables.slots.clear()
     site.run_for(120, step_s=5)
@@ -214,7 +214,7 @@ def test_a_return_ends_all_that_was_open_on_the_node() -> None:
     (one,) = site.open_incidents
     site.slurm.resume(name(1))
     site.ledger.tables.slots.clear()
-    site.tell(CommandKind.node_returned, incident=one.id, node=name(1))
+    site.send_command(CommandKind.node_returned, incident=one.id, node=name(1))
     site.run_for(60)
     assert site.open_incidents == []
     assert not site.node(1).drain
@@ -299,7 +299,7 @@ def test_a_merged_incident_takes_its_waiting_run_along() -> None:
     site.walk(*site.say(1, LOST), *site.say(2, LOST))
     site.run_for(5)
     first, second = site.open_incidents
-    site.tell(CommandKind.merge, incident=first.id, into=second.id)
+    site.send_command(CommandKind.merge, incident=first.id, into=second.id)
     site.run_for(5)
     assert site.ledger.tables.runs[first.run or ""].state is RunState.cancelled
 
@@ -370,7 +370,7 @@ def test_a_pause_holds_a_return_that_was_granted_before_and_waits() -> None:
 def test_a_resolution_by_a_person_is_recorded_once() -> None:
     site = Site(10)
     one = drained(site)
-    site.tell(CommandKind.resolve, incident=one, reason="seen")
+    site.send_command(CommandKind.resolve, incident=one, reason="seen")
     site.run_for(5)
     assert site.audited("incident.resolved") == 1
 

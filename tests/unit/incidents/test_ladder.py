@@ -99,12 +99,14 @@ class Gpu:
         elif how in {"repaired", "returned untouched"}:
             since = {"since": site.now.isoformat(), "cleared_at": site.now.isoformat()}
             repaired = how == "repaired"
-            site.tell(CommandKind.node_returned, incident=one.id, node=name(1), repaired=repaired, **since)
+            site.send_command(
+                CommandKind.node_returned, incident=one.id, node=name(1), repaired=repaired, **since
+            )
             tried = asked if repaired else Remedy.none
         else:
             if how == "let go":
-                site.tell(CommandKind.jobs_hit, incident=one.id, jobs=[])
-            site.tell(CommandKind.resolve, incident=one.id)
+                site.send_command(CommandKind.jobs_hit, incident=one.id, jobs=[])
+            site.send_command(CommandKind.resolve, incident=one.id)
         site.walk()
         assert not site.ledger.tables.incidents[one.id].is_open, how
         self.ended.append(Ended(FAULTS[line], site.now, tried, counts=how != "let go"))
@@ -133,7 +135,7 @@ class Drained:
             (run,) = (run for run in site.runs if run.incident == found.id)
             site.cancel(run.id, RunState(how))
             site.walk()
-            site.tell(CommandKind.resolve, incident=found.id)
+            site.send_command(CommandKind.resolve, incident=found.id)
         if how != "rejected":
             assert site.ledger.tables.incidents[found.id].drained_at is not None
             site.clock.advance(60)

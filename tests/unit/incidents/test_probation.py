@@ -28,7 +28,7 @@ class Gpu:
         self.site.clock.advance(5)
         at = self.site.now.isoformat()
         since = {"since": at, "cleared_at": at, "repaired": True}
-        self.site.tell(kind, incident=one.id, node=name(1), **since)
+        self.site.send_command(kind, incident=one.id, node=name(1), **since)
         self.site.walk()
 
 

@@ -241,7 +241,7 @@ def test_a_node_that_returns_after_its_tests_had_a_transient_fault(tests: str | 
     incident = opened(site)
     assert incident.cause is Cause.unclear
     data = {"node": name(1), **({"tests": tests} if tests else {})}
-    site.tell(CommandKind.node_returned, incident=incident.id, **data)
+    site.send_command(CommandKind.node_returned, incident=incident.id, **data)
     site.walk()
     assert the_one(site).cause is cause
 
@@ -249,7 +249,9 @@ def test_a_node_that_returns_after_its_tests_had_a_transient_fault(tests: str | 
 def test_a_fault_that_outlives_its_remedy_is_permanent() -> None:
     site = Site(4, mode=Mode.shadow)
     incident = opened(site)
-    site.tell(CommandKind.run_changed, incident=incident.id, state="waiting", run="r1", tests="failed")
+    site.send_command(
+        CommandKind.run_changed, incident=incident.id, state="waiting", run="r1", tests="failed"
+    )
     site.walk()
     assert the_one(site).cause is Cause.permanent
 

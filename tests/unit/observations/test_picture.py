@@ -133,10 +133,10 @@ _MEASURED = [(behind, True, first) for behind in (0, 45, 7200, -45) for first in
 def test_a_new_fault_acts_and_an_old_line_does_not_whatever_the_hosts_clock_says(
     behind_s: float, beats: bool, first: bool
 ) -> None:
-    for told_s, live in ((5.0, True), (1.0, True), (-5.0, False), (-3000.0, False)):
+    for event_s, live in ((5.0, True), (1.0, True), (-5.0, False), (-3000.0, False)):
         shown = returned(behind_s, beats=beats, first=first)
-        seen = line(at=later(6), event_at=later(told_s - behind_s), boot_id=NEW)
-        assert bool(heard(shown, seen)) is live, told_s
+        seen = line(at=later(6), event_at=later(event_s - behind_s), boot_id=NEW)
+        assert bool(heard(shown, seen)) is live, event_s
 
 
 @pytest.mark.parametrize(("age_s", "live"), [(30, True), (599, True), (661, False), (7200, False)])
@@ -393,14 +393,14 @@ def test_the_order_within_a_batch_does_not_matter() -> None:
 
 def test_commands_and_what_names_no_node_are_passed_over() -> None:
     shown = picture()
-    nobody = Observation(
+    stranger = Observation(
         digest="c",
         kind=ObservationKind.command,
         component=Component(cluster=CLUSTER),
         event_at=START,
         arrived_at=START + timedelta(seconds=1),
     )
-    assert heard(shown, nobody) == []
+    assert heard(shown, stranger) == []
     assert shown.nodes == {}
 
 

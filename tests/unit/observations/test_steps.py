@@ -263,7 +263,7 @@ def test_of_a_batch_of_very_many_steps_only_the_last_are_looked_at(monkeypatch: 
 # --- whose word counts --------------------------------------------------------------------------------------
 
 
-def told_by(
+def batch_from(
     node: str, ranks: slice, seconds: float = 0.0, step: int = 1, compute_s: float = 9.0
 ) -> StepBatch:
     """These ranks, told by a sender that says they run on `node`."""
@@ -274,7 +274,7 @@ def told_by(
 
 
 def test_rows_of_a_node_that_the_job_does_not_hold_do_not_count() -> None:
-    times, job = fed(told_by("gpu0099", slice(8, 16)), batch(1, np.ones(32)))
+    times, job = fed(batch_from("gpu0099", slice(8, 16)), batch(1, np.ones(32)))
     assert values(job, 1) == [1.0] * 32
     assert times.dropped == 8
     places = job.places(slurm())
@@ -283,7 +283,7 @@ def test_rows_of_a_node_that_the_job_does_not_hold_do_not_count() -> None:
 
 def test_a_node_of_the_job_has_no_say_in_ranks_that_run_on_another() -> None:
     times, job = fed(batch(1, np.ones(32)))
-    times.update([told_by("gpu0000", slice(8, 16), 5, step=2)], slurm(), START)
+    times.update([batch_from("gpu0000", slice(8, 16), 5, step=2)], slurm(), START)
     times.update([batch(2, np.ones(32))], slurm(), START)
     assert values(job, 2) == [1.0] * 32
     places = job.places(slurm())
@@ -293,7 +293,7 @@ def test_a_node_of_the_job_has_no_say_in_ranks_that_run_on_another() -> None:
 
 def test_rank_has_moved_once_its_node_stops_reporting_it() -> None:
     times, job = fed(batch(1, np.ones(32)))
-    times.update([told_by("gpu0000", slice(8, 16), 36, step=6)], slurm(), START + timedelta(minutes=5))
+    times.update([batch_from("gpu0000", slice(8, 16), 36, step=6)], slurm(), START + timedelta(minutes=5))
     assert values(job, 6)[8:16] == [9.0] * 8
     places = job.places(slurm())
     assert [places.nodes[index] for index in places.node[8:16]] == ["gpu0000"] * 8

@@ -30,7 +30,7 @@ class Site:
             path, max_bytes=max_bytes, max_age=max_age, now=self.clock.now, stopwatch=lambda: self.stopwatch
         )
 
-    def tell(self, number: int, *, samples: bool = False, fill: str = "") -> bool:
+    def record_row(self, number: int, *, samples: bool = False, fill: str = "") -> bool:
         begun = self.folder.begun()
         at = self.clock.now()
         line = {"at": at.isoformat(), "route": "clock", "body": {"number": number, "fill": fill}}
@@ -44,9 +44,9 @@ class Site:
 
 def test_a_file_ends_with_its_hour_and_both_kinds_with_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    assert [site.tell(0), site.tell(1, samples=True), site.tell(2)] == [True, False, False]
+    assert [site.record_row(0), site.record_row(1, samples=True), site.record_row(2)] == [True, False, False]
     site.clock.advance(3600)
-    assert site.tell(3) is True
+    assert site.record_row(3) is True
     site.folder.close()
     listed = recordings(tmp_path)
     assert [(one.kind, one.lines, one.routes) for one in listed.files] == [
@@ -59,7 +59,7 @@ def test_a_file_ends_with_its_hour_and_both_kinds_with_it(tmp_path: Path) -> Non
 
 def test_only_healers_user_reads_it(tmp_path: Path) -> None:
     site = Site(tmp_path / "made")
-    site.tell(0)
+    site.record_row(0)
     site.folder.close()
     (file,) = site.path.glob("*.zst")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -68,13 +68,13 @@ def test_only_healers_user_reads_it(tmp_path: Path) -> None:
 
 def test_lines_are_on_disk_ten_seconds_later_and_what_is_cut_off_is_left_out(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    site.tell(0)
+    site.record_row(0)
     assert site.folder.rest() == 0
     assert site.numbers() == []
     site.stopwatch = 10.0
     site.folder.rest()
     assert site.numbers() == [0]
-    site.tell(1, fill="x" * 1000)
+    site.record_row(1, fill="x" * 1000)
     site.folder.close()
     (file,) = tmp_path.glob("*.zst")
     whole = file.read_bytes()
@@ -103,10 +103,10 @@ def test_the_oldest_samples_go_first_and_then_what_is_too_old(tmp_path: Path) ->
     site = Site(tmp_path, max_bytes=5_000, max_age=timedelta(hours=5))
     fill = "".join(chr(33 + (number * 7919) % 90) for number in range(6_000))
     for hour in range(8):
-        site.tell(hour)
-        site.tell(100 + hour, samples=True, fill=fill[hour * 500 :])
+        site.record_row(hour)
+        site.record_row(100 + hour, samples=True, fill=fill[hour * 500 :])
         site.clock.advance(3600)
-    site.tell(8)
+    site.record_row(8)
     site.folder.close()
     kept = recordings(tmp_path).files
     events = [one.first for one in kept if one.kind == "events"]
@@ -117,16 +117,16 @@ def test_the_oldest_samples_go_first_and_then_what_is_too_old(tmp_path: Path) ->
 
 def test_a_full_disk_loses_lines_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-    site.tell(0)
+    site.record_row(0)
     site.stopwatch = 10.0
     site.folder.rest()
     monkeypatch.setattr(recording_folder, "free_share", lambda _: 0.01)
-    site.tell(1)
+    site.record_row(1)
     site.stopwatch = 20.0
     assert site.folder.rest() == 1
     assert site.folder.rest() == 0
     monkeypatch.undo()
-    site.tell(2)
+    site.record_row(2)
     site.folder.close()
     assert site.numbers() == [0, 2]
     assert [one.lost for one in recordings(tmp_path).files] == [1]
@@ -134,9 +134,9 @@ def test_a_full_disk_loses_lines_and_stops_nothing(tmp_path: Path, monkeypatch: 
 
 def test_a_file_that_a_dead_process_left_is_known_by_its_lines(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    site.tell(0)
+    site.record_row(0)
     site.clock.advance(5)
-    site.tell(1)
+    site.record_row(1)
     site.folder.close()
     (file,) = tmp_path.glob("*.zst")
     about(file).unlink()
@@ -158,9 +158,9 @@ def test_a_recording_begins_with_its_first_entry_not_with_its_file(tmp_path: Pat
 def test_a_span_begins_with_the_file_that_holds_it(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for hour in range(4):
-        site.tell(hour)
+        site.record_row(hour)
         site.clock.advance(1800)
-        site.tell(10 + hour, samples=True)
+        site.record_row(10 + hour, samples=True)
         site.clock.advance(1800)
     site.folder.close()
     found = chosen([tmp_path], START + timedelta(minutes=70), START + timedelta(minutes=130))

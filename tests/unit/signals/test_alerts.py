@@ -478,16 +478,16 @@ def test_any_enveloped_alert_is_one_heap(item: Any, source: str, name: str) -> N
 
 def test_another_place_with_the_same_fingerprint_is_another_alert() -> None:
     """Both are chosen by the sender: a fingerprint, and the id and source of an envelope."""
-    tellings = [
+    repeats = [
         alert(labels={"instance": "gpu0001:9100"}),
         alert(labels={"instance": "gpu0002:9100"}),
         alert(labels={"instance": "gpu0001:9100", "gpu": "3"}),
     ]
-    by_fingerprint = [one(telling).digest for telling in tellings]
+    by_fingerprint = [one(repeat).digest for repeat in repeats]
     by_envelope = [
-        enveloped_observations([Enveloped(index=0, alert=telling, source="s", id="1")], site(), NOW)
+        enveloped_observations([Enveloped(index=0, alert=repeat, source="s", id="1")], site(), NOW)
         .observations[0]
         .digest
-        for telling in tellings
+        for repeat in repeats
     ]
     assert len({*by_fingerprint, *by_envelope}) == 6

@@ -245,7 +245,7 @@ _series = st.builds(
 _messages = st.lists(_series | st.builds(field, st.integers(2, 4), st.binary(max_size=4)), max_size=8)
 
 
-def _told(samples: object) -> list[tuple[int, bytes, int]]:
+def _sorted_samples(samples: object) -> list[tuple[int, bytes, int]]:
     slots, values, times, _ = samples  # type: ignore[misc]
     rows = zip(slots.tolist(), values.tolist(), times.tolist(), strict=True)
     return sorted((slot, struct.pack("<d", value), time) for slot, value, time in rows)
@@ -261,20 +261,20 @@ def test_the_fast_way_gives_what_the_walker_gives(parts: list[bytes]) -> None:
         return slots.setdefault(block, len(slots))
 
     try:
-        slow = _told(walk(raw, slots, resolve))
+        slow = _sorted_samples(walk(raw, slots, resolve))
     except BadBody:
         with pytest.raises(BadBody):
             read(raw, slots, resolve, lambda *_: False)
         return
-    assert _told(read(raw, slots, resolve, lambda *_: False)) == slow
+    assert _sorted_samples(read(raw, slots, resolve, lambda *_: False)) == slow
     # And with nothing known before.
     known_now: dict[bytes, int] = {}
 
-    def anew(block: bytes, labels: dict[str, str]) -> int:
+    def resolve_again(block: bytes, labels: dict[str, str]) -> int:
         known_now[block] = slots[block]
         return slots[block]
 
-    assert _told(read(raw, known_now, anew, lambda *_: False)) == slow
+    assert _sorted_samples(read(raw, known_now, resolve_again, lambda *_: False)) == slow
 
 
 # --- the order in which series come ---
@@ -310,7 +310,7 @@ def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], un
     for request in requests:
         raw = _stretch(*request)
         fast = read(raw, slots, lambda *_: None, lambda *_: False, order)
-        assert _told(fast) == _told(walk(raw, slots, lambda *_: None))
+        assert _sorted_samples(fast) == _sorted_samples(walk(raw, slots, lambda *_: None))
 
 
 def test_end_of_series_depends_on_their_previous_length() -> None:

@@ -67,19 +67,19 @@ def test_stalled_rank_is_distinguished_from_finished_steps() -> None:
     word = {"time": FULL["time"], "step": 121, "rank": 3, "node": "gpu0001", "gpu": 3}
     word |= {"open_s": 12.5, "doing": "collective"}
     taken = take({"job": "4711", "samples": [word, FULL]})
-    ended, stands = taken.batches
+    ended, stalled = taken.batches
     assert taken.accepted == 2 and ended.doing is None and ended.step.tolist() == [120]
-    assert stands.doing is not None
-    assert (stands.doing.tolist(), stands.step_s.tolist(), stands.step.tolist()) == ([1], [12.5], [121])
-    assert stands.nodes[stands.node[0]] == "gpu0001"
-    (again,) = step_batches(msgspec.json.encode(steps_body(stands)), known, NOW, cluster="pod1").batches
-    stored = unpack_steps(pack_steps(stands), cluster="pod1", job="4711", arrived_at=NOW)
+    assert stalled.doing is not None
+    assert (stalled.doing.tolist(), stalled.step_s.tolist(), stalled.step.tolist()) == ([1], [12.5], [121])
+    assert stalled.nodes[stalled.node[0]] == "gpu0001"
+    (again,) = step_batches(msgspec.json.encode(steps_body(stalled)), known, NOW, cluster="pod1").batches
+    stored = unpack_steps(pack_steps(stalled), cluster="pod1", job="4711", arrived_at=NOW)
     for one in (again, stored):
         assert one.doing is not None and one.doing.tolist() == [1] and one.doing.dtype == np.int8
         assert (one.step_s.tolist(), one.step.tolist(), one.at.tolist()) == (
             [12.5],
             [121],
-            stands.at.tolist(),
+            stalled.at.tolist(),
         )
     assert unpack_steps(pack_steps(ended), cluster="pod1", job="4711", arrived_at=NOW).doing is None
 

@@ -186,10 +186,14 @@ def nodes_at(snapshot: SlurmSnapshot, rules: Ruleset, kind: str) -> Mapping[str,
 @lru_cache(maxsize=4)
 def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
     fleet = counted_gpu_nodes(nodes)
+    # Ten thousand nodes are in a few states: each is judged once.
+    by_state = {node.state: node for node in fleet}
+    out = {state for state, node in by_state.items() if not node.in_service}
+    planned = {state for state, node in by_state.items() if node.planned}
     return Fleet(
         names=frozenset(node.name for node in fleet),
-        out=frozenset(node.name for node in fleet if not node.in_service),
-        planned=frozenset(node.name for node in fleet if node.planned),
+        out=frozenset(node.name for node in fleet if node.state in out),
+        planned=frozenset(node.name for node in fleet if node.state in planned),
         partitions=_names_by_place((name, node) for node in fleet for name in node.partitions),
     )
 

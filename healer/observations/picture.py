@@ -278,21 +278,34 @@ class Picture:
             return
         last, before = self.slurm, self.slurm.nodes if self.slurm is not None else {}
         self.slurm, self.nodes_changed = snapshot, True
-        for node in snapshot.nodes.values():
-            old = before.get(node.name)
-            if old is not None and is_in_maintenance(last, old) and not node.planned:
-                self.changes.work_ended[node.name] = snapshot.taken_at
-            if old is not None and old.is_expected_away and not node.is_expected_away:
-                self.changes.back_from_plan[node.name] = snapshot.taken_at
-            if old is not None and old.driver and node.driver and node.driver != old.driver:
-                self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
-                self.node(node.name).facts_at = snapshot.taken_at
-                self.facts_changed.add(node.name)
-            if old is not None:
-                self._note_boot(old, snapshot)
-            # Only a change is news: a recording repeats boot ids that were not reported again at that time.
-            if node.boot_id and (old is None or old.boot_id != node.boot_id):
-                self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
+        doubted = self.changes.doubted_boots
+        for name, node in snapshot.nodes.items():
+            old = before.get(name)
+            if old is None:
+                self._note_boot_id(node, snapshot.taken_at)
+            elif old is not node or name in doubted:
+                self._note_change(last, old, snapshot, node)
+
+    def _note_change(
+        self, last: SlurmSnapshot | None, old: SlurmNode, snapshot: SlurmSnapshot, node: SlurmNode
+    ) -> None:
+        at = snapshot.taken_at
+        if is_in_maintenance(last, old) and not node.planned:
+            self.changes.work_ended[node.name] = at
+        if old.is_expected_away and not node.is_expected_away:
+            self.changes.back_from_plan[node.name] = at
+        if old.driver and node.driver and node.driver != old.driver:
+            self.new_versions.setdefault(node.name, {})["driver"] = node.driver, at
+            self.node(node.name).facts_at = at
+            self.facts_changed.add(node.name)
+        self._note_boot(old, snapshot)
+        # Only a change is news: a recording repeats boot ids that were not reported again at that time.
+        if old.boot_id != node.boot_id:
+            self._note_boot_id(node, at)
+
+    def _note_boot_id(self, node: SlurmNode, at: datetime) -> None:
+        if node.boot_id:
+            self.node(node.name).heard_boot(node.boot_id, at, at)
 
     def _note_boot(self, before: SlurmNode, snapshot: SlurmSnapshot) -> None:
         """A boot that a snapshot contradicts is looked at again in the next: the node may have been read just

@@ -125,6 +125,20 @@ def test_a_reader_keeps_the_mapping_of_nodes_while_only_jobs_come_and_go(fresh_d
     assert set(second.jobs) == {"1", "2"}
 
 
+def test_a_reader_keeps_the_nodes_that_did_not_change(fresh_database: sa.Engine) -> None:
+    writer, reader = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
+    other = {"gpu0002": SlurmNode(name="gpu0002", state=("IDLE",))}
+    seen = []
+    for seconds, state in ((0, "IDLE"), (2, "DOWN")):
+        shown = picture(seconds, state)
+        writer.put(msgspec.structs.replace(shown, nodes=shown.nodes | other))
+        seen.append(reader.latest(CLUSTER))
+    first, second = seen
+    assert first is not None and second is not None
+    assert second.nodes["gpu0001"].state == ("DOWN",)
+    assert second.nodes["gpu0002"] is first.nodes["gpu0002"]
+
+
 def test_pitfall_21_snapshot_that_slurm_calls_unchanged_only_gets_a_new_time(
     fresh_database: sa.Engine,
 ) -> None:

@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -206,15 +206,20 @@ def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
 
 
 def _reuse_mappings(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
-    """`now` with the unchanged mappings of `before` as the same objects, so that readers of nodes see by
-    identity that only jobs changed."""
+    """`now` with what is unchanged in `before` as the same objects, so that readers see by identity which
+    mappings and which nodes changed."""
     if before is None:
         return now
-    same = {
+    same: dict[str, Any] = {
         name: getattr(before, name)
         for name in ("nodes", "jobs", "reservations")
         if getattr(before, name) == getattr(now, name)
     }
+    if "nodes" not in same:
+        known = before.nodes
+        same["nodes"] = {
+            name: old if (old := known.get(name)) == node else node for name, node in now.nodes.items()
+        }
     return msgspec.structs.replace(now, **same)
 
 

@@ -216,9 +216,8 @@ def _reuse_mappings(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSn
         if getattr(before, name) == getattr(now, name)
     }
     if "nodes" not in same:
-        known = before.nodes
         same["nodes"] = {
-            name: old if (old := known.get(name)) == node else node for name, node in now.nodes.items()
+            name: old if (old := before.nodes.get(name)) == node else node for name, node in now.nodes.items()
         }
     return msgspec.structs.replace(now, **same)
 

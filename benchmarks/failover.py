@@ -39,8 +39,8 @@ NOTICED_S = 3.0
 READY_S, HEALED_S = 30, 60
 #: Nodes that may be out of service at once. More are faulty all the time, so runs wait for a slot.
 CAP, WAITING = 50, 6
-#: For each blow.
-SPARE_NODES = 16
+#: healer repairs a node when no sign of its fault has come for so long.
+STILL_S = 300
 LINES, EVERY_S = 10, 0.2
 #: While a blow lasts longer than this, so often another GPU is lost.
 PROBE_S = 45.0
@@ -128,7 +128,7 @@ class Play:
 
     def _return(self, node: str) -> None:
         with contextlib.suppress(SchedulerRefused):  # healer was faster
-            self.site.slurm.resume(node)
+            self.site.slurm.person_returns(node)
 
     def strike(self, blow: str, host: Host, lasts_s: float) -> None:
         """A blow that lasts so long, and a GPU lost right after it; returns when all is as before."""
@@ -230,6 +230,9 @@ def effects_wrong(play: Play) -> list[str]:
     drains = Counter(drained.node for drained in play.site.slurm.drains)
     found = [f"{node} was drained {count} times" for node, count in drains.items() if count != 1]
     found += [f"{node} was never drained" for node in play.lost if node not in drains]
+    drained_at = {drained.node: drained.at for drained in play.site.slurm.drains}
+    early = [node for at, node in play.site.slurm.returns if at - drained_at.get(node, at) < STILL_S]
+    found += [f"{node} was returned to service by healer, without a repair" for node in early]
     jobs = Counter(play.site.slurm.requeues)
     found += [f"job {job} was requeued {count} times" for job, count in jobs.items() if count != 1]
     audited = Counter(_column(play.site, "SELECT subject FROM audit_records WHERE verb = 'node.drained'"))
@@ -304,11 +307,12 @@ def verdicts(play: Play) -> list[str]:
 
 @contextmanager
 def under_load(
-    blows: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP, broker: str = "redis"
+    faults: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP, broker: str = "redis"
 ) -> Iterator[Play]:
-    """A site with so many runs going on, each with a slot, and more that wait for one."""
+    """A site with so many runs going on, each with a slot, and more that wait for one; then it has nodes for so
+    many faults."""
     begun = time.monotonic()
-    count = runs + WAITING + SPARE_NODES * blows
+    count = runs + WAITING + faults
     with running_site(count + 4, runs, broker) as site:
         show(f"all runs after {time.monotonic() - begun:.0f} s")
         for number in range(1, count + 1):
@@ -342,6 +346,7 @@ def main() -> int:
     parser.add_argument("--blows", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(BLOWS), action="append", help="such blows in turn")
+    parser.add_argument("--minutes", type=float, default=1e9, help="after which no blow begins")
     parser.add_argument("--runs", type=int, default=CAP, help="that go on, each with a slot")
     parser.add_argument("--broker", choices=BROKERS, default="redis")
     parser.add_argument("--lasts", type=float, help="seconds of each blow; else drawn too")
@@ -349,9 +354,11 @@ def main() -> int:
     options = parser.parse_args()
     show = lambda text: print(text, flush=True)  # noqa: E731
     chance = random.Random(options.seed)
-    with under_load(options.blows, chance, show, options.runs, options.broker) as play:
+    faults = options.blows * (2 + int((options.lasts or 0) / PROBE_S))
+    until = time.monotonic() + 60 * options.minutes
+    with under_load(faults, chance, show, options.runs, options.broker) as play:
         try:
-            for number in range(options.blows):
+            for number in itertools.takewhile(lambda _: time.monotonic() < until, range(options.blows)):
                 blow, host, lasts_s = drawn(play)
                 lasts_s = options.lasts or lasts_s
                 if options.only:

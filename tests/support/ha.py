@@ -90,30 +90,48 @@ class Drained(NamedTuple):
 
 
 class CountedSlurm(SimScheduler):
-    """The simulated Slurm, and each drain and requeue that it was asked for."""
+    """The simulated Slurm, and what healer asked it for: drains, returns to service, requeues."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(CLUSTER, SystemClock(), nodes)
         self.drains: list[Drained] = []
+        self.returns: list[tuple[float, str]] = []
         self.requeues: list[str] = []
         self._out: set[str] = set()
         self._counting = threading.Lock()
 
     def drain(self, nodes: Any, reason: str) -> None:
+        super().drain(nodes, reason)
         with self._counting:
-            for node in [nodes] if isinstance(nodes, str) else nodes:
+            for node in _names(nodes):
                 self._out.add(node)
                 self.drains.append(Drained(time.monotonic(), node, reason, len(self._out)))
-        super().drain(nodes, reason)
+
+    def undrain(self, nodes: Any) -> None:
+        self._note_return(nodes)
+        super().undrain(nodes)
 
     def resume(self, nodes: Any) -> None:
+        self._note_return(nodes)
         super().resume(nodes)
+
+    def _note_return(self, nodes: Any) -> None:
         with self._counting:
-            self._out -= {nodes} if isinstance(nodes, str) else {*nodes}
+            self._out -= {*_names(nodes)}
+            self.returns += [(time.monotonic(), node) for node in _names(nodes)]
+
+    def person_returns(self, node: str) -> None:
+        with self._counting:
+            self._out.discard(node)
+        super().resume(node)
 
     def requeue(self, job: str) -> None:
-        self.requeues.append(job)
         super().requeue(job)
+        self.requeues.append(job)
+
+
+def _names(nodes: Any) -> list[str]:
+    return [nodes] if isinstance(nodes, str) else [*nodes]
 
 
 _SENTINEL = """

@@ -309,7 +309,7 @@ def verdicts(play: Play) -> list[str]:
 def under_load(
     faults: int, chance: random.Random, show: Callable[[str], None], runs: int = CAP, broker: str = "redis"
 ) -> Iterator[Play]:
-    """A site where so many runs go on, each with a slot, and more wait for one; with nodes for more faults."""
+    """A site where so many runs go on, each with a slot, and more wait; with nodes for so many faults."""
     begun = time.monotonic()
     count = runs + WAITING + faults
     with running_site(count + 4, runs, broker) as site:

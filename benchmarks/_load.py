@@ -53,7 +53,7 @@ class Product:
                 return share
 
     def processes(self) -> dict[str, set[int]]:
-        """Name -> its process and all below it. What stands below two names counts for the inner one."""
+        """Name -> its process and all below it. A process below two names counts for the inner one."""
         found = {name: descendants(pid) for name, pid in self.stack.pids().items()}
         inner = set().union(*(pids for name, pids in found.items() if name != "up"))
         found["up"] -= inner

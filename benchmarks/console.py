@@ -5,7 +5,7 @@
 `healer api` in a process of its own on an embedded PostgreSQL, with Slurm's picture of so many nodes of 8
 GPUs in jobs of 16, what they measured, and so many open incidents. Prints for each page the time until its
 last byte (p50, p95, the first call), what the API's process worked for it, and its size; then what the
-browser tells: the first contentful paint, when the map was drawn first, and what a change of 1 % of the
+browser reports: the first contentful paint, when the map was drawn first, and what a change of 1 % of the
 nodes took in its script.
 """
 
@@ -142,7 +142,7 @@ def seed(engine: sa.Engine, nodes: int, count: int) -> None:
 
 
 def measure(engine: sa.Engine, nodes: int) -> None:
-    """What each node tells in one report, and 10 steps of each job."""
+    """What each node sends in one report, and 10 steps of each job."""
     now = datetime.now(UTC)
     columns_stored = [Column(name, Part(gpu=gpu)) for name in _SIGNALS for gpu in range(8)]
     columns = np.array(PostgresColumns(engine).ids(columns_stored), np.int32)

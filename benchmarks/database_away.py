@@ -1,7 +1,7 @@
 """A database that hangs while a fleet reports: `python benchmarks/database_away.py [MINUTES] [PER_SECOND]`.
 
-1,250 simulated nodes send numbered kernel lines, two in a request, PER_SECOND lines in all. Every process of
-PostgreSQL stands still for MINUTES. Prints what was answered, what lay in the spool and how long it took to
+1,250 simulated nodes send numbered kernel lines, two in a request, PER_SECOND lines in all. Every process
+of PostgreSQL is stopped for MINUTES. Prints what was answered, what lay in the spool and how long it took to
 bring it in; ends with 1 when something that was answered 2xx is missing, there twice or out of order.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.day [--nodes 64] [--every 15] [--hours 24]
 
-Each node tells 8 GPUs, its host and its ports, one job its step times; see tests/support/day.py.
+Each node reports 8 GPUs, its host and its ports; one job its step times; see tests/support/day.py.
 """
 
 import argparse

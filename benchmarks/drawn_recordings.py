@@ -1,4 +1,4 @@
-"""Draws recordings with combinations of faults, replays them, and tells which laws were broken.
+"""Draws recordings with combinations of faults, replays them, and prints which laws were broken.
 
     python -m benchmarks.drawn_recordings [--draws 10000] [--from 0] [--processes 2] [--rows SEED]
 

@@ -31,7 +31,7 @@ EVERY_S = 5.0
 CONNECTIONS = 4
 NODES_PER_REQUEST = 25
 JOB_NODES = 8
-#: After a kill: as long as the tree may take to start a detector anew, and windows of 15 min to be read.
+#: After a kill: as long as the tree may take to restart a detector, and windows of 15 min to be read.
 BACK_S = 180.0
 
 

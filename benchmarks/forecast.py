@@ -5,7 +5,7 @@
 For each kind of growth in `rules/forecasts.yaml`: parts whose value grows towards the limit and that fail on
 a known day (exponential, linear, or in steps, with noise): the share foreseen at least two days before.
 Healthy parts for two weeks (steady, one bad day, day and night, load that comes and goes, silent for a
-while): how many were foretold at any moment. Then the cost of a look and a judgement at 10,000 parts.
+while): how many were forecast to fail at any moment. Then the cost of a look and a judgement at 10,000 parts.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def healthy(rule: ForecastRule, rng: np.random.Generator) -> Array:
 
 
 def foreseen(rule: ForecastRule, series: Array, until: int) -> NDArray[np.bool_]:
-    """(k,) whether it was told at any point from the sixth day up to `until` points before the end."""
+    """(k,) whether it was forecast at any point from the sixth day up to `until` points before the end."""
     predicted = np.zeros(series.shape[1], bool)
     for end in range(6 * PER_DAY, POINTS - until + 1):
         seen = np.full_like(series, np.nan)

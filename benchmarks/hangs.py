@@ -1,11 +1,11 @@
-"""How soon a hang is told from step times, how often, and how often a job that only pauses is called one.
+"""Hangs found from step times: how soon, how many, and how often a job that only pauses is called one.
 
     python -m benchmarks.hangs [--runs 100] [--days 2] [--seed 1] [--pace "5 s a step"]
 
 One job of 8 nodes × 8 ranks in simulated time (`healer/sim/fleet_steps.py`) through the wire form,
 `StepTimes` and `Hangs` as the detector uses them: read every second, a tick every 5 s, and a look at jobs
 whose link was lost in between; each rank sends every 5 s, a fifth of them each second, as clients do. The
-delay counts from the moment at which the job stands. False alarms:
+delay counts from the moment at which the job stalls. False alarms:
 whole days of jobs with checkpoints, evaluations, pauses of single ranks, senders that die, healer away for
 minutes, and requeues.
 """
@@ -59,7 +59,7 @@ PACES = {
 
 
 class Fleet:
-    """`words`: ranks say where they stand; else only GPUs that rest tell."""
+    """`words`: ranks report where they are stuck; otherwise only idle GPUs show it."""
 
     def __init__(self, seed: int, pace: Pace, *, words: bool = True) -> None:
         self.random = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ class Fleet:
         )
 
     def _sent(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What is sent in this second. What a rank says of where it stands goes out at once."""
+        """What is sent in this second. The location of a stuck rank goes out at once."""
         rounds, bodies = len(self._waits), []
         for body in samples:
             alive = [one for one in body["samples"] if one["rank"] not in self.dead]
@@ -146,7 +146,8 @@ class Fleet:
 
     @property
     def rests(self) -> bool | None:
-        """What metrics show: no GPU computed for a minute. Jobs with words are told of without metrics."""
+        """What metrics show: no GPU computed for a minute. Jobs whose ranks report their location need no
+        metrics."""
         return None if self.words else self.at_s - self._works_at_s >= QUIET_S
 
     def hang(self, ranks: tuple[int, ...] = (), *, stopped: bool = False) -> None:
@@ -187,8 +188,8 @@ KINDS = (
 
 
 def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
-    """Seconds until it is told (inf: not within an hour), whether the right ones were named, and how many
-    findings came before it stood."""
+    """Seconds until it is reported (inf: not within an hour), whether the right ranks were named, and how
+    many findings came before the stall."""
     fleet = Fleet(seed, pace, words=kind.words)
     before = sum(len(fleet.read()) for _ in range(int(fleet.random.integers(600, 1200))))
     missing = tuple(fleet.random.choice(RANKS, kind.ranks, replace=False).tolist())

@@ -4,8 +4,8 @@
 
 The node: this machine's own kernel log and processes, a made-up nvidia-smi that prints what eight H100 do,
 and an API that answers at once. NHC (`--nhc`: a copy of its sources) looks at the same: / writable and with
-room, /tmp with room, the kernel log, nvidia-smi, each process. It tells nobody; the hook's figures hold its
-request.
+room, /tmp with room, the kernel log, nvidia-smi, each process. It sends no request; the hook's figures
+include one.
 
 The reports: one of each node, each on a connection of its own as hooks do, over so many seconds into `healer
 up`; then the rows are counted.
@@ -106,7 +106,7 @@ def hook_beside_nhc(folder: Path, runs: int, nhc: Path | None) -> None:
 
 
 def report(node: str) -> bytes:
-    """What a healthy node's health check tells: no lines, eight ports, its own values."""
+    """What a healthy node's health check sends: no lines, eight ports, its own values."""
     ports = {
         f"mlx5_{number}/1": {
             "node_infiniband_state_id": 4,

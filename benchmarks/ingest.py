@@ -3,7 +3,7 @@
     python -m benchmarks.ingest [--nodes 200] [--rounds 60]
 
 `healer up` with its embedded servers and detection at work; each round is one scrape of all nodes (8 GPUs,
-30 signals each, and what the host tells). CPU is counted until the detector has taken all in. Prometheus:
+30 signals each, and the host's own). CPU is counted until the detector has taken all in. Prometheus:
 Debian's (`apt-get install prometheus`), as remote_write receiver.
 """
 

@@ -1,4 +1,4 @@
-"""How soon is a node told that changed, and how often one that did not? CUSUM as `drifted` uses it.
+"""Level shifts: how soon they are found, and how many false ones. CUSUM as `drifted` uses it.
 
     python -m benchmarks.levels [--nodes 1250] [--days 14]
 

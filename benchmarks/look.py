@@ -3,9 +3,9 @@ healer-node.
 
     python benchmarks/look.py [--count 30]
 
-One claim at a time: true ones, forged ones, and for comparison the node's own word, which asks nobody within
-the caps; past them the worker looks itself. Settling time off, as many slots as claims. nvidia-smi is a
-stand-in that answers at once. Needs root and Debian's Slurm.
+One claim at a time: true ones, forged ones, and for comparison the node's own report, which needs no second
+look within the caps; past them the worker looks itself. Settling time off, as many slots as claims.
+nvidia-smi is a stand-in that answers at once. Needs root and Debian's Slurm.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
         folder = stack.enter_context(scratch_folder())
         folder.chmod(0o711)
         slurm = stack.enter_context(RealSlurm(folder / "s", nodes=4 * count + 2))
-        # What nobody can look at (`own`) uses all slots.
+        # Claims that cannot be verified (`own`) use all slots.
         settings = {**WIDE_GUARDS, "HEALER_GUARD_MAX_NODES": str(count), "HEALER_SETTLE_S": "0"}
         site, ssh = stack.enter_context(asking(slurm, folder, [*true, *forged, *past], **settings))
         relay = stack.enter_context(relay_of(site))

@@ -2,8 +2,8 @@
 
 `healer up` with everything on beside a simulated Slurm, caps wide open. A person asks for as many drains at
 once; when all wait for their repair, drains of other nodes are asked for one by one at `--rate` a second, so
-that as many runs stand as were asked for; then all nodes are given back at once. Told of each part: from the
-moment a run was accepted to its first step begun, and steps ended a second, by the product's time stamps.
+that the number of open runs stays as requested; then all nodes are given back at once. Printed for each
+part: the time from accepting a run to its first step, and steps ended a second, by the product's time stamps.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def measure(up: Product, options: argparse.Namespace) -> None:
 
 
 class Spent:
-    """Processor time since it was last told, by process."""
+    """Prints the processor time since the last call, by process."""
 
     def __init__(self, up: Product) -> None:
         self._up, self._before = up, self._now(up)

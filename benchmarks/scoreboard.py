@@ -121,7 +121,7 @@ def public(data: Path | None) -> Iterator[Board | str]:
 def measured(asked: argparse.Namespace, data: Path | None) -> Iterator[Board | str]:
     yield slow_nodes(asked.runs, asked.seed)
     yield subtle_faults(asked.fleets, asked.seed)
-    # Beside the seed that stays, one that nobody can have tuned to; the same given twice is measured once.
+    # A fixed seed and a fresh one that no tuning can have seen; a seed given twice is measured once.
     for seed in dict.fromkeys((asked.seed, asked.fresh_seed)):
         yield worlds_of_steps(asked.jobs, asked.job_days, seed)
         yield worlds_of_metrics(asked.series, seed)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.scrape [--nodes 1250] [--interval 15] [--seconds 60]
 
-Each node is a target of its own that prints 8 GPUs of 30 signals and what the host tells, as dcgm-exporter
+Each node is a target of its own that prints 8 GPUs of 30 signals and the host's own, as dcgm-exporter
 and node_exporter do; all of them are answered by one small server, whose CPU does not count.
 """
 

@@ -1,11 +1,11 @@
-"""How often a job that is slow without a straggler is told, of what, and how often one that is well is.
+"""Jobs that are slow without a straggler: how many are reported, why, and how many healthy ones are.
 
     python -m benchmarks.slow_jobs [--runs 20] [--days 4] [--seed 1]
 
 The whole path in simulated time (`tests/support/stepping.py`): step times in the wire form, senses, walk,
 gate, and groups of nodes that are tested by halves; 32 nodes × 2 ranks, 5 s a step, noise of 0.4 %, ranks
 that differ by 0.3 %, checkpoints, evaluations and pauses of single ranks. False alarms: job-days in which
-nothing is wrong, a quarter of them telling whole steps alone.
+nothing is wrong, a quarter of them with whole steps only.
 """
 
 import argparse
@@ -31,7 +31,8 @@ WORDS = {"the network": "the network", "storage": "storage", "all ranks compute"
 
 
 def shared(seed: int, what: str) -> tuple[float | None, bool, int]:
-    """Seconds until it was told (None: not in 10 minutes), whether rightly, how many nodes were blamed."""
+    """Seconds until it was reported (None: not in 10 minutes), whether correctly, how many nodes were
+    blamed."""
     site, random = Stepping(seed=seed), np.random.default_rng(seed)
     jobs = [site.begin(range(first, first + 8)) for first in (1, 9)]
     site.train(WELL_S + 5 * int(random.integers(0, 100)))
@@ -98,7 +99,7 @@ def _halved(site: Stepping, job: Trains, bad: int) -> tuple[bool, float]:
 
 
 def well(seed: int, days: float) -> Counter[str]:
-    """What was told in so many job-days of eight jobs of four nodes, none of which is slow."""
+    """What was reported in so many job-days of eight jobs of four nodes, none of which is slow."""
     site = Stepping(seed=seed)
     for index in range(8):
         first = 1 + 4 * index

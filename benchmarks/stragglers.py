@@ -1,11 +1,11 @@
-"""How soon a slow node among 32 is found from step times, how often, and how often nobody is to blame.
+"""A slow node among 32, found from step times: how soon, how often, and how many false alarms.
 
     python -m benchmarks.stragglers [--runs 100] [--days 2] [--seed 1]
 
 One job on 32 nodes × 8 ranks, 5 s a step, in simulated time through `StepTimes` and `Stragglers` as the
 detector uses them, one tick per step. Compute of a rank: own bias of its node (0.6 %) and rank (0.3 %), one
 rack 1 % slower, noise of 0.4 % (equal work) or 12 % (unequal), every 100 steps a checkpoint, now and then a
-pause of 0.1-0.4 s on one rank. The delay counts from the first slow step to the tick that tells of the node;
+pause of 0.1-0.4 s on one rank. The delay counts from the first slow step to the tick that reports the node;
 a job's first five steps are never judged and count too. Goals: `docs/detection.md`.
 """
 
@@ -50,7 +50,8 @@ class Fleet:
         self.number = 0
 
     def step(self, slow: float, ranks: int) -> set[str | None]:
-        """One step and one tick; the nodes that are told of. The first `ranks` ranks are slower by `slow`."""
+        """One step and one tick; the nodes that are reported. The first `ranks` ranks are slower by
+        `slow`."""
         self.number += 1
         at = START + timedelta(seconds=STEP_S * self.number)
         compute = self.usual * (1 + self.noise * self.random.normal(size=RANKS)).clip(0.2)
@@ -85,7 +86,7 @@ class Fleet:
 
 
 def delay_s(seed: int, noise: float, slow: float, onset: int, ranks: int) -> tuple[float, int]:
-    """Seconds until the slow node is told (inf: not within 800 s), and how many others were."""
+    """Seconds until the slow node is reported (inf: not within 800 s), and how many others were."""
     fleet, wrong = Fleet(seed, noise), 0
     for _ in range(onset):
         wrong += len(fleet.step(0.0, 0))

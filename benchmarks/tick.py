@@ -2,11 +2,11 @@
 
     python -m benchmarks.tick [--nodes 10000] [--signals 30] [--ticks 12] [--jobs 0]
 
-8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then tells
-a step of all its ranks each tick; gauges with noise around one level, whatever they measure, so that a rule
-may take it for a fault: findings are told, for their charts cost. CPU milliseconds of this process, the
-median of all ticks and the worst; memory of the windows, and the largest of the process. The model is fitted
-to random rows: its time depends on its shape alone.
+8 GPUs per node, jobs of 16 nodes on half of the fleet, or so many jobs on all of it, of which each then
+reports a step of all its ranks each tick; gauges with noise around one level, whatever they measure, so
+that a rule may take it for a fault: findings are made, because their charts cost time. CPU milliseconds of
+this process, the median of all ticks and the worst; memory of the windows, and the largest of the process.
+The model is fitted to random rows: its time depends on its shape alone.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def measured(rules: Ruleset, many: int) -> list[str]:
 
 
 class Fleet:
-    """What the nodes send: gauges with noise around a level; what counts or is a state stands still."""
+    """What the nodes send: gauges with noise around a level; counters and states stay constant."""
 
     def __init__(self, nodes: int, rules: Ruleset, signals: list[str], book: MemoryColumns) -> None:
         self.names = [f"gpu{number:05d}" for number in range(nodes)]

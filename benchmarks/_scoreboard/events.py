@@ -71,8 +71,8 @@ class Tally:
 
 
 def judge(raised: Sequence[Span], events: Sequence[Span], *, days: float, early: int) -> Tally:
-    """An alarm is true when it overlaps an event and began at most `early` samples before its onset: what was
-    on long before the fault told nobody of it, and what is always on finds nothing."""
+    """An alarm is true when it overlaps an event and began at most `early` samples before its onset: an
+    alarm that was on long before the fault, or is always on, finds nothing."""
 
     def predicts(alarm: Span, event: Span) -> bool:
         return alarm[0] < event[1] and event[0] < alarm[1] and alarm[0] >= event[0] - early

@@ -144,7 +144,8 @@ def _picture(names: tuple[str, ...]) -> SlurmSnapshot:
 
 
 def by_model(given: Watched) -> NDArray[np.bool_]:
-    """As trained in production, the threshold too. Nobody has a past here: differences to the peers alone."""
+    """As trained in production, the threshold too. No node has a history here: only differences to the
+    peers count."""
     at = [START + timedelta(seconds=SAMPLE_S * number) for number in range(TRAIN)]
     history = [
         FeatureRow(CLUSTER, "h100", "busy", when, given.names, NAMES, matrix.astype(np.float32))

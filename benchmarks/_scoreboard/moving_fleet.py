@@ -76,8 +76,9 @@ _EXACT = frozenset({"power_w", "tensor", "dram", "load", "free"})
 @dataclass(frozen=True, slots=True, eq=False)
 class Moving:
     """One fleet. `peers`: (samples, nodes, features) differences to the peers, `own` those of `OWN_NAMES` to
-    the own past, `now` the same not yet smooth, NaN unknown; `drifted`: (watch, nodes) where `drifted` would
-    be told; `onset`, `fault`: by faulty row, the sample of the watch and the number of the fault."""
+    the own past, `now` the same not yet smooth, NaN unknown; `drifted`: (watch, nodes) where `drifted`
+    would be reported; `onset`, `fault`: by faulty row, the sample of the watch and the number of the
+    fault."""
 
     peers: Matrix
     own: Matrix

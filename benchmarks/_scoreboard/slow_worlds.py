@@ -1,4 +1,4 @@
-"""Slow nodes in jobs drawn by somebody who had not read the detector (`benchmarks/_worlds/step_times.py`).
+"""Slow nodes in jobs drawn without knowledge of the detector (`benchmarks/_worlds/step_times.py`).
 
 For each noise: how many slow nodes are found, how soon, and how many sound ones are blamed; how often a sound
 one is blamed in job-days without any slow node, where storage is slow for all at times; and slow nodes that
@@ -33,7 +33,7 @@ AT_ONCE, PROCESSES = 24, 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`slow`: extra share of the slow node, None: nobody is slow. `from_start`: from the first step on."""
+    """`slow`: extra share of the slow node, None: no node is slow. `from_start`: from the first step on."""
 
     noise: str
     slow: float | None

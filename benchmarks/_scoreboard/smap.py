@@ -23,7 +23,7 @@ DAY_S = 86_400
 PER_DAY = 1440.0
 #: Alarms with so few quiet samples between them are one; so early an alarm may be (samples).
 GAP, EARLY = 10, 60
-#: Half of what PCA's residual was told to cost.
+#: Half of the published cost of PCA's residual.
 FALSE_MOST = 0.58
 
 Floats = NDArray[np.float64]

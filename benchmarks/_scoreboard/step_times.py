@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """`times` (steps, nodes); from step `onset` of the stream on, `slow` is slow. None: nobody is."""
+    """`times` (steps, nodes); from step `onset` of the stream on, `slow` is slow. None: no node is."""
 
     times: Floats
     history: int
@@ -146,7 +146,7 @@ def tally(runs: list[Run], scores: list[Floats], threshold: float) -> Tally:
 
 def in_force(run: Run) -> Floats:
     """(steps of the stream, nodes) 1 from the finding of the detector that production runs until it is over,
-    with one rank on each node, whose steps are told as they end."""
+    with one rank on each node, whose steps are reported as they end."""
     nodes = tuple(f"gpu{row:04}" for row in range(run.times.shape[1]))
     job = SlurmJob(id="1", state="RUNNING", nodes=nodes)
     slurm = SlurmSnapshot(

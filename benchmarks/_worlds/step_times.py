@@ -271,7 +271,7 @@ def _unequal_work(job: _Job) -> None:
 def _trace(job: _Job) -> None:
     random = job.random
     size = job.factor.shape
-    # Busy spells: for minutes everybody is slower and more uneven.
+    # Busy spells: for minutes all ranks are slower and more uneven.
     busy = np.zeros((job.steps, 1))
     for begin in job.moments(random.uniform(0.3, 3)):
         end = begin + job.span(60, 1200)
@@ -306,7 +306,7 @@ def _warm_up(job: _Job) -> None:
 
 
 def _checkpoints(job: _Job) -> None:
-    """All ranks write, some more than others; a copy in the background costs everybody the next few steps."""
+    """All ranks write, some more than others; a background copy slows all ranks for a few steps."""
     random = job.random
     every = max(20, job.span(300, 3600))
     lasting_s = random.uniform(0.3, 15)
@@ -354,7 +354,7 @@ def _collect_garbage(job: _Job) -> None:
 
 
 def _storage(job: _Job) -> None:
-    """Slow for everybody for minutes: level and spread of all ranks jump, at any time; for seconds on some
+    """All ranks are slow for minutes: level and spread of all ranks jump, at any time; for seconds on some
     more.
     """
     random = job.random

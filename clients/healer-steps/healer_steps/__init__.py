@@ -1,4 +1,4 @@
-"""Tells healer how long the steps of a training job take.
+"""Reports to healer how long the steps of a training job take.
 
     import healer_steps
 
@@ -10,7 +10,8 @@
                 optimizer.step()
 
 Nothing here waits for healer, raises into the training, or does anything at all without HEALER_URL. How
-compute is told from communication: `healer_steps.pytorch.watch`, `.lightning`, `.huggingface`, `.megatron`.
+compute is separated from communication: `healer_steps.pytorch.watch`, `.lightning`, `.huggingface`,
+`.megatron`.
 """
 
 from healer_steps._step import Step

@@ -18,9 +18,9 @@ from healer_steps._fork import after_fork
 from healer_steps._post import taken, utc
 from healer_steps._sender import Sender
 
-#: What is summed at most: beyond it a checkpoint is told without a checksum.
+#: The most that is summed: a larger checkpoint is reported without a checksum.
 FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0
-#: Checkpoints that wait while one is summed; the others are told without.
+#: Checkpoints that wait while one is summed; further ones are reported without a checksum.
 WAITING = 8
 _CHUNK = 4 << 20
 
@@ -32,7 +32,7 @@ class TooMuch(Exception):
 
 
 class Checkpoints:
-    """Tells of checkpoints through `sender`."""
+    """Reports checkpoints through `sender`."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -40,7 +40,7 @@ class Checkpoints:
         after_fork(self)
 
     def _reset(self) -> None:
-        #: The first one is being summed, and stays until it is told.
+        #: The first one is being summed, and stays until it is reported.
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._lock = threading.RLock()  # a signal's handler may save, while the program does
         self._thread: threading.Thread | None = None
@@ -75,7 +75,7 @@ class Checkpoints:
             self._record_without()
 
     def close(self, timeout_s: float) -> None:
-        """What is not summed after half of it is told without a checksum."""
+        """What is not summed after half of it is reported without a checksum."""
         thread = self._thread
         if thread is not None and thread.is_alive():
             thread.join(timeout_s / 2)

@@ -11,7 +11,7 @@ _JOB = re.compile(r"[0-9A-Za-z_.+\[\]-]{1,64}")
 
 
 class Settings:
-    """`url` empty: nothing is sent. `rank` and `local_rank` are None where nothing surely tells them; `gpu`
+    """`url` empty: nothing is sent. `rank` and `local_rank` are None where they are uncertain; `gpu`
     as nvidia-smi counts on that node, None where it is not known."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -26,7 +26,7 @@ class Settings:
         self.restart = _number(env, "SLURM_RESTART_COUNT") or 0
         self.node = env.get("HEALER_NODE") or env.get("SLURMD_NODENAME") or ""
         self._env = env
-        #: Somebody who knows has told the rank: it is not looked for any more.
+        #: The rank is known for certain: it is not looked up any more.
         self.sure = False
         self._set(*ranks_of(env))
 
@@ -59,7 +59,7 @@ Ranks = Tuple["int | None", "int | None"]
 
 
 def ranks_of(env: Mapping[str, str], torch_ranks: tuple[int, int] | None = None) -> Ranks:
-    """Rank and local rank, each None where nothing surely tells it. `told`: rank and world size, by torch.
+    """Rank and local rank, each None where it is uncertain. `torch_ranks`: rank and world size, by torch.
 
     Slurm's count is right only where each task of a step is one rank. In a batch script SLURM_PROCID is 0 for
     all that it starts, and SLURM_STEP_NUM_TASKS is missing; a task that starts ranks of its own hands its
@@ -82,7 +82,7 @@ def ranks_of(env: Mapping[str, str], torch_ranks: tuple[int, int] | None = None)
 
 
 def gpu_of(env: Mapping[str, str], local_rank: int | None) -> int | None:
-    """The GPU of this rank. CUDA_VISIBLE_DEVICES may count anew within a job; Slurm's lists do not."""
+    """The GPU of this rank. CUDA_VISIBLE_DEVICES may count from 0 within a job; Slurm's lists do not."""
     listed = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
     gpus = [gpu for gpu in map(_whole, listed.split(",")) if gpu is not None]
     if len(gpus) == 1:

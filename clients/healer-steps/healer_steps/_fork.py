@@ -1,5 +1,5 @@
-"""A child of a fork begins anew: threads, locks and what waits are its parent's. A loader's worker sends
-nothing of its own."""
+"""A child of a fork starts over: threads, locks and queued entries belong to its parent. A loader's worker
+sends nothing of its own."""
 
 from __future__ import annotations
 

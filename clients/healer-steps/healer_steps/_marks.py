@@ -84,8 +84,8 @@ class CudaMarks:
         return dropped
 
     def where(self, doing: str, step: int, is_open: Timed | None) -> tuple[str, int]:
-        """Where the GPU stands, which may be steps behind its host. Asked by another thread, while the one
-        that trains stands still."""
+        """Where the GPU is, which may be steps behind its host. Called by another thread, while the one
+        that trains is blocked."""
         for timed in tuple(self._pending):
             if not timed.end.query():
                 return _phase(timed), timed.about[1].number
@@ -112,7 +112,7 @@ class CudaMarks:
                 self._pending.popleft()
                 continue
             self._pending.popleft()
-            # The end may still be the next step's `previous`: two steps later it is nobody's.
+            # The end may still be the next step's `previous`: two steps later it is free.
             for event in (timed.start, timed.compute, timed.comm, timed.previous):
                 if event is not None and len(self._free) < 4 * PENDING:
                     self._free.append(event)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Checkpoints that wait at most, and samples of one request.
 CHECKPOINTS, BATCH = 100, 5_000
-#: A rank that stands still says so as often.
+#: How often a stuck rank reports it.
 _AGAIN_S = 10.0
 #: healer takes no older ones (15 minutes), so they are dropped here.
 _OLD_S = 14 * 60.0
@@ -31,7 +31,7 @@ _NEVER = frozenset({400, 403, 404, 405, 413, 415, 422})
 FIELDS = (
     "time", "step", "step_s", "compute_s", "comm_s", "data_s", "work", "stage", "loss", "grad_norm",
 )  # fmt: skip
-#: What a step came to: that it is no number is worth telling.
+#: Results of a step: NaN is worth reporting.
 RESULTS = ("loss", "grad_norm")
 _NUMBERS = frozenset({int, float})
 #: Left out where it is not known which rank this is.
@@ -97,7 +97,7 @@ class Post:
         self._sender.say("lost", "%d step times or checkpoints are dropped: %r" % (count, error))
 
     def _send_location(self) -> bool:
-        """Says where this rank stands, if it stands; False: say it again later. Nothing of it is kept."""
+        """Reports where this rank is stuck, if it is; False: report it again later. Nothing is kept."""
         settings, at = self._sender.settings, self._sender.where()
         if at is None or settings.rank is None or self._sender._closing:
             return True
@@ -177,7 +177,7 @@ class Post:
 
     def _sample(self, sample: Sample) -> dict[str, Any]:
         settings, fields = self._sender.settings, _fields(sample)
-        if settings.rank is None:  # of the job as a whole: nobody may be blamed for it
+        if settings.rank is None:  # of the job as a whole: no rank may be blamed for it
             return {name: value for name, value in fields.items() if name not in _OF_A_RANK}
         fields.update(_place(settings))
         return fields

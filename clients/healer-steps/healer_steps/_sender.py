@@ -38,7 +38,7 @@ class Sender:
         self.settings = settings
         self.every_s = every_s
         self._limit = queue
-        #: Asked before each sending, whether the training stands somewhere.
+        #: Called before each send: is the training stuck somewhere?
         self.where: Where = lambda: None
         self.sent = self.dropped = self.rejected = 0
         self._said: dict[str, bool] = {}

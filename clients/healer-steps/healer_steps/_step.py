@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Step:
     """One step, open between `with` and its end. What fails in it is said in the log and never raised.
 
-    A step that an exception ends is not told.
+    A step that ends with an exception is not reported.
     """
 
     __slots__ = ("_steps", "_timed", "grad_norm", "loss", "number", "stage", "work")

@@ -17,7 +17,7 @@ from healer_steps._numbers import number, on_device, whole
 from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
 from healer_steps._step import Rest, Step
 
-#: A rank that stands at one place for so long says where, and says it again as often.
+#: A rank that is stuck for so long reports where, and repeats it as often.
 STANDS_S = 10.0
 #: What a program may say of itself between two steps: then it is not waited for.
 RESTS = ("checkpoint", "evaluation")
@@ -163,7 +163,8 @@ class Steps:
     def checkpoint(
         self, path: Any, step: int | None = None, *, durable: bool = True, checksum: bool = False
     ) -> None:
-        """A checkpoint lies at `path` (a file or a folder), told by rank 0 alone, or where no rank is known.
+        """A checkpoint lies at `path` (a file or a folder), reported by rank 0 only, or where no rank is
+        known.
         `durable`: it is whole, and where a restarted job finds it. `checksum`: SHA-256 of it, made in the
         background."""
         if self._checkpoints is None:
@@ -181,7 +182,7 @@ class Steps:
 
     def rest(self, what: str = "checkpoint") -> Rest:
         """`with steps.rest("evaluation"):` around what comes between two steps and takes long: `checkpoint`
-        or `evaluation`. So nobody takes it for a hang."""
+        or `evaluation`. So it is not taken for a hang."""
         return Rest(self, what)
 
     def at_end(self, call: Callable[[], None]) -> None:
@@ -300,7 +301,7 @@ class Steps:
             self._sender.wake()
 
     def _where(self) -> tuple[str, int, float] | None:
-        """What is done in which step, and for how long: of a rank that stands, or rests. For the sender's
+        """What is done in which step, and for how long: of a rank that is stuck, or rests. For the sender's
         thread: the training thread does nothing meanwhile that this would disturb."""
         doing, step, since = at = self._at
         open_s = time.monotonic() - since
@@ -310,7 +311,7 @@ class Steps:
             is_open = self._open
             try:
                 doing, step = self._marks.where(doing, step, is_open._timed if is_open is not None else None)
-            except Exception as error:  # then where the host stands has to do
+            except Exception as error:  # the host's location has to do
                 self._trouble(error)
         return (doing, step, open_s) if self._at is at else None
 
@@ -320,7 +321,7 @@ class Steps:
             self.settings.look()
 
     def _placed(self, ranks: Callable[[], tuple[Any, Any]]) -> None:
-        """For callbacks: rank and local rank, as their trainer tells them."""
+        """For callbacks: rank and local rank, as their trainer gives them."""
         try:
             rank, local_rank = ranks()
             self.settings.placed(int(rank), int(local_rank))
@@ -336,7 +337,7 @@ class Steps:
             self._marks = CudaMarks(cuda, self._done)
             self._last_end = None
 
-    # --- what the program tells ---
+    # --- what the program reports ---
 
     def _result(self, value: Any) -> float | None:
         def read(value: Any) -> float | None:

@@ -70,7 +70,7 @@ class Token:
             return _checked(self._settings.token, "HEALER_TOKEN")
         if not self._settings.token_file:
             return ""
-        with open(self._settings.token_file, errors="replace") as file:  # read anew: a site may renew it
+        with open(self._settings.token_file, errors="replace") as file:  # read again: a site may renew it
             return _checked(file.read(1000).strip(), "HEALER_TOKEN_FILE")
 
     # --- by munge ---
@@ -149,7 +149,7 @@ def credential(payload: str, socket: str = "") -> str:
 
 
 def _own_folder(path: str) -> bool:
-    """Makes it; false where it is somebody else's, or open to others."""
+    """Makes it; false where it has another owner, or is open to others."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

@@ -20,7 +20,7 @@ class StepTimes(TrainerCallback):
     logs go with the step that follows; nothing is read from the GPU for them.
 
     `checksum`: of each checkpoint; `durable_under`: folders on shared storage, in which what lies when the
-    trainer says it has saved is whole. Checkpoints elsewhere are told as not durable.
+    trainer says it has saved is whole. Checkpoints elsewhere are reported as not durable.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StepTimes(TrainerCallback):
         path = os.path.join(args.output_dir, "checkpoint-%d" % state.global_step)
         if not self.steps.on or self.steps.settings.rank:
             return
-        # A search of hyperparameters saves in a folder of the trial, which is not told here.
+        # A search of hyperparameters saves in a folder of the trial, which is unknown here.
         if getattr(state, "is_hyper_param_search", False) or not os.path.isdir(path):
             return
         durable = lies_under(path, self._durable_under)

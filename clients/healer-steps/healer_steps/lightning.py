@@ -24,7 +24,7 @@ class StepTimes(Callback):
     `work(batch)`: its tokens or samples, a number that lies on no GPU (where it fails, the step goes without
     it); `loss`: read the loss of each step (the host then waits for the GPU); `checksum`: of each checkpoint;
     `durable_under`: folders on shared storage, in which what lies when the trainer has saved is whole.
-    Checkpoints elsewhere are told as not durable.
+    Checkpoints elsewhere are reported as not durable.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepTimes(Callback):
         self._losses: list[Any] = []
         self._ended: float | None = None
         self._saved: tuple[str, int] = ("", 0)
-        #: The work of the step that is open; None once a batch of it did not tell its.
+        #: The work of the step that is open; None once the work of a batch is unknown.
         self._worked: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def watch(module: Any, steps: Steps, optimizer: Any = None) -> Watch:
             watching.start(module, optimizer)
         except Exception as error:
             steps._trouble(error)
-            watching.stop()  # some of the hooks would tell something else
+            watching.stop()  # some of the hooks would mean something else
     return watching
 
 
@@ -71,6 +71,6 @@ class Watch:
 
 
 def _on_gradient(parameter: Any, call: Any) -> Any:
-    """torch 2.1 and later can tell when a gradient was added up; before that, when it came."""
+    """torch 2.1 and later report when a gradient was accumulated; before that, when it came."""
     register = getattr(parameter, "register_post_accumulate_grad_hook", None)
     return register(call) if register is not None else parameter.register_hook(call)

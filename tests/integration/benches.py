@@ -33,7 +33,7 @@ class Bench(Protocol):
     hidden: frozenset[str]
 
     def free(self, count: int = 1) -> list[str]:
-        """So many idle nodes that nobody else uses in this test."""
+        """So many idle nodes that no other test step uses."""
         ...
 
     def submit(
@@ -51,7 +51,7 @@ class Bench(Protocol):
         dependency: str = "",
         array: int = 0,
     ) -> str:
-        """A job that runs until told or until USR1, on exactly these nodes (or on any one)."""
+        """A job that runs until stopped or until USR1, on exactly these nodes (or on any one)."""
         ...
 
     def submit_het(self, *nodes: str) -> str:

@@ -30,7 +30,7 @@ BENCHES = [
 
 
 def simulated() -> SimScheduler:
-    """As quick as the real ones: nobody waits for two minutes here either."""
+    """As quick as the real ones: no wait of two minutes here either."""
     return SimScheduler(
         "pod1",
         SystemClock(),

@@ -1,4 +1,4 @@
-"""Alerts in a real PostgreSQL: what a detector that starts anew knows, and how long repeats are kept."""
+"""Alerts in a real PostgreSQL: what a restarted detector knows, and how long repeats are kept."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,7 +43,7 @@ def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: 
     assert [one.digest for one in known][:1] == [first.digest]
     shown = firing(rules_in(), known, NOW)
     assert [(one.component.node, one.heard_at) for one in shown] == [(name(1), NOW - timedelta(hours=2))]
-    # The first telling is out of reach: its repeat alone says the same.
+    # The first message is out of reach: its repeat alone says the same.
     assert [one.since for one in firing(rules_in(), inbox.alerts(NOW - timedelta(hours=9)), NOW)] == [BEGUN]
     reads = PostgresSignalReads(fresh_database, PostgresColumns(fresh_database))
     assert [one.digest for one in reads.alerts(CLUSTER, name(1), BEGUN)] == [first.digest, again.digest]

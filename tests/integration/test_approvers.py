@@ -19,7 +19,7 @@ POWER = Playbook(name="power", title="Power", target="node", steps=(Step(id="off
 
 
 class Directory:
-    """Everybody whom the provider has seen."""
+    """All users that the provider has seen."""
 
     issuer = "https://idp"
 

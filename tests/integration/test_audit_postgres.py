@@ -1,4 +1,4 @@
-"""The audit on a real PostgreSQL: who may change it (nobody), what is sealed, what tampering shows."""
+"""The audit on a real PostgreSQL: who may change it (no one), what is sealed, what tampering shows."""
 
 import io
 import json
@@ -324,7 +324,7 @@ def test_a_new_sealer_writes_the_checkpoints_that_missed_the_file(fresh_database
     assert verify(fresh_database, outside=kept(file)) == []
 
 
-# --- tampering, by somebody who can take the triggers away --------------------------------------------
+# --- tampering, by a user who can drop the triggers --------------------------------------------------
 
 
 @pytest.fixture

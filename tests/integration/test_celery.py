@@ -1,5 +1,5 @@
 """Celery on both embedded brokers, a real Redis and PostgreSQL: what is poked is advanced, nothing hangs, and
-whoever writes to the broker keeps no worker from its work."""
+no writer to the broker blocks a worker."""
 
 import base64
 import json

@@ -434,7 +434,7 @@ def test_before_an_effect_a_lease_that_has_aged_is_renewed_or_lost(real: Postgre
         claim = claimed(stack, real)
         before = claim.run.lease_until
         real.clock.advance(15)
-        assert claim.fence(), "it was proven anew: nobody took it meanwhile"
+        assert claim.fence(), "it was proven again: no one took it meanwhile"
         assert not claim.fence()
         assert before is not None
         assert claim.run.lease_until is not None

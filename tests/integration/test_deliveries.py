@@ -1,4 +1,4 @@
-"""From incidents and messages in a real database to channels: who is told what, when, and once."""
+"""From incidents and messages in a real database to channels: who gets what, when, and only once."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -164,7 +164,7 @@ def over(one: Incident, at: datetime, why: str = "the tests passed") -> Incident
     return msgspec.structs.replace(one, **fields)
 
 
-# --- who is told what -------------------------------------------------------------------------------------
+# --- who gets what ----------------------------------------------------------------------------------------
 
 
 def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_the_proof(site: Site) -> None:
@@ -313,7 +313,7 @@ def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> No
     assert "2 low-urgency incidents, 1 still open" in message["text"]
     assert message["text"].count("https://healer.example/incidents/") == 2
     site.round(24 * 60 * MINUTE)
-    assert len(site.slack()) == 1  # its end stood there already
+    assert len(site.slack()) == 1  # it had already ended
 
 
 def test_end_of_an_incident_from_a_digest_is_in_the_next_digest(site: Site) -> None:
@@ -434,7 +434,7 @@ def only(notifications: Notifications, channel: str) -> Notifications:
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates a crash of the process."""
 
 
 class DiesAfterSending:

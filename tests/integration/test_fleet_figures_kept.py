@@ -1,4 +1,5 @@
-"""What tests of nodes told, as the runs' logs in PostgreSQL hold it; how nodes stand, as pages read it."""
+"""Results of node tests, as the runs' logs in PostgreSQL hold them; standings of nodes, as pages read
+them."""
 
 from contextlib import ExitStack
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""A run that somebody wrote into the database passes no guard: the worker asks the gate at the step itself.
+"""A run forged in the database passes no guard: the worker asks the gate at the step itself.
 
 The attacker has the API's or the detector's role; PostgreSQL, its roles and the worker's driver are the real
 ones. What the API's role gives for a person's order (mode, approval, pauses, breaker) is one.

@@ -129,7 +129,7 @@ def test_a_node_that_the_worker_sees_dead_passes_the_caps_at_once(place: Place, 
 
 
 def test_one_that_was_drained_within_the_caps_uses_none_once_it_was_seen(place: Place) -> None:
-    """And one that nobody can ask uses its slot."""
+    """And one that cannot be reached uses its slot."""
     place.nodes.keep_log(name(3), LINE)
     by_api(place)
     place.work(6)
@@ -179,7 +179,7 @@ def test_a_job_is_restarted_once_the_worker_sees_the_record(place: Place, line: 
 
 
 def test_a_record_of_before_the_job_began_restarts_it_not(place: Place) -> None:
-    """A reset has cured it; somebody writes it once more."""
+    """A reset has cured it; it is forged once more."""
     place.nodes.keep_log(name(3), MILDER, booted_at=START - timedelta(days=1))
     place.work(60, step_s=15)
     job = place.desk.slurm.add_job(required=[name(3)])

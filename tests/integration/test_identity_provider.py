@@ -154,7 +154,7 @@ def test_a_fresh_proof_is_one_of_the_last_minutes(site: Site) -> None:
     site.at.claims = {"auth_time": int(now)}
     assert site.sign_in(again=True).arrival.proven_at.timestamp() == int(now)
     site.at.claims = {}
-    assert site.sign_in().arrival.proven_at.timestamp() < now - 3600, "the provider may have asked nobody"
+    assert site.sign_in().arrival.proven_at.timestamp() < now - 3600, "the provider may have asked no one"
 
 
 def test_names_that_could_be_taken_for_others_are_passed_over(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""What goes together on one connection: nobody suffers from another, and nobody is left waiting."""
+"""Requests that share one connection: none suffers from another, and none is left waiting."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

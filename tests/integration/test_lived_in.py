@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.heavy
 
 TOOL = Path(__file__).parents[2] / "tools" / "lived-in"
-#: What is done, and what is told of it.
+#: Changes, and the report of them.
 DEEDS = {
     "sleep 600 &": "left running: sleep 600",
     "touch /tmp/a-file": "left: /tmp/a-file",

@@ -29,7 +29,7 @@ EACH = pytest.mark.parametrize("bench", ["cli", "rest-24.11"], indirect=True)
 FIRST = pytest.mark.parametrize("bench", ["cli"], indirect=True)
 
 
-#: The simulated nodes of these tests have GPUs and no nvidia-smi: what stands for the shipped look at them.
+#: The simulated nodes of these tests have GPUs and no nvidia-smi: this replaces the shipped check.
 LOOK = "#!/bin/sh\necho healer-result gpu_count $SLURM_GPUS_ON_NODE\necho healer-says all there\n"
 
 
@@ -163,7 +163,7 @@ def test_full_tests_borrow_an_idle_node_that_stays_in_service(site: Workplace) -
     assert partner != node and data["passed"] is True
     assert (data["tests"]["pair"], data["says"]["pair"].count(partner[-4:])) == ("passed", 1)
     assert site.bench.scheduler.node(partner).in_service
-    assert {one.node for one in site.ledger.tables.granted} == {node}, "nobody asked for the partner's slot"
+    assert {one.node for one in site.ledger.tables.granted} == {node}, "the partner's slot was not requested"
 
 
 @EACH
@@ -186,7 +186,7 @@ def test_a_job_that_wants_the_partner_gets_it_and_another_is_borrowed(bench: Rea
     assert first not in partners[0]
 
 
-#: Each node tells its own figure; the slowest is that of the group, as the shipped `speed` has it.
+#: Each node reports its own figure; the slowest is that of the group, as the shipped `speed` has it.
 SPEED = """\
 #!/bin/sh
 told=$(srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
@@ -249,7 +249,7 @@ def test_a_stuck_epilog_is_freed_by_down_and_its_job_keeps_its_end(bench: RealBe
 
 
 def the_test_is_over(site: Workplace, run: str, theirs: str) -> bool:
-    """Whether the test of the node has ended. Until then somebody's job waits, and does not get the node."""
+    """Whether the test of the node has ended. Until then a user's job waits, and does not get the node."""
     state = job_of(site.bench, theirs).state
     ended = "test" in site.done(run)
     assert ended or state == "PENDING"
@@ -277,7 +277,7 @@ def test_a_reboot_is_proven_by_the_nodes_own_boot_and_the_node_returns_tested(be
 def test_a_power_cycle_by_redfish_is_proven_by_the_boot_and_the_node_returns_tested(
     bench: RealBench, tmp_path: Path
 ) -> None:
-    """A boot that Slurm did not ask for: our drain stands through it, and no job comes before the tests."""
+    """A boot that Slurm did not ask for: our drain survives it, and no job starts before the tests."""
     signed = certificates(tmp_path)
     with redfish(signed.authority, signed.server) as bmcs:
         site = Workplace(bench)

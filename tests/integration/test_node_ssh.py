@@ -1,4 +1,4 @@
-"""healer-node behind a real sshd: what goes wrong is told apart, and a node that hangs blocks nobody."""
+"""healer-node behind a real sshd: failures are told apart, and a hanging node blocks no other."""
 
 import json
 import os
@@ -209,14 +209,14 @@ def test_the_key_opens_no_tunnel_terminal_or_file_transfer(site: SshSite) -> Non
 def by_hand(
     site: SshSite, node: str, words: list[str], *options: str, clear: str = "yes"
 ) -> "subprocess.CompletedProcess[bytes]":
-    """As whoever has healer's key may try it."""
+    """As a holder of healer's key may try it."""
     own = site.ssh().command(node, (), 10)
     own = [word.replace("ClearAllForwardings=yes", f"ClearAllForwardings={clear}") for word in own]
     command = [*own[:-2], *options, "--", node, *words]
     return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
 
 
-# --- tests that outlive whoever started them
+# --- tests that outlive their starter
 
 
 def test_tests_go_on_when_the_client_is_killed_and_the_second_start_is_the_same(site: SshSite) -> None:

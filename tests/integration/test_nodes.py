@@ -265,7 +265,7 @@ def test_a_node_whose_log_cannot_be_read_says_so(bench: Bench) -> None:
 
 
 def hangs(bench: Bench) -> None:
-    """Job 4711 has a rank on the node that stands in `wait`, and the recorder has written of it."""
+    """Job 4711 has a rank on the node that is stuck in `wait`, and the recorder has written of it."""
     if isinstance(bench.world, SimNodes):
         at = datetime(2026, 11, 20, 3, tzinfo=UTC)
         gpu = GpuActivity(pci="00000000:10:00.0", util_percent=100, power_w=182.41, power_limit_w=700)

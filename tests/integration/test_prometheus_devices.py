@@ -83,7 +83,7 @@ def test_what_prometheus_writes_is_of_the_devices(written: Sink) -> None:
                 found.setdefault(report.node, {}).update(named(bench.values(report)))
         return len(found) >= 5
 
-    wait_until(take, 60, what="all devices were told of")
+    wait_until(take, 60, what="all devices were reported")
     for switch in ("@tor1", "@tor2"):
         ports = found.pop(switch)
         assert ports["switch_port_state lo"] == 1

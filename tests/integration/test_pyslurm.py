@@ -1,7 +1,7 @@
 """The pyslurm adapter beyond the contract: its process, what pyslurm cannot do, and each release's ways.
 
 It runs on the stand-in of tests/support/pyslurm_fake. What the real pyslurm 24.11.0 did with Slurm 24.11.5
-stands in docs/slurm.md, and the stand-in does the same.
+is in docs/slurm.md, and the stand-in does the same.
 """
 
 import json
@@ -32,7 +32,7 @@ CHILD = "healer/adapters/slurm/pyslurm_child.py"
 
 
 class Stalling(SimScheduler):
-    """A Slurm that may be made to keep whoever asks for a node waiting."""
+    """A Slurm that can be made to block requests for a node."""
 
     def __init__(self) -> None:
         super().__init__("pod1", SystemClock(), 4, times=SlurmTimes(cred_expire_s=5))

@@ -244,7 +244,7 @@ def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_da
         restarted(quick, timedelta(minutes=1))
         restarted(late, timedelta(hours=2))
         restarted(approved, timedelta(minutes=21), approved_by="ann")
-        # Somebody looks on Monday at what was settled at night: no measure of how soon people come.
+        # A person looks on Monday at what was settled at night: no measure of how soon people come.
         said(quick, "ann", "incident.acknowledged", f"incident/{quick.id}", timedelta(days=2))
         for each, minutes in zip(left, (10, 31, 40, 5), strict=True):
             said(each, "bob", "incident.noted", f"incident/{each.id}", timedelta(minutes=1))
@@ -255,7 +255,7 @@ def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_da
         saved = stats(conn, [CLUSTER], None).saved
         none = stats(conn, ["pod2"], None).saved
     assert (few.jobs, few.people, few.people_s, few.gpu_hours) == (2, 4, None, None)
-    # The median of 5, 10, 20, 31 and 40 min: 64 GPUs stood 19 min less, and the late one saved nothing.
+    # The median of 5, 10, 20, 31 and 40 min: 64 GPUs were idle 19 min less, and the late one saved nothing.
     assert (saved.jobs, saved.people, saved.people_s) == (2, 5, 1200.0)
     assert saved.gpu_hours == round(64 * 19 / 60, 2)
     assert (none.jobs, none.people, none.gpu_hours) == (0, 0, None)
@@ -461,7 +461,7 @@ def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: 
     lost = period.by_rule[0]
     judged = (lost.true_faults, lost.false_alarms, lost.false_drains)
     assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
-    # gpu0001 failed again after its first return; gpu0002 only told something mild.
+    # gpu0001 failed again after its first return; gpu0002 only reported something mild.
     assert (period.returned, period.relapsed) == (3, 1)
     empty = queries_of(fresh_database).figures.period(
         CLUSTER, NOW + timedelta(hours=1), NOW + timedelta(hours=2)

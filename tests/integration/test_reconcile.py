@@ -90,7 +90,7 @@ def test_notes_and_reservations_that_are_left_are_taken_away(desk: ReconcileDesk
     assert [desk.work(run, 1) for run in desk.poked if run in repairs[1][1]] == [RunState.done]
     assert desk.slurm.node(name(1)).extra == ""
     assert desk.audited().count("run.started") == 2 and "node.tidied" in desk.audited()
-    # The reservation ends with the run that tests its node: nobody's job meets it before.
+    # The reservation ends with the run that tests its node: no user's job gets it before.
     assert list(desk.slurm.snapshot().reservations) == ["healer_00000002"]
 
 

@@ -1,4 +1,4 @@
-"""What every `ports.Scheduler` does to jobs: requeue, revive, hold, exclude, signal, tell; read back.
+"""What every `ports.Scheduler` does to jobs: requeue, revive, hold, exclude, signal, notify; read back.
 
 "Pitfall N" is number N of the list of Slurm's pitfalls in docs/slurm.md.
 """

@@ -1,4 +1,4 @@
-"""What every `ports.Scheduler` tells, on real Slurms of 32 nodes and on the simulated one.
+"""What every `ports.Scheduler` reports, on real Slurms of 32 nodes and on the simulated one.
 
 "Pitfall N" is number N of the list of Slurm's pitfalls in docs/slurm.md.
 """

@@ -31,7 +31,7 @@ def test_pitfall_18_maintenance_reservation_starts_over_jobs_and_is_listed_at_on
     node = bench.free()[0]
     job = running(bench, node)
     bench.scheduler.reserve(maintenance(node))
-    # The list of reservations tells it now; the node's own flag comes seconds later on a real Slurm.
+    # The list of reservations shows it now; the node's own flag comes seconds later on a real Slurm.
     found = read(bench)
     assert found is not None and found.maintenance and found.until is None
     assert (found.nodes, found.users) == ((node,), ("root",))

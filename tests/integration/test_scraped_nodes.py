@@ -1,4 +1,4 @@
-"""The page's `rules/scrape.yaml` for node_exporter as it stands there: its hostlist, and `node: host`."""
+"""The page's `rules/scrape.yaml` for node_exporter unchanged: its hostlist, and `node: host`."""
 
 import shutil
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_the_shown_targets_are_the_nodes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def node_exporter(tmp_path: Path) -> Iterator[int]:
-    """The port at which Debian's node_exporter stands for both nodes."""
+    """The port at which Debian's node_exporter simulates both nodes."""
     port = free_port()
     options = [f"--web.listen-address={node}:{port}" for node in NODES]
     with running(tmp_path / "log", "prometheus-node-exporter", *options):

@@ -251,7 +251,7 @@ def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates a crash of the process."""
 
 
 class DiesAfterSending:

@@ -147,7 +147,7 @@ def test_a_controller_that_hangs_is_unavailable_in_time(small: RealSlurm) -> Non
             scheduler.drain("gpu0001", "healer:x")
     finally:
         os.kill(pid, signal.SIGCONT)
-    # Nobody knew whether it happened: in this case it did not, or it did; the read tells.
+    # It was unknown whether it happened: in this case it did not, or it did; the read shows it.
     wait_until(lambda: scheduler.node("gpu0001").base == "IDLE", 10)
 
 

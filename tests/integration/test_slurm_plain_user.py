@@ -35,7 +35,7 @@ print(json.dumps({
 
 @pytest.fixture
 def hidden() -> Iterator[RealSlurm]:
-    """Two nodes in a folder that everybody may enter."""
+    """Two nodes in a folder that every user may enter."""
     folder = Path(tempfile.mkdtemp(prefix="hp-"))
     folder.chmod(0o755)
     try:
@@ -49,7 +49,7 @@ def hidden() -> Iterator[RealSlurm]:
 def test_an_account_without_rights_sees_the_jobs_of_partitions_that_are_not_its_own(
     hidden: RealSlurm, change: str
 ) -> None:
-    """A node that looks empty would be set DOWN or rebooted under somebody's job."""
+    """A node that looks empty would be set DOWN or rebooted under a running job."""
     job = sbatch(hidden, "--nodelist=gpu0001")
     wait_until(lambda: [one.id for one in hands(hidden).jobs_on("gpu0001")] == [job], 15, what="it runs")
     partition = hands(hidden).node("gpu0001").partitions[0]

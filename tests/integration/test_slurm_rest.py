@@ -136,7 +136,7 @@ def job_of(scheduler: RestScheduler, job: str) -> SlurmJob:
 def test_a_node_whose_job_has_ended_is_not_busy_any_more(
     small: TrixieSlurm, scheduler: RestScheduler
 ) -> None:
-    """slurmctld brings a node's allocation up to date for whoever asks for all nodes, and not for one."""
+    """slurmctld brings a node's allocation up to date for requests for all nodes, and not for one."""
     job = sbatch(small, "--nodelist=gpu0003")
     wait_until(lambda: scheduler.node("gpu0003").busy, 15, what="the job runs")
     scheduler.drain("gpu0003", OURS)
@@ -360,7 +360,7 @@ def test_a_controller_that_is_away_leaves_it_open_whether_a_write_arrived(
         assert caught.value.sent is True
     finally:
         small.start_controller()
-    # It may still come: that is why whoever asked reads back before anything else.
+    # It may still come: that is why the caller reads back before anything else.
     wait_until(lambda: idle(small, "gpu0001") or scheduler.node("gpu0001").drain, 20, what="read back")
 
 

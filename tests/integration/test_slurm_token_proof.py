@@ -120,8 +120,8 @@ def test_a_token_that_two_readers_read_otherwise_is_whom_slurm_takes_it_for(
 
 @pytest.fixture
 def local_rest(slurm: TrixieSlurm) -> Iterator[str]:
-    """A slurmrestd that takes whoever has its own user for itself, at a socket that healer reaches as that
-    user: here through a relay that runs as it."""
+    """A slurmrestd that takes every client with its own user for itself, at a socket that healer reaches as
+    that user: here through a relay that runs as it."""
     guardian = slurm._guardian  # pyright: ignore[reportPrivateUsage]
     assert guardian is not None
     folder = slurm.rest_socket.parent
@@ -192,7 +192,7 @@ def test_a_slurmrestd_that_is_away_is_no_refusal(slurm: TrixieSlurm) -> None:
 def test_slurm_itself_compares_the_name_with_a_token(
     slurm: TrixieSlurm, tmp_path: Path, owner: str, named: str, is_taken: bool
 ) -> None:
-    """What the proof rests on; root may be anybody to Slurm, and makes tokens of anybody too."""
+    """What the proof rests on; root may act as any user in Slurm, and makes tokens of any user too."""
     file = tmp_path / "token"
     file.touch(0o600)
     file.write_text(slurm.token(owner))

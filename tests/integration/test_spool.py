@@ -267,7 +267,7 @@ def test_what_is_no_segment_keeps_no_other(tmp_path: Path) -> None:
     assert drained(spool) == records(0, 3)
     for _ in range(3):
         assert spool.adopt() == 0
-    assert [entries for entries, _ in spool.take_lost()] == [1, 1, 1], "each is told once"
+    assert [entries for entries, _ in spool.take_lost()] == [1, 1, 1], "each is reported once"
     spool.append(records(3, 2))
     assert drained(spool) == records(3, 2)
     spool.close()
@@ -279,7 +279,7 @@ def test_what_another_version_wrote_is_kept_for_it(tmp_path: Path) -> None:
     spool.set_aside(records(0, 5, kind=b"q"))
     assert not spool.pending and spool.adopt() == 0
     other = FileSpool(tmp_path / "spool", limit=1000)
-    assert not other.pending, "nobody takes it while its keeper lives"
+    assert not other.pending, "it is not taken while its owner lives"
     with pytest.raises(NoRoom, match="unreadable"):
         spool.set_aside(records(0, 15, kind=b"q"))
     spool.close()

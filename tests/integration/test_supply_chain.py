@@ -60,7 +60,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
     server.server_close()
 
 
-#: A proxy that nobody is at: what the test's own services do not answer, nobody does.
+#: A proxy that does not exist: only the test's own services answer.
 NOBODY = "http://127.0.0.1:9"
 
 

@@ -1,4 +1,4 @@
-"""What the guard over sweeps is told, by the ledger in memory and the one on PostgreSQL alike."""
+"""What the guard over sweeps gets, from the ledger in memory and the one on PostgreSQL alike."""
 
 from contextlib import ExitStack
 from datetime import timedelta

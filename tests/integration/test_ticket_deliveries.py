@@ -119,7 +119,7 @@ def test_a_search_that_lags_after_a_lost_answer_makes_no_second_ticket(
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates a crash of the process."""
 
 
 class DiesAfterwards:

@@ -32,7 +32,7 @@ class Clock:
 
 
 class Detector:
-    """One life of the detector's tick, with one GPU that tells its replaced rows."""
+    """One life of the detector's tick, with one GPU that reports its replaced rows."""
 
     def __init__(self, trends: PostgresTrends, clock: Clock) -> None:
         self.clock, self.book = clock, MemoryColumns()

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean to whoever wanted to store: only wrong values are the values' own fault."""
+"""What PostgreSQL's errors mean to the writer: only wrong values are the fault of the values."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

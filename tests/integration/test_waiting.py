@@ -56,7 +56,7 @@ def test_new_run_is_left_to_its_creator_for_a_second(fresh_database: sa.Engine) 
 
 
 def _waits_as_due(engine: sa.Engine, **values: object) -> bool:
-    """Whether the sweep is told of the run, once it has these values; the sweep itself says the same."""
+    """Whether the sweep gets the run, once it has these values; the sweep itself says the same."""
     clock = SimClock(NOW)
     with engine.begin() as conn:
         conn.execute(sa.update(runs).values(**values))
@@ -85,7 +85,7 @@ def test_a_message_waits_from_its_time_on_and_a_record_until_it_is_sealed(fresh_
     assert (early(), waiting()) == ({"tell"}, {"deliver", "tell"})
     with planning(fresh_database, CLUSTER, NOW) as tx:
         assert tx is not None
-        plan(tx, CLUSTER, Notifications(), NOW)  # no channel is named: nobody there is told
+        plan(tx, CLUSTER, Notifications(), NOW)  # no channel is named: no message is sent
     assert (early(), waiting()) == (set(), {"deliver"})
     with fresh_database.begin() as conn:
         audit.append(conn, record)

@@ -1,4 +1,4 @@
-"""How fast nodes are: told of the slowest GPU of the slowest node, and never a failure."""
+"""How fast nodes are: the slowest GPU of the slowest node is reported, and it is never a failure."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class cuda:
         def __enter__(self): pass
         def __exit__(self, *_): pass
 """
-#: Stands for the measurement itself, where several nodes tell theirs.
+#: Replaces the measurement itself where several nodes report.
 TELLS = """\
 case $SLURMD_NODENAME in
 gpu0001) echo "healer-speed 698.20 4012.5 gpu0001" ;;

@@ -1,4 +1,4 @@
-"""Each test that ships: what passes, what fails, and what is neither because nobody could look."""
+"""Each test that ships: what passes, what fails, and what is neither because it could not be read."""
 
 import re
 import shutil
@@ -258,7 +258,7 @@ def test_gpus_without_pytorch_are_not_tested_and_that_is_said(bench: Bench) -> N
 
 
 def test_a_wrong_answer_fails(bench: Bench) -> None:
-    """A hashlib that gives a wrong digest stands for a core that does."""
+    """A hashlib with a wrong digest simulates a faulty core."""
     (bench.folder / "hashlib.py").write_text(
         "class sha256:\n    def __init__(self, _): pass\n    def hexdigest(self): return '00'\n"
     )
@@ -275,7 +275,7 @@ def test_a_check_that_breaks_off_is_no_answer(bench: Bench) -> None:
 
 
 def answered(bench: Bench, **env: str) -> Said:
-    """GPUs that NumPy stands for."""
+    """GPUs simulated by NumPy."""
     shutil.copy(TORCH, bench.folder / "torch.py")
     numpy_at = str(Path(np.__file__).parents[1])
     python = {"PYTHONPATH": f"{bench.folder}:{numpy_at}", "PATH": f"{PYTHON}:{bench.env['PATH']}"}

@@ -193,7 +193,7 @@ def brought_to(revision: str, database: sa.Engine) -> None:
 def test_a_table_in_use_delays_the_upgrade_and_no_one_else(
     empty_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0042 makes a trigger on a table in which a transaction of somebody else has written."""
+    """0042 makes a trigger on a table in which another transaction has written."""
     brought_to("0041", empty_database)
     write = sa.text(
         "INSERT INTO inbox (cluster, kind, digest, arrived_at, doc) VALUES ('a', 'b', :digest, now(), '{}')"

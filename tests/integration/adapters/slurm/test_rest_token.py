@@ -103,7 +103,7 @@ def test_a_file_that_went_away_is_not_replaced_by_what_it_held(tmp_path: Path) -
 
 
 class Maker:
-    """A command that prints what stands in a file, and counts how often it ran."""
+    """A command that prints a file, and counts how often it ran."""
 
     def __init__(self, folder: Path) -> None:
         self.says, self.ran = folder / "says", folder / "ran"

@@ -72,7 +72,7 @@ def test_a_job_that_cannot_be_read_costs_that_job_alone(broken: dict[str, Any]) 
     raw = answer({"job_id": 6, "job_state": "RUNNING", "nodes": "n2", "comment": "c"}, running | broken)
     jobs = parse_json.jobs(raw)
     assert jobs["6"].comment == "c" and not jobs["6"].why
-    # It holds its node, and nobody restarts what they cannot read.
+    # It holds its node, and an unreadable job is never restarted.
     assert (jobs["7"].nodes, jobs["7"].active, jobs["7"].requeue) == (("n1",), True, False)
     assert jobs["7"].why.startswith("healer cannot read this job: ")
 

@@ -159,7 +159,7 @@ def test_a_commands_output_and_status() -> None:
         ("slurm_update error: Unable to contact slurm controller (receive failure)", True),
         ("slurm_update error: Socket timed out on send/recv operation", True),
         ("scontrol: error: Munge encode failed: Failed to access the socket", False),
-        # Whose credential it was, the words do not tell: it may be the one of an answer.
+        # The text does not say whose credential it was: it may be that of an answer.
         ("slurm_update error: Protocol authentication error", True),
         ("slurm_update error: Slurm backup controller in standby mode", False),
         ("Unexpected message received for job 1", True),

@@ -149,7 +149,7 @@ def test_a_refusal_is_kept_too(served: Served) -> None:
 
 
 class Killed(BaseException):
-    """Stands for the end of the process in the middle of the work."""
+    """Simulates a crash in the middle of the work."""
 
 
 def test_a_key_whose_process_died_is_done_again_under_the_same_id(fresh_database: sa.Engine) -> None:

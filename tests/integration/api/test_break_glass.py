@@ -1,4 +1,4 @@
-"""Breaking the glass, against a real API and database: nobody signs in, and no channel answers."""
+"""Breaking the glass, against a real API and database: no one can sign in, and no channel answers."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -24,7 +24,7 @@ PAUSES = "/api/v1/pauses"
 
 
 class At:
-    """A clock that stands."""
+    """A frozen clock."""
 
     def __init__(self, moment: datetime) -> None:
         self._moment = moment

@@ -66,7 +66,7 @@ class Slack:
         before = len(self.replies)
         answer = self.send(urlencode({"payload": json.dumps(payload | more)}).encode())
         assert answer.status_code == 200, answer.text
-        wait_until(lambda: len(self.replies) > before, 10, what="who pressed is told what came of it")
+        wait_until(lambda: len(self.replies) > before, 10, what="the user who pressed gets the result")
         url, text = self.replies[-1]
         assert url == REPLY
         return text

@@ -28,7 +28,7 @@ STREAMS = ("/stream",)
 #: Answers of ours that may be: Slurm was not asked yet, or there is no munge on this machine.
 AWAY = 503
 
-#: Bodies that no schema tells: valid ones and their mutations.
+#: Bodies without a schema: valid ones and their mutations.
 _BODIES = {
     "application/x-protobuf": seeds.SNAPPY + seeds.OTLP_LOGS + seeds.OTLP_METRICS,
     "application/vnd.fdo.journal": seeds.JOURNAL_EXPORT,

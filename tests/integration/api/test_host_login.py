@@ -40,7 +40,7 @@ RUN = {"cluster": CLUSTER, "node": "gpu0001", "reason": "noisy fan"}
 
 
 class Cluster:
-    """Ann has signed in by the provider, bob is a person of this site, and eve is nobody."""
+    """Ann has signed in by the provider, bob is a person of this site, and eve is unknown."""
 
     def __init__(self, site: Site, munge: Realm) -> None:
         self.site, self.munge, self.host = site, munge, munge.machine("127.0.1.1")

@@ -37,7 +37,7 @@ POWER = Playbook(name="power", title="Power", target="node", steps=(Step(id="off
 
 
 class Seals:
-    """Seals what is committed, as a worker does, when somebody waits for it."""
+    """Seals what is committed, as a worker does on request."""
 
     def __init__(self, api: Api) -> None:
         self._api, self._wait = api, api.people.wait_for_seal

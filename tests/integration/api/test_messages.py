@@ -1,4 +1,4 @@
-"""What people were told, and the replay of dead letters: through the API and the command line."""
+"""The messages that were sent, and the replay of dead letters: through the API and the command line."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -35,7 +35,7 @@ def test_node_shows_newest_value_of_each_part(served: Served) -> None:
     assert node["signals"] == {"load1": 4.5}
     assert [gpu["signals"].get(GPU_SIGNAL) for gpu in node["gpus"]] == [62, *[None] * 6, 61]
     assert node["links"] == [{"gpu": 7, "link": 2, "port": None, "signals": {GPU_SIGNAL: 5}}]
-    # GPU 1 told something, too long ago to be believed; GPU 2 never did.
+    # GPU 1 has a value, but too old to be used; GPU 2 has none.
     assert node["gpus"][1]["measured_at"] is not None
     assert node["gpus"][2]["measured_at"] is None
 

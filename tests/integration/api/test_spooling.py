@@ -259,7 +259,7 @@ def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -
 
 
 def rest_of(spool: FileSpool) -> list[Spooled]:
-    """What stands in the segments behind the first one."""
+    """The records in the segments after the first one."""
     first = spool.oldest(10, 1000)
     spool.drop_oldest(first)
     return spool.oldest(10, 1000)

@@ -1,4 +1,4 @@
-"""How unusual a node is stands in its answer, by its scorer, and only for that node."""
+"""The anomaly score of a node is in its answer, by scorer, and only for that node."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -68,7 +68,7 @@ WHO: dict[str, dict[str, set[str]]] = {
     "/rehearsals": {"get": READ, "post": OPERATE},
     "/rehearsals/{id}/cancel": {"post": OPERATE},
     "/rehearsals/{id}/proof": {"post": ADMIN},
-    # One's own, and those of everybody for an admin: the route itself looks whose it is.
+    # A user's own, and all of them for an admin: the route itself checks the owner.
     "/tokens/{id}/revoke": {"post": READ},
     "/sessions/{id}": {"delete": READ},
 }  # fmt: skip

@@ -192,7 +192,7 @@ def test_a_backup_of_an_older_healer_is_upgraded(empty_database: sa.Engine, tmp_
 def test_a_load_that_fails_leaves_the_database_as_it_was(
     fresh_database: sa.Engine, empty_database: sa.Engine, lived: Path, tmp_path: Path
 ) -> None:
-    """A table of somebody else hinders it, which --replace may not drop."""
+    """A table of another owner blocks it, which --replace may not drop."""
     file = back_up(fresh_database, lived, tmp_path / "b.tar")
     with empty_database.begin() as conn:
         conn.execute(sa.text("CREATE SCHEMA theirs"))

@@ -24,7 +24,7 @@ RANK = {
 
 
 class Receiver:
-    """What a sink was told."""
+    """What a sink received."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink

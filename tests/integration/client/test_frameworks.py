@@ -28,12 +28,12 @@ BATCH = {
 def train(
     receiver: Receiver, tmp_path: Path, program: str, said: str = "sent 6 dropped 0", **more: str
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """The steps, and the checkpoints by step, that a training told."""
+    """The steps, and the checkpoints by step, that a training reported."""
     environ = receiver.environ(**BATCH, FOLDER=str(tmp_path / "saved"), **more)
     done = frameworks.run(SUPPORT / program, tmp_path, environ)
     assert said in done.stdout, done.stdout + done.stderr
     marks = [one for body in receiver.bodies("signals/checkpoints") for one in body]
-    # On a slow machine a rank also says where it stands (`open_s`): no step of its own.
+    # On a slow machine a rank also reports where it is stuck (`open_s`): not a step.
     steps = [one for one in receiver.samples() if "open_s" not in one]
     return steps, {one["step"]: one for one in marks}
 
@@ -51,7 +51,7 @@ def test_lightning(receiver: Receiver, tmp_path: Path) -> None:
     steps, marks = train(receiver, tmp_path, "lightning_program.py")
     checked(steps)
     assert all(one["work"] == 8 and one["loss"] > 0 for one in steps)
-    # After the first batch, and after validation and a checkpoint, nobody knows what was waited for.
+    # After the first batch, and after validation and a checkpoint, the cause of the wait is unknown.
     waited = {one["step"] for one in steps if "data_s" in one}
     assert waited and 0 not in waited and 3 not in waited
     assert set(marks) == {3, 6}
@@ -103,7 +103,7 @@ def test_lightning_counts_optimizer_steps_and_goes_on_where_it_ended(
     steps, marks = train(receiver, tmp_path, "lightning_resumed.py", "at 5 sent 5 dropped 0")
     assert sorted(one["step"] for one in steps) == list(range(5))
     assert all(one["work"] == 16 and one["loss"] > 0 and one["compute_s"] > 0 for one in steps)
-    # Each is the same file again, told once: not anew by the training that resumes.
+    # Each is the same file again, reported once: not again by the training that resumes.
     assert {one["path"] for one in marks.values()} == {str(tmp_path / "saved" / "last.ckpt")}
     assert [one["step"] for body in receiver.bodies("signals/checkpoints") for one in body] == [1, 2, 3, 4, 5]
 

@@ -1,4 +1,4 @@
-"""Nothing that a program tells the client, and nothing around it, ends the training or the telemetry."""
+"""No argument and no environment of the client ends the training or the telemetry."""
 
 import json
 import logging
@@ -86,7 +86,7 @@ def one_step(steps: healer_steps.Steps, **about: Any) -> None:
         pass
 
 
-# --- what a program tells ---
+# --- arguments from the program ---
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_odd_arguments_end_no_training(receiver: Receiver) -> None:
         pass
     for path in ("/ckpt\0/1", b"/ckpt/2", None, Path("/ckpt/3")):
         steps.checkpoint(path, 1, checksum=True)
-    wait_until(lambda: len(receiver.bodies("signals/checkpoints")) > 0, 20, what="they are told")
+    wait_until(lambda: len(receiver.bodies("signals/checkpoints")) > 0, 20, what="they are reported")
     steps.close("soon")  # type: ignore[arg-type]
     steps.close()
     assert {"/ckpt/2", "/ckpt/3"} <= set(paths_of(receiver))
@@ -391,7 +391,7 @@ def test_a_signal_that_saves_while_a_thread_starts_starts_no_other(
         patch.setattr(threading.Thread, where, interrupted)
         steps.checkpoint("/ckpt/1", 1, checksum=True)
         one_step(steps)
-        wait_until(lambda: len(paths_of(receiver)) == 3, 20, what="all are told")
+        wait_until(lambda: len(paths_of(receiver)) == 3, 20, what="all are reported")
     steps.close()
     assert sorted(name for name in seen if name in names) == sorted(names)
     assert sorted(paths_of(receiver)) == ["/ckpt/1", "/ckpt/healer-checksum", "/ckpt/healer-steps"]

@@ -1,4 +1,4 @@
-"""The client of step times, against a real HTTP server: what it tells, and that it never is in the way."""
+"""The client of step times, against a real HTTP server: what it sends, and that it never blocks training."""
 
 import ast
 import hashlib
@@ -82,9 +82,9 @@ def test_compute_communication_and_data_times_are_separated(receiver: Receiver) 
 
 
 def stuck_sample(receiver: Receiver) -> Any:
-    """The last word of a rank that stands, as healer takes it."""
+    """The last location of a stuck rank, as healer reads it."""
     wait_until(
-        lambda: any("open_s" in one for one in receiver.samples()), 10, what="a word of where it stands"
+        lambda: any("open_s" in one for one in receiver.samples()), 10, what="a report of where it is stuck"
     )
     read = [
         batch
@@ -444,7 +444,7 @@ def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_3_8() -
     ("env", "gpu"),
     [
         ({}, None),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, None),  # may count anew within the job
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None),  # may count from 0 within the job
         ({"SLURM_STEP_GPUS": "4,6"}, 6),
         ({"SLURM_STEP_GPUS": "5"}, 5),
         ({"SLURM_JOB_GPUS": "0,2"}, 2),
@@ -508,7 +508,7 @@ GPUS = {"SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_STEP_GPUS": ""}
 @pytest.mark.parametrize(
     ("env", "rank", "world", "place"),
     [
-        (ALONE, 3, 8, (3, None)),  # torch.multiprocessing.spawn: nothing tells its GPU
+        (ALONE, 3, 8, (3, None)),  # torch.multiprocessing.spawn: its GPU is unknown
         (ALONE | {"LOCAL_RANK": "3", "WORLD_SIZE": "8"}, 3, 8, (3, 3)),
         (ALONE | {"RANK": "0", "WORLD_SIZE": "1"}, 3, 8, (3, None)),  # of the node, not of the process
         (TASK, 9, 16, (9, 1)),
@@ -564,7 +564,7 @@ def test_a_checkpoint_with_its_checksum_as_a_person_would_make_it(receiver: Rece
         (folder / name).write_bytes(text)
     steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     steps.checkpoint(folder, 10, checksum=True)
-    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="the checkpoint is told")
+    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="the checkpoint is reported")
     steps.close()
     ((one,),) = receiver.bodies("signals/checkpoints")
     command = "find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
@@ -581,7 +581,7 @@ def test_a_checkpoint_of_one_file_and_one_that_is_gone(receiver: Receiver, tmp_p
     assert checksum_of(str(file)) == hashlib.sha256(b"weights").hexdigest()
     steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
     steps.checkpoint(tmp_path / "gone", 3, durable=False, checksum=True)
-    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="told without a checksum")
+    wait_until(lambda: receiver.bodies("signals/checkpoints"), 30, what="reported without a checksum")
     steps.close()
     ((one,),) = receiver.bodies("signals/checkpoints")
     assert "sha256" not in one and one["durable"] is False

@@ -102,7 +102,7 @@ def test_rejected_token_is_dropped_by_all_users_and_renewed(rank: Rank) -> None:
     assert first.value() == second.value() == "heal_1_a"
     first.refused()
     assert first.value() == "heal_1_b"
-    second.refused()  # somebody was faster
+    second.refused()  # another rank was faster
     assert second.value() == "heal_1_b" and len(rank.asked()) == 2
 
 

@@ -84,6 +84,9 @@ class GpuMap:
         self.changes = 0
         self._inventory: dict[str, int] = {}
         self._listed: str | None = None
+        #: The GPUs whose index is known since the last boot or repair, and when that was.
+        self._settled: set[str] = set()
+        self._renewed_at: datetime | None = None
         self._seen: dict[str, str] = {}
         self._boot: str | None = None
 
@@ -100,16 +103,23 @@ class GpuMap:
         }
         if boot_id is None or boot_id != self._listed or not listed.keys() < self._inventory.keys():
             self._listed = boot_id
+            self._settled = set(listed)
             self._list(listed)
 
-    def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
+    def heard(self, gpus: Sequence[Mapping[str, object]], renewed_at: datetime | None = None) -> None:
         """From the labels of telemetry: it may be some of the node's GPUs, and says nothing of the rest.
 
-        A GPU takes its index from the one that had it: indexes shift when a GPU is lost.
+        The first index of each GPU since the last boot or repair counts: an exporter that starts again after
+        a GPU was lost numbers the others afresh, while Slurm does not.
         """
+        if renewed_at != self._renewed_at:
+            self._renewed_at, self._settled = renewed_at, set()
         for gpu in gpus:
             pci, index = gpu.get("pci"), gpu.get("index")
-            if isinstance(pci, str) and isinstance(index, int):
+            if not isinstance(pci, str) or not isinstance(index, int):
+                continue
+            if self._settled.isdisjoint({pci, self.address(index)}):
+                self._settled.add(pci)
                 self._list({p: i for p, i in self._inventory.items() if i != index} | {pci: index})
 
     def _list(self, indexes: dict[str, int]) -> None:

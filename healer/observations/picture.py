@@ -393,7 +393,7 @@ class Picture:
             self._inventory(node, seen)
             return None
         if seen.kind is ObservationKind.gpu_inventory:
-            node.gpus.heard(seen.data.get("gpus") or ())
+            node.gpus.heard(seen.data.get("gpus") or (), node.renewed_at)
             return None
         node.heard_line(seen)
         node.note_clock(seen)

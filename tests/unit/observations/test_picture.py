@@ -426,15 +426,44 @@ def test_an_inventory_names_the_gpu_and_is_no_beat() -> None:
     assert list(shown.senders()) == []
 
 
-def test_inventories_of_some_gpus_add_up_and_a_new_count_wins() -> None:
+def labels(*addresses: str) -> list[dict[str, object]]:
+    """What an exporter says of these GPUs, in the order of its count."""
+    return [{"index": index, "pci": pci} for index, pci in enumerate(addresses)]
+
+
+def indexes(gpus: GpuMap) -> list[int | None]:
+    return [gpus.index(pci, expected=8) for pci in PCI]
+
+
+def test_lists_of_some_gpus_add_up() -> None:
     gpus = GpuMap()
-    gpus.heard([{"index": 0, "pci": "0000:18:00"}])
-    gpus.heard([{"index": 1, "pci": "0000:2a:00"}, {"index": 2, "pci": "0000:3a:00"}])
-    assert [gpus.index(pci, expected=8) for pci in ("0000:18:00", "0000:2a:00", "0000:3a:00")] == [0, 1, 2]
-    # The GPU at 2a was lost and the driver loaded again: it counts anew.
-    gpus.heard([{"index": 0, "pci": "0000:18:00"}, {"index": 1, "pci": "0000:3a:00"}])
-    assert gpus.index("0000:2a:00", expected=8) is None
-    assert gpus.index("0000:3a:00", expected=8) == 1
+    gpus.heard([{"index": 0, "pci": PCI[0]}])
+    gpus.heard([{"index": 1, "pci": PCI[1]}, {"index": 2, "pci": PCI[2]}])
+    assert indexes(gpus) == [0, 1, 2]
+
+
+def test_an_exporter_that_restarts_after_a_lost_gpu_renumbers_nothing() -> None:
+    """Slurm's indexes stay: a second fault must not be charged to the job on another GPU."""
+    gpus = GpuMap()
+    gpus.heard(labels(*PCI))
+    gpus.heard(labels(PCI[0], PCI[2]))
+    assert indexes(gpus) == [0, 1, 2]
+
+
+def test_the_first_list_after_a_boot_counts() -> None:
+    gpus = GpuMap()
+    gpus.heard(labels(*PCI), START)
+    gpus.heard(labels(PCI[0], PCI[2]), later(600))
+    assert indexes(gpus) == [0, None, 1]
+    gpus.heard(labels(*PCI), later(900))
+    assert indexes(gpus) == [0, 1, 2]
+
+
+def test_an_exporter_does_not_correct_the_nodes_own_list() -> None:
+    gpus = GpuMap()
+    gpus.inventory(labels(*PCI), "b1")
+    gpus.heard(labels(PCI[2], PCI[0]))
+    assert indexes(gpus) == [0, 1, 2]
 
 
 # --- what was measured before is over -----------------------------------------------------------------------

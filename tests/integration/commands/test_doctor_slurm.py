@@ -27,7 +27,7 @@ def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
 
 
 def a_token(**claims: object) -> str:
-    """Signed by nobody: doctor reads it and does not check it."""
+    """Unsigned: doctor reads it and does not check it."""
     body = urlsafe_b64encode(msgspec.json.encode(claims)).rstrip(b"=").decode()
     return f"eyJhbGciOiJIUzI1NiJ9.{body}.x"
 
@@ -57,4 +57,4 @@ def test_what_is_no_token_is_said_and_not_shown(tmp_path: Path) -> None:
     found = looks(tmp_path, "hunter2")
     assert not found["slurm rest token"].ok and not found["slurm rest"].ok
     assert "hunter2" not in str(found)
-    assert "slurm" not in found, "nothing is said of a cluster that nobody reached"
+    assert "slurm" not in found, "an unreachable cluster is not mentioned"

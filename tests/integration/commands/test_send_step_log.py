@@ -83,7 +83,7 @@ def command() -> Iterator[Command]:
 
 
 def megatron(step: int, at: datetime) -> str:
-    stamp = at.astimezone().strftime("%Y-%m-%d %H:%M:%S")  # logs tell the time of their machine
+    stamp = at.astimezone().strftime("%Y-%m-%d %H:%M:%S")  # logs have the time of their machine
     return (
         f" [{stamp}] iteration {step:8d}/ 500 | elapsed time per iteration (ms): 605.5 | lm loss: 9.0E+00 |\n"
     )
@@ -131,7 +131,7 @@ def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) 
     now = datetime.now(UTC)
     log.write_text(megatron(10, now))
     with command.following(log) as process:
-        wait_until(lambda: len(command.steps()) == 1, 60, what="what stood there")
+        wait_until(lambda: len(command.steps()) == 1, 60, what="the existing lines")
         with log.open("a") as file:
             file.write(megatron(20, now)[:40])
             file.flush()
@@ -178,7 +178,8 @@ def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str, 
     done = frameworks.run(program, tmp_path, {"BAR": bar, "BY": by, "FOLDER": str(tmp_path)})
     command.run("--from-log", "-", given=done.stdout)
     steps = command.steps()
-    # Epochs so short are told once, at their end; rich writes the last one alone into what is no terminal.
+    # Epochs so short are reported once, at their end; rich writes the last one alone into what is no
+    # terminal.
     assert [one["step"] for one in steps] == ([10, 20] if (bar, by) == ("tqdm", "epochs") else [20])
     # Its steps sleep for 0.05 s; how much longer they took is this machine's business.
     assert all(0.05 <= one["step_s"] < 60 for one in steps)
@@ -195,7 +196,7 @@ def test_what_real_lightning_writes_as_csv(command: Command, tmp_path: Path) -> 
     growing.write_text(megatron(1, now) + header)
     with command.following(growing):
         wait_until(lambda: len(command.steps()) == 1, 60, what="the log is followed")
-        with growing.open("a") as file:  # the first row tells no step: another line tells that it was seen
+        with growing.open("a") as file:  # the first row gives no step: another line shows that it was read
             file.write(rows[0] + megatron(2, now))
         for count, row in enumerate(rows[1:4]):
             wait_until(lambda count=count: len(command.steps()) == 2 + count, 60, what=f"{count} rows")

@@ -55,7 +55,7 @@ def test_each_sentence_of_a_template_has_chinese_and_none_is_left_over() -> None
 
 
 def _first_argument(text: str) -> str:
-    """What stands before the comma or the bracket that ends it."""
+    """The text before the comma or the bracket that ends it."""
     depth, quoted = 0, False
     for place, sign in enumerate(text):
         if sign == '"':
@@ -126,7 +126,7 @@ class _Shown(HTMLParser):
             self.said.append(" ".join(data.split()))
 
 
-#: What a driver logged stands behind its name, to the end.
+#: The driver's log text follows its name, to the end.
 _LOG = re.compile(r"(NVRM|nvidia-nvswitch\d): .*", re.DOTALL)
 #: What others wrote, and names that are words: a reason in Slurm, a driver's abbreviation, people's hooks.
 _THEIRS = re.compile(

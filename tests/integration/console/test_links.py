@@ -1,4 +1,4 @@
-"""Links of messages: for a day they show one run to whoever has them, and allow nothing."""
+"""Links of messages: for a day they show one run to anyone who has them, and allow no action."""
 
 from datetime import timedelta
 from urllib.parse import parse_qs, urlsplit

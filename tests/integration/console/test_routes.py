@@ -206,7 +206,7 @@ def test_the_map_is_sent_once_and_then_what_changed() -> None:
     second = client.get(f"/fleet.json?since={first['tag']}").json()
     ((place, cell),) = second["changed"]
     assert first["nodes"][place][0] == cell[0] == "gpu0004" and cell[2] == "out_slurm"
-    # Whoever has a version that nobody knows, or one of another fleet, gets all.
+    # A client with an unknown version, or one of another fleet, gets everything.
     assert len(client.get("/fleet.json?since=nonsense").json()["nodes"]) == 32
     fewer = {name: node for name, node in shown.nodes.items() if name != "gpu0032"}
     fewer_shown = msgspec.structs.replace(shown, nodes=fewer)

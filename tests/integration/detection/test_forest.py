@@ -1,4 +1,4 @@
-"""The isolation forest: trained on what is attested healthy, tells what stays unusual, and why."""
+"""The isolation forest: trained on nodes that are attested healthy, reports what stays unusual, and why."""
 
 import itertools
 from datetime import timedelta
@@ -167,7 +167,7 @@ def test_end_of_anomaly_is_reported_and_silence_proves_nothing(fleet: Fleet) -> 
     assert (UNUSUAL, where("gpu0008")) in fleet.sensed.clear_since
     assert (UNUSUAL, where("gone")) not in fleet.sensed.clear_since
     fleet.silent.add("gpu0007")
-    fleet.run(5, watched)  # what was measured last still stands for some minutes
+    fleet.run(5, watched)  # the last measurement still counts for some minutes
     assert fleet.run(10, watched) == []
     assert pair not in fleet.sensed.clear_since
     fleet.silent.clear()

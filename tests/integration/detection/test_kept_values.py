@@ -1,4 +1,4 @@
-"""What a tick takes over from the last one is what it would have made anew, to the last bit."""
+"""Values kept from the last tick equal freshly computed ones, to the last bit."""
 
 from datetime import timedelta
 

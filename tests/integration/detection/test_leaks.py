@@ -1,4 +1,4 @@
-"""Memory that a job uses up: told of the job with the time that is left; what ends by itself is not told."""
+"""Memory leaks: reported for the job with the time left; growth that ends by itself is not reported."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -44,7 +44,7 @@ class Site:
         self.at_s = 0.0
         self.restarts = 0
         self.running: tuple[str, ...] = NAMES
-        #: Hours, node -> GiB available on the host, and used on its GPU 1; None: nothing is told.
+        #: Hours, node -> GiB available on the host, and used on its GPU 1; None: not reported.
         self.host: Shape = lambda hour, node: 1500.0
         self.used: Shape = lambda hour, node: 60.0
         self.chance = np.random.default_rng(1)

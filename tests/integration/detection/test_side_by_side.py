@@ -43,7 +43,7 @@ def test_a_row_ends_where_its_array_does() -> None:
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=8),
 )
 def test_no_job_moves_another_one(seed: int, sizes: list[int]) -> None:
-    """Jobs of all sizes, some steps of which some ranks or all of them do not tell, some slow ranks."""
+    """Jobs of all sizes, with steps missing from some or all ranks, and some slow ranks."""
     chance = np.random.default_rng(seed)
     together, alone = [Streams(n) for n in sizes], [Streams(n) for n in sizes]
     noise = chance.choice([0.004, 0.03, 0.12], len(sizes))

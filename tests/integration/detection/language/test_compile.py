@@ -267,7 +267,7 @@ def test_a_line_through_peers_is_the_same_in_both_forms_and_follows_the_sound_on
     fleet, chance = Fleet([f"n{number}" for number in range(8)]), np.random.default_rng(5)
     expr = parse.number("heat - peers_at(heat, work)", SIGNALS, Scope.gpu)
     for moment in range(20):
-        fleet.after(200)  # what was told before is stale
+        fleet.after(200)  # the previous value is stale
         for node in fleet.names:
             work = chance.integers(400, 720 if moment % 2 else 410, fleet.gpus).astype(float)
             heat = 20 + work / 16

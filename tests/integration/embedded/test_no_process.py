@@ -1,4 +1,4 @@
-"""No process can be started, or a whole group was killed: what stands goes on, and it is tried again."""
+"""No process can be started, or a whole group was killed: what runs goes on, and it is tried again."""
 
 import os
 import signal

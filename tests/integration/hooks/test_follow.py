@@ -83,7 +83,7 @@ def test_heartbeats_carry_boot_id_and_time(node: Following, hub: Hub) -> None:
 def test_a_line_that_another_than_the_kernel_wrote_is_dropped(
     node: Following, hub: Hub, priority: int
 ) -> None:
-    """`logger` and whoever writes to /dev/kmsg carry another facility than 0; the kernel sees to that."""
+    """`logger` and other writers to /dev/kmsg get a facility other than 0 from the kernel."""
     node.start()
     node.say(XID_79.replace("79", "48"), priority=priority)
     node.say(XID_79)
@@ -147,7 +147,7 @@ def test_a_restart_goes_on_behind_what_was_delivered(node: Following, hub: Hub) 
     node.say("NVRM: Xid one")
     wait_until(lambda: node.state().get("mark") == 0, 10, what="it knows that it was delivered")
     node.stop()
-    node.seq = 0  # the ring still holds the old line, and everybody reads it from its start
+    node.seq = 0  # the ring still holds the old line, and every reader starts at its beginning
     node.say("NVRM: Xid one", "NVRM: Xid two")
     node.start()
     heard(hub, "NVRM: Xid one", "NVRM: Xid two")
@@ -195,7 +195,7 @@ def test_lines_lost_by_the_ring_buffer_are_counted_and_reported(node: Following,
     heard(hub, "NVRM: one", "NVRM: two")
     node.stop()
     node.start()
-    wait_until(lambda: hub.beats()[-1]["lost"] == 41, 10, what="the next heartbeat tells it")
+    wait_until(lambda: hub.beats()[-1]["lost"] == 41, 10, what="the next heartbeat reports it")
 
 
 def test_an_empty_line_of_the_kernel_is_no_lost_one(node: Following, hub: Hub) -> None:
@@ -476,8 +476,8 @@ def test_an_nvidia_smi_that_hangs_stops_nothing_and_is_ended(tmp_path: Path, hub
         heard(hub, XID_79)
         pid = int((tmp_path / "pids").read_text().split()[0])
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, what="it was killed and collected")
-        wait_until(lambda: answers(hub), 10, what="healer was told")
-        assert set(answers(hub)) == {0}  # told again while it hangs
+        wait_until(lambda: answers(hub), 10, what="healer was notified")
+        assert set(answers(hub)) == {0}  # reported again while it hangs
         assert shows(hub) == [] and "nvidia-smi did not end" in node.printed()
 
 
@@ -494,7 +494,7 @@ def test_recovered_target_is_reported(tmp_path: Path, hub: Hub, soon: str) -> No
     with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
         node.program = soon
         node.start()
-        wait_until(lambda: 0 in answers(hub), 40, what="healer is told that it hangs")
+        wait_until(lambda: 0 in answers(hub), 40, what="healer is notified that it hangs")
         hangs.unlink()
         # It runs at the lowest priority: on a busy machine one more run may be too slow before one is not.
         wait_until(lambda: answers(hub)[-1] == 1, 120, what="it answers again")
@@ -570,7 +570,7 @@ def test_a_cursor_that_the_journal_does_not_know_is_given_up(
 
 
 def test_the_real_kernel_marks_what_we_write_as_not_its_own(node: Following, hub: Hub) -> None:
-    """All that reads this machine's kernel log sees the line too, so it tells of no fault."""
+    """All readers of this machine's kernel log see the line too, so it shows no fault."""
     ours = f"healer's tests write this line, and it means nothing: {os.getpid()}"
     with open("/dev/kmsg", "w") as kmsg:
         kmsg.write(f"<0>{ours}\n")

@@ -1,4 +1,4 @@
-"""`healer-hook` as slurmd runs it: what it tells, and that only a permit or a listed fault fails it."""
+"""`healer-hook` as slurmd runs it: what it sends, and that only a permit or a listed fault fails it."""
 
 import ast
 import os
@@ -46,7 +46,7 @@ def well(done: subprocess.CompletedProcess[str]) -> bool:
     return done.returncode == 0 and not done.stderr
 
 
-# --- what it tells ---------------------------------------------------------------------------------------
+# --- what it sends ---------------------------------------------------------------------------------------
 
 
 def test_report_describes_the_node_and_the_job_life(node: HookNode, healer: Healer) -> None:

@@ -324,7 +324,7 @@ def _newest_of_the_kernel() -> str:
 
 
 def test_the_real_kernels_log_is_read_without_what_we_wrote(node: StandIns) -> None:
-    """All that reads this machine's kernel log sees the line too, so it tells of no fault."""
+    """All readers of this machine's kernel log see the line too, so it shows no fault."""
     ours = f"healer's tests write this line, and it means nothing: {os.getpid()}"
     with open("/dev/kmsg", "w") as kmsg:
         kmsg.write(f"<0>{ours}\n")
@@ -741,7 +741,7 @@ def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
         (place / f"nccl_trace_rank_{rank}").chmod(mode)
         os.chown(place / f"nccl_trace_rank_{rank}", USER, -1)
     found = node.ask("job-recorder", "4711")["dumps"]
-    assert [one["rank"] for one in found] == [0], "nobody but root could read the other"
+    assert [one["rank"] for one in found] == [0], "only root could read the other"
 
 
 def test_unknown_job_has_no_dumps_and_a_broken_nvidia_smi_is_reported(node: StandIns) -> None:

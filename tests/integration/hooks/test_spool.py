@@ -1,4 +1,4 @@
-"""The spool of `healer-hook`: nothing is lost while healer is away, and nobody leads root astray in it."""
+"""The spool of `healer-hook`: nothing is lost while healer is away, and it cannot be used to mislead root."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def node(tmp_path: Path, healer: Healer) -> HookNode:
 
 
 def away(node: HookNode, environ: Mapping[str, str] | None = None) -> None:
-    """A run while nobody answers."""
+    """A run without an answer."""
     url, node.settings["HEALER_URL"] = node.settings["HEALER_URL"], unused_url()
     assert node.run("prolog", environ=environ).returncode == 0
     node.settings["HEALER_URL"] = url
@@ -144,7 +144,7 @@ def test_a_folder_that_is_not_roots_alone_is_not_used(
         node.settings["HEALER_HOOK_SPOOL"] = str(tmp_path / "nosuch" / "spool")
     done = node.run("prolog")
     assert done.returncode == 0 and "spool" in done.stdout
-    assert len(healer.reports) == 1, "it tells healer all the same"
+    assert len(healer.reports) == 1, "it still reports to healer"
     assert list(target.iterdir()) == []
 
 

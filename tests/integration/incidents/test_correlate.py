@@ -230,7 +230,7 @@ def test_not_each_of_many_application_errors_reads_all_jobs(monkeypatch: pytest.
     jobs.reads = 0
     site.walk(*storm)
     assert jobs.reads < 20
-    # Nobody knows whose GPUs they were: so many at once are one wave, and no hardware is blamed.
+    # The jobs are unknown: so many errors at once are one wave, and no hardware is blamed.
     (wave,) = site.open_incidents
     assert (wave.rule, wave.cause, len(wave.affected)) == ("wave", Cause.application, 200)
     assert Verdict.isolate not in wave.nodes.values()
@@ -474,7 +474,7 @@ def test_a_fault_on_a_node_that_a_person_holds_knows_its_owner_and_that_it_was_o
     assert (fault.owner, fault.node_was_out) == ("ann", True)
 
 
-# --- a fault nobody wrote a rule for ------------------------------------------------------------------------
+# --- a fault without a rule --------------------------------------------------------------------------------
 
 
 def test_a_finding_that_no_rule_takes_is_an_error_that_names_it() -> None:

@@ -1,4 +1,4 @@
-"""What came of a forecast: it hits, misses, is void; a fault that nobody foretold is written down."""
+"""Outcomes of forecasts: hit, miss, void; a fault without a forecast is recorded."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -238,7 +238,7 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
         save_reference(conn, good)
     place.inbox.add([self_report(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
     place.detector().once()
-    place.clock.advance(3600)  # what was told is older than all that a restart reads again
+    place.clock.advance(3600)  # the report is older than all that a restart reads again
     detector = place.detector()
     until(place, 180, detector.once)
     (one,) = place.incidents()

@@ -19,7 +19,7 @@ def test_drops_are_reported_once_and_windows_are_reset(fresh_database: sa.Engine
         (
             Counts(late=3, samples=100),
             Counts(late=3, out_of_order=5, samples=200),
-            Counts(late=1, dropped=2),  # the windows were built anew
+            Counts(late=1, dropped=2),  # the windows were rebuilt
         )
     ):
         drops.report(counts, START + timedelta(minutes=minute))

@@ -1,4 +1,4 @@
-"""A job that stands because a link went down is told between two ticks; one that steps on is not told at all.
+"""A job stalled by a link that went down is reported between two ticks; one that keeps stepping is not.
 
 Simulated time: 4 nodes of 4 ranks, steps of 1 s, each rank sends what it has every 5 s at a moment of its
 own, as the client does; healer reads every second.
@@ -122,7 +122,7 @@ def test_a_link_that_flaps_while_the_job_steps_says_nothing() -> None:
 
 
 def test_a_job_that_stepped_on_after_its_link_flapped_may_pause_as_before() -> None:
-    """Half a minute later it stands for 4 s: that is no longer the link's."""
+    """Half a minute later it stalls for 4 s: that is no longer due to the link."""
     site = Site(Job(8))
     site.run(60)
     site.lose_link(1, site.at_s)

@@ -1,4 +1,4 @@
-"""A detector that starts anew in the middle of a repeat counts on, by what PostgreSQL holds."""
+"""A detector that restarts in the middle of a repeat keeps counting, from what PostgreSQL holds."""
 
 from collections.abc import Sequence
 from datetime import timedelta

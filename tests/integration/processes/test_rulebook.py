@@ -73,7 +73,7 @@ def test_who_asks_while_a_change_is_proven_gets_the_old_rules_at_once_and_it_is_
     book = Rulebook(folder, slow)
     before = book().version
     edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 4")
-    wait_until(lambda: book().version == before and proofs, 30, what="somebody proves the change")
+    wait_until(lambda: book().version == before and proofs, 30, what="the change is proven")
     edit(folder, "guards.yaml", "max_nodes: 4", "max_nodes: 5")
     book._looked = float("-inf")
     for _ in range(100):

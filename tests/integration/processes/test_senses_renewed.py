@@ -1,4 +1,4 @@
-"""The tick's thread: what it says when it cannot look, and that a node which came back is looked at anew."""
+"""The tick's thread: what it logs when it fails, and that a returned node is judged from scratch."""
 
 import threading
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def test_new_boot_also_resets_and_the_same_boot_does_not() -> None:
     site.picture.node(NODE).heard_boot("old", at, at)
     assert len(site.look(60)) == 1
     site.picture.node(NODE).heard_boot("old", site.clock.now(), site.clock.now())
-    assert site.look(60) == []  # told already
+    assert site.look(60) == []  # reported already
     site.picture.node(NODE).heard_boot("new", site.clock.now(), site.clock.now())
     assert len(site.look(90)) == 1
 

@@ -222,7 +222,7 @@ def test_the_shipped_rules_are_careful() -> None:
         if rule.mode is Mode.shadow:
             assert rule.severity is Severity.P3, rule.name
         if rule.severity is Severity.P1:
-            # Where no playbook can help, people are told.
+            # Where no playbook can help, people are notified.
             assert rule.playbook in {"gpu-fatal", "gpu-memory"} or rule.remedy == (Remedy.ticket,), rule.name
 
 

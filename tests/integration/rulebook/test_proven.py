@@ -1,4 +1,4 @@
-"""A proof of the rules is kept on this machine, and believed only where nobody else could have written it."""
+"""A proof of the rules is kept on this machine, and trusted only where no one else could have written it."""
 
 import shutil
 import threading

@@ -37,7 +37,7 @@ from tests.support.measuring import NOW, Bench, known, shipped
 pytestmark = pytest.mark.heavy
 
 HOME = str(Path(healer.__file__).parent)
-#: Names of arguments that hold what somebody sent.
+#: Names of arguments that hold received data.
 _SENT = {"raw", "body", "text", "line", "lines", "data", "blob", "content"}
 EVERY = pytest.mark.parametrize("decoder", DECODERS, ids=[one.name for one in DECODERS])
 
@@ -46,7 +46,7 @@ EVERY = pytest.mark.parametrize("decoder", DECODERS, ids=[one.name for one in DE
 
 
 def readers() -> Iterator[tuple[str, CodeType]]:
-    """What `healer.signals` has for everybody that takes what was sent: functions, and methods of classes."""
+    """The public decoders of `healer.signals`: functions, and methods of classes."""
     for found in pkgutil.iter_modules(signals.__path__):
         module = importlib.import_module(f"healer.signals.{found.name}")
         owners = [module] + [one for _, one in inspect.getmembers(module, inspect.isclass)]
@@ -210,7 +210,7 @@ def smi(inner: str) -> bytes:
 
 
 def test_names_of_xml_elements_are_bounded() -> None:
-    """The path of each element is put together anew: one long name around many short ones was quadratic."""
+    """The path of each element is joined each time: one long name around many short ones was quadratic."""
     take = BY_NAME["nvidia_smi"].make()
     name = "a" * _TAG_MAX
     take(smi(f"<{name}>1</{name}>"))

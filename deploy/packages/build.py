@@ -58,7 +58,11 @@ SYSTEM = {
         "libc6 (>= 2.28)", "libgcc-s1", "libstdc++6", "zlib1g",
         "systemd | systemd-standalone-sysusers", "systemd | systemd-standalone-tmpfiles",
     ),
-    "rpm": ("glibc >= 2.28", "libgcc", "libstdc++", "zlib", "systemd"),
+    # By what they hold: EL and openSUSE call these packages by other names.
+    "rpm": (
+        "libc.so.6(GLIBC_2.28)(64bit)", "libgcc_s.so.1()(64bit)", "libstdc++.so.6()(64bit)",
+        "libz.so.1()(64bit)", "systemd",
+    ),
 }  # fmt: skip
 
 

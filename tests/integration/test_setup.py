@@ -131,7 +131,7 @@ def test_what_packages_are_tested_with_is_installed_or_named(tmp_path: Path) -> 
     (tmp_path / "mmdebstrap").symlink_to("/bin/true")
     (tmp_path / "man").symlink_to("/bin/true")
     stub = f"PATH={tmp_path}\nmay_install() {{ false; }}\nsetup_packages"
-    missing = "umoci skopeo crun rpm iproute2 openssl"
+    missing = "umoci skopeo crun qemu-user-static rpm iproute2 openssl"
     assert f"apt-get install {missing}\n" in shell(stub).stderr
     stub = f"PATH={tmp_path}\nmay_install() {{ true; }}\nwithout_units() {{ echo $*; }}\nsetup_packages"
     assert shell(stub).stdout == f"install_packages {missing}\n"

@@ -29,9 +29,9 @@ class Builds:
     def _git(self, *words: str, cwd: Path | None = None) -> None:
         subprocess.run(["git", *words], cwd=cwd or self._clone, check=True)
 
-    def made(self, name: str, version: str) -> Path:
+    def made(self, name: str, version: str, arch: str = "x86_64") -> Path:
         """The file of `name` as tools/packages names it, built at its first use."""
-        out = self._folder / f"{name}-{version}"
+        out = self._folder / f"{name}-{version}-{arch}"
         if not out.exists():
             commit = "HEAD~1" if version == FIRST else "HEAD"
             command = [
@@ -39,6 +39,8 @@ class Builds:
                 self._clone / "deploy/packages/build.py",
                 name,
                 "--quick",
+                "--arch",
+                arch,
                 "--work",
                 self._folder,
             ]

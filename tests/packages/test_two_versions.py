@@ -1,7 +1,8 @@
 """Two versions of healer on one database: a rolling upgrade, and a way back, and nothing is lost.
 
 The next version is made here: this one's commit with a migration that older healers work with, and with
-incidents that have one more field.
+incidents that have one more field. Versions before this one do not run beside it: its last migration changes
+columns that they write.
 """
 
 import os

@@ -1,5 +1,6 @@
 """`healer incidents` and `healer evidence`: the list, one incident in full, and its evidence files."""
 
+from datetime import datetime
 from pathlib import Path
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from healer.commands import Failed, print_line, reading
 from healer.commands.phrases import incident_lines, timeline_title, where
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
-from healer.text import say
+from healer.text import quoted, say
 
 
 def register(app: typer.Typer) -> None:
@@ -62,10 +63,14 @@ def _show(found: dict) -> None:
     print_line()
     print_line(timeline_title())
     rows = [
-        (entry["at"][:23].replace("T", " "), entry["kind"], entry["by"], entry["text"])
+        (_to_the_millisecond(entry["at"]), quoted(entry["kind"]), entry["by"], entry["text"])
         for entry in found["timeline"]
     ]
     print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
+
+
+def _to_the_millisecond(at: str) -> str:
+    return datetime.fromisoformat(at).isoformat(" ", "milliseconds")[:23]
 
 
 def evidence(

@@ -180,17 +180,28 @@ def add_group(
     app.add_typer(group, name=name)
 
 
+#: Of a name in the first column: a longer one is broken where the terminal ends.
+NAME_MAX = 40
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A plain table; nothing is cut when the output is not a terminal."""
+    """A plain table, as wide as the terminal; nothing is cut."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     language = current.get()
     titles = [in_language(column, language) for column in columns]
-    table = Table(*titles, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text(shown(_words(cell))) for cell in row))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    cells = [[shown(_words(cell)) for cell in row] for row in rows]
+    # What is typed into another command is never cut or broken: the first column holds it.
+    names = max((cell_len(row[0]) for row in cells), default=0)
+    for number, title in enumerate(titles):
+        is_name = number == 0 and names <= NAME_MAX
+        table.add_column(title, overflow="fold", no_wrap=is_name, min_width=names if is_name else None)
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1000

@@ -372,10 +372,14 @@ def unknown(cluster: str | None = CLUSTER, limit: int = _LIMIT, json: bool = AS_
     _show_signals("/signals/unknown", ("name", "why", "count", "last_seen"), cluster, limit, json)
 
 
+_HEADINGS, _LETTERS = {"last_seen": "LAST SEEN (UTC)"}, {"last_seen": 19}
+
+
 def _show_signals(route: str, names: tuple[str, ...], cluster: str | None, limit: int, json: bool) -> None:
     with Client() as api:
         found = api.get(route, cluster=cluster, limit=limit)["items"]
     columns: dict[str, Column] = {
-        name.upper(): lambda item, name=name: str(item[name])[:100] for name in names
+        _HEADINGS.get(name, name.upper()): lambda item, name=name: str(item[name])[: _LETTERS.get(name, 100)]
+        for name in names
     }
     print_list(found, columns, json)

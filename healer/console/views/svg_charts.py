@@ -202,7 +202,7 @@ def _drawn(root: ET.Element, chart: SvgChart, translate: _Translate) -> None:
 
     for value in lines:
         draw_line(root, "rule", ("0", f"{y(value):.1f}"), ("100%", f"{y(value):.1f}"))
-        label = translate(value_text(value, chart.unit))
+        label = translate(value_text(value, chart.unit)) if value else "0"
         add_text(root, "text", label, **{"class": "y", "x": "-8", "y": f"{y(value) + 4:.1f}"})
     if stacked:
         _textures(root, chart)

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from healer.commands.cli import build
 from healer.commands.help_pages import columns, paragraphs, wrapped
+from healer.commands.remote import print_table
 from healer.text.catalogues import by_english
 from tests.support import sayings
 
@@ -159,3 +161,31 @@ def test_lines_fit_the_width_whatever_the_script() -> None:
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert not any(line[0] in "，。；：）" for line in lines)
     assert list(wrapped("one two three", 7)) == ["one two", "three"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_table_fits_the_terminal_and_cuts_nothing(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = [
+        "rd03f501d1991f9ded1b953c",
+        "slow-node",
+        "gpu0005",
+        "running",
+        "demo technician",
+        "2026-11-26T14:02:25",
+    ]
+    print_table(["RUN", "PLAYBOOK", "ON", "STATE", "BY", "CREATED (UTC)"], [row])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= width and "…" not in "".join(lines)
+    (begin,) = [number for number, line in enumerate(lines) if line.startswith(row[0])]
+    shown = sorted("".join(lines[begin:]).replace(" ", ""))
+    assert shown == sorted("".join(row).replace(" ", ""))
+
+
+def test_a_table_has_no_colors_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["NODE", "WHY"], [["gpu0001", "fell off the bus " * 20]])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and len(out.splitlines()) == 2

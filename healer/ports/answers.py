@@ -330,7 +330,7 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeLife(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to a node, oldest first. `incidents` are the newest 500; `parts` mark GPUs that were
-    replaced, of the last 90 days."""
+    replaced."""
 
     incidents: tuple[Incident, ...] = ()
     outs: tuple[OutOfService, ...] = ()

@@ -82,7 +82,7 @@ class ApiProcess:
         raise AssertionError(f"no {what} of {self.pid}")
 
     def losses(self) -> dict[tuple[str, str], int]:
-        """(route, reason) -> count, as the API tells it; up to some seconds old."""
+        """(route, reason) -> count, as the API reports it; up to some seconds old."""
         with self.client("viewer") as client:
             found = client.get("/signals/losses").json()["items"]
         counts: dict[tuple[str, str], int] = {}
@@ -116,7 +116,7 @@ def api_process(
     with engine.begin() as conn:
         adopt_key(conn, TOKEN_KEY, datetime.now(UTC))
     port = free_port()
-    # A copy: who edits the shipped rules meanwhile would make the process read them anew.
+    # A copy: an edit of the shipped rules meanwhile would make the process read them again.
     shutil.copytree(RULES, folder / "rules")
     environ = clean_environ(
         HEALER_RULES_DIR=str(folder / "rules"),

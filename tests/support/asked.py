@@ -22,7 +22,7 @@ def ask_job(site: Site, playbook: str, job: str, **fields: Any) -> str:
 
 
 def saves(site: Site, job: str, *, step: int, restart: int = 0) -> None:
-    """The job tells of a durable checkpoint now."""
+    """The job reports a durable checkpoint now."""
     checkpoint = JobCheckpoint(
         job=job, restart=restart, step=step, path=f"/ckpt/{step}", at=site.now, arrived_at=site.now
     )

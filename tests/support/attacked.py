@@ -220,7 +220,7 @@ def _ssh_settings(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still meanwhile."""
+    """A process that is stopped meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -170,7 +170,7 @@ def connect(stack: Stack) -> psycopg.Connection:
 
 @contextmanager
 def frozen(stack: Stack) -> Iterator[None]:
-    """Every process of PostgreSQL stands still: connections are accepted, and nothing is ever answered."""
+    """Every process of PostgreSQL is stopped: connections are accepted, and nothing is ever answered."""
     first = stack.pids()["postgres"]
     os.kill(first, signal.SIGSTOP)  # so that it makes no more of them
     stopped = [first, *(descendants(first) - {first})]

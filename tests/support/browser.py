@@ -48,7 +48,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def open_page(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-    """A new page of somebody signed in at the console of a test (`console_site`)."""
+    """A new page of a user signed in at the console of a test (`console_site`)."""
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(8000)
     context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])

@@ -87,5 +87,5 @@ def logs(resource: Mapping[str, Any], records: Iterable[LogRecord]) -> ExportLog
 
 
 def as_json(message: Any) -> bytes:
-    """Protobuf's JSON; OTLP's differs in the ids of traces alone, which nobody here reads."""
+    """Protobuf's JSON; OTLP's differs in the ids of traces alone, which are not read here."""
     return MessageToJson(message, indent=None).encode()

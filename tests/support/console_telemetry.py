@@ -62,7 +62,7 @@ _SLOT_S = 5
 
 
 def alerts() -> list[Observation]:
-    """What fires on a node: one that a rule takes, others that nobody named, floods of them too."""
+    """What fires on a node: one with a rule, others without, floods of them too."""
     described = [
         ("NodeClockNotSynchronising", "Clock not synchronised."),
         ("TeamDiskQuota", "Home is <nearly> full."),
@@ -281,7 +281,7 @@ def reports_of(node: str, since: datetime) -> tuple[list[Report], dict[int, Colu
         cells: list[tuple[Column, float]] = []
         for gpu in range(8):
             for name, value in _values(gpu if slow or gpu != SLOW_GPU else 4, at, rng).items():
-                # GPU 6 of the slow node stopped telling its memory's temperature four minutes ago.
+                # GPU 6 of the slow node stopped reporting its memory's temperature four minutes ago.
                 if not (slow and gpu == 6 and name == "memory_temp_c" and at > NOW - timedelta(minutes=4)):
                     cells.append((Column(name, Part(gpu=gpu)), value))
         seconds = (at - NOW).total_seconds() + 3600
@@ -335,7 +335,8 @@ def steps_of(
 
 
 def job_steps(job: str, nodes: tuple[str, ...]) -> list[StepBatch]:
-    """The first job tells all, the second only whole steps, the third is large, the fourth tells nothing."""
+    """The first job reports all, the second only whole steps, the third is large, the fourth reports
+    nothing."""
     match int(job) % 4:
         case 3:
             return steps_of(job, nodes, stages=2)
@@ -499,7 +500,7 @@ def unusual(cluster: str, node: str) -> Unusual | None:
 
 def fleet_reports(nodes: Sequence[str]) -> tuple[list[Report], dict[int, Column]]:
     """Of all nodes but each tenth: eight GPUs; the slow node's fifth is at 91 °C and held down by it, and its
-    last tells nothing."""
+    last reports nothing."""
     names = ("gpu_temp_c", "clock_event_reasons")
     columns = [Column(name, Part(gpu=gpu)) for name in names for gpu in range(8)]
     numbers = np.arange(len(columns), dtype=np.int32)

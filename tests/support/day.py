@@ -47,7 +47,7 @@ class Hour(NamedTuple):
 
 
 class Day:
-    """`nodes` report every `every_s` and beat every minute; one job on half of them tells its steps."""
+    """`nodes` report every `every_s` and beat every minute; one job on half of them reports its steps."""
 
     def __init__(self, engine: sa.Engine, *, nodes: int, every_s: float) -> None:
         self.place = Place(engine, nodes=nodes)

@@ -8,7 +8,7 @@ from healer.sim.memory_ledger import MemoryLedger, MemoryTx
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, Crash, Site
 
-#: A dead worker's lease lasts 15 s; so long nobody drives.
+#: A dead worker's lease lasts 15 s; until then no worker drives its runs.
 DEAD_S = 15
 
 S = TypeVar("S", bound=Site)

@@ -55,7 +55,7 @@ class Desk:
         raise NotImplementedError
 
     def texts(self) -> list[str]:
-        """What stands in each ticket, notes included."""
+        """The content of each ticket, notes included."""
         raise NotImplementedError
 
     def open_tickets(self) -> int:

@@ -2,7 +2,7 @@
 
 Each law is from product.md (the law of safety) and the vendor's actions in the catalogue. Where those leave
 room: a failed row remap may be drained after a reboot too (a reboot does not prove the repair), a GPU's fault
-may hit every job of its node where no heartbeat told which GPU is which, and planned work with faults inside
+may hit every job of its node where no heartbeat mapped GPUs to addresses, and planned work with faults inside
 may make one incident per node.
 """
 
@@ -61,7 +61,7 @@ class Drawn:
     repaired: float = 0.0
     #: When heartbeats end for the whole fleet, if there were any.
     telemetry_ends: float | None = None
-    #: Nodes whose fault may wait and that nobody but healer repairs.
+    #: Nodes whose fault may wait and that only healer repairs.
     left_to_healer: set[str] = field(default_factory=set[str])
 
 
@@ -122,7 +122,7 @@ def _running(drawn: Drawn, document: dict[str, Any], node: str, at: float) -> li
         one["job"] for one in document["actions"] if one["action"] == "requeue" and _seconds(one["at"]) <= at
     }
     here = (job for job in drawn.jobs.values() if node in job["nodes"])
-    # A document tells whole seconds.
+    # A document has whole seconds.
     return [job["id"] for job in here if at + 1 < drawn.ended[job["id"]] and job["id"] not in gone]
 
 

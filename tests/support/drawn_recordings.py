@@ -1,6 +1,6 @@
 """Recordings drawn by chance, with what is true of them, and laws that each replay has to keep.
 
-A draw is a fleet with jobs, one to three causes at times and places of their own, and senders that tell of
+A draw is a fleet with jobs, one to three causes at times and places of their own, and senders that report
 them late, twice, out of order, in part or never. Written from product.md, contract.md, recordings.md,
 signals.md and the catalogue's facts alone. Times are seconds from the start.
 
@@ -9,7 +9,7 @@ signals.md and the catalogue's facts alone. Times are seconds from the start.
     assert not broken(drawn, document)
 
 An outage, a dead node or a reboot needs heartbeats. They end with the busy part, for all nodes at once: that
-may make one more incident, and nobody may be drained for it.
+may make one more incident, and no node may be drained for it.
 """
 
 import random
@@ -236,7 +236,8 @@ class _Drawing:
         return Cause("waiting", at, (node,), frozenset({node}), idle_only=True, hit=frozenset(hit))
 
     def application(self, at: float) -> Cause | None:
-        """13, 31 or 43 once on some GPUs of one job: nobody leaves, nothing is requeued without consent."""
+        """13, 31 or 43 once on some GPUs of one job: no node is drained, nothing is requeued without
+        consent."""
         job = self.rng.choice(list(self.jobs.values())) if self.jobs else None
         if job is None or not set(job["nodes"]) <= set(self.free):
             return None
@@ -503,7 +504,7 @@ class _Drawing:
         return f"{name}-b2" if at >= self.boot_since.get(name, float("inf")) else f"{name}-b1"
 
     def _clocks(self, rows: list[tuple[float, Row]], repaired: float) -> list[float]:
-        """Often after each row that tells something, then each 10 minutes, then each 6 hours."""
+        """Often after each row that reports something, then each 10 minutes, then each 6 hours."""
         moments = [at for at, row in rows if row["route"] != "signals/heartbeat"]
         near = {round((at + later) / 5) * 5.0 for at in moments for later in (10, 59)}
         busy = {float(at) for at in range(600, int(repaired) + 1200, 600)}

@@ -1,4 +1,4 @@
-"""How senders tell of kernel events in drawn recordings: in their own form, late, twice, in part or never."""
+"""How senders report kernel events in drawn recordings: in their own form, late, twice, in part or never."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -187,7 +187,7 @@ SENDERS: list[Sender] = [
     columns,
     nvidia_smi,
 ]
-#: They show a state of now, or lines whose age nobody can tell.
+#: They show a current state, or lines of unknown age.
 AGELESS: set[Sender] = {bare_text, exporter, columns, nvidia_smi}
 #: Routes by which a kernel record comes whole: whichever it took, healer knows of the dead GPU.
 KERNEL_ROUTES = ("signals/kernel-log", "signals/logs", "signals/otlp")

@@ -66,7 +66,7 @@ def nvidia_smi() -> bytes:
 
 
 def remote_write(node: str, at_ms: int) -> bytes:
-    """One body of Prometheus: names since DCGM 4.6 on GPU 2, a port, and a name that nobody knows."""
+    """One body of Prometheus: names since DCGM 4.6 on GPU 2, a port, and an unknown name."""
     gpu = {
         "UUID": "GPU-2b2b2b2b-0000-4000-8000-000000000000",
         "gpu": "2",

@@ -140,7 +140,7 @@ def job(id: str = "4711", **fields: Any) -> SlurmJob:
     return SlurmJob(**(given | fields))
 
 
-#: The line of the kernel that told it.
+#: The line of the kernel that reported it.
 LOST = Evidence(
     digest="1",
     at=NOW,

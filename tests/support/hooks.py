@@ -85,7 +85,7 @@ def unused_url() -> str:
 
 
 class HookNode:
-    """A folder that stands for the node's /, with the files that the probes read, and the hook's settings."""
+    """A folder in place of the node's /, with the files that the probes read, and the hook's settings."""
 
     def __init__(self, folder: Path, url: str, **settings: str) -> None:
         self.root = folder / "root"
@@ -161,7 +161,7 @@ class HookNode:
 
 
 def life(job: int, restarts: int) -> dict[str, str]:
-    """What Slurm tells a hook of the job for which it runs."""
+    """The environment that Slurm gives a hook for its job."""
     return {"SLURM_JOB_ID": str(job), "SLURM_JOB_RESTART_COUNT": str(restarts)}
 
 
@@ -171,7 +171,7 @@ def check_of(report: dict[str, Any], name: str) -> str | None:
 
 
 def smi(*gpus: str, extra: str = "") -> str:
-    """A script that prints what `nvidia-smi -q -x` does, as far as anybody looks at it."""
+    """A script that prints the parts of `nvidia-smi -q -x` that are read."""
     listed = "".join(f'<gpu id="{gpu}"><uuid>GPU-{gpu}</uuid></gpu>' for gpu in gpus)
     xml = f"<?xml version='1.0' ?><nvidia_smi_log><attached_gpus>{len(gpus)}</attached_gpus>{listed}"
     return f"cat <<'END'\n{xml}{extra}</nvidia_smi_log>\nEND"

@@ -19,7 +19,7 @@ from healer.commands import cli
 from healer.embedded.tree import Calls, Tree, healer_parts
 from healer.settings import load
 
-#: By what is hurried: module and constant, and the value that stands for it.
+#: By what is hurried: module and constant, and the value used instead.
 HURRIED: dict[str, dict[str, timedelta | float]] = {
     # It looks every 30 s, and is sure after 5 minutes. A model is made of a day at least, and each day.
     "forest": {
@@ -58,7 +58,7 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
 
 
 def waits(what: Sequence[str]) -> Iterator[tuple[ModuleType, str, timedelta | float]]:
-    """The constants that are hurried: module, name, and the value that stands for it."""
+    """The constants that are hurried: module, name, and the value used instead."""
     for where, value in (wait for each in what for wait in HURRIED[each].items()):
         module, _, name = where.partition(":")
         yield import_module(f"healer.{module}"), name, value

@@ -1,5 +1,5 @@
 """Debian's ipmi_sim as a node's BMC, and Debian's Prometheus exporter that asks it through FreeIPMI. All on
-loopback, as whoever runs the tests. The simulated BMC signs in by IPMI 1.5 alone."""
+loopback, as the user who runs the tests. The simulated BMC signs in by IPMI 1.5 alone."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

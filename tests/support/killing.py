@@ -25,7 +25,7 @@ from tests.support.wait import wait_until
 VICTIMS = ("worker", "detector", "api", "postgres", "redis")
 #: The story lasts about this long from the fault to the job's restart: kills fall into it at random.
 STORY_S = 3.0
-#: All must stand again, and the story be told to its end, within this.
+#: All must be up again, and the story be finished, within this.
 END_S = 60.0
 #: What was accepted into the spool is in the inbox within this, once the database answers.
 SPOOLED_S = 20.0

@@ -246,7 +246,8 @@ def below(folder: Path, point: str) -> Seen:
 def changes(before: Seen, after: Seen, known: Callable[[str], bool]) -> Iterator[str]:
     """What was done, by path; of a new folder not what lies in it. `known`: whether the machine has it.
 
-    Folders for everybody's temporary files (sticky, like /var/tmp) are there to be used: what is left counts.
+    Folders for temporary files of all users (sticky, like /var/tmp) are there to be used: what is left
+    counts.
     """
     other = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     new = {path for path in after if path not in before and not known(path)}

@@ -8,7 +8,7 @@ from healer.model import Catalogue
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 
-#: Nobody measured anything.
+#: No measurements.
 UNMEASURED = Telemetry("none", Catalogue())
 
 

@@ -101,5 +101,5 @@ def node(
 def job(
     name: str, gpus: Mapping[str, tuple[int, ...]] | None, *nodes: str, state: str = "RUNNING"
 ) -> SlurmJob:
-    """`gpus` None: Slurm does not tell which."""
+    """`gpus` None: Slurm does not report which."""
     return SlurmJob(id=name, state=state, nodes=nodes or tuple(gpus or ()), gpus=dict(gpus or {}))

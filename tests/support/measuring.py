@@ -43,7 +43,7 @@ class Bench:
         columns = self.book.columns(report.columns.tolist())
         pairs = zip(report.columns.tolist(), report.values.tolist(), strict=True)
         finite = [(columns[number], value) for number, value in pairs if not math.isnan(value)]
-        assert len({column for column, _ in finite}) == len(finite), "a series stands twice in one report"
+        assert len({column for column, _ in finite}) == len(finite), "a series is twice in one report"
         return {(column.signal, column.part): value for column, value in finite}
 
 

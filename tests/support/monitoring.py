@@ -23,7 +23,7 @@ _BEGIN, _END = "<!-- made from the code -->\n", "<!-- until here -->\n"
 
 
 class Query(NamedTuple):
-    """A query of a panel, and where it stands."""
+    """A query of a panel, and its place."""
 
     place: str
     text: str

@@ -53,7 +53,7 @@ class SshNode:
             "AuthorizedKeysFile": self.authorized, "StrictModes": "no", "PidFile": "none",
             "PasswordAuthentication": "no", "KbdInteractiveAuthentication": "no",
             "PermitRootLogin": "forced-commands-only", "LogLevel": "VERBOSE", "MaxStartups": "100",
-            # The shell that sshd starts reads files there: not those of whoever runs the tests.
+            # The shell that sshd starts reads files there: not those of the user who runs the tests.
             "SetEnv": f"HOME={self.folder}",
         }  # fmt: skip
         conf = self.folder / "sshd_config"

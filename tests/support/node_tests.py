@@ -41,7 +41,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """A node: a folder of programs, and one that stands for /sys."""
+    """A node: a folder of programs, and one in place of /sys."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Bench:
         (where.parents[1] / "fw_ver").write_text("28.41.1000\n")
 
     def run(self, test: str, **env: str) -> Said:
-        """One test as it stands."""
+        """One test, unchanged."""
         command = ["/bin/sh", str(VALIDATION / f"{test}.sh")]
         done = subprocess.run(
             command, env=self.env | env, capture_output=True, text=True, timeout=60, check=False

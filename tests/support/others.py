@@ -1,7 +1,7 @@
-"""Those who live on the machine of tools/lived-in: their files, their servers, and their settings in the
-environment of whoever calls the tests.
+"""Other users of the machine of tools/lived-in: their files, their servers, and their settings in the
+environment of the user who runs the tests.
 
-PostgreSQL and Redis are real and would take anybody in. All other servers only note who calls them.
+PostgreSQL and Redis are real and would accept any client. All other servers only note who calls them.
 """
 
 import os
@@ -233,7 +233,7 @@ class Others:
             folder.mkdir(exist_ok=True)
             os.chown(folder, user.pw_uid, user.pw_gid)
         data.chmod(0o700)
-        # The package may lie where nobody but root may look.
+        # The package may lie where only root may look.
         packages = PLACE / "packages"
         packages.mkdir()
         subprocess.run(

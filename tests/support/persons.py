@@ -1,4 +1,4 @@
-"""A site with an identity provider: whoever a test says has arrived from it, and the console in a browser."""
+"""A site with an identity provider: users that a test lets arrive from it, and the console in a browser."""
 
 import dataclasses
 import hashlib

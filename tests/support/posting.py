@@ -246,7 +246,7 @@ class Poster:
             return list(self._steps(database))
         rows = database.execute(
             "SELECT doc::text FROM inbox WHERE (doc::text LIKE %s OR doc::text LIKE %s) "
-            # An alert that was sent again is noted as going on, beside its first telling.
+            # An alert that was sent again is noted as going on, beside its first message.
             "AND doc #> '{data,again}' IS NULL ORDER BY id",
             [f"%feed-{self.mark}-%", f"%-feed-4000-8000-{self.mark}%"],
         )

@@ -91,7 +91,7 @@ def unlogged(*command: str) -> list[str]:
 
 @contextmanager
 def running(log: Path, *command: str, environ: Mapping[str, str] | None = None) -> Iterator[None]:
-    """While a program of one process runs, as whoever runs the tests. Its input stays open meanwhile.
+    """While a program of one process runs, as the user who runs the tests. Its input stays open meanwhile.
     Where the test's own process is killed, the kernel ends it."""
     environ = clean_environ() if environ is None else environ
     found = shutil.which(command[0], path=environ.get("PATH"))

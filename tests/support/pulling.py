@@ -135,7 +135,7 @@ def exporter() -> Iterator[Server]:
 
 
 def closed_port() -> str:
-    """An address at which nobody listens."""
+    """An address without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{one.getsockname()[1]}"

@@ -35,7 +35,7 @@ def dump(
 
 
 def up_to(last: int, *, members: int, waits: bool, at: datetime, stalled_s: float = 600) -> bytes:
-    """A rank of one group that has completed all up to `last`; `waits`: it stands in the next one."""
+    """A rank of one group that has completed all up to `last`; `waits`: it is stuck in the next one."""
     called_ns = int((at.timestamp() - stalled_s) * 1e9)
     entries = [entry(seq, state="completed", created_ns=called_ns - 1) for seq in range(1, last + 1)]
     if waits:

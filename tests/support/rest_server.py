@@ -1,7 +1,7 @@
-"""A slurmrestd that says what it is told, on 127.0.0.1: for releases that no machine of ours runs.
+"""A scripted slurmrestd on 127.0.0.1: for releases that no machine of ours runs.
 
 It behaves as the real one at the door: a request without a token, or with one that is not among `tokens`, and
-an address that its release does not have are turned away as 24.11 does it. What else it answers stands in
+an address that its release does not have are turned away as 24.11 does it. Its other answers are in
 `answers`; anything that is not there is an address it does not have.
 """
 

@@ -16,9 +16,9 @@ from tests.support.slurm import Hooks
 from tests.support.wait import in_background, wait_until
 
 BEAT_S = 1.0
-#: What stands for the tests of GPUs, of which there are none.
+#: A substitute for the tests of GPUs, of which there are none.
 PASSES = '#!/bin/sh\necho "healer-result answered_gpus 8"\n'
-#: A file of the rules, what it says, and what stands for it here. Repairs begin at once and are proven:
+#: A file of the rules, its text, and the substitute here. Repairs begin at once and are proven:
 REPAIRS = (
     ("playbooks/gpu-fatal.yaml", r"still_s: 300", "still_s: 2"),
     ("validation/depths.yaml", r"soft: \{tests: .*\}", "soft: {tests: [passes], limit_s: 120}"),
@@ -48,7 +48,7 @@ def booting(cluster: BreakableSlurm, nodes: Sequence[str]) -> Iterator[Hooks]:
     """A node whose RebootProgram Slurm ran boots, as a machine does."""
     hooks = Hooks(cluster.directory.parent)
     for node in nodes:
-        hooks.clear(node)  # whoever asked before is over
+        hooks.clear(node)  # the request before it is over
 
     def boot() -> None:
         for node in nodes:

@@ -81,7 +81,7 @@ class Rsyslog:
             sender.sendto(raw.encode(), str(self.log))
 
     def logger(self, *words: str) -> None:
-        """util-linux' logger, as anybody calls it."""
+        """util-linux' logger, called by any user."""
         subprocess.run(["logger", "-u", str(self.log), *words], check=True, timeout=20)
 
     def queued_bytes(self) -> int:

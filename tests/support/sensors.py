@@ -35,7 +35,7 @@ PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=15, checkpoint_s=
 
 
 class Sensors:
-    """One thread sends; the test's thread plants. What could not be sent stands in `errors`."""
+    """One thread sends; the test's thread plants. Failed sends are in `errors`."""
 
     def __init__(self, site: Site, nodes: list[str], simulated: NodesClient) -> None:
         self.errors: list[str] = []
@@ -69,7 +69,7 @@ class Sensors:
             self._sim.plant(fault, node, gpu)
 
     def break_fabric_manager(self, node: str) -> None:
-        """Until somebody restarts it."""
+        """Until it is restarted."""
         self._nodes.plant(node, "fabric-manager")
         with self._lock:
             self._sim.plant("fabric-manager-down", node)

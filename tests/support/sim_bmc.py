@@ -1,6 +1,6 @@
 """Simulated BMCs: power in memory, time through the clock, and what goes wrong with real ones.
 
-Faults: `away` (nobody answers), `hangs` (takes a reset and never says so), `busy` (refuses for now),
+Faults: `away` (no answer), `hangs` (takes a reset and never says so), `busy` (refuses for now),
 `refuses` (the account), `no-cycle` (knows ForceOff and On alone), `stays-off` (does not come on again),
 `task-fails` (takes a reset as a task, which fails).
 """
@@ -29,7 +29,7 @@ class SimBmc:
     def __init__(self, clock: Clock, boots: Callable[[str], None] = lambda _: None) -> None:
         self._clock, self._boots = clock, boots
         self._faults: dict[str, set[str]] = {}
-        #: Off, and when it comes on again; None: when it is told to.
+        #: Off, and when it comes on again; None: only on request.
         self._off: dict[str, datetime | None] = {}
         self._lock = threading.Lock()
         self.resets: list[tuple[str, ResetKind]] = []

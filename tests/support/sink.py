@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that takes webhooks and answers as it is told."""
+"""A real HTTP server on 127.0.0.1 that takes webhooks and gives scripted answers."""
 
 import threading
 from collections import deque

@@ -32,7 +32,7 @@ from tests.support.wait import wait_until
 CLUSTER = "pod1"
 #: PCI addresses of GPU 0 … 7, as an HGX H100 board has them.
 PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db"))
-#: Nobody is kept back by how many are out: a matter of other tests.
+#: No limit on how many nodes are out: a matter of other tests.
 WIDE_GUARDS = {
     "HEALER_GUARD_MAX_SHARE": "1.0",
     "HEALER_GUARD_MAX_NODES": "32",
@@ -90,7 +90,7 @@ class Site:
     def clean(self) -> None:
         """Ends incidents and jobs and lifts every drain, for the next story on the same site.
 
-        In this order: a node whose fault is known is drained as soon as somebody else's drain is lifted.
+        In this order: a node whose fault is known is drained as soon as the other drain is lifted.
         """
         asked: dict[str, httpx.Response] = {}
         try:
@@ -100,7 +100,7 @@ class Site:
         slurm_support.clean(self.slurm, self.jobs)
 
     def _end_incidents(self, asked: dict[str, httpx.Response]) -> list[str]:
-        """Resolves what is open, also what opens meanwhile, and tells it; `asked`: the answer to each.
+        """Resolves what is open, also what opens meanwhile, and returns it; `asked`: the answer to each.
 
         202: the detector was busy, or is coming back, and applies it when it can. 409: it cannot be ended
         now, or has ended meanwhile. What was accepted is not asked for again: it has to come.
@@ -161,7 +161,7 @@ class Site:
         return self.signal("kernel-log", self.kernel_body(node, *filled))
 
     def inventory(self, node: str) -> None:
-        """A heartbeat that tells which GPU has which address."""
+        """A heartbeat that maps GPUs to addresses."""
         gpus = [{"index": index, "pci": pci} for index, pci in enumerate(PCI)]
         beat = {"cluster": CLUSTER, "node": node, "boot_id": boot_of(node), "gpus": gpus}
         self.signal("heartbeat", beat | {"time": datetime.now(UTC).isoformat()})
@@ -203,7 +203,7 @@ class Site:
             return file.read().decode(errors="replace")
 
     def drains(self, node: str) -> int:
-        """How often somebody set this node to DRAIN, by slurmctld's own log."""
+        """How often this node was set to DRAIN, by slurmctld's own log."""
         return len(re.findall(rf"update_node: node {node} state set to DRAIN", self.log()))
 
     def drained_by_us(self, node: str) -> bool:
@@ -227,7 +227,7 @@ class Site:
         return self.get("/runs", node=node)["items"]
 
     def run_in(self, node: str, *states: str, timeout_s: float = 20, shadow: bool | None = None) -> Any:
-        """The node's newest run once it stands in one of `states`."""
+        """The node's newest run once it is in one of `states`."""
 
         def found() -> Any:
             runs = [one for one in self.runs(node) if shadow is None or one["shadow"] is shadow]
@@ -239,7 +239,7 @@ class Site:
         return {step["id"]: step for step in self.get(f"/runs/{run}")["steps"]}
 
     def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Reads the database itself: for what no route tells."""
+        """Reads the database itself, for data without a route."""
         with self.database() as conn:
             return conn.execute(statement, values).fetchall()  # type: ignore[arg-type]
 

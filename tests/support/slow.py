@@ -1,4 +1,4 @@
-"""A site whose nodes are slow, or lose their fabric: the test tells what ticks over the fleet find."""
+"""A site whose nodes are slow, or lose their fabric: the test says what ticks over the fleet find."""
 
 from datetime import datetime
 from typing import Any

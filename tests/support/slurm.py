@@ -32,7 +32,7 @@ class Hooks:
     def write(self) -> dict[str, str]:
         """The programs; their settings of slurm.conf."""
         self.folder.mkdir()
-        # Slurm runs RebootProgram in a shell that slurmd started, and tells it no node.
+        # Slurm runs RebootProgram in a shell that slurmd started, and passes it no node.
         bodies = {
             "Prolog": f"[ ! -e {self.folder}/prolog-$SLURMD_NODENAME ]",
             "Epilog": f"while [ -e {self.folder}/epilog-$SLURMD_NODENAME ]; do sleep 0.1; done",
@@ -63,7 +63,7 @@ class Hooks:
 
 @pytest.fixture(scope="session")
 def real_slurm() -> BreakableSlurm:
-    """Started once, whoever asks; fails with one sentence where Slurm is missing."""
+    """Started once for all tests; fails with one sentence where Slurm is missing."""
     why_not = slurm.available()
     if why_not:
         pytest.fail(

@@ -1,10 +1,10 @@
-"""Debian's snmpd as a switch and as a PDU, and Debian's exporter that asks them: all on loopback, as whoever
-runs the tests.
+"""Debian's snmpd as a switch and as a PDU, and Debian's exporter that asks them: all on loopback, as the
+user who runs the tests.
 
-What snmpd does not have (a PDU's phases, a switch's sensors) it is told to answer, by OID. snmp.yml is not in
-Debian's package, since the MIBs are not free: the modules here bear the names of the exporter's own and ask
-for the columns that healer keeps, in the format of 0.21. A name server is not at hand, so a stand-in before
-the exporter knows which device is where.
+What snmpd does not have (a PDU's phases, a switch's sensors) it is configured to answer, by OID. snmp.yml
+is not in Debian's package, since the MIBs are not free: the modules here bear the names of the exporter's
+own and ask for the columns that healer keeps, in the format of 0.21. A name server is not at hand, so a
+stand-in before the exporter knows which device is where.
 """
 
 import socket

@@ -13,7 +13,7 @@ from tests.support.processes import clean_environ, unlogged
 from tests.support.wait import wait_until
 
 HEALER_NODE = Path(__file__).parents[2] / "healer" / "hooks" / "healer-node"
-#: Whose jobs run on a node: root alone can be another user; whoever else runs the tests is the job's user.
+#: The owner of a node's jobs: only root can be another user; otherwise the user who runs the tests.
 USER, GROUP = (12345, 23456) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 #: `mode.PROGRAM` in the world's folder says how each of them behaves; none: well.
@@ -30,7 +30,7 @@ fail) echo "$name: it went wrong" >&2; exit 3 ;;
 flood) exec yes nothing ;;
 esac
 """
-#: systemd's: `restart --no-block` only puts a job into its queue, `show` tells of it.
+#: systemd's: `restart --no-block` only puts a job into its queue, `show` lists it.
 _SYSTEMCTL = """
 for unit; do :; done
 unit=${unit%.service}

@@ -1,4 +1,4 @@
-"""A site of training jobs that tell their steps and nothing else: wire form, senses, walk, simulated time.
+"""A site of training jobs that report their steps and nothing else: wire form, senses, walk, simulated time.
 
 Each job has a pace of its own, so that the network or the storage of one may grow slow; a node is slow in
 every job that it is in. Groups of a bisection are tested as `Grouped` has it.
@@ -32,7 +32,7 @@ class Trains:
     pace: Pace
 
     def change(self, **fields: float) -> None:
-        """From now on; the step that is under way begins anew."""
+        """From now on; the current step starts over."""
         self.pace = self.training._pace = replace(self.pace, **fields)  # type: ignore[arg-type]
         self.training.go_on(self.id)
 
@@ -55,7 +55,7 @@ class Stepping(Grouped):
     def begin(
         self, numbers: Sequence[int], title: str = "pretrain", *, whole: bool = False, **pace: float
     ) -> Trains:
-        """A job on these nodes; `whole`: it tells whole steps alone."""
+        """A job on these nodes; `whole`: it reports only whole steps."""
         job = self.slurm.add_job(required=[name(one) for one in numbers], name=title, gpus=GPUS)
         paced = Pace(whole_only=frozenset({title}) if whole else frozenset(), **pace)  # type: ignore[arg-type]
         training = Training(self.rows, GPUS, self.seed, paced)

@@ -1,4 +1,4 @@
-"""Stands for PyTorch on a node, over NumPy: what `rules/validation/answers.sh` asks of it.
+"""Simulates PyTorch on a node, over NumPy: what `rules/validation/answers.sh` asks of it.
 
 `TORCH_GPUS` GPUs of one model. `TORCH_WRONG` as `HOW:GPU` plants a fault in that GPU's products: `exact`
 gives a wrong element each time, `flaky` at every second product, `fractions` where numbers are rounded.

@@ -83,7 +83,7 @@ class TrixieSlurm(BreakableSlurm):
         return said.strip().removeprefix("SLURM_JWT=")
 
     def new_key(self) -> None:
-        """Another signing key: tokens of before are refused from now on. slurmctld is started anew for it."""
+        """Another signing key: tokens of before are refused from now on. slurmctld is restarted for it."""
         self.kill_controller()
         _write_key(self.jwt_key)
         self.start_controller()

@@ -23,7 +23,7 @@ class RootGuardian(BreakingGuardian):
         if name != "slurmrestd":
             return ["chroot", str(self.root), *super().command(name)]
         listen = (self.directory / "rest-listen").read_text().split()
-        # Without slurmdbd it must be told to serve slurmctld alone (-s). SLURM_CONF by another way to the
+        # Without slurmdbd it needs -s to serve slurmctld alone. SLURM_CONF by another way to the
         # same folder, because it may not look into root's temporary folders.
         return [
             "chroot", f"--userspec={_REST_USER}", str(self.root),

@@ -18,8 +18,8 @@ WRITES = frozenset(
 
 
 class Written:
-    """The simulated Slurm, with a list of what was changed in it; `annotate` and `start_now` apart. Whoever
-    calls `dies_after` dies once right after it, before writing anything of it."""
+    """The simulated Slurm, with a list of what was changed in it; `annotate` and `start_now` apart. The
+    caller of `dies_after` dies once right after it, before writing anything of it."""
 
     def __init__(self, slurm: SimScheduler) -> None:
         self.slurm = slurm

@@ -47,7 +47,7 @@ def in_background(step: Callable[[], object], every_s: float) -> Iterator[None]:
         try:
             while not over.wait(every_s):
                 step()
-        except Exception as error:  # told to whoever waits for the end
+        except Exception as error:  # passed on to the waiter for the end
             errors.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""A worker that writes down the runs it was told to advance, but for the run `fails`.
+"""A worker that writes down the runs it was asked to advance, but for the run `fails`.
 
 python -m tests.support.worker_program BROKER_URL CLUSTER FILE
 """

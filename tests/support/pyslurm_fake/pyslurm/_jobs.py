@@ -124,7 +124,7 @@ def _job(job: SlurmJob) -> Job:
     code, _, signal = (job.exit_code or "0").partition(":")
     newer = {"submit_line": job.submit_line or None, "failed_node": job.failed_node or None, "extra": None}
     shown.__dict__.update(
-        # One word: a flag hides the state it stands on.
+        # One word: a flag hides the base state.
         state=job.flags[0] if job.flags else job.state,
         state_reason=job.why or job.reason or None,
         allocated_nodes=",".join(job.nodes) or None,

@@ -20,9 +20,9 @@ FORGOTTEN_S = 150.0
 LEAPT_S = 300.0
 #: A pause takes effect within a second; a call that was under way may still end.
 PAUSE_S = 1.0 + WRITE_S
-#: A sweep's job is gone so soon after somebody waits, also when its worker died.
+#: A sweep's job is gone so soon after another job waits, also when its worker died.
 GIVES_WAY_S = 60.0
-#: What is told or noted beside the work takes nothing.
+#: Messages and notes take no slot.
 _NOTES = frozenset({"annotate", "remark", "notify"})
 #: States in which a run is over, or waits for a person.
 _AT_REST = ENDED_RUN_STATES | {
@@ -105,7 +105,7 @@ class Watch:
         return run is not None and run.playbook == "sweep"
 
     def _owner(self, one: Effect) -> None:
-        """A person's drain that has stood for a while is neither lifted nor given other words."""
+        """A person's drain of some age is neither lifted nor reworded."""
         node = one.before
         if one.verb not in {"drain", "resume", "undrain", "down", "reboot"} or not node.held:
             return
@@ -148,7 +148,7 @@ class Watch:
                 self.say(f"job {job} was granted {count} restarts, {cap} allowed")
 
     def _swept(self, now: float) -> None:
-        """A sweep has one job, few go at once, and none is in anybody's way for long."""
+        """A sweep has one job, few run at once, and none is in the way for long."""
         jobs = self.world.slurm.snapshot().jobs.values()
         ours = [job for job in jobs if job.name.startswith(SWEEP_JOBS) and "COMPLETING" not in job.flags]
         live = [job for job in ours if job.active or job.state == "PENDING"]
@@ -176,7 +176,7 @@ class Watch:
         ours = {one.name for one in shown.nodes.values() if one.held and is_ours(one.reason)} | kept
         spoken = {one.root.node for one in tables.incidents.values() if one.is_open}
         known = {one.id for one in tables.incidents.values() if one.is_open}
-        # Somebody was told that nothing speaks for the drain, and said that this is well.
+        # A person was notified that nothing justifies the drain, and accepted it.
         mismatches = (one for one in tables.incidents.values() if one.fault == "healer-drain")
         spoken |= {
             one.root.node for one in mismatches if (one.closed_why or "").startswith("resolved by ann")

@@ -1,4 +1,4 @@
-"""Plays one schedule from its seed and tells what came of it."""
+"""Plays one schedule from its seed and returns the outcome."""
 
 from typing import NamedTuple
 

@@ -56,7 +56,7 @@ class Session:
 
 @dataclass
 class Process:
-    """`main` runs for ever, a unit of work between two `IDLE` points; it is begun anew after a death."""
+    """`main` runs for ever, a unit of work between two `IDLE` points; it is restarted after a death."""
 
     name: str
     clock: HostClock
@@ -126,7 +126,7 @@ class Chances:
 
 @dataclass
 class Hub:
-    """Gives the word to one process after the other; its story tells all that befell them."""
+    """Runs one process after the other; its story lists all that happened to them."""
 
     true: TrueClock
     chance: random.Random

@@ -1,6 +1,6 @@
 """PostgreSQL as the processes of a schedule see it: one set of tables, sessions with locks, leases, an inbox.
 
-A transaction is one step that nobody divides, as the gate's lock and the epochs make it; between two of them
+A transaction is one atomic step, as the gate's lock and the epochs make it; between two of them
 anything may happen. What dies with a session (locks, the detector's lead) and what outlives it (leases,
 everything committed) is as in `healer.adapters.postgres`.
 """
@@ -173,7 +173,7 @@ class ProcessLedger(MemoryLedger):
         try:
             yield ProcessClaim(self, known, session)
         except LeaseLost:
-            if store.locks.get(run) is session:  # the connection still stands, and with it the lock
+            if store.locks.get(run) is session:  # the connection is still open, and with it the lock
                 store.leases.pop(run, None)
             raise
         finally:

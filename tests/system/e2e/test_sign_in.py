@@ -95,7 +95,7 @@ def test_people_come_in_by_the_provider_alone_and_stay_when_it_is_away(
     assert cookie.get("httpOnly")
     assert not [one for one in ann.context.cookies(stack.url) if one.get("name") == "healer_sign_in"]
 
-    # The answer's address opened again, or by somebody else who was sent it, signs nobody in.
+    # The answer's address opened again, or by another person who was sent it, signs no one in.
     thief = visitor(stack, browser)
     thief.goto(answer)
     expect(thief.locator("[role=alert]")).to_contain_text("did not start in this browser")

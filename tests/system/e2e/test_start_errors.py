@@ -50,7 +50,7 @@ def refusal(*command: str, status: int = 1, before: tuple[str, ...] = (), **envi
 
 @pytest.fixture
 def busy() -> Iterator[str]:
-    """An address on which somebody else listens."""
+    """An address that is already in use."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

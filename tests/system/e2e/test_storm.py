@@ -136,7 +136,7 @@ def assert_one_page(site: Site, sink: Sink) -> None:
 
 
 def assert_one_wave(site: Site, nodes: list[str], *, held_by: set[str]) -> None:
-    """What the breaker holds is one thing to decide; what another guard holds too stands by itself."""
+    """What the breaker holds is one thing to decide; what another guard holds too stays separate."""
 
     def folded() -> bool:
         (wave,) = waves(site)

@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.slurm
 
 RULES = Path(__file__).parents[3] / "rules"
-#: What stands for the tests of GPUs, of which there are none: what it says lies in a file of the node's name.
+#: A substitute for the tests of GPUs, of which there are none: its output is in a file named as the node.
 PLAYS = """\
 #!/bin/sh
 echo "healer-result answered_gpus 8"

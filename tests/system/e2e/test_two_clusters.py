@@ -56,7 +56,7 @@ class Two:
         self.operator = self.stack.headers("operator")
 
     def fault(self, cluster: str, node: str) -> None:
-        """The node's kernel log tells of a lost GPU; the sender's token is bound to nothing."""
+        """The node's kernel log reports a lost GPU; the sender's token is unrestricted."""
         assert self.send(node, cluster=cluster).json()["accepted"] == 1
 
     def send(self, node: str, **about: str) -> httpx.Response:
@@ -138,7 +138,7 @@ def a_cluster_that_was_never_seen_disturbs_no_other(two: Two) -> None:
     } <= two.stack.pids().keys()
     two.fault("pod1", "gpu0001")
     two.drains("pod1", "gpu0001")
-    wait_until(lambda: two.away("pod2"), 20, what="pod2 is told to be away")
+    wait_until(lambda: two.away("pod2"), 20, what="pod2 is reported to be away")
     status, checks = two.ready()
     assert status == 200
     assert checks["slurm pod1"]["ok"] and not checks["slurm pod2"]["ok"]

@@ -80,7 +80,7 @@ class Prometheus:
 
 
 class Watch:
-    """The command at work, and somebody who opened its link."""
+    """The command at work, and a user who opened its link."""
 
     def __init__(self, folder: Path, slurm_conf: Path, prometheus: str) -> None:
         self.folder = folder
@@ -116,7 +116,7 @@ class Watch:
         return found / "data"
 
     def operator(self) -> httpx.Client:
-        """Somebody who made himself a token with more rights than the link gives."""
+        """A user who made a token with more rights than the link gives."""
         db = sa.create_engine(running.find(self.data_dir).database_url)
         try:
             tokens = PostgresTokens(

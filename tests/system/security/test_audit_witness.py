@@ -1,5 +1,6 @@
-"""Whoever has the database, the data directory and the stolen key still cannot rewrite the audit unseen: each
-kind of witness shows it. `verify` alone, which asks only what the attacker holds, stays green."""
+"""An attacker with the database, the data directory and the stolen key still cannot rewrite the audit
+unseen: each kind of witness shows it. `verify` alone, which asks only what the attacker holds, stays
+green."""
 
 import json
 import socket

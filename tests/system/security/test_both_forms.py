@@ -207,9 +207,9 @@ def test_one_s_own_digest_beside_the_name_of_another_token_is_worthless(product:
     assert asked(product, Authorization=f"Bearer {own}") == 401
 
 
-# --- orders that nobody gave ------------------------------------------------------------------------------
+# --- forged orders ----------------------------------------------------------------------------------------
 
-#: What somebody who writes to Redis itself puts into the queue: no message, or one that lacks what each has.
+#: What an attacker with access to Redis puts into the queue: no message, or one that lacks what each has.
 NO_MESSAGES = (
     *(b"garbage", b"\xff\xfe", b"{}", b"[]", b"3", b"null", b'{"body": 3}', b'{"body": "", "headers": {}}'),
     b'{"body": "W10=", "headers": {}, "properties": {}}',
@@ -226,7 +226,7 @@ def queue_of(product: Attacked) -> redis.Redis:
 
 
 def forge_messages(product: Attacked) -> None:
-    """What somebody who reaches the broker can say."""
+    """What an attacker with access to the broker can send."""
     app = make_app(product.broker_url, "pod1")
     order = {"playbook": "drain", "node": "gpu0003", "cluster": "pod1", "state": "running"}
     for args in ([order], *NO_NAMES):
@@ -287,7 +287,7 @@ def whys(product: Attacked, *names: str) -> list[str]:
 def test_forged_rows_are_asked_of_the_gate(
     product: Attacked, full: str, role: str, nodes: list[str], fields: dict[str, str | None]
 ) -> None:
-    """Somebody with a part's login writes runs as if they had been let begin."""
+    """An attacker with a part's login writes runs as if they had been allowed to start."""
     forged = {node: f"r-{role}-{node}" for node in nodes}
     for node, run in forged.items():
         forge_row(product, full, role, id=run, node=node, **fields)
@@ -304,7 +304,8 @@ def try_as_api(product: Attacked, statement: str, **values: str) -> None:
 
 
 def test_forged_slots_drain_no_third_node(product: Attacked, full: str) -> None:
-    """Somebody with the API's role writes slots, ends runs, and says what steps did: the caps are as full."""
+    """An attacker with the API's role writes slots, ends runs, and forges results of steps: the caps are as
+    full."""
     forged = [f"r-slot-{node}" for node in numbered(11, 14)]
     grant = (
         "INSERT INTO slots (cluster, node, run, unusable, granted_at) "
@@ -516,8 +517,8 @@ def against(product: Attacked) -> tuple[int, str]:
 
 @contextmanager
 def history_rewritten(product: Attacked, *statements: str) -> Iterator[None]:
-    """By somebody with the database, all files and the stolen key, who signs what is left; put back later.
-    Until then the worker stands still."""
+    """By an attacker with the database, all files and the stolen key, who signs what is left; put back later.
+    Until then the worker is stopped."""
     engine = sa.create_engine(product.database_url(), poolclass=sa.NullPool)
     written = product.checkpoints / CHECKPOINT_FILE
     with stopped(product.pids()["worker"]):

@@ -93,7 +93,7 @@ class Cluster:
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder that everybody may enter, with a path short enough for munge's socket."""
+    """A folder that every user may enter, with a path short enough for munge's socket."""
     folder = Path(tempfile.mkdtemp(prefix="hm-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -219,7 +219,7 @@ def test_a_new_token_ends_the_one_before_after_a_grace(cluster: Cluster) -> None
 
 
 def test_a_node_that_enrols_without_its_token_is_seen_and_its_renewal_is_not(cluster: Cluster) -> None:
-    """Root on any node can make a credential in its name; what nobody else has is the token that it holds."""
+    """Root on any node can make a credential in its name; only the node itself has its token."""
     first = cluster.enroll().json()["token"]
     cluster.pass_time(timedelta(minutes=11))
     renewed = cluster.enroll(token=first).json()["token"]
@@ -370,7 +370,7 @@ def test_only_the_user_of_a_job_at_work_gets_one(job: Cluster) -> None:
     refused(enroll_job(job, uid=0), "from user 0")
     refused(enroll_job(job, "4712"), "no active job 4712", 409)
     refused(enroll_job(job, "9999"), "no active job 9999", 409)
-    refused(enroll_job(job, "4713"), f"from user {OWNER}")  # Slurm does not tell whose it is
+    refused(enroll_job(job, "4713"), f"from user {OWNER}")  # Slurm does not report the owner
 
 
 def test_a_credential_for_a_node_gets_no_job_and_the_other_way_round(job: Cluster) -> None:

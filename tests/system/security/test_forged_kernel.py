@@ -26,7 +26,7 @@ PREFIXES = ("", "<0>", "<2>", "<3>", "<7>", "<2048>", "<2051>", "<-5>", "<429496
 
 
 def forge(folder: Path, mark: str) -> None:
-    """All that somebody on the node can do; `mark` is in the crash, which comes last."""
+    """All that a user on the node can do; `mark` is in the crash, which comes last."""
     for prefix in PREFIXES:
         write(f"{prefix}{FAULT}")
         write(f"{prefix}kernel: {FAULT}")

@@ -60,7 +60,7 @@ def test_odd_paths(served: Served) -> None:
     ),
 )
 def test_odd_kernel_lines(served: Served, line: str, node: str, more: dict) -> None:
-    """Every entry falls into one heap, whatever stands in it."""
+    """Every entry is counted in exactly one class, whatever it holds."""
     api, client = served
     headers = {**api.headers("signals"), "Content-Type": "application/json"}
     body = json.dumps(

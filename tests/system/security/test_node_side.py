@@ -135,7 +135,7 @@ def site(tmp_path: Path) -> Iterator[SshSite]:
 
 
 def by_thief(site: SshSite, node: str, words: Sequence[str]) -> dict[str, Any]:
-    """What the node answers to whoever holds healer's SSH key; it must not have been done."""
+    """What the node answers to a holder of healer's SSH key; it must not have been done."""
     done = subprocess.run(
         site.ssh().command(node, tuple(words), 30), capture_output=True, stdin=subprocess.DEVNULL, check=False
     )
@@ -282,7 +282,7 @@ def test_a_full_disk_stops_no_look(site: SshSite) -> None:
     assert len(list((node.folder / "run").iterdir())) == 1
     (node.folder / "run" / f"{int(time.time()) - 100}.{'a' * 16}").touch()
     assert site.exec().identify("gpu0001")["ok"]
-    assert len(list((node.folder / "run").iterdir())) == 2, "what nobody takes any more is forgotten"
+    assert len(list((node.folder / "run").iterdir())) == 2, "unused keys are forgotten"
 
 
 # --- a package is forged

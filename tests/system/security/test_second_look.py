@@ -96,7 +96,7 @@ def test_a_forged_claim_about_a_healthy_node_drains_nothing_and_names_its_sender
 
 
 def test_where_no_look_is_possible_it_drains_within_the_caps_and_requeues_nothing(place: Place) -> None:
-    """Nobody answers at the node: that is no denial."""
+    """The node does not answer: that is no denial."""
     site = place.site
     job = site.sbatch("-w", SILENT)
     with relay_of(site, "rack 4 relay") as other:

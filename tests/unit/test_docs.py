@@ -71,7 +71,7 @@ def page(name: str) -> str:
 
 
 def codes(text: str) -> set[str]:
-    """What stands between single backticks."""
+    """The text between single backticks."""
     return set(re.findall(r"`([^`\n]+)`", _FENCED.sub("", text)))
 
 

@@ -15,7 +15,7 @@ def drained() -> Site:
 
 
 def resume(site: Site) -> Run:
-    """A person asks for the node's return, as the API takes it; the run as it stands after some seconds."""
+    """A person asks for the node's return, as the API takes it; the state of the run after some seconds."""
     (old,) = [run for run in site.runs if run.by == "healer"]
     asked = Run(
         id="r-resume",

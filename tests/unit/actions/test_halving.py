@@ -23,7 +23,7 @@ def groups(
     named: Collection[str] = (),
     standard: dict[str, float] | None = None,
 ) -> tuple[Found, list[tuple[str, ...]]]:
-    """What the search comes to where groups tell so, and the groups that it asked for."""
+    """The result of the search over these answers of groups, and the groups that it asked for."""
     answers: dict[tuple[str, ...], Answer] = {}
     asked = []
     while True:
@@ -71,7 +71,7 @@ def test_two_slow_nodes_of_one_half_are_both_named() -> None:
 
 
 def test_one_in_each_half_takes_a_good_nodes_figures() -> None:
-    """Each half is as slow as the other: nothing tells, but what a good node of the kind does."""
+    """Each half is as slow as the other: only the speed of a good node decides."""
     answer_of = slow(name(2), name(15))
     assert groups(16, answer_of)[0].clean
     found, _ = groups(16, answer_of, standard={"gemm_tflop_per_s": FULL})

@@ -115,7 +115,7 @@ def test_a_reservation_is_taken_back_from_a_node_that_is_drained_again() -> None
     assert RESERVE.undo is not None
     first = RESERVE.undo(desk.ctx)
     assert isinstance(first, Again) and len(desk.slurm.snapshot().reservations) == 1
-    assert desk.slurm.node(NODE).drain, "nobody's job comes in between"
+    assert desk.slurm.node(NODE).drain, "no user's job starts in between"
     assert isinstance(RESERVE.undo(desk.ctx), Done)
     assert desk.slurm.snapshot().reservations == {}
     assert desk.slurm.node(NODE).drain

@@ -50,7 +50,7 @@ def node(*state: str, reason: str = "", user: str = "") -> SlurmNode:
     ],
 )
 def test_who_adds_plain_words_to_what_this_run_wrote_holds_the_node(reason: str, holder: str | None) -> None:
-    """Nothing in such words tells that they are not ours, but for what was read back before."""
+    """Only what was read back before shows that such a reason is not ours."""
     shown = node("IDLE", "DRAIN", reason=reason, user="ann")
     assert holder_of(shown, "healer:gpu-lost inc:01234567 x") == holder
     assert holder_of(shown) is None

@@ -360,7 +360,7 @@ def test_a_repair_is_waited_for_without_end() -> None:
     assert waits.after_s is None
 
 
-# --- telling ------------------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])

@@ -1,4 +1,4 @@
-"""What tells of slurmctld itself, and the tree of switches, as 22.05.8 and 24.11.5 print them."""
+"""Slurm's reports on slurmctld itself, and the tree of switches, as 22.05.8 and 24.11.5 print them."""
 
 import msgspec
 import pytest

@@ -187,7 +187,7 @@ def test_text_and_json_of_22_05_agree_on_every_kind_of_job() -> None:
 
 
 def test_whose_a_job_is_is_known_by_number() -> None:
-    """A token is given by it: who is not told owns nothing, and root's 0 is a number like others."""
+    """Tokens depend on it: an unknown user owns nothing, and root's 0 is a number like others."""
     text = (CAPTURED / "job_two_nodes_22.05.txt").read_text()
     for shown, uid in (("root(0)", 0), ("alice(1001)", 1001), ("nobody", None)):
         assert parse_text.job(text.replace("UserId=root(0)", f"UserId={shown}")).uid == uid

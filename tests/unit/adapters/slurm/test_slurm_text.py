@@ -73,7 +73,7 @@ def test_a_completing_job_shows_only_that_and_the_nodes_it_still_holds() -> None
     assert (job.state, job.flags, job.restarts) == ("COMPLETING", ("COMPLETING",), 1)
     assert job.nodes == ("gpu0002",)
     assert job.active
-    assert job.gpus == {}  # it holds some still, but Slurm does not tell them any more
+    assert job.gpus == {}  # it still holds some, but Slurm no longer reports them
 
 
 def test_job_without_gpus_differs_from_one_with_unknown_gpus() -> None:

@@ -149,7 +149,8 @@ def test_unavailable_store_is_reported_not_swallowed() -> None:
 
 @pytest.mark.heavy
 def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
-    """One timer serves all who wait: none is told too early, none is forgotten, none is told twice."""
+    """One timer serves all who wait: none is answered too early, none is forgotten, none is answered
+    twice."""
 
     async def go() -> None:
         store = MemoryStore()
@@ -174,7 +175,7 @@ def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
         store.gate.set()
         await asyncio.gather(*later)
         assert await waited(7) is None
-        # Whoever came late enough for the open gate is answered; the others waited their whole time.
+        # A request late enough for the open gate is answered; the others waited their whole time.
         assert all(took is None or took >= 0.99 for took in [one.result() for one in later])
         await commit.stop()
 

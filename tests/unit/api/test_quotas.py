@@ -144,7 +144,7 @@ def test_rates_by_what_a_token_is_bound_to_and_its_own_factor() -> None:
 
 
 def test_every_route_of_samples_has_its_kind(served: Served) -> None:
-    """A route that nobody names here brings events: refused last."""
+    """A route not listed here brings events: refused last."""
     api, _ = served
     routes = {route.path for route in api.app.routes if "/signals/" in getattr(route, "path", "")}  # type: ignore[attr-defined]
     endpoints = {route.partition("/signals/")[2] for route in routes}

@@ -1,4 +1,4 @@
-"""A database that is away: nobody waits for it, and whom it knew a little while ago still tells signals."""
+"""A database that is away: no request waits for it, and recently known senders may still send signals."""
 
 import asyncio
 import dataclasses
@@ -193,7 +193,7 @@ def request(token: str) -> Request:
 
 
 def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
-    """What a sender is told whose token was good `before` s before the database went away."""
+    """The answer to a sender whose token was good `before` s before the database went away."""
     reach = Reach()
     access = Access(api.services, reach)
 
@@ -203,7 +203,7 @@ def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
         for digest, (seen_at, caller) in list(access._senders.items()):
             access._senders[digest] = (seen_at - before, caller)
         reach.failed("away")
-        reach._probed_at = time.monotonic() + 60  # nobody looks whether it is back
+        reach._probed_at = time.monotonic() + 60  # no probe checks whether it is back
         return await access.sender(request(token))
 
     return asyncio.run(ask())
@@ -309,7 +309,7 @@ def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch:
         other = asyncio.ensure_future(access.sender(request(api.token(Role.signals))))
         await asyncio.sleep(0)
         waiting[0].cancel()  # who began it goes away, and the others go on
-        # Later than what the cache may tell: the token may have been revoked since that look began.
+        # Later than the cache may answer: the token may have been revoked since that look began.
         key, (begun, look) = next(iter(access._looks.items()))
         access._looks[key] = (begun - access_module._CACHE_S - 0.1, look)
         waiting += [asyncio.ensure_future(access.sender(request(token))) for _ in range(20)]

@@ -29,7 +29,7 @@ def scope(
     ("headers", "client"),
     [
         ((("X-Forwarded-For", "192.0.2.7"),), "192.0.2.7"),
-        # The client's own invention stands before what the proxies appended.
+        # The client's forged part precedes what the proxies appended.
         ((("X-Forwarded-For", "127.0.0.1, 192.0.2.7, 10.0.0.9"),), "192.0.2.7"),
         ((("X-Forwarded-For", "127.0.0.1"), ("X-Forwarded-For", "192.0.2.7")), "192.0.2.7"),
         ((("X-Forwarded-For", "192.0.2.7:51000"),), "192.0.2.7"),

@@ -1,4 +1,4 @@
-"""Charts: which are shown, what is added to them, what stands beside them."""
+"""Charts: which are shown, what is added to them, what is shown beside them."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The page on which healer tells how it does itself."""
+"""The page on healer's own health."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Where healer's book and Slurm do not agree: each kind, and what speaks against telling it."""
+"""Where healer's book and Slurm do not agree: each kind, and what suppresses it."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_a_cluster_in_order_has_none() -> None:
     assert found(facts(snapshot=None)) == []
 
 
-# --- drains that nobody speaks for ---
+# --- unexplained drains ---
 
 
 def test_our_drain_without_run_and_incident_is_reported_with_its_age() -> None:

@@ -142,7 +142,7 @@ class TestHourly:
 
 class TestRackAndSwitch:
     def test_a_quarter_of_the_rack(self):
-        # Racks of 8: two slots. Of 640 nodes ten may go, so only the rack stands in the way.
+        # Racks of 8: two slots. Of 640 nodes ten may go, so only the rack is in the way.
         known = facts(640, slots=(slot(2), slot(3)))
         result = judge(drain(), known, rules(), NOW)
         assert (result.guard, result.answer and result.answer.limit) == (Guard.rack, 2)

@@ -139,7 +139,7 @@ class TestARunThatOnlyBegins:
         assert judge(drain(1), full, rules(), NOW).outcome is Outcome.held
         begun = judge(drain(1, begins=True), full, rules(), NOW)
         assert begun.outcome is Outcome.act
-        room = {*SLOT_GUARDS, Guard.floor, Guard.reserved}  # nobody asks for reserved nodes yet
+        room = {*SLOT_GUARDS, Guard.floor, Guard.reserved}  # reserved nodes are not requested yet
         assert {one.guard for one in begun.answers} == ASKED[Verb.drain] - room
 
     def test_it_takes_no_slot_and_is_no_canary(self):

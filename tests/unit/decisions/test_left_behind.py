@@ -73,7 +73,7 @@ def test_a_job_that_may_not_be_requeued_starts_no_run_after_run() -> None:
     shown = site.slurm.job(job)
     assert shown is not None and (shown.state, shown.restarts) == ("RUNNING", 0)
     (run,) = runs_of(site, lost(site))
-    with site.ledger.transaction() as tx:  # somebody took it over
+    with site.ledger.transaction() as tx:  # a person took it over
         tx.set_run_state(run.id, RunState.done, why="taken over", at=site.now)
     site.run_for(60)
     assert len(site.runs) == 2
@@ -98,7 +98,7 @@ def test_the_mode_of_its_own_rule_binds(mode: Mode) -> None:
     site.run_for(60, *site.say(1, LOST))
     shown = site.slurm.job(job)
     assert shown is not None and shown.restarts == 0
-    assert lost(site).severity is Severity.P0  # somebody has to look
+    assert lost(site).severity is Severity.P0  # a person has to look
     (run,) = runs_of(site, lost(site))
     assert run.shadow is (mode is Mode.shadow)
 

@@ -124,7 +124,7 @@ class TestQos:
 
 class TestNvlinkDomain:
     def fleet(self) -> list[SlurmNode]:
-        """Racks of 8; domains of 4, told by the picture."""
+        """Racks of 8; domains of 4, from the snapshot."""
         return [node(number, domain=f"nvl{(number - 1) // 4}") for number in range(1, 33)]
 
     def test_it_is_a_place_with_a_cap_of_its_own(self):

@@ -1,4 +1,4 @@
-"""Guard `sweep`: idle and healthy nodes alone, wanted by nobody, few at once, in their turn."""
+"""Guard `sweep`: only idle and healthy nodes, wanted by no job, few at once, in turn."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Jobs that get slower little by little are told; phases, evaluations and more work are not."""
+"""Jobs that get slower little by little are reported; phases, evaluations and more work are not."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

@@ -79,7 +79,7 @@ def rule(when: str, scope: Scope, **fields: object) -> DetectionRule:
 
 
 class Site:
-    """Nodes n1 to n4, and whatever devices tell."""
+    """Nodes n1 to n4, and the reports of devices."""
 
     def __init__(self, *rules: DetectionRule) -> None:
         self.book = MemoryColumns(1000)

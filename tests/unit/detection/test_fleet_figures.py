@@ -1,4 +1,5 @@
-"""What tests measured, against the other nodes of the model: who is too slow is told, and nobody else."""
+"""What tests measured, against the other nodes of the model: nodes that are too slow are reported, and no
+others."""
 
 from datetime import datetime, timedelta
 
@@ -103,7 +104,7 @@ def test_no_false_alarm_in_a_thousand_healthy_fleets_of_a_percent_of_noise() -> 
     assert alarms == 0
 
 
-# --- what is told ---
+# --- findings ---
 
 
 class Fleet:

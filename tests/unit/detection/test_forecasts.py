@@ -1,4 +1,4 @@
-"""Forecasts on samples: rules that ship are fed, told, ended, kept over a restart; what files refuse."""
+"""Forecasts on samples: shipped rules are fed, reported, ended, kept over a restart; what files refuse."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -99,7 +99,7 @@ def test_successive_row_replacements_are_reported_with_their_basis() -> None:
     assert first.unusable is False and first.foreseen is not None and 1 < first.foreseen.days <= 7
     assert "likely to fail within" in first.text and "the limit is 8 rows" in first.text
     assert "more each day" in first.text and "likely to fail within" in first.title
-    # Told with each new point, so at most four times a day, as the same.
+    # Reported with each new point, so at most four times a day, as the same.
     assert len({one.evidence[0].digest for one in days.findings}) == 1
     assert len(days.findings) <= 4 * 6
 

@@ -1,4 +1,4 @@
-"""A job that stands still is told, with who never came; what only looks like it makes no finding."""
+"""A hung job is reported with the missing ranks; what only looks like a hang makes no finding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ HANG = ("hang", JOB)
 
 @dataclass
 class Job:
-    """A job on 4 nodes: steps of 5 s, a tick every 5 s. `says`: by rank, what it does while it stands."""
+    """A job on 4 nodes: steps of 5 s, a tick every 5 s. `says`: by rank, what it does while it is stuck."""
 
     shown: SlurmSnapshot = field(default_factory=lambda: slurm(4))
     watched: frozenset = frozenset({HANG})
@@ -42,7 +42,7 @@ class Job:
         return START + timedelta(seconds=self.at_s)
 
     def run(self, steps: int, *, step_s: float = 5.0, ranks: np.ndarray | None = None) -> None:
-        """`ranks`: of which each step is told, else of all."""
+        """`ranks`: those whose steps are reported, else all."""
         for _ in range(steps):
             self.number, self.at_s = self.number + 1, self.at_s + step_s
             compute = np.full(RANKS, 4.0)
@@ -52,7 +52,7 @@ class Job:
             self.take(replace(done, restart=self.restart))
 
     def stand(self, seconds: float, says: Mapping[str, list[int]] | None = None, *, step: int = 1) -> None:
-        """No step ends. `says`: doing -> ranks, told every 10 s; `step`: after the last that ended."""
+        """No step ends. `says`: doing -> ranks, reported every 10 s; `step`: after the last that ended."""
         since_s = self.at_s
         while self.at_s < since_s + seconds:
             self.at_s += 5
@@ -306,7 +306,7 @@ def loss(at: datetime, node: int = 2, *, kind: str = "fs-read-only") -> dict[str
 
 
 def blamed(job: Job) -> list[Finding]:
-    """The first of each node: it is reported again while the job stands."""
+    """The first of each node: it is reported again while the job hangs."""
     found = [one for one in reversed(job.found) if one.fault == "node-stopped-job"]
     return list({one.component: one for one in found}.values())
 

@@ -250,7 +250,7 @@ def test_recovered_port_blames_no_node() -> None:
 
 
 def test_a_job_whose_starts_are_not_known_is_not_judged() -> None:
-    """Its first life, or its steps came while nobody listened."""
+    """Its first life, or its steps came while healer was down."""
     first = Job()
     first.start()
     first.lost = loss(first.now)

@@ -210,7 +210,7 @@ def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_
     assert len(lemon_record(NodeHistory(incidents=(old, by_itself, new)), NODE, START).faults) == 2
 
 
-# --- telling ---
+# --- findings ---
 
 
 class Book:

@@ -1,4 +1,5 @@
-"""Nodes that changed are told with before and after; jobs, racks, caps and repairs explain what looks so."""
+"""Nodes that changed are reported with before and after; jobs, racks, caps and repairs explain what looks
+so."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

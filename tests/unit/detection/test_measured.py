@@ -1,4 +1,4 @@
-"""Rules over the fleet: when they tell, what they tell, what is clear, what a restart and a reload keep."""
+"""Rules over the fleet: when they fire, what they report, what is clear, what a restart and a reload keep."""
 
 from collections.abc import Iterator
 

@@ -11,7 +11,7 @@ from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, beat, later, name, shipped
 
-#: Everybody beats each 10 s until here.
+#: All nodes send a beat each 10 s until here.
 LAST = 60
 
 

@@ -1,4 +1,4 @@
-"""Silence is looked for again only once somebody may have fallen silent: the same is found as by looking at
+"""Silence is checked again only once a node may have fallen silent: the same is found as by looking at
 each moment."""
 
 import random

@@ -1,4 +1,4 @@
-"""Slow as a whole: what all ranks share is said, in figures, and nobody is blamed."""
+"""Slow as a whole: what all ranks share is reported in figures, and no node is blamed."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Which collective stands, and who never came: over dumps that tests make."""
+"""Which collective is stalled, and who never arrived: over dumps that tests make."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

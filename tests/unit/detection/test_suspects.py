@@ -1,4 +1,4 @@
-"""With whole steps alone: which nodes are suspects of a slow job, and why. Nobody is blamed."""
+"""With whole steps alone: which nodes are suspects of a slow job, and why. No node is blamed."""
 
 from datetime import timedelta
 

@@ -40,7 +40,7 @@ def picture(nodes: tuple[str, ...] = ("gpu0", "gpu1"), state: str | None = "RUNN
         (GPU, picture(("gpu0",)), True),
         # A GPU beyond those that Slurm has is unknown, and a job that ended leaves its node's faults there.
         (GPU, picture(state=None), False),
-        # Slurm tells nothing at all.
+        # Slurm reports nothing at all.
         (NODE, picture(()), False),
         (JOB, picture((), state=None), False),
     ],

@@ -1,4 +1,4 @@
-"""What Slurm's picture shows becomes an incident when it stands too long, and ends when it is gone."""
+"""A state in Slurm's snapshot becomes an incident when it persists too long, and ends when it is gone."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -214,7 +214,7 @@ def test_a_drain_of_slurms_and_a_node_that_it_does_not_reach_are_two_things() ->
 def test_a_node_that_fell_silent_too_is_one_incident_and_comes_back_as_one(
     slurm: Watched, down_at: int
 ) -> None:
-    """The silence is the worse news, whichever of the two was told first."""
+    """The silence is the worse news, in any order of the two."""
     slurm.rules = rules_in(Mode.off, watches=SETTINGS)
     for _ in range(4):
         slurm.look(batch=[beat(name(3), slurm.clock.now())])
@@ -382,7 +382,8 @@ def test_a_controller_that_is_away_or_slow_is_no_incident_of_any_node(
     assert slurm.open == []
 
 
-# --- what stands is told rarely, and never lost -------------------------------------------------------------
+# --- persisting states are reported rarely, and never
+# lost------------------------------------------------------------
 
 
 def test_persisting_condition_is_reported_once_and_then_every_minute(slurm: Watched) -> None:

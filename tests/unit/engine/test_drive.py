@@ -86,7 +86,7 @@ def job_of(site: Site, job: str) -> SlurmJob:
     return found
 
 
-#: It waits for the end of what is told, or repairs already.
+#: It waits for the end of the reports, or repairs already.
 _UNDER_WAY = frozenset({RunState.waiting, RunState.running})
 
 
@@ -177,14 +177,14 @@ def test_a_pause_between_drain_and_requeue_of_any_length_does_no_harm() -> None:
     assert site.scheduler.writes == ["drain"]
     site.end_pause()
     site.run_for(30)
-    # Its job sat on a dead GPU for ten minutes and healer might not act: somebody was woken.
+    # Its job sat on a dead GPU for ten minutes and healer might not act: a person was paged.
     ended_well(site, job, paged=True)
     # The hour of the pause is no attempt that failed.
     assert [one for one in site.log(only_run(site).id) if one.event is StepEvent.failed] == []
 
 
 def stopped_at(site: Site, where: str, monkeypatch: pytest.MonkeyPatch, *pause: str) -> None:
-    """The worker is stopped there for 12 s, a pause may come; its claim is proven anew when it goes on."""
+    """The worker is stopped there for 12 s, a pause may come; its claim is proven again when it goes on."""
     aged = []
 
     def stop(at: str) -> None:
@@ -328,7 +328,7 @@ def test_a_person_who_is_faster_keeps_their_reason(state: str) -> None:
 
 
 def test_a_node_that_slurm_itself_set_down_may_be_drained() -> None:
-    """Its DOWN ends by itself when the node registers: our drain takes nothing from anybody."""
+    """Its DOWN ends by itself when the node registers: our drain costs no one anything."""
     site, _ = faulty()
     site.on_checkpoint = lambda where: (
         site.slurm.set_node_down(NODE) if where == "started:drain" and site.node(1).base != "DOWN" else None

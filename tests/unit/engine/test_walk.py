@@ -343,7 +343,8 @@ def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None
     assert site.ledger.tables.breaker.state is BreakerState.open
     assert not any(site.node(number).drain for number in range(1, 4))
     (wave,) = [one for one in site.open_incidents if one.rule == "wave"]
-    # Held one by one, they stand in the wave: one incident, that people decide on. Law 2 is told there too.
+    # Held one by one, they are part of the wave: one incident for people to decide. Law 2 is reported there
+    # too.
     assert site.open_incidents == [wave]
     assert wave.severity is Severity.P0
     assert wave.folded == wave.bad_nodes == tuple(name(number) for number in range(1, 4))
@@ -384,7 +385,7 @@ def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breake
     assert wave.folded == (name(2), name(3))
     site.run_for(20)
     assert site.ledger.tables.breaker.state is BreakerState.half_open
-    site.run_for(COOLDOWN.total_seconds())  # its drain stood for so long: the repair may take hours
+    site.run_for(COOLDOWN.total_seconds())  # its drain lasted that long: the repair may take hours
     assert site.ledger.tables.breaker.state is BreakerState.closed
     # All are incidents of their own again: the floor of service keeps the last of them, known bad.
     own = {one.root.node: one for one in site.open_incidents if one.rule != "wave"}
@@ -406,7 +407,7 @@ def test_more_findings_in_a_wave_open_nothing_and_a_person_closes_all() -> None:
     site.run_for(5)
     (wave,) = site.open_incidents
     assert wave.evidence_count == before + 1
-    site.walk(*site.say(2, LOST))  # surely unusable now: law 2 is told
+    site.walk(*site.say(2, LOST))  # certainly unusable now: law 2 is reported
     site.run_for(5)
     assert [one.bad_nodes for one in site.open_incidents if one.bad_nodes] == [(name(2),)]
     for one in site.open_incidents:
@@ -702,7 +703,7 @@ def test_opening_deciding_and_closing_are_audited() -> None:
 
 
 def test_a_persons_held_run_says_what_holds_it_now() -> None:
-    """First the cap of the hour, then a pause; what was said stands as long as the same guard holds it."""
+    """First the cap of the hour, then a pause; the text stays as long as the same guard holds it."""
     site = Site(40)
     site.ask("drain", 1)
     site.run_for(5)

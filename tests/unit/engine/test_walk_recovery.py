@@ -147,7 +147,7 @@ def test_a_run_that_cannot_drain_its_node_blocks_no_other() -> None:
     site.run_for(2)
     site.retry(run.id, "drain")
     site.run_for(10)
-    assert not site.node(1).drain, "it asks for a slot anew, and the other has it"
+    assert not site.node(1).drain, "it asks for a new slot, and the other has it"
     assert "slots" in (site.ledger.tables.runs[run.id].question or "")
 
 
@@ -159,7 +159,9 @@ def test_a_run_that_waits_for_room_ends_where_a_person_takes_its_node() -> None:
     site.slurm.person_drain(name(1), "RMA", "ann")
     site.run_for(60)
     first = site.runs[0]
-    assert (first.state, first.question) == (RunState.done, None), "whoever took the node is asked nothing"
+    assert (first.state, first.question) == (RunState.done, None), (
+        "the run that took the node is asked nothing"
+    )
     assert site.ledger.tables.slots == {}
     (about,) = [one for one in site.open_incidents if one.rule != "person-drain"]
     assert about.run is None

@@ -1,4 +1,4 @@
-"""Both ends of a cable, ports of a leaf switch, racks: findings as telemetry and detectors tell them."""
+"""Both ends of a cable, ports of a leaf switch, racks: findings as telemetry and detectors report them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which jobs a fault hits: only those on the faulty GPU, and nobody is guessed at."""
+"""Which jobs a fault hits: only those on the faulty GPU, without guesses."""
 
 import pytest
 
@@ -11,20 +11,20 @@ UNKNOWN = Component(cluster=CLUSTER, node=NODE, pci="0000:9b:00")
 GPU_5 = Component(cluster=CLUSTER, node=NODE, pci="0000:9b:00", gpu=5)
 WHOLE = Component(cluster=CLUSTER, node=NODE)
 ALL = tuple(range(8))
-#: The driver tells a loss over several lines; alone, the line that says it has no address.
+#: The driver reports a loss over several lines; alone, the line that says it has no address.
 LOST_SOMEWHERE = "NVRM: fallen off the bus and is not responding to commands."
 INVENTORY = [{"index": 5, "pci": "0000:9b:00", "uuid": "GPU-x"}]
 
 
 def job(number: int, gpus: tuple[int, ...] | None) -> SlurmJob:
-    """`gpus` None: nobody tells which it holds."""
+    """`gpus` None: unknown."""
     return SlurmJob(id=str(number), state="RUNNING", nodes=(NODE,), gpus={} if gpus is None else {NODE: gpus})
 
 
 @pytest.mark.parametrize(
     ("held", "where", "hit", "certain"),
     [
-        # A job without a GPU is never hit, and hides nobody.
+        # A job without a GPU is never hit, and hides no other job.
         ([()], UNKNOWN, [], True),
         ([()], GPU_5, [], True),
         ([(), ALL], UNKNOWN, [2], True),
@@ -38,7 +38,7 @@ def job(number: int, gpus: tuple[int, ...] | None) -> SlurmJob:
         # A known index finds its job whatever the others hold or hide.
         ([(4, 5), None], GPU_5, [1], True),
         ([(0,), None], GPU_5, [2], False),
-        # Recordings need not tell GPUs: one job on the node is hit then.
+        # Recordings need not list GPUs: one job on the node is hit then.
         ([None], UNKNOWN, [1], True),
         ([None], GPU_5, [1], True),
         ([None, None], UNKNOWN, [1, 2], False),

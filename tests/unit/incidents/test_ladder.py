@@ -1,6 +1,6 @@
 """The ladder over sequences of faults: one rung for each remedy that was carried out and did not last.
 
-Rungs, lemons and ends are told case by case in `rules/cases/history-*.yaml`; here for all orders of them.
+Rungs, lemons and ends are listed case by case in `rules/cases/history-*.yaml`; here for all orders of them.
 """
 
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ FAULTS = {
 #: What all four ask for at first.
 OWN = Remedy.drain_then_reset
 REPEAT = timedelta(hours=6)
-#: What is told of a node that Slurm reaches, and whose sender kept a cadence before.
+#: The report on a node that Slurm reaches, and whose sender kept a cadence before.
 SILENT = "sender-silent"
 
 #: How an incident may end without an attempt, as Slurm and people do it.

@@ -293,7 +293,7 @@ def test_a_place_is_over_when_all_that_was_measured_in_it_is_gone_for_five_minut
     for number in (1, 2, 3):
         site.clear("gpu-hot", node=number, gpu=3)
     site.pass_time(900, step_s=5)
-    assert open_rules(site) == ["rack-cooling"], "one GPU is hot still, for all that anybody knows"
+    assert open_rules(site) == ["rack-cooling"], "one GPU is still hot, as far as is known"
     site.clear("gpu-hot", node=4, gpu=0)
     site.pass_time(290, step_s=5)
     assert site.incident.clear_since is not None

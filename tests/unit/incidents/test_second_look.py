@@ -190,7 +190,7 @@ def test_the_same_words_are_asked_about_once_and_others_a_few_times() -> None:
     assert claims_to_ask(about) == ()
     again = claim(digest="c", ago_s=-3600)
     about = msgspec.structs.replace(about, evidence=(*about.evidence, again))
-    assert claims_to_ask(about) == (), "it could not be told the last time"
+    assert claims_to_ask(about) == (), "it could not be determined the last time"
     for number in range(1, LOOKS_MOST + 2):
         other = claim(XID.replace("9b", f"1{number}"), digest=f"o{number}")
         about = msgspec.structs.replace(about, evidence=(*about.evidence, other))

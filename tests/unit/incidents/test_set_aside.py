@@ -1,4 +1,4 @@
-"""What did not carry is told once each, and counted."""
+"""Evidence that did not count is listed once each, and counted."""
 
 from datetime import UTC, datetime
 

@@ -145,7 +145,7 @@ def test_the_driver_that_asks_to_recover_the_imex_domain_speaks_of_the_domain() 
 
 
 def smi(number: int, cluster: str, clique: int) -> Row:
-    """What a node of an NVL72 tells of itself."""
+    """What a node of an NVL72 reports on itself."""
     fabric = f"<state>Completed</state><cliqueId>{clique}</cliqueId><clusterUuid>{cluster}</clusterUuid>"
     gpu = (
         "<gpu id='00000000:1B:00.0'><uuid>GPU-1</uuid><minor_number>0</minor_number>"

@@ -310,7 +310,7 @@ def test_the_console_answers_in_these_ways_only() -> None:
 
 
 def test_what_the_api_answers() -> None:
-    """People print it: the same documents, in which what is hidden stands as an escape."""
+    """People print it: the same documents, with escapes in place of hidden characters."""
     foreign = {"line": ALL.encode("utf-8", "replace").decode()}
     asks: Any = SimpleNamespace(method="GET", headers={})
     body = bytes(answer(asks, foreign).body).decode()

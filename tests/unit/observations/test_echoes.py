@@ -1,4 +1,4 @@
-"""Which second telling of a line is the same event."""
+"""Which repetition of a line is the same event."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -129,7 +129,7 @@ def test_the_kernels_stamp_is_read_from_each_form_that_has_it() -> None:
 
 
 def test_the_kernels_stamp_is_the_records_identity_within_a_boot() -> None:
-    """Also days later, after a repair, and where one route told the time and another the boot."""
+    """Also days later, after a repair, and where one route sent the time and another the boot."""
     timed = seen(1, event_s=0, stamp="[  99.000001] ")
     again = seen(90_000, boot_id="b1", stamp="[  99.000001] ")
     assert echoes(timed, again, renewed_at=NOW + timedelta(hours=1)) == [False, True]

@@ -1,6 +1,6 @@
 """Faults over time: what a restart keeps, what a walk that failed leaves, storms, and what a test decides.
 
-What repeats, combines, climbs and heals is told by `rules/cases/history-*.yaml`.
+Repeats, combinations, rungs and recoveries are in `rules/cases/history-*.yaml`.
 """
 
 from datetime import timedelta
@@ -28,7 +28,7 @@ NOTHING = f"{_CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)"
 
 
 def restarted(site: Site) -> None:
-    """The detector starts anew: all it knows of the past is in the ledger."""
+    """The detector restarts: all it knows of the past is in the ledger."""
     site.picture = Picture(CLUSTER, watching_since=site.now)
     site.picture.history.load(site.ledger.bursts(site.now - timedelta(days=7)))
 
@@ -192,7 +192,7 @@ def test_a_part_keeps_a_bound_of_bursts() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_node_keeps_a_bound_of_bursts_and_the_newest_stay(restarted: bool) -> None:
-    """A node that tells of another GPU with each line; loaded at a restart they were bounded one by one, with
+    """A node that reports another GPU with each line; loaded at a restart they were bounded one by one, with
     a look at all for each: minutes of the detector's time."""
     history, count = History(CLUSTER), 20 * NODE_KEPT
     for number in range(count):

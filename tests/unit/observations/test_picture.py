@@ -186,7 +186,7 @@ def test_lines_without_heartbeats_reveal_a_new_boot() -> None:
 
 
 def test_of_two_boots_in_one_batch_the_earlier_is_history() -> None:
-    """A shipper that starts anew sends the whole journal: the boot of yesterday and that of today."""
+    """A restarted shipper sends the whole journal: the boot of yesterday and that of today."""
     old = line(at=START, event_at=later(-7200), boot_id=OLD)
     new = line(at=START, event_at=later(-60), boot_id=NEW)
     assert heard(picture(), old, new) == [new]
@@ -404,7 +404,7 @@ def test_commands_and_what_names_no_node_are_passed_over() -> None:
     assert shown.nodes == {}
 
 
-# --- what telemetry tells of GPUs -----------------------------------------------------------------------
+# --- GPUs in telemetry ----------------------------------------------------------------------------------
 
 
 def inventory(*gpus: tuple[int, str], at: datetime = START) -> Observation:

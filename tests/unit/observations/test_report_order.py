@@ -47,7 +47,7 @@ def alike_from(count: int, run_least: int = NEVER) -> Iterator[None]:
 
 @st.composite
 def report_batches(draw: st.DrawFn) -> list[list[Report]]:
-    """Batches of reports of a few nodes; numbers of columns that nobody gave are among them."""
+    """Batches of reports of a few nodes; with some invalid column numbers."""
     sets = draw(
         st.lists(st.lists(st.integers(-1, len(COLUMNS) + 2), max_size=8, unique=True), min_size=1, max_size=2)
     )

@@ -112,7 +112,7 @@ def test_what_falls_and_comes_back_did_not_grow(values: tuple[float, ...], growt
 def test_two_senders_of_one_counter_of_which_one_is_coarser_make_no_growth() -> None:
     made = rings(counters=True)
     for step in range(20):
-        put(made, 15 * step, 523.456789123)  # ns, as DCGM tells it
+        put(made, 15 * step, 523.456789123)  # ns, as DCGM reports it
         if step % 4 == 2:
             put(made, 15 * step + 1, 523.456789)  # µs, as nvidia-smi does
     assert made.growth(0, 2, SLOTS, slot_of(300))[0][0] == 0

@@ -266,7 +266,7 @@ def test_of_a_batch_of_very_many_steps_only_the_last_are_looked_at(monkeypatch: 
 def batch_from(
     node: str, ranks: slice, seconds: float = 0.0, step: int = 1, compute_s: float = 9.0
 ) -> StepBatch:
-    """These ranks, told by a sender that says they run on `node`."""
+    """These ranks, reported by a sender that says they run on `node`."""
     compute = np.full(32, np.nan)
     compute[ranks] = compute_s
     sent = batch(step, compute, at=START + timedelta(seconds=seconds))
@@ -351,7 +351,8 @@ def test_other_clusters_are_not_ours() -> None:
 
 
 def test_what_is_news_of_a_job_and_how_often_it_comes() -> None:
-    """The first word of a newer step, by whichever rank; a rank that tells the same step later is none."""
+    """The first word of a newer step, by whichever rank; a rank that reports the same step later does not
+    count."""
     _, job = fed(batch(1, np.ones(4)))
     for step, later_s in ((2, 3), (2, 5), (3, 8)):
         sent = batch(step, np.ones(4))

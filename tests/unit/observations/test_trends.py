@@ -83,7 +83,7 @@ def test_replaced_part_starts_over() -> None:
 
 
 def test_a_restart_keeps_everything_by_part() -> None:
-    """Rows come in another order, one part is new, and the counter grew while nobody looked."""
+    """Rows come in another order, one part is new, and the counter grew in between."""
     readings_by_hour = {0: [0, 7, 1], 6: [6, 7, 1], 9: [9, 7, 1]}
     before, whole = fed(Series(counter=True), readings_by_hour), fed(Series(counter=True), readings_by_hour)
     saved = Saved(before.pack(PARTS))

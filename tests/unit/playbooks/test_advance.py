@@ -1,4 +1,4 @@
-"""`advance`: the log alone tells where a run stands."""
+"""`advance`: the state of a run follows from its log alone."""
 
 from typing import Any
 

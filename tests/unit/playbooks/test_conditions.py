@@ -1,4 +1,4 @@
-"""`when`: a small language of three values. What nobody knows is never surely true."""
+"""`when`: a small language of three values. Unknown is never true."""
 
 from typing import Any
 

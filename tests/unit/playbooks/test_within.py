@@ -33,7 +33,7 @@ def test_nested_steps_take_its_place_under_their_own_names() -> None:
     steps = flat(book)
     assert [one.id for one in steps] == ["drain", "now-test", "now-tell", "end"]
     assert steps[1].input == {"script": "sanity"}
-    # `loud` is false where nobody gives it: fixed when the files are read.
+    # `loud` defaults to false: fixed when the files are read.
     assert steps[2].when == "now-test.failed and false"
     assert inline_playbook(book, {"check": INNER}).origin == (0, 1, 1, 2)
 

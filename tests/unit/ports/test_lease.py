@@ -1,4 +1,4 @@
-"""Who may take a run that somebody left, and when: by a stopwatch, never by a clock."""
+"""Who may take an abandoned run, and when: by a stopwatch, never by a clock."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -21,13 +21,13 @@ class Stopwatch:
 def test_a_run_is_taken_only_a_lease_after_it_was_first_seen_to_be_left() -> None:
     watch = Stopwatch()
     left = Left(watch)
-    assert left.epoch("r") is None, "nobody has left it"
+    assert left.epoch("r") is None, "it is not abandoned yet"
     left.seen("r", 3)
     watch.s += LEASE_S - 0.1
     left.seen("r", 3)
     assert left.epoch("r") is None
     watch.s += 0.1
-    assert left.epoch("r") == 3, "a second look does not begin the wait anew"
+    assert left.epoch("r") == 3, "a second look does not restart the wait"
 
 
 def test_lease_taken_and_released_meanwhile_restarts_the_wait() -> None:

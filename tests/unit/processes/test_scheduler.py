@@ -217,7 +217,7 @@ def test_the_sweep_pokes_what_is_due_but_not_every_time() -> None:
     work = sweep(ledger, poked.extend, clock)
     for _ in range(5):
         work()
-    assert poked == []  # whoever began it has sent it
+    assert poked == []  # its creator has sent it
     clock.advance(1)
     for _ in range(5):
         work()
@@ -225,7 +225,7 @@ def test_the_sweep_pokes_what_is_due_but_not_every_time() -> None:
     clock.advance(59)
     work()
     assert poked == ["r1", "r2"]
-    # A poke may be lost: after a second it is told again.
+    # A poke may be lost: after a second it is sent again.
     wait_until(lambda: work() or poked.count("r1") > 1, 5, what="the second poke")
 
 
@@ -323,4 +323,4 @@ def test_a_look_that_fails_wakes_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_duty_looks_for_itself_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healer.processes.scheduler.UNWOKEN_S", 0.01)
     with Site() as site:
-        wait_until(lambda: min(site.done.values()) >= 3, 15, what="nobody named them")
+        wait_until(lambda: min(site.done.values()) >= 3, 15, what="they were not named")

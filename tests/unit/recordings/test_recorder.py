@@ -177,7 +177,7 @@ def test_each_file_begins_with_slurms_picture() -> None:
 
 
 def test_an_event_keeps_the_name_that_its_incident_is_called_by() -> None:
-    """It came with a number of its sender, which no recording tells."""
+    """It came with a number of its sender, which recordings do not keep."""
     body = {"cluster": "pod1", "node": "gpu0001", "entries": [{"seq": 7, "line": XID_79}, {"line": XID_79}]}
     seen = kernel_log_observations(body, lambda _c, _n: True, NOW, cluster="pod1").observations
     lines = Lines()

@@ -1,4 +1,4 @@
-"""Series of devices: whose they are by exporters' labels, who may tell them, and how many are taken."""
+"""Series of devices: whose they are by exporters' labels, who may send them, and how many are taken."""
 
 import pytest
 

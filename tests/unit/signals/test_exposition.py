@@ -74,7 +74,7 @@ def test_dcgm_exporter_since_4_6(bench: Bench) -> None:
     assert bench.values(taken.reports[0]) == {
         ("gpu_temp_c", gpu(3)): 58,
         ("nvlink_link_rx_error_total", gpu(3, 14)): 5,
-        ("nvlink_crc_flit_total", gpu(3)): 9,  # its UUID was told with an index before
+        ("nvlink_crc_flit_total", gpu(3)): 9,  # its UUID was sent with an index before
         ("xid_window_count", gpu(3)): 5,
     }
 
@@ -138,7 +138,7 @@ def test_a_gpu_that_changed_its_index_is_followed(bench: Bench) -> None:
     def learn(index: int) -> None:
         take(bench, f'DCGM_FI_DEV_SM_CLOCK{{gpu="{index}",UUID="GPU-aa",hostname="gpu0001"}} 1\n')
 
-    for index in (2, 1):  # GPU 0 was lost, counting began anew
+    for index in (2, 1):  # GPU 0 was lost, indices start from 0
         learn(index)
         assert bench.values(take(bench, by_uuid).reports[0]) == {("gpu_temp_c", gpu(index)): 61}
 

@@ -1,4 +1,4 @@
-"""The same event told twice has one digest; two events have two."""
+"""The same event sent twice has one digest; two events have two."""
 # ruff: noqa: E501 - one event per line
 
 from datetime import UTC, datetime, timedelta

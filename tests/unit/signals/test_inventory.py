@@ -1,4 +1,4 @@
-"""Which GPU has which index: learned by node, and changes told by node."""
+"""Which GPU has which index: learned by node, and changes reported by node."""
 
 from healer.signals.inventory import GpuNames, gpu_row
 from healer.signals.series import Measured

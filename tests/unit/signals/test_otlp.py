@@ -218,7 +218,7 @@ def test_a_torn_point_is_refused(bench: Bench) -> None:
 
 
 def test_odd_but_right_bytes_are_read(bench: Bench) -> None:
-    """Attributes of more than 127 bytes, in several places, whole numbers, and fields that nobody knows."""
+    """Attributes of more than 127 bytes, in several places, whole numbers, and unknown fields."""
     number_point = point(7, {"x" * 200: "y"}, NS)
     odd = varint(99 << 3 | 2) + varint(3) + b"abc" + number_point.SerializeToString() + field(98, b"d")
     odd += field(7, field(1, b"host") + field(2, field(1, b"gpu0007")))

@@ -1,4 +1,4 @@
-"""Whose words a line is: the kernel's, or anybody else's."""
+"""Who wrote a line: the kernel, or another program."""
 
 from datetime import UTC, datetime
 

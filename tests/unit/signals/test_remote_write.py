@@ -100,7 +100,7 @@ def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
 
 
 def test_parts_of_a_number_are_not_taken_unless_they_were_put_together(bench: Bench) -> None:
-    """Prometheus spreads series over its shards: each request would tell another part as the whole."""
+    """Prometheus spreads series over its shards: each request would report another part as the whole."""
     node = {"node": "gpu0001"}
     parts = ("node_edac_uncorrectable_errors_total", "node_hwmon_temp_celsius", "ipmi_power_state")
     sent = [series(name, node | {"part": part}, (3, MS)) for name in parts for part in "ab"]

@@ -1,4 +1,4 @@
-"""Every published shape of a line is read, whatever stands before it; and no line makes a shape slow."""
+"""Every published shape of a line is read, whatever precedes it; and no line makes a shape slow."""
 # ruff: noqa: E501 - log lines stand here as they came
 
 import time

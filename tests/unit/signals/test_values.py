@@ -1,4 +1,4 @@
-"""Blanks that DCGM tells instead of numbers, and their neighbours, which are numbers."""
+"""Blanks that DCGM reports instead of numbers, and their neighbours, which are numbers."""
 
 import math
 

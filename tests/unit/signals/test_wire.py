@@ -61,7 +61,7 @@ def test_a_clock_that_is_hours_ahead_costs_no_line(time: str) -> None:
         NOW + timedelta(minutes=20),
         cluster="pod1",
     )
-    assert later.observations[0].digest == seen.digest, "told again it is the same"
+    assert later.observations[0].digest == seen.digest, "sent again it is the same"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
     ],
 )
 def test_a_time_is_read_as_rfc_3339_writes_it(time: str, counts: str) -> None:
-    for _ in range(2):  # told again it is the same event
+    for _ in range(2):  # sent again it is the same event
         (seen,) = take({"line": LOST, "time": time}).observations
         assert seen.event_at.isoformat() == counts
         assert seen.digest == take({"line": LOST, "time": counts}).observations[0].digest

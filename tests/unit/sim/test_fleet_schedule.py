@@ -1,4 +1,4 @@
-"""Faults drawn from a seed: the same for everybody, as unequal as real nodes, each with its own future."""
+"""Faults drawn from a seed: the same on each run, as unequal as real nodes, each with its own future."""
 
 from datetime import timedelta
 

@@ -112,7 +112,7 @@ def test_runs_that_are_left_come_in_their_order() -> None:
     tables.runs["r1"] = row("r1", RunState.done)
     tables.runs["r0"] = row("r0")
     assert left(tables) == ["r3", "r2", "r0"]
-    tables.runs["r1"] = row("r1")  # it stands where it stood
+    tables.runs["r1"] = row("r1")  # it has not moved
     del tables.runs["r2"]
     assert left(tables) == left(copy.deepcopy(tables)) == ["r3", "r1", "r0"]
 

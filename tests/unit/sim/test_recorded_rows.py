@@ -1,4 +1,4 @@
-"""Slurm's picture in a recording: told whole, told again, and what changed in it."""
+"""Slurm's picture in a recording: in full, repeated, and as changes."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -107,7 +107,7 @@ def recording(
 
 
 class Counted(Replay):
-    """`alike`: it walks over each beat, as if it could not tell which ones change nothing."""
+    """`alike`: it walks over each beat, as if any of them could change something."""
 
     def __init__(self, entries: list[Entry], *, alike: bool = False) -> None:
         super().__init__(shipped(), CLUSTER, entries[0].at)

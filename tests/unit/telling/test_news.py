@@ -1,4 +1,4 @@
-"""What channels are told of an incident, and how often. The time is given."""
+"""What is sent to channels about an incident, and how often. The time is given."""
 
 from datetime import UTC, datetime, timedelta
 

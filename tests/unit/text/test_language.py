@@ -1,4 +1,4 @@
-"""In which language somebody reads."""
+"""The language of the reader."""
 
 import pytest
 

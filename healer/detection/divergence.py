@@ -2,12 +2,13 @@
 
 Silent corruption is never logged. In data-parallel training some results are the same on all ranks (a loss
 after its all-reduce, the norm of the gradient): a rank with another one has computed something wrong. Which
-results are shared is seen from the job itself, never assumed: a loss of each rank's own data differs in every
-step, and means something only for a rank that leaves the others far behind. A loss that jumps on all ranks is
-the job's matter, and says nothing of its nodes.
+results are shared is seen from the job itself or from other runs of its program, never assumed: a trainer
+may log something else on one rank by design. A loss of each rank's own data differs in every step, and means
+something only for a rank that leaves the others far behind. A loss that jumps on all ranks is the job's
+matter, and says nothing of its nodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,11 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import Detector, Look, Pair, Reports, watch_jobs
+from healer.detection.protocol import Detector, Look, Pair, Reports, unreadable, watch_jobs
 from healer.detection.step_findings import (
     LOSS_NAN,
     LOSS_SPIKE,
     RESULT_DIFFERS,
+    Past,
     Wrong,
     differs,
     no_number,
@@ -38,6 +40,8 @@ AGREE = 3
 SHARED = 0.25
 #: Steps in a row before anything is reported: never on one sample.
 TWICE = 2
+#: Under this name it is kept which results the ranks of a kind of job share; so many kinds.
+SHARED_RESULTS, KINDS_MOST = "shared-results", 500
 #: Of results that ranks do not share (each of its own data): so many steps like the others, and then so many
 #: in a row this many robust standard deviations (at least 2 % of the median each) away. Our own figures.
 CALM, FAR, FAR_Z, LEAST_SPREAD = 10, 3, 10.0, 0.02
@@ -49,12 +53,20 @@ TREND = 20
 #: hard for a while moves a loss by some per cent. Our own figures.
 JUMP_Z, JUMP_SHARE = 6.0, 0.25
 
+#: Name, user and partition: such jobs run the same program, as far as Slurm shows.
+Kind = tuple[str, str, str]
+
 
 @dataclass(slots=True)
 class _Shared:
-    """One result of one pipeline stage: whether all its ranks report the same, or else which are far away."""
+    """One result of one pipeline stage: whether all its ranks report the same, or else which are far away.
+
+    `known`: other runs shared it. `apart`: in this one they do not.
+    """
 
     alike: int = 0
+    known: bool = False
+    apart: bool = False
     #: By rank: steps in which it was like the others.
     calm: dict[int, int] = field(default_factory=dict)
     #: By rank: how many steps in a row it differed from the others, and since when.
@@ -73,7 +85,9 @@ class _Shared:
             self.alike += 1
             self.wrong.clear()
             return
-        if self.alike < ALIKE or others.sum() > SHARED * len(values) or counts.max() < AGREE:
+        many = others.sum() > SHARED * len(values) or counts.max() < AGREE
+        self.apart |= bool(many)
+        if many or not self.is_shared:
             self.alike = 0
             most, others = self._far(ranks, values)
         for rank, value in zip(ranks[others].tolist(), values[others].tolist(), strict=True):
@@ -84,9 +98,19 @@ class _Shared:
         self.wrong = {rank: since for rank, since in self.wrong.items() if rank not in agreeing}
 
     @property
+    def is_shared(self) -> bool:
+        return self.alike >= ALIKE or (self.known and not self.apart)
+
+    @property
+    def past(self) -> Past:
+        if self.alike >= ALIKE:
+            return "the_same"
+        return "the_same_elsewhere" if self.is_shared else "alike"
+
+    @property
     def enough(self) -> int:
         """In how many steps running a rank has to differ: results that all share leave less doubt."""
-        return TWICE if self.alike >= ALIKE else FAR
+        return {"the_same": TWICE, "the_same_elsewhere": ALIKE, "alike": FAR}[self.past]
 
     def _far(self, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> tuple[float, NDArray[np.bool_]]:
         """The median, and (n,) which ranks lie far from it that did not before."""
@@ -151,17 +175,18 @@ class _Watch:
     loss: _Trend = field(default_factory=_Trend)
     places: Places | None = None
 
-    def follow(self, now: datetime) -> None:
+    def follow(self, now: datetime, known: Collection[str]) -> None:
+        """`known`: results that other runs of its program share."""
         job = self.job
         names = job.results.names()
         for step in job.ready(self.done, now):
             row = job.row(step)
             if row is not None:
                 for name in names:
-                    self._result(name, step, job.results.of(name, row, job.ranks))
+                    self._result(name, step, job.results.of(name, row, job.ranks), known=name in known)
             self.done = step
 
-    def _result(self, name: str, step: int, results: NDArray[np.float64]) -> None:
+    def _result(self, name: str, step: int, results: NDArray[np.float64], *, known: bool) -> None:
         ranks = np.flatnonzero(~np.isnan(results))
         if not len(ranks):
             return
@@ -170,7 +195,9 @@ class _Watch:
         stages = self.job.stage[ranks]
         for stage in np.unique(stages).tolist():
             members = ranks[stages == stage]
-            self.shared.setdefault((name, stage), _Shared()).step(step, members, results[members])
+            shared = self.shared.setdefault((name, stage), _Shared())
+            shared.known = known
+            shared.step(step, members, results[members])
 
     def wrong(self, places: Places) -> Iterator[tuple[Component, list[Wrong]]]:
         """Ranks that differed often enough, by where they run: one means its GPU, several their node."""
@@ -178,12 +205,18 @@ class _Watch:
         for (name, _), shared in self.shared.items():
             for rank, (count, since) in shared.wrong.items():
                 if count >= shared.enough and rank < len(places.node) and places.node[rank] >= 0:
-                    result = Wrong(name, rank, *shared.results[rank], since, shared.enough == TWICE)
+                    result = Wrong(name, rank, *shared.results[rank], since, shared.past)
                     by_node.setdefault(places.nodes[places.node[rank]], []).append(result)
         for node, ranks in by_node.items():
             gpus = {int(places.gpu[result.rank]) for result in ranks}
             gpu = gpus.pop() if len(gpus) == 1 else -1
             yield Component(cluster=self.job.cluster, node=node, gpu=gpu if gpu >= 0 else None), ranks
+
+    def found(self) -> tuple[set[str], set[str]]:
+        """Names of the results that all ranks of this life share, and of those that they do not."""
+        apart = {name for (name, _), shared in self.shared.items() if shared.apart}
+        alike = {name for (name, _), shared in self.shared.items() if shared.alike >= ALIKE}
+        return alike - apart, apart
 
     def forget(self, node: str) -> None:
         """Its results no longer count; what other ranks do wrong shows again within a few steps."""
@@ -195,7 +228,7 @@ class _Watch:
         """What this job's results can judge now: itself, and its ranks where a result is shared."""
         whole = Component(cluster=self.job.cluster, job=self.job.job)
         found: set[Pair] = {(LOSS_NAN, whole), (LOSS_SPIKE, whole)} if self.loss.past else set()
-        if any(shared.alike >= ALIKE or shared.calm for shared in self.shared.values()):
+        if any(shared.is_shared or shared.calm for shared in self.shared.values()):
             for node, gpu in zip(places.node.tolist(), places.gpu.tolist(), strict=True):
                 if node >= 0:
                     where = Component(cluster=self.job.cluster, node=places.nodes[node])
@@ -212,6 +245,8 @@ class Divergence(Detector):
         self._watches: dict[LifeKey, _Watch] = {}
         self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
+        #: Results that the ranks of a kind of job share, the kind that was heard last at the end.
+        self._kinds: dict[Kind, frozenset[str]] = {}
 
     def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
@@ -220,9 +255,14 @@ class Divergence(Detector):
         judged: set[Pair] = set()
         self._watches = watch_jobs(self._watches, look.steps, _Watch)
         for watch in self._watches.values():
-            watch.follow(now)
-            if active_job(slurm, watch.job.job) is None or not watch.job.vouched:
+            shown = active_job(slurm, watch.job.job)
+            kind = (
+                (shown.name, shown.user, shown.partition) if shown is not None and watch.job.vouched else None
+            )
+            watch.follow(now, self._kinds.get(kind, ()) if kind is not None else ())
+            if kind is None:
                 continue  # any sender may report it
+            self._learn(kind, watch)
             for pair, finding in self._claims(watch, slurm, now):
                 lasting.add(pair)
                 if self._reports.is_due(pair, now):
@@ -233,6 +273,27 @@ class Divergence(Detector):
         for pair in (judged - lasting) & self._reports.last_at.keys():
             del self._reports.last_at[pair]
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+
+    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        kept = [(*kind, sorted(names)) for kind, names in self._kinds.items()]
+        return {SHARED_RESULTS: msgspec.json.encode(kept)} if kept else {}
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        return unreadable(packed, SHARED_RESULTS, self._load)
+
+    def _load(self, packed: bytes) -> None:
+        try:
+            kept = msgspec.json.decode(packed, type=list[tuple[str, str, str, frozenset[str]]])
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+        self._kinds = {(name, user, partition): names for name, user, partition, names in kept}
+
+    def _learn(self, kind: Kind, watch: _Watch) -> None:
+        shared, apart = watch.found()
+        if names := (self._kinds.pop(kind, frozenset()) | shared) - apart:
+            self._kinds[kind] = names
+        while len(self._kinds) > KINDS_MOST:
+            del self._kinds[next(iter(self._kinds))]
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         self._reports.forget(node)

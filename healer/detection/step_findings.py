@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -272,10 +272,14 @@ _OF_RESULTS = {
 }
 
 
+#: How a rank's result was before it differed, as `detection.was_` names it.
+Past = Literal["the_same", "the_same_elsewhere", "alike"]
+
+
 class Wrong(NamedTuple):
     """A rank that reported another result than all others: both latest results, and since which step.
 
-    `exact`: all others reported the same; else `others` is their median.
+    `past`: how it was before. Where it was `alike`, `others` is their median; else all others reported that.
     """
 
     name: str
@@ -283,7 +287,7 @@ class Wrong(NamedTuple):
     value: float
     others: float
     since: int
-    exact: bool
+    past: Past
 
 
 def differs(job: JobSteps, where: Component, wrong: Sequence[Wrong], now: datetime) -> Finding:
@@ -301,10 +305,11 @@ def differs(job: JobSteps, where: Component, wrong: Sequence[Wrong], now: dateti
         result=say(f"detection.result_{first.name}"),
         value=_exact(first.value),
         others=say(
-            "detection.all_others_have" if first.exact else "detection.median_of_all_is", value=others
+            "detection.median_of_all_is" if first.past == "alike" else "detection.all_others_have",
+            value=others,
         ),
         since=first.since,
-        before=say("detection.was_the_same" if first.exact else "detection.was_alike"),
+        before=say(f"detection.was_{first.past}"),
     )
     title = say("detection.differs", count=len(ranks), job=job.job)
     return finding_at(Onset(job, where, first.since, now), RESULT_DIFFERS, title=title, text=text)

@@ -124,6 +124,7 @@ class Healer:
         for seconds, line in fault.way.later:
             self.site.agenda.at(self.site.later(ON_THE_WAY_S + seconds), self._line_if_there(fault, line))
         if fault.way.silent:
+            self._send_last_beats(fault.node)
             for seconds in SILENCE_DUE_S:
                 self.site.agenda.at(self.site.later(seconds), self.wake)
         self.wake()
@@ -198,6 +199,12 @@ class Healer:
             if "unreachable" not in self.site.nodes.faults(name):
                 for number in reversed(range(max(1, count))):
                     self._beat(name, now - timedelta(seconds=BEAT_S * number))
+
+    def _send_last_beats(self, node: str) -> None:
+        """It sent to the end, also where no walk took that in."""
+        if node in self._beating and not self.deaf:
+            for number in reversed(range(BEATS_AFTER_LEAP)):
+                self._beat(node, self.site.later(-BEAT_S * number))
 
     @staticmethod
     def _is_node(_cluster: str, node: str) -> bool:

@@ -27,7 +27,7 @@ from healer.sim.fleet.menders import FirstSign, Healer, Nobody, Thresholds, with
 from healer.sim.fleet.people import People
 from healer.sim.fleet.scenario import BadScenario, Happening, Scenario
 from healer.sim.fleet.schedule import DAY_S, Fault
-from healer.sim.fleet.score import Card, card_of
+from healer.sim.fleet.score import Card, card_of, finds
 from healer.sim.fleet.site import CLUSTER, Site
 from healer.sim.fleet.windows import Windows
 from healer.sim.ledger_tables import Tables
@@ -190,12 +190,10 @@ class _Healed:
                 self._rules_of[name] = _word(incident)
 
     def _found(self, incident: Incident) -> None:
-        named = {incident.root.node, *(component.node for component in incident.affected)}
-        for node in [name for name in self.site.active if name in named]:
-            for fault in self.site.active[node]:
-                record = self.site.records[fault.id]
-                if record.found_at is None and incident.opened >= fault.at:
-                    record.found_at = self.site.now
+        for fault in [fault for faults in self.site.active.values() for fault in faults]:
+            record = self.site.records[fault.id]
+            if record.found_at is None and finds(incident, fault):
+                record.found_at = self.site.now
 
     def _tidy(self) -> None:
         now = self.site.now

@@ -6,7 +6,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.model import FaultClass, Incident
 from healer.sim.fleet.scenario import Scenario
+from healer.sim.fleet.schedule import Fault
 from healer.sim.fleet.site import Record, Site, Spent
 from healer.sim.planted_faults import WAYS, Way
 from healer.text import NO_WORDS, Said, joined, say
@@ -118,6 +120,13 @@ def _is_of_node(record: Record) -> bool:
 def is_of_node(way: Way) -> bool:
     """Whether the node is broken or slow, and not only worked on."""
     return (way.hardware or way.slower > 1) and way != WAYS["unplanned-work"]
+
+
+def finds(incident: Incident, fault: Fault) -> bool:
+    """Whether the incident names the fault's node since. A program's error is no word of a broken node."""
+    named = {incident.root.node, *(component.node for component in incident.affected)}
+    of_program = incident.fault_class is FaultClass.application and is_of_node(fault.way)
+    return fault.node in named and incident.opened >= fault.at and not of_program
 
 
 def _is_missed(record: Record, site: Site) -> bool:

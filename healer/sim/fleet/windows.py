@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from healer.detection.divergence import SHARED_RESULTS
 from healer.detection.job_starts import STARTS
 from healer.detection.tick import Senses
 from healer.model import Component, SlurmJob, SlurmSnapshot
@@ -426,7 +427,14 @@ class Windows:
         seed = self._site.seed * 100_003 + self._opened
         window = Window(self._site, self._healer, names, until, seed, since)
         if self._start_s:
-            window.load({STARTS: msgspec.json.encode({self._site.job: self._start_s})})
+            shown = self._site.snapshot().jobs.values()
+            kinds = {(job.name, job.user, job.partition) for job in shown}
+            window.load(
+                {
+                    STARTS: msgspec.json.encode({self._site.job: self._start_s}),
+                    SHARED_RESULTS: msgspec.json.encode([(*kind, ["grad_norm"]) for kind in sorted(kinds)]),
+                }
+            )
         return window
 
     def _begin(self, window: Window) -> None:

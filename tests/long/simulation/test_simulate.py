@@ -117,7 +117,8 @@ def test_they_all_meet_the_same_faults() -> None:
 def test_a_rack_without_power_is_one_incident_and_no_drain() -> None:
     card = healed("rack-power")
     assert card.faults == 8
-    assert card.incidents == {"place-silent": 1}
+    # Slurm misses the nodes before their beats are missed.
+    assert card.incidents == {"place-silent": 1, "nodes-offline (part of another)": 1}
     assert card.drains == 0
 
 
@@ -286,6 +287,23 @@ def test_a_fault_on_a_node_that_has_just_come_back_is_measured_too() -> None:
     card = one_fault("port-down", happenings=happenings, **soon_noticed())
     assert (card.faults, card.undiagnosed) == (2, 0)
     assert any("port" in rule for rule in card.incidents)
+
+
+def test_wrong_numbers_from_the_first_step_are_found_where_the_job_has_run_before() -> None:
+    """A node that was no part of the job goes wrong; then the job loses another, and starts with this one."""
+    happenings = (
+        Happening(at_h=0.5, what="fault", way="corruption", place="gpu0062", nodes=1),
+        Happening(at_h=2.0, what="fault", way="off-the-bus", place="gpu0009", nodes=1),
+    )
+    card = one_fault("corruption", happenings=happenings)
+    assert card.incidents["result-differs"] == 1
+    assert (card.undiagnosed, card.stuck, card.wrong_drains) == (0, 0, 0)
+
+
+def test_silence_is_found_after_missed_beats_and_no_sooner() -> None:
+    card = one_fault("silent")
+    assert (card.incidents["node-silent"], card.drains, card.wrong_drains) == (1, 1, 0)
+    assert card.detect.median_s is not None and 15 < card.detect.median_s < 60
 
 
 # --- what the command gives ---

@@ -126,6 +126,34 @@ def test_a_rank_that_differs_from_the_first_step_is_not_judged() -> None:
     assert job.run(60, apart([0])) == []
 
 
+def with_known_results() -> Job:
+    """A job whose program has run before."""
+    earlier, job = Job(), Job()
+    earlier.run(20, shared)
+    assert job.detector.load(earlier.detector.pack(UNMEASURED)) == []
+    return job
+
+
+def test_a_rank_that_differs_from_the_first_step_is_named_where_other_runs_agreed() -> None:
+    job = with_known_results()
+    (one,) = job.run(6, apart([13]))
+    assert one.component == Component(cluster=CLUSTER, node="gpu0001", gpu=5)
+    assert "in other runs of this program" in one.text
+
+
+def test_what_the_ranks_of_one_run_do_not_share_is_shared_in_none() -> None:
+    random = np.random.default_rng(5)
+    job = with_known_results()
+    assert job.run(10, lambda step: {"grad_norm": 1.5 + 0.01 * random.normal(size=RANKS)}) == []
+    again = Job()
+    again.detector.load(job.detector.pack(UNMEASURED))
+    assert again.run(20, apart([13])) == []
+
+
+def test_what_was_kept_of_other_runs_and_cannot_be_read_is_learnt_again() -> None:
+    assert Divergence().load({"shared-results": b"{}"}) == ["shared-results"]
+
+
 def test_it_clears_when_all_ranks_agree_again() -> None:
     job = Job()
     job.run(20, shared)

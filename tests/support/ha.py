@@ -85,7 +85,7 @@ class Drained(NamedTuple):
     at: float
     node: str
     reason: str
-    #: Nodes that healer has out of service with this one.
+    #: Nodes that healer has out of service since; 0 where it had this one out already.
     out: int
 
 
@@ -104,8 +104,10 @@ class CountedSlurm(SimScheduler):
         super().drain(nodes, reason)
         with self._counting:
             for node in _names(nodes):
+                was_out = node in self._out
                 self._out.add(node)
-                self.drains.append(Drained(time.monotonic(), node, reason, len(self._out)))
+                out = 0 if was_out else len(self._out)
+                self.drains.append(Drained(time.monotonic(), node, reason, out))
 
     def undrain(self, nodes: Any) -> None:
         self._note_return(nodes)

@@ -1,5 +1,5 @@
-"""Whoever starts a test under a running job may agree to the job's restart with it: for this very job and
-life, by the gate, and for no other job."""
+"""A person who starts a test under a running job may agree to the job's restart with it: for this very job
+and life, by the gate, and for no other job."""
 
 import msgspec
 import pytest

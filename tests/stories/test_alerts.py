@@ -1,4 +1,4 @@
-"""Alerts of other systems through the walk: what opens, what only stands beside, and how it ends."""
+"""Alerts of other systems through the walk: what opens, what is only shown beside, and how it ends."""
 
 import json
 from datetime import timedelta
@@ -341,7 +341,7 @@ def test_what_is_over_is_forgotten_before_what_fires() -> None:
 
 
 def test_the_sender_of_one_node_ends_no_alert_of_another() -> None:
-    """Whoever sends an alert chooses its fingerprint."""
+    """The sender of an alert chooses its fingerprint."""
     alerts, site = Alerts(), Site(2)
     (one,) = say(site, "Mine")
     alerts.take(alert_of(one, 1, 7))

@@ -1,4 +1,5 @@
-"""Bisect: the nodes of a job are tested by halves once it has ended; each group gives way to everybody."""
+"""Bisect: the nodes of a job are tested by halves once it has ended; each group gives way to all other
+jobs."""
 
 from healer.actions.bisect import LASTS, VOIDS_MAX
 from healer.model import Message, RunState, SlurmJob, Submission
@@ -56,7 +57,7 @@ def test_the_slow_node_is_named_and_proposed_for_the_tests_that_decide() -> None
         "sweep-failed",
     )
     assert set(site.scheduler.writes) == {"submit"} and len(site.groups()) == 6
-    assert all(one.in_service for one in site.slurm.snapshot().nodes.values()), "evidence drains nobody"
+    assert all(one.in_service for one in site.slurm.snapshot().nodes.values()), "evidence drains no node"
     assert (site.ledger.tables.slots, site.reservations()) == ({}, {})
 
 
@@ -83,7 +84,7 @@ def test_a_group_gives_way_to_a_job_that_waits_and_is_tested_again_after_it() ->
     assert found is not None and found.state == "RUNNING"
     assert "cancel" in site.scheduler.writes
     site.run_for(60)
-    assert site.running_group() is None, "its node is somebody's"
+    assert site.running_group() is None, "its node is in use"
     site.slurm.complete(theirs)
     assert f"{name(2)} is slow" in done(site, run)
 
@@ -167,7 +168,7 @@ def test_the_nodes_may_be_named_where_slurm_forgot_the_job() -> None:
 
 
 def unanswered(site: Bisecting, *, taken: bool) -> None:
-    """The next submission is not answered in time; what Slurm made of it nobody is told."""
+    """The next submission is not answered in time; Slurm's result stays unknown."""
     submit = site.slurm.submit
 
     def once(job: Submission) -> str:

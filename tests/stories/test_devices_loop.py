@@ -1,4 +1,4 @@
-"""From an exporter's line about a switch to an incident: people are told, and no node is touched."""
+"""From an exporter's line about a switch to an incident: people are notified, and no node is touched."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Drift from a good node: what nodes tell of themselves by each route, and what comes of it, in replay."""
+"""Drift from a good node: what nodes report on themselves by each route, and the result, in replay."""
 
 import json
 from datetime import UTC, datetime, timedelta

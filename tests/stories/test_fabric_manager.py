@@ -50,7 +50,7 @@ def test_a_job_on_the_node_ends_by_itself_before_anything_is_restarted() -> None
     site.pass_time(600, step_s=5)
     assert site.nodes.restarts(NODE) == 0
     found = site.slurm.job(job or "")
-    assert found is not None and (found.state, found.restarts) == ("RUNNING", 0), "nobody requeues it"
+    assert found is not None and (found.state, found.restarts) == ("RUNNING", 0), "it is not requeued"
     site.slurm.complete(job or "")
     site.pass_time(60)
     assert site.nodes.restarts(NODE) == 1
@@ -133,7 +133,7 @@ def test_a_pause_before_the_restart_holds_it() -> None:
 
 
 def test_repeated_finding_during_job_end_does_not_keep_the_node_out() -> None:
-    """Who measures tells every few minutes what goes on; that is no new fault after the repair."""
+    """Detectors repeat a persisting fault every few minutes; that is no new fault after the repair."""
     site, job = broken(busy=True)
     site.pass_time(30)
     site.find("fabric-manager-down")

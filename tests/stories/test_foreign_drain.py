@@ -108,7 +108,7 @@ def test_in_shadow_it_is_only_watched() -> None:
 
 
 def test_a_persons_run_on_the_node_goes_first() -> None:
-    """The chase waits for weeks: it keeps the node from nobody."""
+    """The chase waits for weeks: it keeps the node from no job."""
     site, run = drained()
     site.slurm.resume(name(1))
     other = site.ask("validate", 1)

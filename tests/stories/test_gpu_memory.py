@@ -31,7 +31,7 @@ def test_a_remap_that_failed_is_a_ticket_at_once_and_no_reset() -> None:
 
 
 def measured(site: SlowSite) -> None:
-    """Metrics tell of uncorrectable errors: nothing says yet that they will stay."""
+    """Metrics report uncorrectable errors: it is open whether they will stay."""
     finding = found("gpu-ecc-uncorrectable", site.now, gpu=3)
     site.tick((msgspec.structs.replace(finding, fault_class=FaultClass.fatal),))
 

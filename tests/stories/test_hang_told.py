@@ -25,7 +25,7 @@ def site_in(mode: Mode | None = None) -> SlowSite:
 
 
 def hung(site: SlowSite, comment: str = "", *, proven: bool = True) -> str:
-    """A job on two nodes that stands; with what its nodes show of it."""
+    """A hung job on two nodes, with what its nodes show of it."""
     job = site.slurm.add_job(nodes=2, comment=comment, required=[name(1), name(2)])
     site.run_for(1200, step_s=60)
     at = site.now - timedelta(seconds=30)

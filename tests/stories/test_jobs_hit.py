@@ -59,7 +59,7 @@ def lost_gpus(*buses: int) -> list[str]:
 
 
 def test_when_all_gpus_of_a_node_are_gone_all_of_its_jobs_are_hit() -> None:
-    """Nobody knows which address is which GPU; it does not matter."""
+    """The GPUs' addresses are unknown; it does not matter."""
     site = site_of(4)
     site.slurm.add_job(array=4, gpus=2, required=[NODE])
     tasks = [job.id for job in site.slurm.jobs_on(NODE)]
@@ -76,7 +76,7 @@ def test_a_job_that_holds_more_gpus_than_are_well_is_hit_and_no_other() -> None:
     assert (job_of(site, large).restarts, job_of(site, small).restarts) == (1, 0)
 
 
-# --- jobs that had ended before anybody looked -----------------------------------------------------------
+# --- jobs that had ended before the check ----------------------------------------------------------------
 
 
 def crashed(

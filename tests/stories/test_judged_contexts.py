@@ -1,4 +1,4 @@
-"""Recordings judged for what stands around a fault: place, context, shared nodes, repeats, what was measured.
+"""Recordings judged for the context of a fault: place, context, shared nodes, repeats, what was measured.
 
 Beside test_judged.py, which holds what single lines mean. `brief` is what an engineer would say in one line:
 rule, severity, cause, where, jobs hit, and whether it is over.

@@ -325,7 +325,7 @@ def linked(root_at: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("root_at", [10, 13])
 def test_packets_that_peers_lost_follow_from_the_link_that_broke(root_at: float) -> None:
-    """Whichever is told first."""
+    """In any order."""
     incident = only(linked(root_at))
     assert (incident["rule"], incident["root"]["node"], incident["root"]["link"]) == (
         "gpu-fatal",

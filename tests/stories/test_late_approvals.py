@@ -1,4 +1,4 @@
-"""An approval within a run that nobody gives: people are told, and nothing is done for it (law 8)."""
+"""A missing approval within a run: people are reminded, and nothing else is done (law 8)."""
 
 from datetime import timedelta
 

@@ -38,7 +38,7 @@ def test_gpu_reported_again_requeues_no_job_twice() -> None:
 
 
 def test_gpus_lost_one_by_one_hit_every_job_though_none_can_be_identified() -> None:
-    """Nobody told which address has which index: five lost GPUs are more than either job can do without."""
+    """The map of addresses to indices is unknown: five lost GPUs are more than either job can do without."""
     gone = [lost(10 + 30 * gpu, gpu) for gpu in range(8)]
     assert requeued(HALVES, *gone, clock(900)) == ["0", "1"]
 

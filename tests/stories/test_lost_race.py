@@ -1,4 +1,4 @@
-"""Somebody's drain came first, and Slurm has no compare-and-set; what healer writes beside its drains."""
+"""A person's drain came first, and Slurm has no compare-and-set; what healer writes beside its drains."""
 
 import json
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_drain_of_hers_that_she_lifted_before_is_no_lost_race() -> None:
 
 
 def test_reason_seen_only_by_a_poll_is_shown_in_its_incident() -> None:
-    """The poll's picture came when the drain had been read back: hers is gone, and somebody must ask her."""
+    """The poll's picture came when the drain had been read back: hers is gone, and a person must ask her."""
     site = Site(10)
     site.slurm.person_drain(NODE, "PSU", "ann")
     site.walk()

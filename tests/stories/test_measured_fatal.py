@@ -1,4 +1,4 @@
-"""A level that was measured is no told death: what healer does about it, and what it leaves to people."""
+"""A measured level is no reported death: what healer does about it, and what it leaves to people."""
 
 from datetime import timedelta
 from typing import Any
@@ -128,7 +128,7 @@ def test_kernel_report_takes_over_a_measured_incident() -> None:
     assert site.ledger.tables.runs[held.id].state is RunState.rejected
     site.clear("gpu-ecc-uncorrectable", gpu=3)
     site.pass_time(600, step_s=5)
-    assert site.ledger.tables.incidents[one.id].is_open, "no sense ends what the kernel told"
+    assert site.ledger.tables.incidents[one.id].is_open, "no sense ends what the kernel reported"
     assert restarts(site, job) == [0]
 
 
@@ -219,7 +219,7 @@ def test_a_proposed_run_stays_to_be_approved_and_a_persons_word_lets_it_go() -> 
     assert site.audited("node.drained") == 1
 
 
-# --- what nobody looks at ---
+# --- what is not measured ---
 
 
 def test_nothing_starts_on_data_older_than_a_minute() -> None:
@@ -262,7 +262,7 @@ def test_a_run_that_waits_neither_drains_nor_ends_on_an_old_look(known: str) -> 
     site.back()
     site.checkpoint(job, 121)
     site.pass_time(8)
-    assert site.audited("node.drained") == 1, "the senses are back, and it still stands"
+    assert site.audited("node.drained") == 1, "the senses are back, and it still holds"
 
 
 def test_a_drain_that_is_due_is_not_made_on_an_old_look() -> None:
@@ -531,7 +531,7 @@ def test_two_senses_that_name_different_gpus_do_not_agree() -> None:
 def test_the_kernel_counts_by_arrival() -> None:
     site = SlowSite()
     on_gpu(site)
-    site.slurm.add_job(required=[NODE])  # the plan for what the kernel told waits for its end
+    site.slurm.add_job(required=[NODE])  # the plan for the kernel's report waits for its end
     site.walk(*site.say(1, DEGRADED, event_at=site.now - timedelta(minutes=10)))
     site.pass_time(600, step_s=60)
     site.find("straggler", gpu=3)

@@ -51,7 +51,7 @@ class Outage(NamedTuple):
 
 
 class PlacedSite(Site):
-    """The poller adds what Slurm does not tell: which PDU feeds a node."""
+    """The poller adds what Slurm does not report: which PDU feeds a node."""
 
     pdus: dict[str, str]
 
@@ -102,7 +102,7 @@ def play(
     outage: Outage, nodes: list[SlurmNode], drawn: random.Random, *, restart_s: int | None = None
 ) -> tuple[Site, set[str]]:
     """The site afterwards, and the nodes that were ever out of service by healer. `restart_s`: then the
-    detector begins anew, with the heartbeats of the last quarter of an hour."""
+    detector restarts, with the heartbeats of the last quarter of an hour."""
     site = PlacedSite(nodes, slurmd_timeout_s=drawn.choice([30, 60, 300]))
     site.pdus = {one.name: one.pdu for one in nodes}
     phase = {one.name: drawn.randrange(0, BEAT_S, STEP_S) for one in nodes}

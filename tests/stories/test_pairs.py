@@ -1,4 +1,4 @@
-"""Tests of two nodes: an idle one in service is borrowed as the partner, and gives way to everybody."""
+"""Tests of two nodes: an idle one in service is borrowed as the partner, and gives way to all other jobs."""
 
 import msgspec
 import pytest
@@ -76,7 +76,7 @@ def test_bad_with_one_and_well_with_another_speaks_against_the_one() -> None:
     (incident,) = site.open_incidents
     assert (incident.fault, incident.root.node) == ("node-test:pair", first)
     assert "wrong sums" in incident.evidence[0].text
-    assert not site.slurm.node(first).drain, "one answer drains nobody"
+    assert not site.slurm.node(first).drain, "one answer drains no node"
 
 
 def test_bad_with_two_is_the_nodes_own() -> None:

@@ -148,7 +148,7 @@ def test_days_of_silence_forget_nothing() -> None:
 
 def test_a_job_that_never_ends_lets_no_other_start_after_the_limit() -> None:
     document = played(nodes(), jobs(0, job("4711", NODE)), kernel(10, 1, REMAP), clock(5 * 24 * H))
-    assert done(document) == ("drain",), "and nobody's work is ended for it"
+    assert done(document) == ("drain",), "and no job is ended for it"
     at = document["actions"][0]["at"]
     assert "2026-11-23T03:00:00Z" <= at <= "2026-11-23T03:30:00Z"
     assert document["incidents"][0]["closed"] is None
@@ -187,7 +187,7 @@ def test_slurms_boot_time_ends_the_plan_where_no_sender_names_its_boot() -> None
 
 
 def test_a_job_that_goes_on_disproves_a_boot_time_that_moved() -> None:
-    """Somebody set the node's clock: the row is still to be remapped."""
+    """The node's clock was set: the row is still to be remapped."""
     before, after = (without_boot_ids(at, later(boot)) for at, boot in ((0, -9 * H), (2 * H, 2 * H - 90)))
     line = kernel(10, 1, REMAP, boot_id=None)
     began = job("4711", NODE, start_at=later(-H).isoformat())

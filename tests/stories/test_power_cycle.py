@@ -197,7 +197,7 @@ def test_shadow_only_says_what_it_would() -> None:
 
 
 def test_a_node_that_came_back_late_is_not_cycled_again() -> None:
-    """Whether the first came through was not known; by the time that a person lets it go on, a boot tells."""
+    """Whether the first came through was not known; by the time that a person resumes it, a boot shows it."""
     site, run = asked("stays-off")
     site.run_for(2400, step_s=20)
     assert site.run_named(run).state is RunState.stuck

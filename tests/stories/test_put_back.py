@@ -107,7 +107,7 @@ def test_a_begin_time_that_changes_before_the_run_acts_is_kept() -> None:
 def test_a_begin_time_of_hours_is_not_taken_for_slurms() -> None:
     site, job = works(completing_s=0)
     taken_down(site)
-    site.slurm.delay(job, later(3600))  # before anybody looked
+    site.slurm.delay(job, later(3600))  # before the next poll
     site.run_for(60)
     assert job_of(site, job).state == "PENDING"
     assert not starts(site)
@@ -118,7 +118,7 @@ def test_a_job_with_a_begin_time_of_its_first_life_is_left_alone() -> None:
     job = site.slurm.add_job(nodes=2)
     site.slurm.requeue(job)
     site.slurm.set_node_down(name(1), WORK, "hall")
-    site.run_for(60)  # nobody saw it run
+    site.run_for(60)  # no poll saw it run
     assert job_of(site, job).state == "PENDING"
     assert not starts(site)
 

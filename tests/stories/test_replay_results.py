@@ -33,7 +33,7 @@ def entry(after_s: float, route: str, body: Any) -> str:
 
 
 def trained(result: Callable[[int, int], dict[str, Any]], steps: int = 60) -> list[dict[str, Any]]:
-    """The incidents of a job whose rank r tells `result(step, r)` in each step of 5 s."""
+    """The incidents of a job whose rank r reports `result(step, r)` in each step of 5 s."""
     rows = [entry(0, route, body) for route, body in SLURM.items()]
     for step in range(1, steps):
         samples = [

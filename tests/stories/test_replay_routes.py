@@ -1,4 +1,4 @@
-"""Replay takes each route of events that the API takes, and tells what came by none."""
+"""Replay takes each route of events that the API takes, and lists what came by none."""
 
 import base64
 import json

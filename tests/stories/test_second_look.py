@@ -102,7 +102,7 @@ def test_what_else_its_sender_says_is_held_too_until_the_node_agrees(site: Site)
     site.run_for(20, *say(site, 3))
     assert drained(site) == [name(3)]
     site.nodes.keep_log(name(5), booted_at=site.now)
-    site.run_for(20, *say(site, 5))  # cannot be told: an honest sender's would be believed within the caps
+    site.run_for(20, *say(site, 5))  # indistinguishable: an honest sender's would be believed within the caps
     assert drained(site) == [name(3)]
     assert RELAY in incident_of(site, 5).doubt
     site.run_for(20, *say(site, 6, by=OTHER))
@@ -238,7 +238,7 @@ def test_a_worker_that_dies_in_the_middle_holds_nothing_for_long_and_its_answer_
     site.walk(*say(site, 1))
     site.drive_to("started:look")
     (look,) = looks(site)
-    for _ in range(8):  # its lease lasts: nobody else takes the run up
+    for _ in range(8):  # its lease lasts: no other worker takes the run
         site.clock.advance(1)
         site.walk()
     (run,) = [run for run in site.runs if run.playbook != SECOND_LOOK]

@@ -49,7 +49,7 @@ def incident(**root: Any) -> Incident:
 
 
 class CommandSite(Site):
-    """Node 1 with a bad port, a site that has commands, and counters that are told every 30 s."""
+    """Node 1 with a bad port, a site that has commands, and counters that are reported every 30 s."""
 
     def __init__(self, commands: dict[str, SiteCommand] | None = None) -> None:
         super().__init__(rules=rules_in(commands=COMMANDS if commands is None else commands))

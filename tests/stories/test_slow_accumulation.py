@@ -160,7 +160,7 @@ def test_the_boots_of_one_rack_are_one_fault_of_its_power() -> None:
     assert still == ["rack-power"]
 
 
-# --- where no sender names its boot, and Slurm's BootTime alone tells ---------------------------------------
+# --- where no sender names its boot, only Slurm's BootTime shows it -----------------------------------------
 
 
 def timed(at: float, boot: float, **state: Any) -> Row:
@@ -183,7 +183,7 @@ def test_slurms_boot_time_under_a_job_that_it_put_back_is_the_same_fault() -> No
 @pytest.mark.parametrize(
     "rows",
     [
-        # Its job goes on: somebody set the clock.
+        # Its job goes on: the clock was set.
         [timed(0, -9 * HOUR), jobs(5, on("4711", 1, started=-HOUR)), timed(HOUR, HOUR - 20)],
         # Slurm was asked for it when the job had left, and shows the boot when it has forgotten that.
         [

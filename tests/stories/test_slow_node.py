@@ -1,4 +1,4 @@
-"""A slow node: two senses, a good moment, a test. And nothing taken from anybody before that."""
+"""A slow node: two senses, a good moment, a test. And no job is touched before that."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -35,7 +35,7 @@ def slow(**fields: object) -> tuple[SlowSite, str]:
 def fills(
     site: SlowSite, *, gpus: int, then: Callable[[str], None] = lambda _: None
 ) -> Callable[[str], None]:
-    """A job that nobody may requeue starts between the look and the drain: the node stays full."""
+    """A job that must not be requeued starts between the look and the drain: the node stays full."""
 
     def at(where: str) -> None:
         if where == "started:drain":
@@ -126,7 +126,7 @@ def test_it_waits_for_the_checkpoint_then_drains_requeues_tests_and_returns() ->
     site.pass_time(3600, step_s=30)
     assert site.scheduler.writes == [], "nothing is taken while the job works"
     assert site.ledger.tables.slots == {}
-    site.find("straggler", "gpu-hot", gpu=3, job=job)  # what stands is told again and again
+    site.find("straggler", "gpu-hot", gpu=3, job=job)  # persisting findings are repeated
     site.checkpoint(job, 120)
     site.pass_time(8)
     assert site.node(1).drain
@@ -443,7 +443,7 @@ def test_a_fault_that_healer_may_not_act_on_leaves_the_waiting_run_alone() -> No
     site.walk(*site.say(1, LOST))
     site.pass_time(10)
     assert site.run_of("slow-node").state is RunState.running
-    # Once the node is out for being slow, it stays out: nobody brings a dead GPU back by itself.
+    # Once the node is out for being slow, it stays out: a dead GPU does not come back by itself.
     site.checkpoint(job, 120)
     site.pass_time(120)
     assert site.node(1).drain
@@ -465,7 +465,7 @@ def test_a_gpu_that_dies_while_its_node_is_tested_keeps_it_out(step: str) -> Non
             site.look()
             site.walk(*site.say(1, LOST))
 
-    if step == "empty":  # a job that nobody may requeue keeps the node full
+    if step == "empty":  # a job that must not be requeued keeps the node full
         site.on_checkpoint = fills(site, gpus=1, then=dies)
     else:
         site.on_checkpoint = dies

@@ -1,4 +1,4 @@
-"""An epilog that hangs keeps a node and its job for ever. DOWN frees both where nobody loses by it."""
+"""An epilog that hangs keeps a node and its job for ever. DOWN frees both where no job loses by it."""
 
 import pytest
 

@@ -28,7 +28,7 @@ WRONG = "healer-test/1; gpus:passed:1; answers:failed:9; says answers GPU 3: a w
 
 
 def asked(**fields: object) -> tuple[TestSite, str]:
-    """Somebody asked for a sweep of node 1, and its job runs."""
+    """A sweep of node 1 was requested, and its job runs."""
     site = TestSite(**fields)  # type: ignore[arg-type]
     run = site.ask("sweep", 1)
     site.run_for(2)
@@ -174,7 +174,7 @@ def test_taking_it_back_ends_the_job() -> None:
 
 
 def test_a_cancelled_run_leaves_no_job() -> None:
-    """Nobody drives it any more: the scheduler's duty ends its job, and no other that has its name."""
+    """No worker drives it any more: the scheduler's duty ends its job, and no other that has its name."""
     site, run = asked()
     called, key = f"{SWEEP_JOBS}{run[:8]}", f"{run}:test:0"
     theirs = site.slurm.add_job(required=[name(2)], user="mallory", name=called, comment=key)

@@ -1,4 +1,4 @@
-"""An incident's ticket from its fault to its end: filed by the run, told news, closed, open again."""
+"""An incident's ticket from its fault to its end: filed by the run, updated, closed, reopened."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A node is tested where nobody's job can be, in the order that Slurm allows, whatever dies on the way."""
+"""A node is tested where no user's job can be, in the order that Slurm allows, whatever dies on the way."""
 
 from datetime import timedelta
 
@@ -140,7 +140,7 @@ def test_a_test_job_is_known_by_its_id_whatever_the_site_makes_of_its_comment() 
 def test_a_test_job_that_slurm_has_forgotten_asks_a_person_and_is_not_submitted_again() -> None:
     site, run = in_test()
     site.slurm.complete(site.running_test())
-    site.clock.advance(3600)  # nobody looked for longer than Slurm keeps a job
+    site.clock.advance(3600)  # no poll for longer than Slurm keeps a job
     site.run_for(30)
     assert site.run_named(run).state is RunState.stuck
     assert "its result is unknown" in (site.run_named(run).question or "")

@@ -68,7 +68,7 @@ def test_test_output_is_the_evidence_of_the_step() -> None:
     [
         ("full", {"facts": {"driver": "580.65.06"}, "figures": {"gpu_count": 8.0}}, True),
         ("full", {"facts": {"driver": "575.57.08"}}, False),
-        ("soft", {"facts": {"driver": "575.57.08"}}, True),  # told, and left to drift
+        ("soft", {"facts": {"driver": "575.57.08"}}, True),  # reported, and left to drift
         ("soft", {"figures": {"gpu_count": 9.0}}, False),
     ],
 )

@@ -74,15 +74,15 @@ def shapes() -> LineBook:
 
 
 def kernel_log(raw: bytes) -> Any:
-    """Both ways of the route: read at once, and as any JSON. They have to tell the same."""
+    """Both ways of the route: read at once, and as any JSON. They must agree."""
     fast = wire.kernel_log_body(raw)
     body = decoded(raw)
     nodes = wire.nodes_of_kernel_log(body, cluster=CLUSTER)
     taken = wire.kernel_log_observations(body, known, NOW, cluster=CLUSTER, book=shapes())
     if fast is not None:
-        assert wire.nodes_of_kernel_log(fast, cluster=CLUSTER) == nodes, "two ways tell other nodes"
+        assert wire.nodes_of_kernel_log(fast, cluster=CLUSTER) == nodes, "the two ways differ in nodes"
         again = wire.kernel_log_observations(fast, known, NOW, cluster=CLUSTER, book=shapes())
-        assert again == taken, "two ways tell something else"
+        assert again == taken, "the two ways differ"
     return taken
 
 

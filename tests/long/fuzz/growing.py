@@ -187,7 +187,7 @@ SHAPES: dict[tuple[str, str], Make] = {
 
 
 #: Words at which a careless pattern goes back and forth; lines that hold nothing else, as long as a line may be.
-#: What stands before the repeated part decides which pattern looks at it.
+#: The text before the repeated part decides which pattern is tried.
 HARD = (
     "a", " ", "1", "0x0 ", "a ", " a", "[", "]", "[1]", "(", ")", "\\", '\\"', "_", ":", ".", "-", ",", "=", "|", "/", "%|",
     "kernel: ", "Link 1 ", "on link 1 (", "on link 1(0", "RST: Yes, D-RST: No ", "(GPC 1, TPC 1", "name=a, ", "MF0;a:",

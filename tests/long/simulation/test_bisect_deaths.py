@@ -1,5 +1,5 @@
 """Law 7 for a bisection: the worker dies after each commit and around each effect. Whatever the moment: one
-job of ours at a time and one for a group, the slow node is named once, and nobody else is touched."""
+job of ours at a time and one for a group, the slow node is named once, and no other is touched."""
 
 import pytest
 
@@ -13,7 +13,7 @@ COMMITS, CHECKPOINTS = 51, 19
 
 
 class Story(MortalWorker[Bisecting]):
-    """Four nodes, the second of which is slow; with `wanted` somebody's job wants the first group's nodes."""
+    """Four nodes, the second of which is slow; with `wanted` a user's job wants the first group's nodes."""
 
     def __init__(self, *, wanted: bool = False) -> None:
         super().__init__(Bisecting(4, (2,)))
@@ -29,7 +29,7 @@ class Story(MortalWorker[Bisecting]):
             theirs = self.site.slurm.add_job(required=[name(1), name(2)])
             self._pass(20)
             job = self.site.slurm.job(theirs)
-            assert job is not None and job.state == "RUNNING", "everybody's job goes before ours"
+            assert job is not None and job.state == "RUNNING", "users' jobs go before ours"
             self.site.slurm.complete(theirs)
         self._pass(75)
 

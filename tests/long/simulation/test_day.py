@@ -23,7 +23,7 @@ def test_hours_leave_memory_flat_and_the_disk_bounded(fresh_database: sa.Engine)
     assert last.memory - settled.memory < 24 * MIB, [one.memory // MIB for one in hours]
     most = max(one.samples for one in hours[:SETTLED_H])
     assert 0 < last.samples <= 1.2 * most, [one.samples for one in hours]
-    # Of each node a beat a minute: those of the last hour and a quarter, and the GPUs that each told.
+    # Of each node a beat a minute: those of the last hour and a quarter, and the GPUs that each reported.
     assert last.inbox_rows < 8 * 60 * 1.5, [one.inbox_rows for one in hours]
     # Rows that were deleted leave room behind, which is used again.
     assert last.inbox <= 1.5 * max(one.inbox for one in hours[:SETTLED_H]) + MIB

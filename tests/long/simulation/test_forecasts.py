@@ -1,4 +1,4 @@
-"""A part that is likely to fail, through replay as in production: told, held for a person, and a hit."""
+"""A part that is likely to fail, through replay as in production: reported, held for a person, and a hit."""
 
 import json
 from datetime import UTC, datetime, timedelta

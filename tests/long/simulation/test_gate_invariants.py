@@ -116,7 +116,7 @@ class Gate(RuleBasedStateMachine):
 
     @rule()
     def drains_arrive(self):
-        """What was granted is done in Slurm, unless somebody else was faster."""
+        """Granted actions are done in Slurm, unless another was faster."""
         for which in [slot.node for slot in self.facts.slots]:
             if not self.slurm[which].drain:
                 self.set(which, ("IDLE", "DRAIN"), "healer:gpu-lost inc:00000001 x", "healer")
@@ -162,7 +162,7 @@ class Gate(RuleBasedStateMachine):
             assert self.facts.breaker == before.breaker
 
     def check_floor(self, which: str):
-        """After this grant at least the floor stands, unless the node was gone already."""
+        """After this grant at least the floor is in service, unless the node was gone already."""
         assert self.facts.snapshot
         gone = {one.name for one in self.facts.snapshot.nodes.values() if one.state != ("IDLE",)}
         gone |= {slot.node for slot in self.facts.slots}

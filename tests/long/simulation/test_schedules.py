@@ -1,6 +1,6 @@
 """Law 7 by chance: whatever dies or stops when, nothing is done twice, unasked, unseen or over a cap.
 
-`python benchmarks/deaths.py` plays thousands of them; `--seed N` tells the story of one.
+`python benchmarks/deaths.py` plays thousands of them; `--seed N` prints the story of one.
 """
 
 import pytest

@@ -28,7 +28,7 @@ def of(fleet: Fleet, node: int) -> list[Incident]:
 
 
 def others(fleet: Fleet, node: int) -> set[str | None]:
-    """Whoever else was spoken of."""
+    """Other nodes with findings."""
     return {one.component.node for one in fleet.found} - {name(node), None}
 
 
@@ -118,7 +118,8 @@ def test_a_dead_fabric_manager_is_restarted_and_its_node_is_back_without_a_perso
     assert one.open_incidents == []
 
 
-# --- what is told, and no more ------------------------------------------------------------------------------
+# --- what is reported, and no more
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_a_bad_cable_is_named_by_its_port() -> None:
     assert one.drained == []
 
 
-# --- what is nobody's fault ---------------------------------------------------------------------------------
+# --- what is no node's fault
+# ---------------------------------------------------------------------------------
 
 
 def test_a_sensor_that_falls_silent_is_no_fault_of_its_node() -> None:

@@ -99,7 +99,7 @@ def test_healer_detects_quickly_without_false_actions() -> None:
 def test_healer_trains_more_than_those_it_is_compared_with() -> None:
     cards = [of_small(mender) for mender in MENDERS]
     assert all(cards[0].effective > other.effective for other in cards[1:])
-    assert cards[3].wrong_drains > cards[0].wrong_drains  # whoever drains at the first sign
+    assert cards[3].wrong_drains > cards[0].wrong_drains  # a mender that drains at the first sign
     assert [row[0] for row in compared(cards)[1:]] == list(MENDERS)
 
 
@@ -128,7 +128,7 @@ def test_a_leaf_switch_is_one_root() -> None:
     assert card.incidents == {
         "leaf-switch": 1,
         "link-drops-of-switch (part of another)": 1,
-        "hang": 1,  # the job that stands for it
+        "hang": 1,  # the job in its place
     }
     assert card.wrong_drains == 0
 
@@ -184,7 +184,7 @@ def test_a_bad_rule_does_little_harm_before_it_asks_first() -> None:
     assert card.incidents["gpu-application"] > 2 * card.wrong_drains
 
 
-# --- a job that stands ---
+# --- a hung job ---
 
 
 def one_fault(way: str, **more: object) -> Card:

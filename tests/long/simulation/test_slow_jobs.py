@@ -1,4 +1,5 @@
-"""Slow jobs without a straggler, on the whole path: what is told, of whom, what is proposed, what is not."""
+"""Slow jobs without a straggler, on the whole path: what is reported, about whom, what is proposed, what is
+not."""
 
 from datetime import timedelta
 
@@ -46,7 +47,7 @@ def test_a_node_slow_from_the_start_of_a_small_job_is_found_by_other_jobs() -> N
     site.train(WELL_S)
     site.slow(11, 1.1)
     site.slow(12, 1.1)
-    site.begin(range(9, 13))  # two of four: they cannot be told from the other two
+    site.begin(range(9, 13))  # two of four: they cannot be distinguished from the other two
     incident = site.train_until_found("slower-than-elsewhere", 400)
     assert incident is not None and " % more compute per unit of work" in incident.evidence[0].text
     site.train(200)

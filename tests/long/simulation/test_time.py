@@ -1,4 +1,4 @@
-"""What clocks do to signals: old logs told again, reboots, hours that come twice, clocks that leap, a
+"""What clocks do to signals: old logs sent again, reboots, hours that come twice, clocks that leap, a
 detector that was away. Over a real database: which line is new, and which one acts, is decided there."""
 
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,7 @@ def nodes_with_incidents(place: Place) -> list[str | None]:
     return sorted(one.root.node or "" for one in place.incidents())
 
 
-# --- a log that is told again ---
+# --- a log that is sent again ---
 
 
 def test_a_replayed_dmesg_is_nothing_new(place: Place) -> None:
@@ -156,7 +156,7 @@ def test_stamps_with_their_offset_are_taken_at_their_word_across_the_jump(place:
 def test_a_fault_acts_after_its_nodes_clock_has_leapt(
     place: Place, ahead_s: float, boot_id: str | None
 ) -> None:
-    """The RTC was set to local time, say. Heartbeats tell by how much: a line is as old as it is by ours."""
+    """The RTC was set to local time, say. Heartbeats show by how much: a line is as old as it is by ours."""
     detector = place.detector()
     beats(place)
     detector.once()

@@ -92,7 +92,7 @@ def test_a_death_around_any_effect(moment: int) -> None:
 
 @pytest.mark.parametrize("effect", ["drain", "unreserve", "undrain"])
 def test_a_death_right_after_the_effect(effect: str) -> None:
-    """Found by seed 326 of the schedules: an undrain whose slot nobody freed."""
+    """Found by seed 326 of the schedules: an undrain whose slot was not freed."""
     story = WayBack()
     story.dies_at_effect = effect
     story.run()

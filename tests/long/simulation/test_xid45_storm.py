@@ -1,7 +1,7 @@
 """Healthy nodes would be drained elsewhere: 47 ends of channels a second of 288 nodes, and ten real faults.
 
-A fleet of GB200 nodes told 168,924 within two days (facts, part d.1). Here it tells as many in an hour, and a
-quarter of that is played: some 150 of each node.
+A fleet of GB200 nodes reported 168,924 within two days (facts, part d.1). Here it reports as many in an
+hour, and a quarter of that is played: some 150 of each node.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.support.loop import CLUSTER, later, rules_in
 
 NODES, ENDS, LASTS_S, JOBS = 288, 168_924 // 4, 3600 // 4, 12
 PCI = ("0008:01:00", "0009:01:00", "0018:01:00", "0019:01:00")
-#: What is told of a real fault, each in a job of its own, and the slots that an hour has leave room for all.
+#: The lines of real faults, each in a job of its own, and the slots that an hour has leave room for all.
 REAL = (
     "79, pid=1, name=a, GPU has fallen off the bus.",
     "95, pid=7062, Uncontained: LTC TAG (0x2, 0x1). RST: No, D-RST: No",

@@ -271,7 +271,7 @@ def test_under_pressure_metrics_go_first_and_no_fault_event_is_lost(api: ApiProc
     assert refused == {"metrics": 429, "step-times": 429, "heartbeat": 429}
     wait_until(lambda: _stored(api) >= events, timeout_s=60, what="every event is in the inbox")
     losses = wait_until(
-        lambda: len(found := api.losses()) >= 3 and found, timeout_s=60, what="losses are told"
+        lambda: len(found := api.losses()) >= 3 and found, timeout_s=60, what="losses are reported"
     )
     print(f"{events} events stored; refused meanwhile: {losses}")
     assert {key[0]: count for key, count in losses.items() if key[1] == "shed"} == dict(shed)
@@ -353,7 +353,7 @@ def test_label_sets_without_end_take_bounded_memory_and_harm_no_honest_series(ap
         assert honest.json()["accepted"] == 1
     grown = api.peak() - before
     print(f"{LABEL_SETS} label sets: memory grew by {grown / MB:.0f} MB, {refused} were beyond the limit")
-    # What is learned is bounded too, and begins anew when that is full: a request that a busy machine had to
+    # What is learned is bounded too, and is reset when full: a request that a busy machine had to
     # repeat may come before or after it.
     assert 0 < accepted <= 4 * SERIES_OF_NODE_MAX
     assert refused >= 2 * REFUSED_MAX

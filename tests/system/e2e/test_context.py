@@ -26,7 +26,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 
 def going_on(site: Site, node: str) -> dict[str, dict[str, Any]]:
-    """By kind, as the node's own answer and the list of nodes tell it."""
+    """By kind, as the node's own answer and the list of nodes show it."""
 
     def both() -> list[dict[str, Any]] | None:
         one = site.get(f"/nodes/{CLUSTER}/{node}")["context"]
@@ -35,7 +35,7 @@ def going_on(site: Site, node: str) -> dict[str, dict[str, Any]]:
         return [*one, {}] if apart <= {"booted"} else None
 
     # Two answers are of two moments: what changed between them is not yet in the first.
-    agreed = wait_until(both, 10, what="both tell the same", every_s=0.1)
+    agreed = wait_until(both, 10, what="both show the same", every_s=0.1)
     return {going["kind"]: going for going in agreed if going}
 
 
@@ -53,7 +53,7 @@ def test_in_a_maintenance_reservation_a_dead_gpu_waits_for_its_end(site: Site, r
         site.kernel(node, XID_79)
         found = site.incident(node)
         wait_until(
-            lambda: site.incidents(node)[0]["severity"] == "P3", 10, what="nobody is woken", every_s=0.1
+            lambda: site.incidents(node)[0]["severity"] == "P3", 10, what="no one is paged", every_s=0.1
         )
         found = site.incidents(node)[0]
         assert (found["rule"], found["cause"], found["plan"]) == ("gpu-lost", "maintenance", "planned-work")
@@ -81,11 +81,11 @@ def test_rebooted_node_is_not_lost_and_its_first_minutes_are_reported(
         )
         assert "REBOOT_ISSUED" in entry["text"]
         real_slurm.kill_node(node)
-        stays(lambda: faults(site, node) == [], 8.0, what="a node that starts anew is not lost")
+        stays(lambda: faults(site, node) == [], 8.0, what="a restarting node is not lost")
     finally:
         real_slurm.boot_node(node)
     booted = wait_until(
-        lambda: going_on(site, node).get("booted"), 60, what="its first minutes are told", every_s=0.2
+        lambda: going_on(site, node).get("booted"), 60, what="its first minutes are reported", every_s=0.2
     )
     assert booted["text"].startswith("within minutes of a boot until ") and booted["until"]
     wait_until(lambda: site.node(node).in_service, 60, what="Slurm has it back", every_s=0.2)
@@ -98,7 +98,7 @@ def test_rebooted_node_is_not_lost_and_its_first_minutes_are_reported(
 
 
 def a_check_fails(site: Site, node: str) -> None:
-    """As the node's own health check tells it."""
+    """As the node's own health check reports it."""
     check = {"name": "fs-scratch", "text": "/scratch is not mounted"}
     answer = site.api("signals").post("/signals/hooks/health-check", json={"node": node, "checks": [check]})
     assert answer.status_code == 202, answer.text
@@ -110,5 +110,5 @@ def passed_over(site: Site, node: str) -> list[str]:
 
 
 def faults(site: Site, node: str) -> list[str]:
-    """What was told of the node but who holds it."""
+    """Findings on the node, without its holder."""
     return [one["rule"] for one in site.incidents(node) if not one["rule"].endswith("-drain")]

@@ -59,7 +59,7 @@ def test_a_database_that_hangs_costs_no_event(stack: Stack, token: str) -> None:
 
 
 def others(stack: Stack, token: str) -> None:
-    """What a sender of signals may do meanwhile, and what nobody may."""
+    """What a sender of signals may do meanwhile, and what no client may."""
     signals = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=f"{stack.url}/api/v1", headers=signals, timeout=20) as client:
         job = {"job": "4711", "restart": 0, "samples": [{"step": 1, "rank": 0, "step_s": 1.5}]}
@@ -68,12 +68,12 @@ def others(stack: Stack, token: str) -> None:
         assert client.post("/signals/checkpoints", json=checkpoint).status_code == 202
         hook = client.post("/signals/hooks/prolog", json={"node": "gpu0001", "job": "4711", "restarts": 0})
         assert hook.status_code == 202, hook.text
-        assert hook.json()["may_refuse"] is False, "without the gate nobody is refused"
+        assert hook.json()["may_refuse"] is False, "without the gate no client is refused"
         metrics = client.post("/signals/metrics", json={"node": "gpu0001", "host": {"load1": 1.0}})
         assert metrics.status_code == 503 and int(metrics.headers["Retry-After"]) >= 1
         unknown = {"Authorization": "Bearer heal_00000000_" + "x" * 43}
         strange = client.post("/signals/checkpoints", json=checkpoint, headers=unknown)
-        assert strange.status_code == 503, "whom nobody knows is not believed"
+        assert strange.status_code == 503, "an unknown client is not believed"
         assert client.post("/signals/checkpoints", json=checkpoint).status_code == 202
         assert client.get("/nodes").status_code in {403, 503}, "the memory serves signals alone"
 

@@ -1,6 +1,6 @@
-"""A real torch job of four processes under the real Slurm tells its steps, and healer names the slow node.
+"""A real torch job of four processes under the real Slurm reports its steps, and healer names the slow node.
 
-Nobody gives the job a token: it gets its own by munge. The TaskProlog of the page tells it healer's address.
+The job has no token: it gets its own by munge. The TaskProlog of the page passes it healer's address.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def test_four_ranks_report_their_steps_and_the_slow_node_is_named(trained: Site,
     except AssertionError:
         print(said(folder))
         raise
-    (mark,) = wait_until(lambda: shown("checkpoints"), 60, what="the checkpoint is told", every_s=0.5)
+    (mark,) = wait_until(lambda: shown("checkpoints"), 60, what="the checkpoint is reported", every_s=0.5)
     assert (mark["path"], mark["durable"], mark["step"]) == (str(folder / "last.pt"), True, 10)
     assert mark["sha256"] == hashlib.sha256((folder / "last.pt").read_bytes()).hexdigest()
 
@@ -109,7 +109,7 @@ def test_four_ranks_report_their_steps_and_the_slow_node_is_named(trained: Site,
         incident["root"]["node"] for incident in trained.open_incidents() if incident["rule"] == "straggler"
     }
     assert others == {nodes[SLOW]}
-    assert trained.node(nodes[SLOW]).in_service  # step times alone drain nobody
+    assert trained.node(nodes[SLOW]).in_service  # step times alone drain no node
 
     rows = trained.sql("SELECT name, count(*) FROM tokens WHERE job = %s GROUP BY name", job)
     assert rows == [(f"job {CLUSTER}/{job}", 1)]  # the ranks of one machine share it

@@ -24,7 +24,7 @@ READY_S, STORY_S, STOP_S = 90.0, 90.0, 40.0
 
 
 class Demo:
-    """The process tree, what it printed, and somebody who signed in with its link. `site`: the settings of a
+    """The process tree, what it printed, and a user who signed in with its link. `site`: the settings of a
     real site, where nothing of the demo may arrive."""
 
     def __init__(self, folder: Path, site: Mapping[str, str]) -> None:
@@ -99,7 +99,9 @@ def test_the_demo_heals_its_first_fault_and_leaves_nothing(
     wait_until(lambda: "healer is ready" in demo.said(), READY_S, what="the demo is ready")
     names = ", ".join(name for name, value in site.items() if value)
     assert f"healer: ignored here, as the demo has servers and settings of its own: {names}\n" in demo.said()
-    wait_until(lambda: "off the bus under job" in demo.said(), STORY_S, what="the demo tells its first fault")
+    wait_until(
+        lambda: "off the bus under job" in demo.said(), STORY_S, what="the demo prints its first fault"
+    )
     match = re.search(r"breaking (\S+) GPU (\d)", demo.said())
     assert match is not None
     node = match[1]

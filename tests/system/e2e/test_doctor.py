@@ -29,7 +29,7 @@ def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
     tmp_path: Path,
 ) -> None:
     token = tmp_path / "token"
-    # {"sun": "healer", "exp": 4102444800}, signed by nobody: doctor reads it and does not check it.
+    # {"sun": "healer", "exp": 4102444800}, unsigned: doctor reads it and does not check it.
     token.write_text("eyJhbGciOiJIUzI1NiJ9.eyJzdW4iOiJoZWFsZXIiLCJleHAiOjQxMDI0NDQ4MDB9.x")
     token.chmod(0o600)
     port = free_ports(1)

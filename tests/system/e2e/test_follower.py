@@ -80,6 +80,6 @@ def test_a_node_enrols_itself_and_its_kernels_line_drains_it_while_the_api_was_a
         assert "79" in incident["fault"] and incident["root"]["pci"] == "0000:9b:00"
         assert not site.node("gpu0002").drain
 
-        node.say(XID_79.replace("79", "48"), priority=1 * 8 + 4)  # somebody's `echo >/dev/kmsg`
+        node.say(XID_79.replace("79", "48"), priority=1 * 8 + 4)  # a user's `echo >/dev/kmsg`
         assert node.stop() < 2
         assert [one["fault"] for one in site.incidents("gpu0001")] == [incident["fault"]]

@@ -82,7 +82,7 @@ class Hooked(Site):
         self.slurm.run("scontrol", "reconfigure")
 
     def plant(self, node: str) -> None:
-        """The node's kernel says that a GPU is gone; nobody ships its log."""
+        """The node's kernel says that a GPU is gone; its log is not shipped."""
         self._lines += 1
         micros = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
         with (self.folder / "nodes" / node / "dev/kmsg").open("a") as kmsg:
@@ -92,7 +92,7 @@ class Hooked(Site):
         return sorted((self.folder / "spool" / node).glob("*.json"))
 
     def heard(self, hook: str, node: str) -> list[Any]:
-        """What this hook told of the node: (job, the moment it told) in the order in which it came."""
+        """What this hook reported on the node: (job, time of the report) in the order of arrival."""
         return self.sql(
             "SELECT doc #>> '{component,job}', (doc ->> 'event_at')::timestamptz FROM inbox "
             "WHERE kind = 'hook' AND node = %s AND doc #>> '{data,hook}' = %s ORDER BY id",
@@ -157,7 +157,7 @@ def hooked() -> Iterator[Hooked]:
 
 def assert_drained_as_ours(site: Hooked, node: str) -> None:
     wait_until(lambda: site.drained_by_us(node), 15, what=f"{node} is drained as ours", every_s=0.1)
-    assert [one["rule"] for one in site.incidents(node)] == ["gpu-lost"], "nobody calls it Slurm's drain"
+    assert [one["rule"] for one in site.incidents(node)] == ["gpu-lost"], "it is not taken for Slurm's drain"
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def test_healer_away_fails_no_hook_and_loses_no_report(hooked: Hooked) -> None:
     assert hooked.heard("prolog", node) == []
     hooked.point_hooks_at(hooked.stack.url)
     jobs.append(hooked.short_job(node))
-    wait_until(lambda: not hooked.spooled(node), 15, what="the spool is told", every_s=0.1)
+    wait_until(lambda: not hooked.spooled(node), 15, what="the spool is sent", every_s=0.1)
     heard = dict(hooked.heard("prolog", node))
     assert sorted(heard) == jobs
     late = [job for job in heard if job in jobs[:2]]

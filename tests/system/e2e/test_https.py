@@ -35,7 +35,7 @@ def test_by_https_a_session_is_a_host_cookie(browser: Browser, secure: ApiProces
     assert (session.get("domain"), session.get("path")) == ("127.0.0.1", "/")
     assert "healer_session" not in page.evaluate("document.cookie")
 
-    # A cookie that another host of the domain could have planted signs nobody in.
+    # A cookie that another host of the domain could have planted signs no one in.
     value = session.get("value", "")
     context.clear_cookies()
     context.add_cookies([{"name": "healer_session", "value": value, "url": secure.url}])

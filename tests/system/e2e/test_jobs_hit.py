@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 pytestmark = pytest.mark.slurm
 
 RULES = Path(__file__).parents[3] / "rules"
-#: A job that ends badly in its first life and works in its next; one that ends well when it is told to.
+#: A job that ends badly in its first life and works in its next; one that ends well on request.
 CRASHES = '[ -n "$SLURM_RESTART_COUNT" ] && exec sleep 600; exit 1'
 SAVES = "trap 'exit 0' USR1; sleep 600 & wait"
 FIRST_TASK_ENDS = '[ "$SLURM_ARRAY_TASK_ID" = 0 ] && exit 0; exec sleep 600'
@@ -36,7 +36,7 @@ SPARES = ("gpu0031", "gpu0032")
 
 
 class Story:
-    """The site after all faults were told; `jobs` by what kind they are."""
+    """The site after all faults were reported; `jobs` by kind."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site, self.slurm, self.folder = site, site.slurm, folder
@@ -49,7 +49,7 @@ class Story:
         self.site.jobs.append(self.jobs[kind])
 
     def at_a_terminal(self, node: str) -> str:
-        """Somebody's salloc that goes on."""
+        """A user's salloc that goes on."""
         command = ["salloc", "--kill-command", "--gres=gpu:8", f"--nodelist={node}", "sleep", "600"]
         with (self.folder / "terminal").open("w") as terminal:
             self.salloc = subprocess.Popen(command, env=self.slurm.env, cwd="/", stderr=terminal)
@@ -150,7 +150,7 @@ def test_two_node_job_runs_again_elsewhere_and_its_owner_is_notified(story: Stor
     node = story.nodes["two nodes"]
     assert node not in story.job("two nodes").nodes
     incident = story.site.incident(node)["id"][:8]
-    remark = wait_until(lambda: story.job("two nodes").admin_comment, 10, what="the owner is told")
+    remark = wait_until(lambda: story.job("two nodes").admin_comment, 10, what="the owner is notified")
     assert remark.startswith(f"healer: Xid 79: GPU fell off the bus on {node}. Job ")
     assert "was requeued" in remark and f"(incident {incident})" in remark
     assert story.last_texts("two nodes")["owner"].startswith("Notified root in the job's admin comment")
@@ -209,7 +209,7 @@ def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
     story.settled("salloc")
     assert "on the job's terminal" in story.last_texts("salloc")["owner"]
     read = (story.folder / "terminal").read_text
-    wait_until(lambda: "GPU fell off the bus on gpu0018" in read(), 10, what="it stands on the terminal")
+    wait_until(lambda: "GPU fell off the bus on gpu0018" in read(), 10, what="it is shown on the terminal")
 
 
 def test_pitfall_17_a_job_that_saves_on_a_signal_ends_in_its_time(story: Story) -> None:

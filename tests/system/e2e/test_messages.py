@@ -65,12 +65,12 @@ def post(stack: Stack, role: str, path: str, body: dict) -> httpx.Response:
 def test_a_fault_is_one_message_from_its_first_word_to_its_end(stack: Stack, chats: Chats) -> None:
     wait_until(lambda: get(stack, "/nodes")["items"], 60, what="Slurm's nodes are known")
     first = get(stack, "/nodes")["items"][0]
-    wait_until(lambda: chats.alerts, 60, what="healer tells that it lives")
+    wait_until(lambda: chats.alerts, 60, what="healer reports that it is alive")
     line = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, GPU has fallen off the bus."
     entry = {"time": datetime.now(UTC).isoformat(), "line": line}
     body = {"cluster": first["cluster"], "node": first["name"], "boot_id": "b1", "entries": [entry]}
     post(stack, "signals", "/signals/kernel-log", body)
-    wait_until(lambda: chats.slack, 60, what="Slack is told of the fault")
+    wait_until(lambda: chats.slack, 60, what="Slack gets the fault")
     (incident,) = get(stack, "/incidents", node=first["name"])["items"]
 
     def drained() -> bool:
@@ -85,7 +85,7 @@ def test_a_fault_is_one_message_from_its_first_word_to_its_end(stack: Stack, cha
     def closed() -> bool:
         return any("the GPU was seated anew" in one["text"] for one in list(chats.slack.values()))
 
-    wait_until(closed, 60, what="Slack is told that it is over")
+    wait_until(closed, 60, what="Slack gets the end")
     roots = [one for one in chats.slack.values() if "thread_ts" not in one]
     assert len(roots) == 1
     assert first["name"] in roots[0]["text"]

@@ -1,5 +1,5 @@
 """A node goes down under a job of a real Slurm, which requeues the job itself: healer starts it at once, and
-leaves alone what somebody holds."""
+leaves alone what a user holds."""
 
 import pytest
 

@@ -105,7 +105,7 @@ def test_a_rule_change_is_tried_reviewed_and_made_proof(stack: Stack, browser: B
     page.locator("#try-go").click()
     expect(page.locator("#try-problem")).to_contain_text("colour", timeout=60_000)
     said.clear()  # the browser itself says that an answer was 422
-    # Nobody else tells of that GPU: there would be no drain.
+    # No other sender reports that GPU: there would be no drain.
     text.fill(now.replace(RULE, RULE + "  senses: 2\n"))
     page.locator("#try-go").click()
     # The whole set is proven on its cases first: seconds, on a busy machine more.

@@ -56,7 +56,7 @@ class RestSite(Site):
         )
 
     def renew(self, **how: Any) -> None:
-        """Another token in the file, as somebody's cron would put it there."""
+        """Another token in the file, as a cron job would put it there."""
         new = self.token_file.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(f"SLURM_JWT={self.rest.token(**how)}\n")
@@ -121,7 +121,7 @@ class RestSite(Site):
         wait_until(lambda: text.encode() in state.read_bytes(), 20, what=f"{text} stands in {file}")
 
     def runs_elsewhere(self, job: str, node: str) -> None:
-        """Restarted once, and its run is told to the end."""
+        """Restarted once, and its run is complete."""
         wait_until(lambda: self._again(job), 60, what=f"job {job} runs again", every_s=0.1)
         assert node not in self.job(job).nodes
         self.run_in(node, "waiting", timeout_s=60)
@@ -184,7 +184,7 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
     saves = f"--comment=healer:signal=USR1@{GRACE_S}"
     job, node = site.two_nodes(saves, script=NOTES_SIGNALS.format(noted=noted))
     # slurmctld writes down what it knows after some seconds. Killed before that it has forgotten that the job
-    # ever ran: it would start it anew without any requeue, as restart 0.
+    # ever ran: it would start it again without any requeue, as restart 0.
     ran_on = re.search(r"^ +NodeList=(\S+)", site.slurm.run("scontrol", "show", "job", job), re.MULTILINE)
     assert ran_on is not None
     # The start of a job that its backfill chose is written down with the next change of any job.
@@ -196,7 +196,7 @@ def a_controller_that_is_away_between_drain_and_requeue(site: RestSite) -> None:
     def says(words: str) -> bool:
         return words in site.steps(run).get(f"requeue:{job}", {}).get("text", "")
 
-    wait_until(lambda: says("Sent USR1"), 20, what="the job is told to save", every_s=0.05)
+    wait_until(lambda: says("Sent USR1"), 20, what="the job is asked to save", every_s=0.05)
     site.kept("node_state", f"inc:{site.incident(node)['id'][:8]}")
     site.rest.kill_controller()
     try:
@@ -252,7 +252,7 @@ def test_rights_that_are_too_low_leave_all_as_it_is_and_ask_a_person() -> None:
             f"Invalid user id (2010): the account of the token lacks the permission. {RIGHT}"
             in run["question"]
         )
-        # Nothing was done, to nobody; it is not tried again and again.
+        # Nothing was done to any job; it is not retried.
         assert site.steps(run["id"])["drain"]["attempt"] == 1
         assert [name for name, step in site.steps(run["id"]).items() if step["state"] != "pending"] == [
             "drain"

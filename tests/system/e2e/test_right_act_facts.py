@@ -1,5 +1,5 @@
-"""What is told, by whom and when, on a real Slurm: one event is one incident, what follows from it is
-none, and each job that it hits is restarted once.
+"""Reports by several senders at several times, on a real Slurm: one event is one incident, what follows
+from it is none, and each job that it hits is restarted once.
 
 One `healer up` for all of them: each has nodes of its own, and all faults come at once.
 """
@@ -96,7 +96,7 @@ class Story:
         return self.site.job(self.jobs[node])
 
     def text(self, node: str, line: str) -> None:
-        """As somebody pastes dmesg."""
+        """As a person pastes dmesg."""
         answer = self.site.api("signals").post(
             f"/signals/kernel-log?node={node}", content=f"{line}\n", headers={"Content-Type": "text/plain"}
         )
@@ -152,7 +152,7 @@ def requeued(story: Story, node: str) -> None:
     wait_until(lambda: story.job(node).restarts == 1, 30, what=f"the job of {node} is requeued", every_s=0.1)
 
 
-# --- one event is one incident, whoever tells it ----------------------------------------------------------
+# --- one event is one incident from any sender ------------------------------------------------------------
 
 
 def test_lost_gpu_reported_by_six_senders_is_one_incident_and_one_drain(story: Story) -> None:
@@ -247,7 +247,7 @@ def test_a_root_that_comes_late_takes_its_effects_with_it(story: Story) -> None:
 
 
 def test_when_all_gpus_of_a_node_are_gone_each_of_its_array_tasks_is_requeued_once(story: Story) -> None:
-    """One after the other; nobody knows which address is which GPU."""
+    """One after the other; the GPUs' addresses are unknown."""
     for gpu in range(8):
         story.site.kernel(ALL_LOST, XID_79, gpu=gpu)
     for task in story.tasks:

@@ -139,7 +139,7 @@ def rules_here(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def story(real_slurm: RealSlurm) -> Iterator[Story]:
-    """Jobs at work, and all faults told."""
+    """Jobs at work, and all faults reported."""
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
         ssh = stack.enter_context(ssh_site(folder / "ssh"))

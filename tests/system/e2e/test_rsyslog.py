@@ -1,4 +1,4 @@
-"""Debian's rsyslog brings the kernel's lines by the documented configuration, and nobody else's.
+"""Debian's rsyslog brings the kernel's lines by the documented configuration, and no others.
 
 Its input imkmsg reads a pipe in the place of /dev/kmsg; all else is as a site has it.
 """
@@ -49,11 +49,11 @@ def test_lines_wait_on_disk_while_healer_and_rsyslog_are_away(
         rsyslog.kernel(lines[0])
         wait_until(lambda: len(stored(fresh_database)) == 1, 60, what="the first line")
     rsyslog.kernel(*lines[1:30])
-    wait_until(lambda: "does not answer" in said(rsyslog), 60, what="healer-ship meets nobody")
+    wait_until(lambda: "does not answer" in said(rsyslog), 60, what="healer-ship finds no listener")
     rsyslog.stop()
     assert rsyslog.queued_bytes() > 0
     rsyslog.start()
-    wait_until(lambda: said(rsyslog).count("does not answer") > 1, 60, what="it meets nobody again")
+    wait_until(lambda: said(rsyslog).count("does not answer") > 1, 60, what="it finds no listener again")
     rsyslog.stop()  # twice: each stop cuts one delivery short
     rsyslog.start()
     rsyslog.kernel(*lines[30:])

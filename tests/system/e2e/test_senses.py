@@ -1,6 +1,6 @@
 """Every sense from outside: `healer up` beside a real Slurm of 32 nodes, measured each 5 s over HTTP.
 
-One site tells all stories, and the tests need their order: faults are planted together, on different nodes,
+One site plays all stories, and the tests need their order: faults are planted together, on different nodes,
 and mature while the tests before theirs run. Only the isolation forest is hurried (`tests.support.hurried`).
 """
 
@@ -101,7 +101,7 @@ class House:
         return self.site.get(f"/incidents/{one['id']}")
 
     def console(self) -> httpx.Client:
-        """Somebody who signed in with a link."""
+        """A user who signed in with a link."""
         made = self.site.stack.run("token", "create", "--role", "viewer", "--once").stdout
         link = next(word for word in made.split() if word.startswith("http"))
         client = httpx.Client(base_url=self.site.stack.url, follow_redirects=True, timeout=20)
@@ -121,7 +121,7 @@ def odd(body: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def unmeasured(real_slurm: RealSlurm) -> Iterator[House]:
-    """The site with two jobs at work; nobody measures yet."""
+    """The site with two jobs at work; no measurements yet."""
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
         rules, socket = scratch / "rules", scratch / "nodes.sock"
@@ -174,7 +174,7 @@ def site(house: House) -> Site:
 
 def test_models_are_trained_on_enough_history_only(unmeasured: House) -> None:
     site = unmeasured.site
-    # Of a time before the faults: whoever had an incident is not attested healthy for an hour around it.
+    # Of a time before the faults: a node with an incident is not attested healthy for an hour around it.
     until = datetime.now(UTC) - timedelta(hours=2)
     rules, shown = ruleset.load(unmeasured.rules, prove=False), site.scheduler.snapshot()
     history = healthy_history(rules, shown, unmeasured.measured, until=until)
@@ -357,7 +357,7 @@ def test_a_changed_rule_is_in_force_and_a_broken_one_is_not(house: House, site: 
     file.write_text(CROWDED_RULE.format(limit=400).replace("procs_running >", "procs_runing >"))
     try:
         with closing(house.console()) as console:
-            page = wait_until(lambda: not_taken(console), 20, what="the rules page tells why", every_s=0.3)
+            page = wait_until(lambda: not_taken(console), 20, what="the rules page says why", every_s=0.3)
             assert "site.yaml" in page
             assert "did you mean procs_running?" in page
             assert watched() == "procs_running > 500"
@@ -457,7 +457,7 @@ def test_a_dead_fabric_manager_is_restarted_and_no_person_is_needed(house: House
     assert not any(one["page"] for one in found["messages"])
 
 
-# --- what is only told --------------------------------------------------------------------------------------
+# --- what is only reported-----------------------------------------------------------------------------------
 
 
 def test_noisy_rule_only_notifies(house: House, site: Site) -> None:
@@ -527,7 +527,7 @@ def test_node_without_a_matching_rule_is_reported_as_unusual_only(house: House, 
     assert site.drains(ODD) == 0
 
 
-# --- and nobody else ----------------------------------------------------------------------------------------
+# --- and no other node --------------------------------------------------------------------------------------
 
 
 def test_no_other_node_was_touched_and_all_is_recorded(house: House, site: Site) -> None:

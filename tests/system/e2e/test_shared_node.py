@@ -1,4 +1,4 @@
-"""On a shared node only the job on the faulty GPU is hit; where nobody can tell which, none is requeued."""
+"""On a shared node only the job on the faulty GPU is hit; where that is unknown, none is requeued."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -83,6 +83,6 @@ def test_unknown_address_requeues_no_job_and_says_so(site: Site) -> None:
     run = lose_gpu(site, node, gpu)
     said = site.steps(run["id"])["jobs"]["text"]
     assert "none is requeued" in said and one in said and another in said
-    stays(lambda: site.job(one).restarts == site.job(another).restarts == 0, 2.0, what="nobody is requeued")
+    stays(lambda: site.job(one).restarts == site.job(another).restarts == 0, 2.0, what="no job is requeued")
     assert site.drained_by_us(node)
     site.audit_holds()

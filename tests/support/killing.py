@@ -140,11 +140,11 @@ def play(site: Site, blows: Sequence[Blow], node: str, more: Callable[[], Mappin
             killer.start()
         wait_until(lambda: time.monotonic() >= began + 0.1)
         shipper.ship(body)
-        wait_until(lambda: _finished(site, node, job), END_S, what="the story is told", every_s=0.1)
+        wait_until(lambda: _finished(site, node, job), END_S, what="the story is finished", every_s=0.1)
         for killer in killers:
             killer.join()
         wait_until(lambda: _ready(site), END_S, what="/readyz answers 200 again", every_s=0.1)
-        wait_until(lambda: _finished(site, node, job), END_S, what="the story is told", every_s=0.1)
+        wait_until(lambda: _finished(site, node, job), END_S, what="the story is finished", every_s=0.1)
     accepted = len(shipper.accepted) + 1
     # An API that was stopped finds its database late and accepts into the spool: stored a moment later.
     with contextlib.suppress(AssertionError):

@@ -1,6 +1,7 @@
 """What counts as a fault that healer has found."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ HERE = Component(cluster=CLUSTER, node="gpu0007")
 
 
 @pytest.mark.parametrize("of_it", [{"root": HERE}, {"affected": (HERE,)}])
-def test_an_incident_that_names_the_node_has_found_its_fault(of_it: dict[str, object]) -> None:
+def test_an_incident_that_names_the_node_has_found_its_fault(of_it: dict[str, Any]) -> None:
     assert finds(incident(opened=NOW, fault_class=FaultClass.degraded, **of_it), FAULT)
 
 

@@ -50,11 +50,12 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[Shown]:
     return rows
 
 
-def _name(key: str) -> str:
+def _name(key: str) -> Said:
+    """The names of a playbook's steps are in no language."""
     if key == UNDO:
         return say("console.runs_take_back")
     head, _, step = key.partition(":")
-    return say("console.runs_take_back_2", step=step) if head == UNDO else key
+    return say("console.runs_take_back_2", step=step) if head == UNDO else quoted(key)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi.testclient import TestClient
 from jinja2 import Environment
 
 from healer.console.render import web_dir
-from healer.model import Remedy
+from healer.model import LogEntry, Remedy, StepEvent
 from healer.text.language import COOKIE
 from tests.support.console_pages import BROWSER, NO_PAGES, pages, read_by_people
 from tests.support.console_sample import NOW, shipped
@@ -215,3 +216,14 @@ def test_no_page_shows_english_words(site: Site, client: TestClient, names: froz
         if new := [one for one in left if one not in seen]:
             found[path] = new
     assert not found, "\n".join(f"{path}\n    " + "\n    ".join(some) for path, some in found.items())
+
+
+def test_a_step_that_was_rolled_back_is_named_in_chinese() -> None:
+    sample = make_sample()
+    name, record = next(iter(sample.runs.items()))
+    undone = LogEntry(run=name, at=NOW, epoch=1, step="undo:drain", event=StepEvent.done)
+    sample.runs[name] = msgspec.structs.replace(record, log=(*record.log, undone))
+    with TestClient(Site(sample).app, headers=BROWSER) as client:
+        client.cookies.update({"healer_session": "cookie-good", COOKIE: "zh"})
+        page = client.get(f"/runs/{name}").text
+    assert '<b class="mono">撤销 drain</b>' in page and '<b class="mono">drain</b>' in page

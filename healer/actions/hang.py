@@ -190,13 +190,13 @@ def _verdict(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Don
             ranks[int(rank)] = {name: msgspec.convert(group, Group, strict=False) for name, group in groups}
     stand = find_stall(ranks)
     quiet = [line.data["quiet"] for line in (*first, *again)]
-    stood_s = [
+    stalled_s = [
         datetime.fromisoformat(dumped[rank]).timestamp() - group.open.created_ns / 1e9
         for rank, groups in ranks.items()
         if stand is not None and (group := groups.get(stand.group)) is not None
         if group.open is not None and group.open.seq == stand.seq
     ]
-    why = _why_unproven(stand, quiet, max(stood_s, default=0.0))
+    why = _why_unproven(stand, quiet, max(stalled_s, default=0.0))
     if why is None and twice:
         why = say("actions.hang_rank_twice")
     text = say(
@@ -210,7 +210,7 @@ def _verdict(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Don
     return Done(text, data)
 
 
-def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> Said | None:
+def _why_unproven(stand: Stall | None, quiet: list[bool | None], stalled_s: float) -> Said | None:
     """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited at its dump, in
     seconds by its node's clock."""
     if False in quiet:
@@ -223,7 +223,7 @@ def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float)
         return say("actions.hang_program_wrong")
     if not stand.whole:
         return say("actions.hang_dumps_missing")
-    if stood_s < STOOD_FOR.total_seconds():
+    if stalled_s < STOOD_FOR.total_seconds():
         return say("actions.hang_too_short")
     return None
 

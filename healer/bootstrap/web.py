@@ -98,7 +98,7 @@ class BrokerWatch:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._told: dict[str, tuple[int | None, str]] = {}
+        self._answers: dict[str, tuple[int | None, str]] = {}
         self._asked: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -107,12 +107,12 @@ class BrokerWatch:
             if time.monotonic() - self._asked.get(cluster, float("-inf")) >= ASK_EVERY_S:
                 self._asked[cluster] = time.monotonic()
                 threading.Thread(target=self._ask, args=(cluster,), name="broker", daemon=True).start()
-            return self._told.get(cluster, (None, ""))
+            return self._answers.get(cluster, (None, ""))
 
     def _ask(self, cluster: str) -> None:
         answer = self._found(cluster)
         with self._lock:
-            self._told[cluster] = answer
+            self._answers[cluster] = answer
 
     def _found(self, cluster: str) -> tuple[int | None, str]:
         from kombu.exceptions import ChannelError

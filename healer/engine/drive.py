@@ -176,7 +176,7 @@ class _Drive:
                 case Sleep():
                     if has_drained(entries):
                         self._check_claim(intent)
-                    waits = intent.until is None or self._stands_by(intent)
+                    waits = intent.until is None or self._waits_drained(intent)
                     if waits or has_drained(entries[before:]):
                         self._note("waiting" if waits else "running")
                     self._sleep(intent)
@@ -205,13 +205,13 @@ class _Drive:
             )
             return
         held = last is not None and last.event is StepEvent.held
-        if self._stands_by(intent) and not held:
+        if self._waits_drained(intent) and not held:
             self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
             return
         question = intent.why if held else None  # a hold of a guard is shown, and paged like any hold
         self.claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
 
-    def _stands_by(self, intent: Sleep) -> bool:
+    def _waits_drained(self, intent: Sleep) -> bool:
         """A repair waits on its drained node: a person's run may take it over, and the walk wakes it."""
         step = next((step for step in self.playbook.steps if step.id == intent.key), None)
         wait = step is not None and step.wait is not None

@@ -54,7 +54,7 @@ class LocalAccounts:
     def __init__(self, book: AccountBook, passwords: Passwords, key: bytes, clock: Clock) -> None:
         self.book, self._passwords, self._key, self._clock = book, passwords, key, clock
         #: A hash that no password fits: an unknown name takes as long as a known one.
-        self._nobody = ""
+        self._decoy = ""
         #: Whether there are accounts, and when that was asked.
         self._exist = (float("-inf"), False)
 
@@ -94,8 +94,8 @@ class LocalAccounts:
         """The account whose password this is."""
         found = self.book.find(name) if is_person_name(name) else None
         if found is None:
-            self._nobody = self._nobody or self._passwords.sealed(secrets.token_bytes(32))
-            self._passwords.fits(password.encode(), self._nobody)
+            self._decoy = self._decoy or self._passwords.sealed(secrets.token_bytes(32))
+            self._passwords.fits(password.encode(), self._decoy)
             return None
         account, sealed = found
         return account if self._passwords.fits(self._material(account, password), sealed) else None

@@ -310,13 +310,13 @@ class Book:
     def at(self, node: str | None, jobs: Collection[str], root: Component | None) -> Iterator[Incident]:
         return self.these(self.index.find(node, jobs, root))
 
-    def told_before(self, name: str) -> Incident | None:
+    def earlier(self, name: str) -> Incident | None:
         return self.by_id.get(name) or self.find(name)
 
     def root_of(self, name: str) -> Incident | None:
         """The incident, or the one that it was merged into."""
         for _ in range(MERGED_MOST):
-            incident = self.told_before(name)
+            incident = self.earlier(name)
             if incident is None or incident.merged_into is None:
                 return incident
             name = incident.merged_into
@@ -361,7 +361,7 @@ class Book:
         """A new incident over others; its id is made of its root and their first evidence. None if it was
         opened before."""
         opened = msgspec.structs.replace(self.opened(finding), **fields)
-        if self.told_before(opened.id) is not None:
+        if self.earlier(opened.id) is not None:
             return None
         self.born.add(opened.id)
         self.put(opened)

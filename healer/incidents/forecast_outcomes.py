@@ -194,15 +194,17 @@ def _names_part(rule: ForecastRule, where: Component) -> bool:
     )
 
 
-def _concerns_part(rule: ForecastRule, foretold: Component, reported: Component, picture: Picture) -> bool:
+def _concerns_part(
+    rule: ForecastRule, forecast_part: Component, reported: Component, picture: Picture
+) -> bool:
     """The fault is of the forecast's part; a fault that names only the node is taken for any part of it."""
     if rule.scope in OF_DEVICES:
-        return foretold.device == reported.device and reported.part in (None, foretold.part)
-    if foretold.node != reported.node or reported.node is None:
+        return forecast_part.device == reported.device and reported.part in (None, forecast_part.part)
+    if forecast_part.node != reported.node or reported.node is None:
         return False
-    if foretold.nic is not None:
-        return reported.nic in (None, foretold.nic) and reported.gpu is None
+    if forecast_part.nic is not None:
+        return reported.nic in (None, forecast_part.nic) and reported.gpu is None
     gpu = reported.gpu
     if gpu is None and reported.pci is not None and reported.node in picture.nodes:
         gpu = picture.nodes[reported.node].gpus.index(reported.pci, expected=0)
-    return gpu == foretold.gpu or (gpu is None and reported.pci is None and reported.nic is None)
+    return gpu == forecast_part.gpu or (gpu is None and reported.pci is None and reported.nic is None)

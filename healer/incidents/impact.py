@@ -63,16 +63,16 @@ def hit_among(
     holders = [job for job in jobs if job.gpus.get(node) != ()]
     if where.switch is not None and where.gpu is None:
         return holders, True  # the address is that of the NVSwitch, which all GPUs of the node share
-    not_told = [job for job in holders if node not in job.gpus]
+    unplaced = [job for job in holders if node not in job.gpus]
     if where.gpu is not None:
         owners = [job for job in holders if where.gpu in job.gpus.get(node, ())]
-        if owners or not not_told:
+        if owners or not unplaced:
             return owners, True
-        return not_told, len(jobs) == 1
+        return unplaced, len(jobs) == 1
     if len(holders) > 1:
         return holders, False
-    if not_told:
-        return not_told, len(jobs) == 1
+    if unplaced:
+        return unplaced, len(jobs) == 1
     return holders, all(0 < node_gpus <= len(job.gpus[node]) for job in holders)
 
 

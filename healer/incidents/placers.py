@@ -300,7 +300,7 @@ def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
     if of_program:
         at = book.picture.node(node).moment(finding.at, finding.arrived_at)
         names = book.picture.history.incidents_of(sorted(jobs), finding.fault, at)
-        alike = (incident for name in names if (incident := book.told_before(name)) is not None)
+        alike = (incident for name in names if (incident := book.earlier(name)) is not None)
         incidents = chain(alike, incidents)
     over = any(not incident.is_open for incident in incidents)
     return Placement(Way.drop) if over else None
@@ -315,7 +315,7 @@ def _roots_of(finding: Finding, jobs: Set[str], book: Book) -> Iterator[Incident
     history, ordered = book.picture.history, sorted(jobs)
     near = frozenset(history.roots_of(ordered, at - NEAR, at + NEAR))
     for name in dict.fromkeys(history.roots_of(ordered, at - PACKETS_LOST_FOR - DATED_LATE, at + DATED_LATE)):
-        incident = book.told_before(name)
+        incident = book.earlier(name)
         if incident is not None and (name in near or is_effect_of(incident, finding)):
             yield incident
 
@@ -373,7 +373,7 @@ def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
 def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
     """Its evidence was reported before. A condition that lasts (a silence, a drain, a measured level) opens
     again once the incident that it was merged into is over."""
-    before = book.told_before(new.id)
+    before = book.earlier(new.id)
     lasts = finding.fault_class is FaultClass.informational or finding.evidence[0].sense in MEASURED
     if before is None or before.merged_into is None or not lasts:
         return before is not None

@@ -62,7 +62,7 @@ class Detector:
         self._parts = parts
         self.cluster, self.ledger, self.clock = parts.cluster, parts.ledger, parts.clock
         now = self.clock.now()
-        self._told_blind = ""
+        self._reported_problem = ""
         self._noted, self._noted_at = "", now
         self._trials: list[Trial] = []
         self.picture = Picture(self.cluster, watching_since=now)
@@ -113,10 +113,10 @@ class Detector:
             recorder.note(batch, self.picture.slurm, now, facts=facts, references=references)
         self._walk(rules, batch, now, self.heard())
         problem = self.blind()
-        if problem and problem != self._told_blind:
+        if problem and problem != self._reported_problem:
             with self.ledger.transaction() as tx:
                 tx.queue_message(blind_page(self.cluster, problem, now))
-        self._told_blind = problem
+        self._reported_problem = problem
         self._parts.beat()
         return len(batch) == BATCH
 

@@ -415,9 +415,9 @@ def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
     special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
     base = msgspec.structs.replace(check_guards(source.at(), data) or GuardSettings(), **overrides)
     places: list[dict[str, GuardSettings]] = []
-    for name, told_of in special.items():
+    for name, by_name in special.items():
         found: dict[str, GuardSettings] = {}
-        for place, fields in source.mapping((name,), told_of).items():
+        for place, fields in source.mapping((name,), by_name).items():
             if not isinstance(fields, dict):
                 source.at(name, place).problem(say("rulebook.expected_guard_settings", place=place))
                 continue

@@ -381,7 +381,7 @@ def kernel_records(
             kernels = is_kernel_record(marks)
         if not kernels:
             not_kernel += 1
-            example = example or _marks_told(marks)
+            example = example or _marks_text(marks)
             continue
         try:
             outer, entry = kernel_entry(fields, record.time, has_node, cluster=cluster, node=node)
@@ -398,7 +398,7 @@ def kernel_records(
     )
 
 
-def _marks_told(marks: Mapping[str, list[Any]]) -> Said:
+def _marks_text(marks: Mapping[str, list[Any]]) -> Said:
     shown = ", ".join(f"{name}={value!r}"[:60] for name, values in marks.items() for value in values[:2])
     return say("signals.marked_as", marks=shown) if shown else say("signals.unmarked")
 

@@ -187,7 +187,7 @@ class LogReader:
         )
         #: A line was about steps, whether or not it gave their time.
         self.spoken = False
-        self._last_told: int | None = None
+        self._last_step: int | None = None
         #: Of a kind of line: the last step and when.
         self._before: dict[str, tuple[int, datetime]] = {}
         #: Of a kind of line: seconds a step between the last lines.
@@ -204,9 +204,9 @@ class LogReader:
             if found is None:
                 continue
             self.spoken = True
-            if not 0 < found.step_s <= SECONDS_MAX or found.step == self._last_told:
+            if not 0 < found.step_s <= SECONDS_MAX or found.step == self._last_step:
                 return None  # each rank, or each redraw of a bar, reports the same step
-            self._last_told = found.step
+            self._last_step = found.step
             return found
         return None
 

@@ -255,11 +255,11 @@ class _Play:
         before = self.boots[step.node]
         self.boots[step.node] = step.boot or before
         seen = {"state": list(step.state), "reason": step.reason, "driver": step.driver}
-        told_of = {name: value for name, value in seen.items() if value}
-        self.shown[step.node] |= told_of
+        reported = {name: value for name, value in seen.items() if value}
+        self.shown[step.node] |= reported
         if step.state and not step.reason:
             self.shown[step.node].pop("reason", None)
-        if step.boot or told_of:
+        if step.boot or reported:
             self._show_nodes()
         for gpu in step.replaced:
             self.swaps[step.node, gpu] += 1

@@ -79,13 +79,13 @@ def run_forecast_cases(sources: Iterable[Source], rules: Ruleset) -> list[tuple[
                 at.wrong("rule", text, did_you_mean(case.rule, list(by_name)))
                 continue
             try:
-                results.append((at, case, _why_not_foretold(rule, case)))
+                results.append((at, case, _why_not_forecast(rule, case)))
             except CaseWrong as error:
                 at.at(*error.path).problem(say("cases.of_case", name=case.name, text=error.text), error.hint)
     return results
 
 
-def _why_not_foretold(rule: ForecastRule, case: ForecastCase) -> str:
+def _why_not_forecast(rule: ForecastRule, case: ForecastCase) -> str:
     seen = likely(rule, _series(case))[0]
     if (seen is not None) is not case.likely:
         return (
@@ -162,12 +162,12 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
     problems: list[Problem] = []
     results: list[CaseResult] = []
     of_kind = (DETECTION_CASES, HISTORY_CASES, FORECAST_CASES)
-    measured, over_time, foretold = (case_sources(rules_dir, problems, kind) for kind in of_kind)
+    measured, over_time, forecasts = (case_sources(rules_dir, problems, kind) for kind in of_kind)
 
     def note(at: Where, name: str, why: str) -> None:
         results.append(CaseResult(file=at.source.name, line=at.line, name=name, why=why))
 
-    names = {source.name for source in (*measured, *over_time, *foretold)}
+    names = {source.name for source in (*measured, *over_time, *forecasts)}
     proving: list[Case | HistoryCase] = []
     for source in case_sources(rules_dir, problems, "*.yaml"):
         for at, case in source.entries(Case) if source.name not in names else ():
@@ -183,7 +183,7 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
         proving.append(case)
         note(at, case.name, why)
     days: list[ForecastCase] = []
-    for at, case, why in run_forecast_cases(foretold, rules):
+    for at, case, why in run_forecast_cases(forecasts, rules):
         days.append(case)
         note(at, case.name, why)
     if problems:

@@ -37,7 +37,7 @@ class People:
         self._seen: dict[str, RunState] = {}
         self._blocked: str | None = None
         #: Slow nodes that people know of.
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._asked = self._word = 0
         self._answers = site.scenario.people.answer_min * 60
         #: What people did, by kind.
@@ -226,8 +226,8 @@ class People:
         """People answer a report of a node that slows the job as they answer any that names a node."""
         for fault in (fault for faults in self.site.active.values() for fault in faults):
             is_reported = self.site.records[fault.id].found_at is not None
-            if fault.way.slower > 1 and is_reported and fault.id not in self._told:
-                self._told.add(fault.id)
+            if fault.way.slower > 1 and is_reported and fault.id not in self._reported:
+                self._reported.add(fault.id)
                 self._later(fault.answer_s, lambda fault=fault: self._by_hand(fault))
 
     def _if_reported(self, fault: Fault) -> None:

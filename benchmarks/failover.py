@@ -228,19 +228,21 @@ def lines_lost(play: Play) -> list[str]:
 
 
 def effects_wrong(play: Play) -> list[str]:
-    drains = Counter(drained.node for drained in play.site.slurm.drains)
-    found = [f"{node} was never drained" for node in play.lost if node not in drains]
-    drained_at = {drained.node: drained.at for drained in play.site.slurm.drains}
-    early = [node for at, node in play.site.slurm.returns if at - drained_at.get(node, at) < STILL_S]
+    at: dict[str, list[float]] = {}
+    for drained in play.site.slurm.drains:
+        at.setdefault(drained.node, []).append(drained.at)
+    found = [f"{node} was never drained" for node in play.lost if node not in at]
+    # A run drains its node again when it tests it after the repair.
+    twice = [node for node, times in at.items() if any(b - a < STILL_S for a, b in itertools.pairwise(times))]
+    found += [f"{node} was drained twice for one step" for node in twice]
+    returns = play.site.slurm.returns
+    early = [node for back, node in returns if any(0 <= back - out < STILL_S for out in at.get(node, ()))]
     found += [f"{node} was returned to service by healer, without a repair" for node in early]
     jobs = Counter(play.site.slurm.requeues)
     found += [f"job {job} was requeued {count} times" for job, count in jobs.items() if count != 1]
-    # A run may drain its node again, after tests that failed.
     audited = Counter(_column(play.site, "SELECT subject FROM audit_records WHERE verb = 'node.drained'"))
-    of = {node: audited[f"node/{node}"] for node in drains}
-    return found + [
-        f"{node}: {drains[node]} drains, {of[node]} records" for node in of if of[node] != drains[node]
-    ]
+    unlike = [node for node, times in at.items() if not 1 <= audited[f"node/{node}"] <= len(times)]
+    return found + [f"{node}: {audited[f'node/{node}']} records of its drain" for node in unlike]
 
 
 def caps_broken(play: Play) -> list[str]:

@@ -61,11 +61,11 @@ Kind = tuple[str, str, str]
 class _Shared:
     """One result of one pipeline stage: whether all its ranks report the same, or else which are far away.
 
-    `known`: other runs shared it. `apart`: in this one they do not.
+    `elsewhere`: other runs shared it. `apart`: in this one they do not.
     """
 
     alike: int = 0
-    known: bool = False
+    elsewhere: bool = False
     apart: bool = False
     #: By rank: steps in which it was like the others.
     calm: dict[int, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Shared:
 
     @property
     def is_shared(self) -> bool:
-        return self.alike >= ALIKE or (self.known and not self.apart)
+        return self.alike >= ALIKE or (self.elsewhere and not self.apart)
 
     @property
     def past(self) -> Past:
@@ -175,18 +175,20 @@ class _Watch:
     loss: _Trend = field(default_factory=_Trend)
     places: Places | None = None
 
-    def follow(self, now: datetime, known: Collection[str]) -> None:
-        """`known`: results that other runs of its program share."""
+    def follow(self, now: datetime, elsewhere: Collection[str]) -> None:
+        """`elsewhere`: results that other runs of its program share."""
         job = self.job
         names = job.results.names()
         for step in job.ready(self.done, now):
             row = job.row(step)
             if row is not None:
                 for name in names:
-                    self._result(name, step, job.results.of(name, row, job.ranks), known=name in known)
+                    self._result(
+                        name, step, job.results.of(name, row, job.ranks), elsewhere=name in elsewhere
+                    )
             self.done = step
 
-    def _result(self, name: str, step: int, results: NDArray[np.float64], *, known: bool) -> None:
+    def _result(self, name: str, step: int, results: NDArray[np.float64], *, elsewhere: bool) -> None:
         ranks = np.flatnonzero(~np.isnan(results))
         if not len(ranks):
             return
@@ -196,7 +198,7 @@ class _Watch:
         for stage in np.unique(stages).tolist():
             members = ranks[stages == stage]
             shared = self.shared.setdefault((name, stage), _Shared())
-            shared.known = known
+            shared.elsewhere = elsewhere
             shared.step(step, members, results[members])
 
     def wrong(self, places: Places) -> Iterator[tuple[Component, list[Wrong]]]:

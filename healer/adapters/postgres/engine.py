@@ -108,7 +108,9 @@ def make_engine(
             "connect_timeout": 3,
             "application_name": name,
             "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC "
-            "-c client_min_messages=warning",  # by a warning the server says that a commit is not confirmed
+            "-c client_min_messages=warning "  # by a warning the server says that a commit is not confirmed
+            # The server's side: a session whose end never reached it would keep its locks for two hours.
+            "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3",
             # Detects a dead peer within seconds; the kernel's default is two hours.
             "keepalives_idle": 5,
             "keepalives_interval": 2,

@@ -48,7 +48,7 @@ def slow(*bad: str, share: float = 0.8, noise: float = 0.0, seed: int = 0) -> Ca
 
 
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 8, 13, 16, 31, 64, 256])
-def test_one_slow_node_is_named_and_no_other_wherever_it_is(count: int) -> None:
+def test_one_slow_node_is_named_at_any_position(count: int) -> None:
     for bad in nodes(count)[:: max(1, count // 9)]:
         found, asked = groups(count, slow(bad))
         assert list(found.slow) == [bad] and not found.between and not found.open
@@ -116,7 +116,7 @@ def test_a_larger_group_is_slower_by_itself_and_nobodys_fault() -> None:
         assert list(groups(count, answer_of)[0].slow) == [bad]
 
 
-def test_a_group_that_fails_is_slow_whatever_its_figures() -> None:
+def test_failed_group_counts_as_slow_regardless_of_figures() -> None:
     def answer_of(group: Collection[str]) -> Answer:
         return Answer(failed="nccl_pair: wrong sums") if name(4) in group else Answer(figures={"x_per_s": 1})
 

@@ -138,7 +138,7 @@ def test_a_node_that_healer_did_not_drain_is_never_set_down() -> None:
 # --- whose reservation ---
 
 
-def test_a_node_that_somebody_gave_back_is_not_taken_for_tests() -> None:
+def test_node_returned_by_a_person_is_not_taken_for_tests() -> None:
     desk = Desk(users=lambda: ("root",))
     failed = desk.act(RESERVE)
     assert isinstance(failed, Failed) and failed.final

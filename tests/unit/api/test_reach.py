@@ -214,7 +214,7 @@ def test_a_sender_that_was_known_still_counts(api: Api) -> None:
     assert (caller.role, caller.node) == (Role.signals, "gpu0001")
 
 
-def test_not_for_ever(api: Api) -> None:
+def test_senders_are_not_remembered_indefinitely(api: Api) -> None:
     with pytest.raises(Unavailable):
         asked_while_away(api, api.token(Role.signals), before=access_module.REMEMBERED_S)
 

@@ -44,7 +44,7 @@ def test_the_hashed_bytes_are_those_of_the_documentation():
     assert link(prev, 1, example) == sha256(prev + b"\0\0\0\0\0\0\0\x01" + expected).digest()
 
 
-def test_times_are_utc_with_six_digits_whatever_zone_they_came_in():
+def test_times_are_utc_with_six_digits_for_any_input_zone():
     assert moment(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02T03:04:05.000000Z"
     east = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone(timedelta(hours=2)))
     assert moment(east) == "2026-01-02T01:04:05.000006Z"

@@ -142,7 +142,7 @@ def test_what_looks_random_goes_without_any_name(alphabet: str, seed: int) -> No
 
 
 @given(secret=ODD, prefix=st.text("abc \n", max_size=5))
-def test_a_known_secret_is_removed_wherever_it_is_written(secret: str, prefix: str) -> None:
+def test_known_secret_is_removed_from_any_place(secret: str, prefix: str) -> None:
     secret = secret.strip()
     if len(secret) < 8:
         return

@@ -69,7 +69,7 @@ def test_bars_are_stacked_and_the_largest_is_at_the_bottom() -> None:
     assert bars.rows == (("2026-11-20", "0", "1"), ("2026-11-18", "3", "1"))
 
 
-def test_capacity_out_of_service_is_stacked_by_whom_with_planned_work_last() -> None:
+def test_capacity_out_of_service_is_stacked_by_actor_with_planned_work_last() -> None:
     hours = (figure(0, "planned", 48), figure(0, "person", 1.5), figure(1, "healer", 3))
     chart = drawn(ChartFigures(out=hours))["out"]
     assert [(str(each.name), each.values) for each in chart.series] == [

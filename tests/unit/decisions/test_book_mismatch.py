@@ -81,7 +81,7 @@ def test_our_drain_without_run_and_incident_is_reported_with_its_age() -> None:
     ],
     ids=["a run", "an incident", "a slot of an incident", "a person's", "young"],
 )
-def test_a_drain_that_somebody_speaks_for_is_none(case: dict[str, Any]) -> None:
+def test_explained_drain_is_no_mismatch(case: dict[str, Any]) -> None:
     shown = node(1, **(DRAINED | case.get("node", {})))
     assert found(known(shown, **case.get("facts", {})), case.get("runs", ()), case.get("incidents", ())) == []
 

@@ -185,7 +185,7 @@ class TestLaw2:
         """Every slot cap is used up: 8 of 64 nodes, all in one rack and within the hour."""
         return facts(64, slots=tuple(slot(n) for n in range(2, 5)), granted=(ago(minutes=5),) * 3)
 
-    def test_a_surely_unusable_node_passes_the_slot_caps_with_their_figures(self):
+    def test_certainly_unusable_node_passes_the_slot_caps_with_their_figures(self):
         assert judge(drain(), self.full(), rules(), NOW).outcome is Outcome.held
         result = judge(drain(unusable=True), self.full(), rules(), NOW)
         assert result.outcome is Outcome.act

@@ -16,7 +16,7 @@ REST = [node(n) for n in range(2, 33)]
 
 class TestRequeue:
     @pytest.mark.parametrize("fields", [{"requeue": False}, {"batch": False}])
-    def test_slurms_own_no_binds_everybody(self, fields):
+    def test_refusal_by_slurm_applies_to_every_actor(self, fields):
         known = facts(jobs=[job(**fields)])
         for proposal in (requeue(), requeue(unusable=True), requeue(by="alice")):
             result = judge(proposal, known, rules(), NOW)

@@ -41,7 +41,7 @@ def test_every_verb_has_its_guards_and_every_guard_of_the_contract_its_function(
     assert {guard for guard, _ in GUARDS} == set(Guard)
 
 
-def test_whatever_takes_a_node_asks_for_capacity_and_what_gives_back_does_not():
+def test_taking_a_node_needs_capacity_and_returning_one_does_not():
     jobs = {Verb.requeue, Verb.cancel}
     assert {verb for verb, asked in ASKED.items() if asked >= SLOT_GUARDS} == REMOVING_VERBS - jobs
     for verb in (Verb.resume, Verb.undrain):

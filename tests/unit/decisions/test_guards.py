@@ -217,7 +217,7 @@ class TestProtected:
     @pytest.mark.parametrize(
         "pattern", ["gpu0001", "gpu000?", "gpu*", "gpu[0001-0004,0020]", "gpu000[1-4]", "feature:fabric*"]
     )
-    def test_names_globs_hostlists_and_features_bind_everybody(self, pattern):
+    def test_names_globs_hostlists_and_features_apply_to_every_actor(self, pattern):
         fleet = [node(1, features=("fabric-manager",)), *others()]
         site = rules(GuardSettings(protected=("login*", pattern)))
         for proposal in (drain(), drain(by="alice"), drain(unusable=True), propose(Verb.reboot, by="alice")):

@@ -83,9 +83,7 @@ def test_healthy_nodes_alone(fault_class: FaultClass) -> None:
     assert sweep_answer(idle(ailing={name(2): fault_class})).kind is AnswerKind.allow
 
 
-def test_a_suspect_is_looked_at_with_its_fault_and_whatever_else_is_in_sweep_but_not_with_a_fatal_one() -> (
-    None
-):
+def test_suspect_is_swept_despite_other_faults_but_not_with_a_fatal_one() -> None:
     suspect = {"borrows": True, "suspect": True}
     running = {name(number): f"r{number}" for number in range(2, 6)}
     milder = idle(ailing={name(1): FaultClass.degraded}, running=running)

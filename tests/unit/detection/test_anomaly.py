@@ -226,7 +226,7 @@ def test_ten_samples_are_enough_to_begin() -> None:
     st.integers(1, 90), st.integers(0, 150), st.integers(1, 4), st.integers(0, 2**32),
     st.sampled_from([1e-300, 1e-9, 1.0, 1e12, 1e300]), st.sampled_from([0.0, 0.2, 1.0]),
 )  # fmt: skip
-def test_whatever_is_given_a_score_comes_back(
+def test_any_input_gets_a_score(
     n: int, m: int, features: int, seed: int, scale: float, unknown: float
 ) -> None:
     random = np.random.default_rng(seed)

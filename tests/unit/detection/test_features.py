@@ -20,7 +20,7 @@ def column(matrix: np.ndarray, name: str) -> np.ndarray:
     return matrix[:, NAMES.index(name)]
 
 
-def test_node_that_differs_from_its_peers_stands_out_in_that_feature_only() -> None:
+def test_node_that_differs_from_its_peers_is_an_outlier_in_that_feature_only() -> None:
     fleet = Fleet()
     fleet.odd["gpu0003"] = {"gpu_temp_c": 12.0}
     features, matrix = features_after(fleet)

@@ -73,7 +73,7 @@ def test_important_codes(rules: Ruleset, code: int, fault_class: FaultClass, rul
     assert (found.fault, found.fault_class, found.rule) == (f"xid-{code}", fault_class, rule)
 
 
-def test_only_a_gpu_that_is_surely_gone_is_unusable(rules: Ruleset) -> None:
+def test_only_a_certainly_missing_gpu_is_unusable(rules: Ruleset) -> None:
     assert {code for code, entry in rules.xids.items() if entry.unusable} == {64, 79}
     assert one(rules, "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.").unusable
     assert not one(rules, X + "48, pid=7, name=a, DBE").unusable

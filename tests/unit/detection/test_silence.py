@@ -44,7 +44,7 @@ def found(picture: Picture, seconds: float = LAST) -> list[Finding]:
     return silence_findings(PictureLook(shipped(), picture, later(seconds)))
 
 
-def test_a_node_that_slurm_does_not_reach_either_is_surely_unusable() -> None:
+def test_node_unreachable_for_slurm_too_is_certainly_unusable() -> None:
     (one,) = found(site(stopped=[3], gpu0003=node(3, "IDLE", "NOT_RESPONDING")))
     assert (one.fault, one.fault_class, one.unusable) == ("node-silent", FaultClass.fatal, True)
     assert one.component.node == "gpu0003"

@@ -60,9 +60,7 @@ def test_who_was_slow_all_along_is_still_seen() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 20, 200])
 @pytest.mark.parametrize("noise", [0.004, 0.12])
-def test_who_is_slow_by_a_tenth_from_the_first_step_is_found_whatever_is_known_before(
-    steps: int, noise: float
-) -> None:
+def test_rank_slow_by_a_tenth_from_the_first_step_is_found_with_any_history(steps: int, noise: float) -> None:
     x = times(400, noise=noise, seed=2)
     x[:, 7] *= 1.10
     assert slow(score(x[:steps], x[steps:])) == [7]

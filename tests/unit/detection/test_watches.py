@@ -144,7 +144,7 @@ def test_one_missed_ping_is_no_incident(slurm: Watched) -> None:
         (("UNKNOWN", "NOT_RESPONDING"), ""),
     ],
 )
-def test_a_node_that_somebody_keeps_out_is_not_offline(state: tuple[str, ...], reason: str) -> None:
+def test_node_kept_out_by_a_person_is_not_offline(state: tuple[str, ...], reason: str) -> None:
     assert not is_offline(SlurmNode(name="n1", state=state, reason=reason))
 
 

@@ -660,7 +660,7 @@ def test_unknown_hit_job_requeues_none_and_says_so() -> None:
     assert only_run(site).state is RunState.waiting
 
 
-def test_a_run_that_somebody_else_ended_is_nobodys_to_drive() -> None:
+def test_run_ended_by_another_is_not_driven() -> None:
     site, _ = faulty()
     run = only_run(site).id
     site.cancel(run)

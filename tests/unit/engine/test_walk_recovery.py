@@ -170,7 +170,7 @@ def test_a_run_that_waits_for_room_ends_where_a_person_takes_its_node() -> None:
     assert len([one for one in site.runs if one.node == name(1)]) == 1, "no run is begun again and again"
 
 
-def test_a_node_that_is_surely_unusable_later_is_news_for_an_incident_that_a_person_stopped() -> None:
+def test_node_certainly_unusable_later_updates_a_stopped_incident() -> None:
     site = Site(10)
     site.walk(*site.say(1, FATAL))
     site.run_for(1)

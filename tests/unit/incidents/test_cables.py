@@ -173,7 +173,7 @@ def test_power_faults_belong_to_the_pdu_where_the_site_lists_it() -> None:
     assert [(one.rule, one.root.device) for one in found] == [("pdu-power", "p7")]
 
 
-def test_a_surely_unusable_node_and_one_at_work_stay_their_own() -> None:
+def test_certainly_unusable_node_and_a_working_one_stay_separate() -> None:
     fleet = Fleet(domain=["d1"] * 32)
     link = [finding_at("xid-74", at_node(number, None, gpu=0), FaultClass.fatal) for number in (1, 2, 3)]
     gone = finding_at("xid-79", at_node(4, None, gpu=0), FaultClass.fatal)

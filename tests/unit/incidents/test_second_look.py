@@ -121,7 +121,7 @@ def test_only_words_of_a_lost_gpu_say_that_it_is_gone() -> None:
 
 @pytest.mark.parametrize("line", [XID, DBE, LOST, DISK])
 @pytest.mark.parametrize("gpu", list(GpuSeen))
-def test_a_record_of_that_time_agrees_whatever_nvidia_smi_shows(line: str, gpu: GpuSeen) -> None:
+def test_record_of_that_time_confirms_regardless_of_nvidia_smi(line: str, gpu: GpuSeen) -> None:
     answer = judge_look(claim(line), look(record(line), gpu=gpu), NOW)
     assert (answer.result, answer.sense, answer.line) == (LookResult.agreed, Sense.kernel, line)
     assert answer.at == NOW - timedelta(seconds=1)

@@ -77,7 +77,7 @@ def test_reasons_of_other_programs(reason: str, name: str) -> None:
     assert (owner.kind, owner.name) == (OwnerKind.program, name)
 
 
-def test_ours_is_ours_whatever_slurm_appended() -> None:
+def test_our_reason_is_recognised_with_anything_slurm_appended() -> None:
     assert owner_of("healer:gpu-lost inc:01234567 x : reboot issued", "slurm").kind is OwnerKind.healer
 
 

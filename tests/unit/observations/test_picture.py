@@ -55,7 +55,7 @@ def test_a_line_of_unknown_boot_is_history_when_it_came_over_an_hour_late(age: i
     assert bool(heard(picture(), seen)) is live
 
 
-def test_what_was_said_before_a_repair_is_history_whatever_its_boot() -> None:
+def test_reports_before_a_repair_are_history_regardless_of_boot() -> None:
     shown = picture()
     heard(shown, beat(NODE, later(-600), boot_id=NEW))
     shown.clear(NODE, START)
@@ -91,7 +91,7 @@ def test_a_line_without_a_time_is_an_old_one_where_its_stamp_is_older_than_the_r
         (-600, -5000, 1),  # Slurm's boot time is older than the last word of the boot before: it is stale
     ],
 )
-def test_the_stamp_of_a_new_line_counts_only_where_its_boot_is_surely_slurms(
+def test_stamp_of_a_new_line_counts_only_if_its_boot_is_certainly_slurms(
     known_since: float, boot_heard_before: float | None, left: int
 ) -> None:
     """A fault of the new boot must act, although Slurm still shows the time of the old one."""
@@ -130,7 +130,7 @@ _MEASURED = [(behind, True, first) for behind in (0, 45, 7200, -45) for first in
     ("behind_s", "beats", "first"),
     [*_MEASURED, *((behind, False, True) for behind in (0, 45, -45))],  # by lines alone: bounded, see below
 )
-def test_a_new_fault_acts_and_an_old_line_does_not_whatever_the_hosts_clock_says(
+def test_new_fault_acts_and_an_old_line_does_not_regardless_of_the_host_clock(
     behind_s: float, beats: bool, first: bool
 ) -> None:
     for event_s, live in ((5.0, True), (1.0, True), (-5.0, False), (-3000.0, False)):

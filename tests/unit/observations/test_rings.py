@@ -142,7 +142,7 @@ def test_only_a_fall_by_a_unit_and_by_a_hundredth_is_a_reset(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_growth_is_the_sum_of_its_slots_whatever_was_written_and_read_before(seed: int) -> None:
+def test_growth_is_the_sum_of_its_slots_in_any_order_of_reads_and_writes(seed: int) -> None:
     made, chance, now_s, rows = rings(counters=True), np.random.default_rng(seed), 0.0, 2
     values = np.zeros(50)
     for _ in range(600):

@@ -109,7 +109,7 @@ def test_step_reported_by_too_few_is_never_ready() -> None:
     assert job.ready(1, START + timedelta(hours=1)) == []
 
 
-def test_the_last_step_is_not_waited_for_for_ever() -> None:
+def test_wait_for_the_last_step_is_bounded() -> None:
     most = np.where(np.arange(10) < 9, 1.0, np.nan)
     _, job = fed(batch(1, np.ones(10)), batch(2, most))
     assert job.ready(1, job.heard_at + timedelta(seconds=5)) == []

@@ -118,7 +118,7 @@ def test_a_wait_that_is_over_looks_again() -> None:
     assert wanted(next_of(waits, at=10)) == ("drain", 1, False)
 
 
-def test_a_wait_without_end_is_for_somebody() -> None:
+def test_endless_wait_is_for_a_person() -> None:
     slept = next_of(*listed(), entry("repair", "waiting", wake_at=None), at=1e6)
     assert isinstance(slept, Sleep)
     assert slept.until is None

@@ -59,7 +59,7 @@ def test_what_was_seen_long_ago_is_forgotten_where_there_is_much() -> None:
     ("lease_in_s", "unheard"),
     [(None, True), (-1, True), (7.9, True), (8.1, False), (10, False), (19, False), (21, True), (3600, True)],
 )
-def test_somebody_is_sent_where_a_lease_is_not_renewed_or_of_a_wrong_clock(
+def test_worker_counts_as_lost_without_lease_renewal_or_with_a_wrong_clock(
     lease_in_s: float | None, unheard: bool
 ) -> None:
     until = None if lease_in_s is None else NOW + timedelta(seconds=lease_in_s)

@@ -242,7 +242,7 @@ def test_samples_are_distinguished_and_self_reports_are_left_out() -> None:
         ),
     ],
 )
-def test_what_proves_somebody_is_not_written(text: str, kept: str) -> None:
+def test_credentials_are_not_written(text: str, kept: str) -> None:
     line = json.dumps({"body": {"comment": text}}).encode()
     assert json.loads(without_secrets(line))["body"]["comment"] == kept
 

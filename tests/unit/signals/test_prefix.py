@@ -69,7 +69,7 @@ def test_the_kernel_spoke(before: str, stamp: str | None) -> None:
         "daemon:err   : ",
     ],
 )
-def test_somebody_else_spoke(before: str) -> None:
+def test_line_of_another_program_has_no_kernel_prefix(before: str) -> None:
     assert split_prefix(before + SAID) is None
 
 

@@ -48,7 +48,7 @@ def test_a_vector_under_the_servers_names() -> None:
     assert (measured.samples, measured.unrecognised, list(measured.unknown)) == (1, 1, ["strange"])
 
 
-def test_a_query_gives_a_signal_whatever_its_series_are_called() -> None:
+def test_query_maps_to_its_signal_for_any_series_name() -> None:
     bench = Bench()
     raw = vector(({"instance": "gpu0001:9100"}, 2.5), ({"instance": "other:9100"}, 3))
     measured = bench.translator.queried(raw, known, NOW, signal="load1")

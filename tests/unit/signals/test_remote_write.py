@@ -304,7 +304,7 @@ def _stretch(begin: int, count: int, value: float, odd: int) -> bytes:
 
 @settings(deadline=None)
 @given(_stretches, st.sets(st.integers(0, 39)))
-def test_whatever_came_before_a_request_gives_the_same(requests: list[tuple], unknown: set[int]) -> None:
+def test_requests_are_independent_of_earlier_ones(requests: list[tuple], unknown: set[int]) -> None:
     slots = {block: number for number, block in enumerate(_FEW) if number not in unknown}
     order = Order()
     for request in requests:

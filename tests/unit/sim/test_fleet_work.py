@@ -68,7 +68,7 @@ def test_a_planned_stop_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_second_is_booked_once_whatever_happens(seed: int) -> None:
+def test_every_second_is_counted_exactly_once(seed: int) -> None:
     chance = random.Random(seed)
     work, now = Work(JobSpec(nodes=1, checkpoint_s=77, checkpoint_stall_s=3, startup_s=9), START), 0.0
     for _ in range(200):

@@ -59,7 +59,7 @@ def test_a_node_that_answers_again_keeps_the_drain_that_came_before_slurm_gave_i
     assert (shown.base, shown.drain, shown.reason) == ("IDLE", True, "healer:silent")
 
 
-def test_a_node_that_somebody_set_down_stays_down_when_it_answers() -> None:
+def test_node_set_down_by_a_person_stays_down_when_it_answers() -> None:
     site, _ = slurm()
     site.set_node_down("gpu0002", "broken fan", "ann")
     site.answer("gpu0002")

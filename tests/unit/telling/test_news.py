@@ -106,7 +106,7 @@ def test_clock_set_back_delays_no_message(again: int) -> None:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def test_an_incident_that_opened_says_where_whom_and_what_healer_does() -> None:
+def test_opened_message_says_where_who_is_hit_and_what_healer_does() -> None:
     message = news.opened_news(incident())
     assert (message.incident, message.severity, message.page, message.about.stage) == (
         "1f2e3d4c",

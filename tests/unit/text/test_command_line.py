@@ -154,7 +154,7 @@ def test_each_heading_of_a_table_is_in_chinese() -> None:
     assert missing == set()
 
 
-def test_lines_fit_the_width_whatever_the_script() -> None:
+def test_lines_fit_the_width_in_any_script() -> None:
     text = "节点 gpu0001 已排空，作业 4711 已重新排队；healer 等待下一个检查点（最多 30 分钟）。"
     lines = list(wrapped(text, 40))
     assert max(map(columns, lines)) <= 40

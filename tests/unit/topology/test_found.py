@@ -76,7 +76,7 @@ def test_chips_of_one_chassis_and_switches_of_one_name() -> None:
         ("gpu0003", ("gpu0003", "9")),
     ],
 )
-def test_a_host_is_known_by_whatever_its_adapter_is_called(said: str, peer: tuple[str, str]) -> None:
+def test_host_is_found_by_any_adapter_name(said: str, peer: tuple[str, str]) -> None:
     found = read_ibnetdiscover(adapter(said))
     assert [(one.peer, one.peer_port) for one in found.cables] == [peer]
     assert found.skipped == {}

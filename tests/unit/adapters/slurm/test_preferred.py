@@ -163,7 +163,7 @@ def test_who_may_is_unknown_while_one_that_may_be_allowed_does_not_answer(ways: 
 # --- silence
 
 
-def test_a_read_goes_on_whatever_became_of_the_first_question(ways: Ways) -> None:
+def test_read_continues_after_any_outcome_of_the_first_request(ways: Ways) -> None:
     ways.rest.broken = {"node": SchedulerUnavailable("no answer in 4 s")}
     assert ways.chain.node("gpu0001").name == "gpu0001"
 
@@ -199,7 +199,7 @@ def test_a_write_is_handed_on_only_while_its_lease_covers_it(ways: Ways) -> None
     assert ways.slurm.node("gpu0001").drain
 
 
-def test_a_write_ends_within_the_margin_that_a_lease_leaves_whatever_is_waited_for(ways: Ways) -> None:
+def test_write_ends_within_the_lease_margin_in_every_wait(ways: Ways) -> None:
     left: list[float] = []
     ways.rest.before = lambda: left.append(process.left_s(None))
     ways.chain.drain("gpu0001", OURS)

@@ -103,7 +103,7 @@ def test_one_without_power_cycle_says_so_and_takes_none(bench: Bench) -> None:
     assert bench.kinds() == []
 
 
-def test_one_that_is_busy_has_surely_done_nothing(bench: Bench) -> None:
+def test_busy_target_has_done_nothing(bench: Bench) -> None:
     bench.world.plant(NODE, "busy")
     with pytest.raises(BmcUnavailable) as caught:
         bench.reset(ResetKind.power_cycle)

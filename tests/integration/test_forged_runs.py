@@ -131,9 +131,7 @@ def restarts(cluster: Cluster, job: str) -> int:
 
 
 @pytest.mark.parametrize("life", [0, 7], ids=["the first life", "a life to come"])
-def test_a_job_is_requeued_as_often_as_the_cap_says_whatever_life_is_named(
-    cluster: Cluster, life: int
-) -> None:
+def test_requeue_cap_holds_for_any_restart_count(cluster: Cluster, life: int) -> None:
     """Requeues of one life count once: a life that the job never had must not make each of them the first."""
     job = cluster.desk.slurm.add_job(required=[name(1)])
     for number in range(4):
@@ -142,7 +140,7 @@ def test_a_job_is_requeued_as_often_as_the_cap_says_whatever_life_is_named(
     assert restarts(cluster, job) == (1 if life == 0 else 0)
 
 
-def test_a_task_of_an_array_is_one_job_by_whatever_name(cluster: Cluster) -> None:
+def test_array_task_is_one_job_under_any_name(cluster: Cluster) -> None:
     last = cluster.desk.slurm.add_job(required=[name(1)], array=1)
     cluster.desk.poll()
     task = cluster.desk.slurm.snapshot().jobs[last]

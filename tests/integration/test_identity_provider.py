@@ -49,7 +49,7 @@ def site() -> Iterator[Site]:
         yield Site(at)
 
 
-def test_who_comes_back_is_whom_the_provider_names(site: Site) -> None:
+def test_returning_user_is_identified_by_the_provider(site: Site) -> None:
     proven = site.sign_in()
     arrival = proven.arrival
     assert (proven.target, arrival.issuer, arrival.subject) == ("/runs", site.at.url, "42")

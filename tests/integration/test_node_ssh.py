@@ -104,7 +104,7 @@ def test_key_with_a_passphrase_prompts_no_one(site: SshSite) -> None:
 
 
 @pytest.mark.parametrize("why", ["nobody listens", "no such name"])
-def test_a_node_that_cannot_be_reached_was_surely_not_asked(site: SshSite, why: str) -> None:
+def test_unreachable_node_got_no_request(site: SshSite, why: str) -> None:
     site.address("gpu0001" if why == "nobody listens" else "gpu0002", free_port())
     error = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
     assert isinstance(error, NodeUnavailable) and error.sent is False

@@ -177,7 +177,7 @@ def test_a_clock_that_was_set_back_ends_no_state_before_it_began(fresh_database:
     assert [row[1:] for row in rows(fresh_database)] == [("drained", -30, None), ("in_service", 0, 0)]
 
 
-def test_a_report_sums_node_hours_out_of_service_by_whom(fresh_database: sa.Engine) -> None:
+def test_report_sums_node_hours_out_of_service_by_actor(fresh_database: sa.Engine) -> None:
     """By the hour. What lasts counts up to the latest snapshot, and a gap does not count."""
     writer = PostgresSnapshots(fresh_database)
     put(writer, -20, {"n1": DRAINED, "n2": IDLE, "n3": ("IDLE", "MAINTENANCE")})
@@ -208,7 +208,7 @@ def test_a_report_sums_node_hours_out_of_service_by_whom(fresh_database: sa.Engi
         (401, None, []),
     ],
 )
-def test_what_ended_is_kept_by_kind_and_what_lasts_for_ever(
+def test_ended_node_states_are_pruned_by_kind_and_current_ones_kept(
     fresh_database: sa.Engine, days: int, free: float | None, kept: list[str]
 ) -> None:
     writer = PostgresSnapshots(fresh_database)

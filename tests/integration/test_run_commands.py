@@ -107,7 +107,7 @@ def test_a_persons_requeue_restarts_the_job_once(desk: Desk) -> None:
     assert found.restarts == 1
 
 
-def test_a_job_goes_by_slurms_own_name_for_it_whatever_it_was_asked_by(desk: Desk) -> None:
+def test_job_is_named_as_slurm_names_it_for_any_request(desk: Desk) -> None:
     last_task = desk.slurm.add_job(array=3)
     leader = desk.slurm.add_job(het=[[name(5)], [name(6)]])
     desk.poll()

@@ -297,7 +297,7 @@ def test_a_cancelled_job_ends_and_a_second_cancel_is_nothing(bench: Bench) -> No
     assert job_of(bench, job).state == "CANCELLED"
 
 
-def test_a_job_of_ours_that_is_nice_comes_after_everybody_elses(bench: Bench) -> None:
+def test_our_nice_job_runs_after_all_others(bench: Bench) -> None:
     """Submitted before the others it has the lower priority, or the lowest that there is: without weights
     Slurm 24.11 gives that to all. In the partition that it names."""
     node = bench.free()[0]

@@ -111,7 +111,7 @@ def test_one_that_does_not_end_is_killed(bench: Bench) -> None:
     assert (seen.state, seen.code, seen.output.strip()) == ("timed_out", None, "begins")
 
 
-def test_a_program_that_is_missing_surely_did_not_begin(bench: Bench) -> None:
+def test_missing_program_was_not_started(bench: Bench) -> None:
     with pytest.raises(CommandFailed, match="/nowhere/reroute is missing"):
         bench.commands.start(KEY, ("/nowhere/reroute",), 30)
     assert bench.commands.look(KEY).state == "never"

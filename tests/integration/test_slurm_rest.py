@@ -222,9 +222,7 @@ def test_exclusions_are_set_and_taken_back(small: TrixieSlurm, scheduler: RestSc
 # --- tokens and rights
 
 
-def test_a_token_that_ended_is_replaced_when_somebody_renews_the_file(
-    small: TrixieSlurm, tmp_path: Path
-) -> None:
+def test_expired_token_is_replaced_when_the_file_is_renewed(small: TrixieSlurm, tmp_path: Path) -> None:
     path = write_token(tmp_path / "token", small.token(lifespan_s=1))
     scheduler = RestScheduler(small.rest_url, user=None, token=FileToken(path))
     assert scheduler.node("gpu0001").name == "gpu0001"

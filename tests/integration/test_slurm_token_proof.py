@@ -107,9 +107,7 @@ def test_malformed_token_authenticates_no_one(proof: RestTokens, text: str) -> N
         proof.owner(text)
 
 
-def test_a_token_that_two_readers_read_otherwise_is_whom_slurm_takes_it_for(
-    slurm: TrixieSlurm, proof: RestTokens
-) -> None:
+def test_ambiguous_token_belongs_to_the_user_slurm_sees(slurm: TrixieSlurm, proof: RestTokens) -> None:
     head = {"alg": "HS256", "typ": "JWT"}
     now = int(time.time())
     twice = f'{{"iat":{now},"exp":{now + 60},"sun":"{PLAIN_USER}","sun":"nobody"}}'

@@ -81,7 +81,7 @@ def test_a_job_that_slurm_ends_leaves_no_file_on_the_node(bench: Bench) -> None:
     assert not (bench.folder / "comment").exists(), "a test that was ended has no result"
 
 
-def test_whatever_a_test_prints_stays_within_the_form(bench: Bench) -> None:
+def test_any_test_output_stays_within_the_form(bench: Bench) -> None:
     body = "\n".join(
         [
             "#!/bin/sh",

@@ -197,7 +197,7 @@ def test_nccl_reports_bandwidth_of_the_largest_message(bench: Bench) -> None:
     assert (said.code, said.results) == (0, {"nccl_busbw_gb_per_s": "360.75"})
 
 
-def test_wrong_sums_fail_whatever_it_ends_with(bench: Bench) -> None:
+def test_wrong_sums_fail_with_any_exit_code(bench: Bench) -> None:
     bench.put("all_reduce_perf", NCCL.replace("WRONG", "12") + "\nexit 1")
     assert bench.run("nccl").code == 1
 

@@ -53,7 +53,7 @@ def verbs(api: Api) -> list[str]:
         return list(conn.scalars(sa.select(audit_records.c.verb).where(mine).order_by(audit_records.c.id)))
 
 
-def test_the_secret_of_the_safe_makes_an_administrator_once_and_pages_everybody(served: Served) -> None:
+def test_break_glass_secret_makes_one_administrator_and_pages_everyone(served: Served) -> None:
     api, client = served
     secret = glass(api).seal(by="root")
     token = opened(client, secret)

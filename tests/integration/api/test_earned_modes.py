@@ -70,7 +70,7 @@ def test_it_is_set_once_it_is_earned(served: Served) -> None:
     assert client.post(MODE, json=AUTO, headers=api.headers("admin")).status_code == 200
 
 
-def test_old_mistakes_do_not_count_for_ever(served: Served) -> None:
+def test_old_mistakes_expire(served: Served) -> None:
     api, client = served
     save(api, *(judged(number) for number in range(1, 31)))
     save(api, *(judged(number, Review.false_alarm) for number in range(31, 50)))

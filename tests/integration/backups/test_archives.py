@@ -40,14 +40,14 @@ def test_a_whole_one_is_taken(whole: bytes, tmp_path: Path) -> None:
     assert checked.keys is not None and set(checked.keys.files) == {"audit-key", "token-key"}
 
 
-def test_one_that_was_cut_short_is_refused_wherever_it_ends(whole: bytes, tmp_path: Path) -> None:
+def test_truncated_file_is_refused_at_any_length(whole: bytes, tmp_path: Path) -> None:
     ends = {0, 1, 511, 512, 1024, len(whole) // 2, len(whole) // 2 // 512 * 512, len(whole) - 2048}
     for end in sorted(ends):
         text = refusal(whole[:end], tmp_path)
         assert "cut short" in text and "\n" not in text, (end, text)
 
 
-def test_a_changed_byte_is_found_wherever_it_is(whole: bytes, tmp_path: Path) -> None:
+def test_changed_byte_is_found_at_any_position(whole: bytes, tmp_path: Path) -> None:
     """Of headers and padding the names, sizes and places count; what else a header says is not used."""
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
         spans = [(info.name, info.offset_data, info.size) for info in tar.getmembers()]

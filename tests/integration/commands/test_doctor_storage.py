@@ -59,9 +59,7 @@ def test_modes_are_found_and_mended(tmp_path: Path) -> None:
     assert [look.ok for look in look_at_files(settings(folder))] == [True]
 
 
-def test_a_secret_of_the_site_that_everybody_reads_is_found_and_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_world_readable_secret_is_found_and_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, token, login = tmp_path / "data", tmp_path / "slurm-token", tmp_path / "database-url"
     data.mkdir(mode=0o755)
     for path in (token, login):

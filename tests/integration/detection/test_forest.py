@@ -104,7 +104,7 @@ def test_a_model_is_bounded_and_takes_from_all_moments(
     assert 200 <= len(samples.fitted) + len(samples.held_out) <= 240
 
 
-def test_history_of_an_older_version_lacks_features_and_is_used_all_the_same(
+def test_history_of_an_older_version_without_some_features_is_used(
     healthy: list[FeatureRow], trained: Model
 ) -> None:
     short = [

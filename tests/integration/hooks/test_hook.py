@@ -363,7 +363,7 @@ def _runs(pid: str) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
-def test_whatever_hangs_the_hook_ends_in_time_and_a_listed_fault_still_counts(
+def test_hanging_probe_cannot_delay_the_hook_and_a_listed_fault_still_counts(
     node: HookNode, healer: Healer
 ) -> None:
     healer.hangs = True

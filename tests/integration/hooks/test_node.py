@@ -124,7 +124,7 @@ words_asked = st.tuples(
 
 
 @given(words_asked)
-def test_whatever_is_asked_only_words_of_the_list_get_through(program: ModuleType, asked: str) -> None:
+def test_only_listed_commands_get_through(program: ModuleType, asked: str) -> None:
     with mock.patch.dict(os.environ, {}, clear=False):
         try:
             os.environ["SSH_ORIGINAL_COMMAND"] = asked
@@ -201,7 +201,7 @@ def test_what_hangs_is_killed_with_all_that_it_started(node: StandIns, mode: str
     wait_until(lambda: not living(node.pids("systemctl")), 10, what="all of it is dead")
 
 
-def test_a_program_that_prints_for_ever_is_cut_off(node: StandIns) -> None:
+def test_endless_output_is_cut_off(node: StandIns) -> None:
     node.mode("nvidia-smi", "flood")
     node.refused("identify", code="too-much")
 

@@ -65,7 +65,7 @@ def test_another_life_of_the_job_was_not_meant() -> None:
     assert not [one for one in site.log(run) if one.step.startswith("requeue:")]
 
 
-def test_a_job_that_somebody_restarted_meanwhile_is_left_alone() -> None:
+def test_job_restarted_meanwhile_is_left_alone() -> None:
     """In a playbook that does not list the node's jobs."""
     site, (job,) = under_jobs("")
     run = site.ask("restart-service", 1, go=False)

@@ -264,7 +264,7 @@ def test_active_alerts_are_known_after_a_restart_and_open_nothing_twice() -> Non
     assert incident.is_open and incident.evidence_count == 1
 
 
-def test_a_lost_gpu_drains_whatever_alerts_say() -> None:
+def test_lost_gpu_drains_regardless_of_alerts() -> None:
     site = Site(10)
     site.run_for(30, *say(site, "GPUXidError", "NodeFilesystemReadOnly"), *site.say(1, LOST))
     assert any(run.state is RunState.waiting for run in site.runs)

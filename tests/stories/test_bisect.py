@@ -109,7 +109,7 @@ def test_a_node_on_which_a_fault_opens_is_let_go() -> None:
     assert site.slurm.node(first.nodes[1]).drain
 
 
-def test_nodes_that_somebody_took_are_left_out_and_named() -> None:
+def test_nodes_taken_by_others_are_left_out_and_named() -> None:
     site = Bisecting(8, (3,))
     run = site.search()
     site.run_for(5)

@@ -143,7 +143,7 @@ def test_a_crash_at_any_line_leaves_no_exclusion_behind(where: str) -> None:
     assert (shown.restarts, shown.excluded, shown.admin_comment) == (1, (OWN,), "ask bob")
 
 
-def test_where_nothing_can_be_excluded_the_job_starts_all_the_same_and_it_is_said() -> None:
+def test_without_exclusion_the_job_still_starts_and_it_is_reported() -> None:
     site, job = bad_in_service()
     error = NotAvailable(SlurmCall.remark, "Slurm 20.11 keeps no admin comment")
     equip(site.driver, scheduler=cast(Scheduler, Lacking(site.slurm, error, "remark")))

@@ -56,7 +56,7 @@ def test_nothing_is_taken_before_a_person_has_seen_its_past_and_approved() -> No
     assert not site.node(1).drain and site.ledger.tables.slots == {}
 
 
-def test_approved_it_leaves_at_the_end_of_its_job_and_stays_out_whatever_the_tests_say() -> None:
+def test_approved_drain_waits_for_job_end_and_stays_regardless_of_tests() -> None:
     site = with_past()
     job = site.slurm.add_job(required=[NODE])
     run = site.ask("lemon", 1)

@@ -125,7 +125,7 @@ def test_bad_with_the_only_partner_there_is_asks_a_person() -> None:
     assert "which of the two is at fault is unknown" in (site.run_named(run).question or "")
 
 
-def test_partners_that_are_lost_are_not_borrowed_for_ever() -> None:
+def test_lost_partners_are_not_borrowed_indefinitely() -> None:
     site, run = alone(nodes=12)
     for _ in range(VOIDS_MAX):
         site.slurm.cancel(pair(site).id)

@@ -161,7 +161,7 @@ def test_an_ask_that_is_withdrawn_ends_its_plan() -> None:
     assert incident["closed"].startswith("2026-11-20T05:00")
 
 
-def test_somebodys_reboot_ends_the_plan_for_a_row_that_it_remapped() -> None:
+def test_manual_reboot_ends_the_plan_for_a_row_that_it_remapped() -> None:
     booted = nodes(2 * H, gpu0001={"boot_id": "b2"})
     document = until(40 * H, REMAP, booted)
     plan, boot = document["incidents"]

@@ -72,7 +72,7 @@ def test_power_that_stays_off_asks_a_person_and_is_not_cycled_again() -> None:
     assert site.node(1).drain
 
 
-def test_a_busy_bmc_is_asked_again_for_it_surely_did_nothing() -> None:
+def test_busy_bmc_is_retried_because_it_did_nothing() -> None:
     site, run = asked("busy")
     site.run_for(60)
     assert site.kinds() == []
@@ -117,7 +117,7 @@ def test_without_a_bmc_a_person_is_asked() -> None:
     assert "HEALER_BMC_URL is not set" in (site.run_named(run).question or "")
 
 
-def test_a_node_that_somebody_took_over_is_not_cycled() -> None:
+def test_node_taken_over_by_a_person_is_not_power_cycled() -> None:
     site, run = asked()
     site.on_checkpoint = lambda at: (
         site.slurm.person_drain(NODE, "PSU 2", "carl") if at == "started:cycle" else None

@@ -84,7 +84,7 @@ def test_a_node_that_does_not_come_back_asks_and_is_rebooted_no_second_time() ->
     assert site.scheduler.writes.count("reboot") == 1
 
 
-def test_a_reboot_that_somebody_took_back_asks() -> None:
+def test_cancelled_reboot_asks_a_person() -> None:
     site, run = asked()
     site.on_checkpoint = lambda where: site.slurm.cancel_reboot(NODE) if where == "done:reboot" else None
     site.run_for(60)

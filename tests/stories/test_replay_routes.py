@@ -102,7 +102,7 @@ def test_a_body_that_is_none_of_its_route_is_named_by_its_line(route: str, body:
         found(route, body)
 
 
-def test_a_recording_that_never_shows_slurm_is_judged_all_the_same() -> None:
+def test_recording_without_slurm_is_still_judged() -> None:
     line = json.dumps({"at": later(0).isoformat(), "route": "signals/kernel-log", "body": KERNEL})
     document = replay(rules_in(Mode.auto), read([line]))
     assert [one["rule"] for one in document["incidents"]] == ["gpu-lost"]

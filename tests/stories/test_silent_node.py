@@ -171,7 +171,7 @@ def test_a_node_that_speaks_while_slurm_does_not_reach_it_is_left_alone() -> Non
     assert site.ledger.tables.slots == {}
 
 
-def test_held_back_it_wakes_somebody() -> None:
+def test_held_action_pages_a_person() -> None:
     """What would hold the drain holds the run, also with a look before it: the incident says so."""
     site = PowerSite(nodes=NODES, slurmd_timeout_s=600)
     site.slurm.add_job(required=[NODE], requeue=True)

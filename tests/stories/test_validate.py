@@ -128,7 +128,7 @@ class Rewriting(Written):
         return job
 
 
-def test_a_test_job_is_known_by_its_id_whatever_the_site_makes_of_its_comment() -> None:
+def test_test_job_is_found_by_id_even_if_the_site_changes_its_comment() -> None:
     site, run = in_test(scheduler=Rewriting)
     site.run_for(120)
     site.slurm.complete(site.running_test())
@@ -297,7 +297,7 @@ def test_what_no_adapter_can_do_asks_a_person_and_the_node_stays_out() -> None:
     assert site.node(1).drain and "resume" not in site.scheduler.writes
 
 
-def test_a_test_that_somebody_cancelled_proves_nothing() -> None:
+def test_cancelled_test_proves_nothing() -> None:
     site, run = in_test()
     site.slurm.cancel(site.running_test())
     site.run_for(30)
@@ -318,7 +318,7 @@ def test_a_person_lets_it_try_again_and_a_new_job_runs() -> None:
     assert site.run_named(run).state is RunState.done
 
 
-def test_a_reservation_that_somebody_changed_is_not_trusted() -> None:
+def test_changed_reservation_is_not_trusted() -> None:
     site, run = asked()
 
     def changed(where: str) -> None:

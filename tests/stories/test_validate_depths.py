@@ -137,7 +137,7 @@ def test_the_depth_fits_the_highest_remedy(remedy: Remedy | None, depth: str) ->
     assert FIT not in DEPTHS.depths
 
 
-def test_a_reset_of_a_gpu_is_tested_softly_whatever_else_is_asked_for() -> None:
+def test_gpu_reset_is_tested_softly_regardless_of_other_requests() -> None:
     site = TestSite()
     run = site.ask("gpu-reset", 1)
     site.run_for(40)

@@ -79,7 +79,7 @@ def test_a_death_around_any_effect(moment: int) -> None:
 
 
 @pytest.mark.parametrize("moment", range(1, COMMITS, 3))
-def test_a_death_while_somebody_wants_its_nodes(moment: int) -> None:
+def test_crash_while_another_job_wants_its_nodes(moment: int) -> None:
     story = Story(wanted=True)
     story.ledger.dies_after = moment
     story.run()

@@ -179,7 +179,7 @@ def test_an_old_line_stays_old_where_the_clock_is_wrong(place: Place, ahead_h: i
     assert nodes_with_incidents(place) == []
 
 
-def test_a_line_without_a_time_is_as_old_as_its_arrival_whatever_the_nodes_clock_says(place: Place) -> None:
+def test_line_without_a_time_gets_its_arrival_time_regardless_of_the_node_clock(place: Place) -> None:
     detector = place.detector()
     beats(place, ahead_s=7200)
     assert text(place, LOST + "\n", boot_id=None) == 1

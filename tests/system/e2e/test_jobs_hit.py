@@ -205,7 +205,7 @@ def test_what_may_not_be_requeued_is_left_where_it_runs_and_it_is_said_why(
     assert "Notified root" in story.last_texts(kind)["owner"]
 
 
-def test_somebody_at_a_terminal_reads_it_there(story: Story) -> None:
+def test_interactive_user_is_notified_at_the_terminal(story: Story) -> None:
     story.settled("salloc")
     assert "on the job's terminal" in story.last_texts("salloc")["owner"]
     read = (story.folder / "terminal").read_text

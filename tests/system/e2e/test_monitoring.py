@@ -234,7 +234,7 @@ def test_promtool_finds_nothing_to_say_of_the_metrics(site: Site) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_a_pause_that_somebody_sets_makes_its_alert_pending(site: Site) -> None:
+def test_manual_pause_makes_its_alert_pending(site: Site) -> None:
     body = {"scope": "cluster", "name": site.cluster, "cluster": site.cluster, "reason": "a network change"}
     assert site.post("/pauses", body, site.operator).is_success
 

@@ -200,7 +200,7 @@ def test_a_record_of_several_lines_is_read_like_one_line(story: Story) -> None:
     ]
 
 
-def test_a_record_of_several_lines_that_somebody_pastes_is_read_like_one_line(story: Story) -> None:
+def test_pasted_multi_line_record_is_read_as_one(story: Story) -> None:
     stamped = [f"[  812.25000{number}] {line}" for number, line in enumerate(RECORD.splitlines())]
     story.text(PASTED, "\n".join(stamped).format(pci=PCI[0]))
     wait_until(lambda: story.site.drained_by_us(PASTED), 20, what="drained", every_s=0.1)

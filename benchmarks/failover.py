@@ -246,9 +246,12 @@ def effects_wrong(play: Play) -> list[str]:
 
 
 def caps_broken(play: Play) -> list[str]:
-    worn = set(play.worn)
-    over = [drained for drained in play.site.slurm.drains if drained.node in worn and drained.out > play.cap]
-    return [f"{len(over)} drains over the cap, {max(drained.out for drained in over)} out"] if over else []
+    """By the first drain of each: a node under test after its repair keeps its slot."""
+    first: dict[str, int] = {}
+    for drained in play.site.slurm.drains:
+        first.setdefault(drained.node, drained.out)
+    over = [first[node] for node in play.worn if first.get(node, 0) > play.cap]
+    return [f"{len(over)} drains over the cap, {max(over)} out"] if over else []
 
 
 def runs_stuck(play: Play) -> list[str]:

@@ -318,14 +318,14 @@ def _send_to_channel(
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
-        from_stored(attempt.doc, Message),
+        news.worded_in(from_stored(attempt.doc, Message), links.language),
         attempt.at,
         page=attempt.page,
         console_url=links.console_url,
         link_secret=links.secret,
         buttons=channel.has_buttons,
-        language=links.language,
     )
+    notice = msgspec.structs.replace(notice, language=links.language)
     if attempt.begun > 1 and channel.can_find and (found := channel.find(notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     reference = channel.send(notice, attempt.reference)

@@ -88,7 +88,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     #: Of its title, lines and preview, and so of what the channel adds.
     language: Language = "en"
 
-    def own(self, words: Said) -> str:
+    def translated(self, words: Said) -> str:
         """What the channel adds: a button, the label of a link."""
         return in_language(words, self.language)
 

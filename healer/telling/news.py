@@ -207,6 +207,17 @@ def _what_healer_does(incident: Incident) -> Said:
     return say("telling.works_on_it" if incident.run else "telling.does_nothing")
 
 
+def worded_in(message: Message, language: Language) -> Message:
+    """The message in the language of a channel."""
+    preview = tuple(in_language(line, language) for line in message.about.preview)
+    return msgspec.structs.replace(
+        message,
+        title=quoted(in_language(message.title, language)),
+        text=quoted(in_language(message.text, language)),
+        about=msgspec.structs.replace(message.about, preview=preview),
+    )
+
+
 def notice_of(
     message: Message,
     at: datetime,
@@ -215,13 +226,11 @@ def notice_of(
     console_url: str = "",
     link_secret: str | None = None,
     buttons: bool = False,
-    language: Language = "en",
 ) -> Notice:
-    """The message for channels, in this language. An approval is a link to the run, where a person signs in
+    """The message for channels. An approval is a link to the run, where a person signs in
     and approves; with a secret the link shows the run for a day without signing in. `buttons`: the channel
     has buttons."""
     about, console_url = message.about, console_url.rstrip("/")
-    text = in_language(message.text, language)
     run = f"/runs/{about.run}" if about.run else ""
     path = f"/incidents/{message.incident}" if message.incident else run
     approve = sign_link(run, link_secret, at) if run and link_secret else run
@@ -229,8 +238,8 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=quoted(one_line(in_language(message.title, language))),
-        lines=tuple(quoted(shown(line)) for line in text.split("\n") if line.strip()),
+        title=quoted(one_line(message.title)),
+        lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
         stage=about.stage,
@@ -238,9 +247,8 @@ def notice_of(
         at=at,
         console=f"{console_url}{path}" if console_url and path else "",
         run=about.run if buttons else "",
-        preview=tuple(shown(in_language(line, language)) for line in about.preview),
+        preview=tuple(map(shown, about.preview)),
         approve=f"{console_url}{approve}" if console_url and approve else "",
-        language=language,
     )
 
 

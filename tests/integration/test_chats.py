@@ -18,7 +18,7 @@ from healer.adapters.notify.slack import SlackChannel
 from healer.adapters.notify.talk import Talk
 from healer.model import About, Channel, ChannelKind, Message, Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
-from healer.telling.news import notice_of
+from healer.telling.news import notice_of, worded_in
 from healer.text import joined, quoted, say
 from healer.text.language import Language
 from tests.support import chats as stand_in
@@ -83,8 +83,9 @@ def notice(
         "Done: nothing, the guard `slots` holds it: 5 of 5 taken\nLeft for you: free a slot, or drain it",
     }
     message = Message(id=number, about=About(**about), **{**known, **fields})
-    made = notice_of(message, AT, page=message.page, console_url=console, buttons=True, language=language)
-    return msgspec.structs.replace(made, approve=approve)
+    message = worded_in(message, language)
+    made = notice_of(message, AT, page=message.page, console_url=console, buttons=True)
+    return msgspec.structs.replace(made, approve=approve, language=language)
 
 
 def everything(chats: Chats) -> str:

@@ -49,5 +49,5 @@ def body(notice: Notice, routing_key: str) -> dict[str, Any]:
     event["client"] = "healer"
     if notice.console:
         event["client_url"] = notice.console
-        event["links"] = [{"href": notice.console, "text": notice.own(say("adapters.open_in_healer"))}]
+        event["links"] = [{"href": notice.console, "text": notice.translated(say("adapters.open_in_healer"))}]
     return event

@@ -150,7 +150,7 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
     if notice.preview:
         found.append(section("\n".join(map(_line, notice.preview))))
     if notice.console:
-        link = f"<{escaped(notice.console)}|{notice.own(say('adapters.open_in_healer'))}>"
+        link = f"<{escaped(notice.console)}|{notice.translated(say('adapters.open_in_healer'))}>"
         found.append({"type": "context", "elements": [{"type": "mrkdwn", "text": link}]})
     if buttons and notice.run:
         found.append(_actions(notice))
@@ -178,7 +178,7 @@ def _actions(notice: Notice) -> dict[str, Any]:
     """A button that asks for confirmation, and a menu of reasons to reject."""
 
     def plain(words: Said) -> dict[str, Any]:
-        return {"type": "plain_text", "text": notice.own(words)}
+        return {"type": "plain_text", "text": notice.translated(words)}
 
     words = {
         "title": plain(say("adapters.slack_approve_question")),

@@ -96,8 +96,10 @@ def as_markdown(notice: Notice) -> str:
 
 def links(notice: Notice) -> list[tuple[str, str]]:
     """(label, address) of the links of channels without buttons."""
-    found = [(notice.own(say("adapters.look_and_approve")), notice.approve)] if notice.approve else []
-    return found + ([(notice.own(say("adapters.open_in_healer")), notice.console)] if notice.console else [])
+    found = [(notice.translated(say("adapters.look_and_approve")), notice.approve)] if notice.approve else []
+    return found + (
+        [(notice.translated(say("adapters.open_in_healer")), notice.console)] if notice.console else []
+    )
 
 
 def as_html(notice: Notice) -> str:

@@ -1,4 +1,4 @@
-"""What the worker does beside its messages: it seals the audit, serves its witnesses, cancels its own test
+"""What the worker does next to its messages: it seals the audit, serves its witnesses, cancels its own test
 jobs that an ended run left in Slurm, and drives the runs that no message brings."""
 
 import threading

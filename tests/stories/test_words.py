@@ -71,7 +71,7 @@ def test_healthy_and_watch_stop_no_job_and_start_nothing(line: str) -> None:
     row = rows()[word]
     assert row.scheduling.startswith("none")
     assert not site.node(1).drain and starts_here(site) and site.runs == []
-    assert row.notified in {"no one", "the pages alone"}
+    assert row.notified in {"no one", "no one; only the console shows it"}
     assert messages_of(site) == []
 
 
@@ -79,7 +79,7 @@ def test_a_suspect_node_has_a_plan_and_its_jobs_go_on_and_start() -> None:
     site = played(MAY_WAIT)
     assert verdict_of(site) is Verdict.suspect
     row = rows()[Verdict.suspect]
-    assert "a plan exists" in row.means and row.scheduling.startswith("jobs go on and start")
+    assert "a plan exists" in row.means and row.scheduling.startswith("jobs run and start")
     site.run_for(600, step_s=10)
     (plan,) = site.runs
     assert plan.playbook == "repair-when-idle"
@@ -89,7 +89,7 @@ def test_a_suspect_node_has_a_plan_and_its_jobs_go_on_and_start() -> None:
 def test_a_suspect_node_that_the_vendor_wants_no_new_job_on_is_drained_and_its_job_goes_on() -> None:
     site = played(NO_NEW_JOB)
     assert verdict_of(site) is Verdict.suspect
-    assert "no new job on it, it is drained at once" in rows()[Verdict.suspect].scheduling
+    assert "against new jobs on it, healer drains it immediately" in rows()[Verdict.suspect].scheduling
     assert site.node(1).drain and not starts_here(site)
     (job,) = site.slurm.jobs_on(NODE)
     assert (job.state, job.restarts) == ("RUNNING", 0)

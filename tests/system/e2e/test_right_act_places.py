@@ -207,7 +207,9 @@ def test_a_detector_that_dies_over_half_a_rule_file_detects_by_the_rules_before(
     """The line comes while none runs."""
     rules = Path(site.stack.environ["HEALER_RULES_DIR"]) / "escalations.yaml"
     whole = rules.read_text()
-    wait_until(lambda: "metric windows rebuilt" in site.stack.log("detector"), 30, what="its rules are proven")
+    wait_until(
+        lambda: "metric windows rebuilt" in site.stack.log("detector"), 30, what="its rules are proven"
+    )
     rules.write_text(whole[: len(whole) // 2] + "\n  - {")
     try:
         before = site.stack.pids()["detector"]
@@ -217,7 +219,9 @@ def test_a_detector_that_dies_over_half_a_rule_file_detects_by_the_rules_before(
         wait_until(lambda: site.drained_by_us(LOST_LATER), 30, what=f"{LOST_LATER} is drained", every_s=0.1)
         log = site.stack.log("detector")
         assert "the last proven set is in force" in log
-        wait_until(lambda: "metric windows rebuilt" in after_its_start(site), 30, what="figures are judged too")
+        wait_until(
+            lambda: "metric windows rebuilt" in after_its_start(site), 30, what="figures are judged too"
+        )
     finally:
         rules.write_text(whole)
 

@@ -100,7 +100,9 @@ def fill(engine: sa.Engine, nodes: int, days: int, incidents: int | None = None)
             )
         print(f"{name}: {count:,} rows", flush=True)
     with engine.connect() as conn:
-        conn.execution_options(isolation_level="AUTOCOMMIT").execute(sa.text("ANALYZE"))
+        conn.execution_options(isolation_level="AUTOCOMMIT")
+        conn.execute(sa.text("TRUNCATE audit_unsealed"))
+        conn.execute(sa.text("ANALYZE"))
         size = conn.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
     print(f"database: {size / 1e9:.2f} GB", flush=True)
 

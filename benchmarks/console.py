@@ -169,14 +169,15 @@ def measure(engine: sa.Engine, nodes: int) -> None:
 
 
 def pages_of(nodes: int) -> list[str]:
-    node = name_of(nodes // 2)
+    node, today = name_of(nodes // 2), datetime.now(UTC).date()
     return [
         "/", "/?page=7", "/?q=leaf003", "/?colour=temperature", "/fleet.json",
         "/fleet.json?colour=temperature", "/fleet.json?colour=steps", "/incidents", "/incidents?q=leaf",
         "/incidents?severity=P1", "/incidents?cursor=4000", "/incidents?show=all",
         f"/incidents/{7:08x}{'0' * 56}",
         f"/nodes/{CLUSTER}/{node}", f"/jobs/{CLUSTER}/4712", "/runs", "/rules", "/signals", "/audit",
-        "/reports", "/reports?period=30d", "/reports?period=365d", "/reports/handover",
+        "/reports", "/reports?period=30d", f"/reports?from={today - timedelta(days=364)}&to={today}",
+        "/reports/handover",
     ]  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def test_the_oldest_client_that_is_new_enough_is_taken(
 
 
 def test_a_server_newer_than_every_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackupUnusable, match=r"PostgreSQL 99, but the newest one here is of release \d+: in"):
+    with pytest.raises(BackupUnusable, match=r"PostgreSQL 99, but the newest one here is release \d+: in"):
         clients_for(99)
 
 

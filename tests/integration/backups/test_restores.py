@@ -217,7 +217,7 @@ def test_who_may_not_read_everything_makes_no_backup(
 ) -> None:
     part = fresh_database.url.set(username="healer_detector").render_as_string(hide_password=False)
     wrong = source(fresh_database, lived)._replace(url=part)
-    with pytest.raises(BackupFailed, match=r"permission denied for table \w+: HEALER_DATABASE_URL must"):
+    with pytest.raises(BackupFailed, match=r"permission denied for table \w+\. HEALER_DATABASE_URL must"):
         make_backup(wrong, tmp_path / "b.tar", PASSPHRASE, by="ann")
     assert list(tmp_path.glob("*b.tar*")) == []
 

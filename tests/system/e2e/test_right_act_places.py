@@ -218,7 +218,7 @@ def test_a_detector_that_dies_over_half_a_rule_file_detects_by_the_rules_before(
         wait_until(lambda: site.stack.pids().get("detector", before) != before, 20, what="another detector")
         wait_until(lambda: site.drained_by_us(LOST_LATER), 30, what=f"{LOST_LATER} is drained", every_s=0.1)
         log = site.stack.log("detector")
-        assert "the last proven set is in force" in log
+        assert "using the last proven set" in log
         wait_until(
             lambda: "metric windows rebuilt" in after_its_start(site), 30, what="figures are judged too"
         )

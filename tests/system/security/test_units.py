@@ -71,7 +71,7 @@ def test_exposure_of_all_in_one_matches_the_docs(tmp_path: Path) -> None:
     words = ("[Unit]", "[Service]", "Description=", "ExecStart=")
     plain.write_text("\n".join(line for line in file.read_text().splitlines() if line.startswith(words)))
     text = (ROOT / "docs" / "install.md").read_text()
-    sentence = r"rates its exposure at ([0-9.]+), compared with ([0-9.]+) for a unit without sandboxing"
+    sentence = r"rates its exposure at ([0-9.]+), compared with ([0-9.]+) without sandboxing"
     written = re.search(sentence, text)
     assert written and (float(written[1]), float(written[2])) == (exposure(file), exposure(plain))
 

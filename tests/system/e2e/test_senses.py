@@ -361,7 +361,9 @@ def test_a_changed_rule_is_in_force_and_a_broken_one_is_not(house: House, site: 
             assert "site.yaml" in page
             assert "did you mean procs_running?" in page
             assert watched() == "procs_running > 500"
-            wait_until(lambda: "keeping the old set" in site.stack.log("detector"), 20, what="the detector too")
+            wait_until(
+                lambda: "keeping the old set" in site.stack.log("detector"), 20, what="the detector too"
+            )
             file.write_text(CROWDED_RULE.format(limit=500))
             wait_until(lambda: not not_taken(console), 20, what="all is well again", every_s=0.3)
     finally:

@@ -449,7 +449,7 @@ async def store(
     queue: GroupCommit[Any, R],
     route: str,
     items: Sequence[Any],
-    caller: Caller | None = None,
+    caller: Caller,
     *,
     lost: int | None = None,
     shed_first: bool = False,
@@ -458,12 +458,10 @@ async def store(
 
     Raises Problem 429 when the queue is full: then `lost` entries are counted as lost, all without it.
     """
-    owner, share = "", 1.0
-    if caller is not None:
-        owner, share = caller.owner, SHARE_OF_BOUND if caller.node or caller.job else SHARE
+    share = SHARE_OF_BOUND if caller.node or caller.job else SHARE
     started = time.perf_counter()
     try:
-        results = await queue.add(items, owner=owner, share=share, shed_first=shed_first)
+        results = await queue.add(items, owner=caller.owner, share=share, shed_first=shed_first)
     except Busy as error:
         _COUNTERS[route]["shed"].inc(len(items))
         problem = Problem(429, said_by(error), headers={"Retry-After": "1"})

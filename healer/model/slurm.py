@@ -679,6 +679,11 @@ def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
 
 
+def with_unchanged(before: Mapping[str, SlurmNode], now: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:
+    """The nodes of `now`; those that did not change are the objects of `before`."""
+    return {name: old if (old := before.get(name, node)) == node else node for name, node in now.items()}
+
+
 def is_in_maintenance(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """In a maintenance reservation that is not for healer's own tests."""
     return "MAINTENANCE" in node.state and not is_only_ours(snapshot, node)

@@ -30,7 +30,7 @@ from healer.model import (
     Topology,
     merged_facts,
 )
-from healer.model.slurm import BOOT_MOVES, is_in_maintenance
+from healer.model.slurm import BOOT_MOVES, is_in_maintenance, with_unchanged
 from healer.observations.alerts import Alerts
 from healer.observations.fault_history import History
 from healer.observations.node_picture import (
@@ -342,7 +342,9 @@ class Picture:
         nodes = {
             name: msgspec.structs.replace(snapshot.nodes[name], gpu_name=gpu) for name, gpu in named.items()
         }
-        return msgspec.structs.replace(snapshot, nodes={**snapshot.nodes, **nodes})
+        nodes = {**snapshot.nodes, **nodes}
+        before = self.slurm.nodes if self.slurm is not None else {}
+        return msgspec.structs.replace(snapshot, nodes=with_unchanged(before, nodes))
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False

@@ -38,8 +38,9 @@ class DiskFull(OSError):
 class _Stream:
     """An open file."""
 
-    def __init__(self, folder: Path, kind: str, at: datetime) -> None:
-        self.path = folder / f"{at.strftime(_NAME)}-{kind}.jsonl.zst"
+    def __init__(self, folder: Path, kind: str, named: datetime, at: datetime) -> None:
+        """`at`: of its first entry, which may have waited for the writer and be older than the name."""
+        self.path = folder / f"{named.strftime(_NAME)}-{kind}.jsonl.zst"
         # It holds people's names and comments of jobs: readable by healer's user only.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.summary = Recorded(file=self.path.name, kind=kind, first=at, last=at)
@@ -55,11 +56,7 @@ class _Stream:
         summary = self.summary
         routes = summary.routes
         routes[route] = routes.get(route, 0) + 1
-        # Entries wait for the writer: the first may be older than the file.
-        first = min(summary.first, at) if summary.lines else at
-        self.summary = msgspec.structs.replace(
-            summary, first=first, last=max(summary.last, at), lines=summary.lines + 1
-        )
+        self.summary = msgspec.structs.replace(summary, last=max(summary.last, at), lines=summary.lines + 1)
         self._lines.append(line)
         self._waiting += len(line) + 1
         if self.waits_since is None:
@@ -124,7 +121,7 @@ class RecordingFolder:
         kind = KINDS[samples]
         try:
             if kind not in self._streams:
-                self._streams[kind] = _Stream(self.folder, kind, self._named())
+                self._streams[kind] = _Stream(self.folder, kind, self._named(), at)
         except OSError:
             self._refused += 1
             return

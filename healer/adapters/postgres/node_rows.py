@@ -58,6 +58,7 @@ from healer.model import (
     rates_in,
 )
 from healer.model.node_states import NodeState, is_busy_step, is_gap, node_states
+from healer.model.slurm import with_unchanged
 from healer.text import from_stored, to_stored
 
 # --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
@@ -178,7 +179,7 @@ class PostgresSnapshots:
         if decoded is None or decoded[0] != head.version:
             head = conn.execute(query.add_columns(snapshots.c.body)).one()
             before = decoded[1] if decoded else None
-            decoded = head.version, _reuse_mappings(before, _decode(head.body))
+            decoded = head.version, _reuse_unchanged(before, _decode(head.body))
             with self._lock:
                 self._decoded[cluster] = decoded
         return msgspec.structs.replace(decoded[1], taken_at=head.taken_at)
@@ -205,7 +206,7 @@ def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
     return read_doc(conn, sa.select(controllers.c.doc).where(controllers.c.cluster == cluster), Controller)
 
 
-def _reuse_mappings(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
+def _reuse_unchanged(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
     """`now` with what is unchanged in `before` as the same objects, so that readers see by identity which
     mappings and which nodes changed."""
     if before is None:
@@ -216,9 +217,7 @@ def _reuse_mappings(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSn
         if getattr(before, name) == getattr(now, name)
     }
     if "nodes" not in same:
-        same["nodes"] = {
-            name: old if (old := before.nodes.get(name)) == node else node for name, node in now.nodes.items()
-        }
+        same["nodes"] = with_unchanged(before.nodes, now.nodes)
     return msgspec.structs.replace(now, **same)
 
 

@@ -456,7 +456,7 @@ def _database_duties(
         Duty(
             "deliver",
             DELIVER_S,
-            delivery(settings, db, lambda: rules().notifications.console_url),
+            delivery(settings, db, lambda: rules().notifications),
         ),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]

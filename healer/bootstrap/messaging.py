@@ -280,18 +280,20 @@ def _desk(settings: Settings) -> Desk:
 
 
 def delivery(
-    settings: Settings, db: sa.Engine, console_url: Callable[[], str] = lambda: ""
+    settings: Settings, db: sa.Engine, notifications: Callable[[], Notifications] = Notifications
 ) -> Callable[[], float | None]:
-    """Returns one round of delivery. Messages without a sink stay in healer's own list. `console_url` is for
-    links in tickets."""
+    """Returns one round of delivery. Messages without a sink stay in healer's own list. `notifications` has
+    the language of tickets and the URL of their links."""
     notify = _webhook(settings, settings.notify_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
     repairs = tickets(settings)
     outbox, clock = PostgresOutbox(db), SystemClock()
 
     def work() -> None:
-        url = console_url() or settings.public_url or ""
-        deliver_due(outbox, notifier, repairs, clock=clock, chance=random.random, console_url=url)
+        shown = notifications()
+        url = shown.console_url or settings.public_url or ""
+        links = tell.Links(url, language=shown.ticket_language)
+        deliver_due(outbox, notifier, repairs, clock=clock, chance=random.random, links=links)
 
     return work
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from healer.console.pages import Here, PageRoute, Pages, missing
-from healer.console.render import markdown_file, text_file
+from healer.console.render import csv_file, markdown_file
 from healer.console.views import (
     Shown,
     health_view,
@@ -145,7 +145,7 @@ def chart_file(
     if drawn is None:
         raise missing("chart")
     name = f"{chart}-{span.since:%Y-%m-%d}-{span.until:%Y-%m-%d}.csv"
-    return text_file(name, report_charts_view.csv_text(drawn, pages.render.translate), "text/csv")
+    return csv_file(name, report_charts_view.csv_text(drawn, pages.render.translate))
 
 
 def _span(context: dict[str, Any], since: str, until: str) -> Span:

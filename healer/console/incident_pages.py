@@ -1,17 +1,19 @@
 """The pages of incidents: the queue, one of them, and its report."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 
 from healer.api.granted import role_at
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
-from healer.console.render import markdown_file, next_link, one_of
+from healer.console.render import csv_file, markdown_file, next_link, one_of
 from healer.console.views import Shown, charts_view, glance_view, incident_view
 from healer.console.views.buttons import split_buttons
 from healer.console.views.glance_view import JobProgress
 from healer.console.views.queue_view import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
-from healer.console.views.timeline_view import timeline
+from healer.console.views.svg_lanes import LaneChart, csv_text
+from healer.console.views.timeline_view import TimelineRow, timeline
 from healer.engine.records import IncidentRecord, incident_record
 from healer.model import Incident, IncidentState, Role, Severity
 from healer.ports.answers import Standing
@@ -77,7 +79,7 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
         "detail": detail,
         "view": incident_view.view_incident(detail, context["standing"], role, now),
         "timeline": rows,
-        "glance": glance_view.glance(detail, rows, _jobs(pages, detail, now), now),
+        "glance": _glance(pages, detail, rows, now),
         "charts": _charts(pages, detail, now),
         "similar": detail.similar,
         "collected": detail.collected if role in (Role.operator, Role.admin) else (),
@@ -85,6 +87,18 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
         "split": split_buttons(detail, role),
     }
     return pages.show("incident.html", context)
+
+
+@routes.get("/incidents/{incident_id}/glance.csv")
+def glance_file(request: Request, pages: Here, incident_id: str) -> Response:
+    """The table behind the picture of the incident."""
+    detail = _read_incident(pages, pages.session(request), incident_id)
+    chart = _glance(pages, detail, timeline(detail), pages.clock())
+    return csv_file(f"incident-{detail.incident.short_id}.csv", csv_text(chart, pages.render.translate))
+
+
+def _glance(pages: Pages, detail: IncidentRecord, rows: Sequence[TimelineRow], now: datetime) -> LaneChart:
+    return glance_view.glance(detail, rows, _jobs(pages, detail, now), now)
 
 
 def _read_incident(pages: Pages, session: Caller, name: str) -> IncidentRecord:

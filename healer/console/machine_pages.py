@@ -11,11 +11,13 @@ from fastapi import APIRouter, Request, Response
 
 from healer.console import words
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, asking_by_incident, missing
+from healer.console.render import csv_file
 from healer.console.views import Shown, incident_view, job_view, life_view, node_view
 from healer.console.views.buttons import node_buttons
 from healer.console.views.fleet_view import NodeRow
 from healer.console.views.node_view import NodeNow
 from healer.console.views.runs_view import run_row
+from healer.console.views.svg_lanes import LaneChart, csv_text
 from healer.decisions.node_facts import context_of
 from healer.detection.lemons import LIMIT
 from healer.detection.reported import firing
@@ -54,16 +56,12 @@ def node_page(
 ) -> Response:
     context = pages.context(request, "node", cluster)
     standing, now = context["standing"], context["now"]
-    row = next((row for row in context["rows"] if row.name == name), None)
-    rows = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
-    if row is None or rows is None:
-        raise missing("node", name=name, cluster=cluster)
+    row, rows = _read_node(pages, context, name)
     asking = asking_by_incident(standing)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], node=name), limit=PAGE_ROWS)
-    life = pages.queries.nodes.life(cluster, name, now - life_view.LIFE)
     context |= {
         "row": row,
-        "life": life_view.life_line(life, rows.node, rows.inventory, now),
+        "life": _life(pages, rows, cluster, now),
         "going_on": context_of(pages.rules, rows.snapshot, rows.node, rows.inventory, now),
         "lemon": rows.lemon,
         "lemon_limit": LIMIT,
@@ -89,6 +87,29 @@ def node_page(
     context |= _alerts(pages, standing.rules, cluster, name, now)
     context |= _measured(pages, row, cluster, now, signal, hours)
     return pages.show("node.html", context)
+
+
+@routes.get("/nodes/{cluster}/{name}/life.csv")
+def life_file(request: Request, pages: Here, cluster: str, name: str) -> Response:
+    """The table behind the picture of the node's last year."""
+    context = pages.context(request, "node", cluster)
+    _, rows = _read_node(pages, context, name)
+    chart = _life(pages, rows, cluster, context["now"])
+    return csv_file(f"{cluster}-{rows.node.name}.csv", csv_text(chart, pages.render.translate))
+
+
+def _read_node(pages: Pages, context: dict[str, Any], name: str) -> tuple[NodeRow, NodeRows]:
+    """Raises Problem."""
+    row = next((row for row in context["rows"] if row.name == name), None)
+    rows = pages.queries.nodes.rows(context["cluster"], name, context["now"]) if row is not None else None
+    if row is None or rows is None:
+        raise missing("node", name=name, cluster=context["cluster"])
+    return row, rows
+
+
+def _life(pages: Pages, rows: NodeRows, cluster: str, now: datetime) -> LaneChart:
+    life = pages.queries.nodes.life(cluster, rows.node.name, now - life_view.LIFE)
+    return life_view.life_line(life, rows.node, rows.inventory, now)
 
 
 def _shown_by_slurm(snapshot: SlurmSnapshot | None, name: str) -> dict[str, Any]:

@@ -71,6 +71,10 @@ def text_file(name: str, text: str, kind: str, *, opened: str = "attachment") ->
     return Response(shown(text, keep="\n\t"), media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
+def csv_file(name: str, text: str) -> Response:
+    return text_file(name, text, "text/csv")
+
+
 def web_dir() -> Path:
     """Templates, styles, scripts and words."""
     return data_folder("web")

@@ -224,6 +224,9 @@ class Links(NamedTuple):
     language: Language = "en"
 
 
+NO_LINKS = Links()
+
+
 def deliver_due(
     outbox: Outbox,
     notifier: Notifier | None,
@@ -231,7 +234,7 @@ def deliver_due(
     *,
     clock: Clock,
     chance: Callable[[], float],
-    console_url: str = "",
+    links: Links = NO_LINKS,
 ) -> int:
     """Sends what is due to the webhook and the ticket system, pages first; the number that they took.
 
@@ -244,7 +247,7 @@ def deliver_due(
         if attempt is None:
             break
         try:
-            reference = _send(attempt, notifier, tickets, console_url)
+            reference = _send(attempt, notifier, tickets, links)
         except DeliveryFailed as error:
             if attempt.is_ticket:
                 tickets_go = False
@@ -264,15 +267,14 @@ def deliver_due(
     return sent
 
 
-def _send(
-    attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, console_url: str
-) -> str | None:
+def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> str | None:
     """The sink's own name for it ("" if it has none); None without a sink for this kind."""
     _check_tries(attempt)
     if attempt.is_ticket:
         if tickets is None:
             return None
-        ticket = with_incident_link(from_stored(attempt.doc, Ticket), console_url)
+        ticket = news.worded_in(from_stored(attempt.doc, Ticket), links.language)
+        ticket = with_incident_link(ticket, links.console_url)
         # A search may not show yet what was opened a moment ago; the name does.
         return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
     if notifier is None:
@@ -318,7 +320,7 @@ def _send_to_channel(
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
-        news.worded_in(from_stored(attempt.doc, Message), links.language),
+        news.message_in(from_stored(attempt.doc, Message), links.language),
         attempt.at,
         page=attempt.page,
         console_url=links.console_url,

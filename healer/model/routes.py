@@ -118,12 +118,14 @@ class DeadMansSwitch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notifications(msgspec.Struct, frozen=True, kw_only=True):
-    """`console_url` begins the links in messages; a digest gathers for `digest_h` hours."""
+    """`console_url` begins the links in messages; a digest gathers for `digest_h` hours; `ticket_language` is
+    that of tickets, as a channel's is of its messages."""
 
     channels: tuple[Channel, ...] = ()
     routes: tuple[Route, ...] = ()
     console_url: str = ""
     digest_h: float = 1.0
+    ticket_language: Language = "en"
     alive: DeadMansSwitch | None = None
     people: tuple[Person, ...] = ()
 

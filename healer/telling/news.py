@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -207,15 +207,20 @@ def _what_healer_does(incident: Incident) -> Said:
     return say("telling.works_on_it" if incident.run else "telling.does_nothing")
 
 
-def worded_in(message: Message, language: Language) -> Message:
-    """The message in the language of a channel."""
+_Sent = TypeVar("_Sent", Message, Ticket)
+
+
+def worded_in(sent: _Sent, language: Language) -> _Sent:
+    """Title and text of a message or ticket in this language."""
+    title, text = (quoted(in_language(part, language)) for part in (sent.title, sent.text))
+    return msgspec.structs.replace(sent, title=title, text=text)
+
+
+def message_in(message: Message, language: Language) -> Message:
+    """The message in the language of a channel, with the preview of its buttons."""
     preview = tuple(in_language(line, language) for line in message.about.preview)
-    return msgspec.structs.replace(
-        message,
-        title=quoted(in_language(message.title, language)),
-        text=quoted(in_language(message.text, language)),
-        about=msgspec.structs.replace(message.about, preview=preview),
-    )
+    about = msgspec.structs.replace(message.about, preview=preview)
+    return worded_in(msgspec.structs.replace(message, about=about), language)
 
 
 def notice_of(

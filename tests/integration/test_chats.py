@@ -18,7 +18,7 @@ from healer.adapters.notify.slack import SlackChannel
 from healer.adapters.notify.talk import Talk
 from healer.model import About, Channel, ChannelKind, Message, Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
-from healer.telling.news import notice_of, worded_in
+from healer.telling.news import message_in, notice_of
 from healer.text import joined, quoted, say
 from healer.text.language import Language
 from tests.support import chats as stand_in
@@ -83,7 +83,7 @@ def notice(
         "Done: nothing, the guard `slots` holds it: 5 of 5 taken\nLeft for you: free a slot, or drain it",
     }
     message = Message(id=number, about=About(**about), **{**known, **fields})
-    message = worded_in(message, language)
+    message = message_in(message, language)
     made = notice_of(message, AT, page=message.page, console_url=console, buttons=True)
     return msgspec.structs.replace(made, approve=approve, language=language)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -17,7 +18,7 @@ from healer.engine import tell
 from healer.model import Ticket, TicketStage
 from healer.ports.outbound import Tickets
 from healer.sim.sim_clock import SimClock
-from healer.text import to_stored
+from healer.text import in_language, say, to_stored
 from tests.support.desks import TOKEN, Jira, serve_desk
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -57,9 +58,9 @@ def put(engine: sa.Engine, *items: Ticket) -> None:
             outbox.queue(conn, item, at=START + timedelta(milliseconds=number), has_sink=True)
 
 
-def deliver(engine: sa.Engine, tickets: Tickets, clock: SimClock) -> int:
+def deliver(engine: sa.Engine, tickets: Tickets, clock: SimClock, links: tell.Links = tell.NO_LINKS) -> int:
     box = outbox.PostgresOutbox(engine)
-    return tell.deliver_due(box, None, tickets, clock=clock, chance=lambda: 0.5)
+    return tell.deliver_due(box, None, tickets, clock=clock, chance=lambda: 0.5, links=links)
 
 
 def states(engine: sa.Engine) -> dict[str, tuple[str, str | None]]:
@@ -83,6 +84,21 @@ def test_all_deliveries_of_an_incident_reach_its_one_ticket_in_order(
     assert verbs(fresh_database) == ["ticket.opened", "ticket.updated", "ticket.closed"]
     assert (len(jira.issues), jira.open_tickets()) == (1, 0)
     assert len(jira.issues["OPS-1"]["comments"]) == 2
+
+
+def test_a_ticket_is_in_the_language_of_the_site(
+    fresh_database: sa.Engine, jira: Jira, clock: SimClock
+) -> None:
+    title = say("actions.ticket_title", severity="P1", where="gpu0017", title=say("incidents.the_gpu"))
+    text = say("telling.waits_since", time="03:00")
+    put(fresh_database, msgspec.structs.replace(OPENED, title=title, text=text))
+    clock.advance(1)
+    links = tell.Links("https://healer.example", language="zh")
+    assert deliver(fresh_database, sink(jira), clock, links) == 1
+    fields = jira.issues["OPS-1"]["fields"]
+    assert in_language(title, "zh") in fields["summary"] != str(title)
+    assert in_language(text, "zh") in fields["description"]
+    assert f"https://healer.example/incidents/{KEY}" in fields["description"]
 
 
 def test_what_follows_waits_for_the_opening_and_other_tickets_do_not(

@@ -30,20 +30,20 @@
     });
   }
   async function png(id) {
-    const svg = document.getElementById(id), figure = svg.closest("figure"), box = svg.getBoundingClientRect();
+    const svg = document.getElementById(id), figure = svg.closest("figure"), note = figure.querySelector("[data-png]").dataset.note, box = svg.getBoundingClientRect();
     const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue("--" + name).trim();
-    const left = svg.classList.contains("matrix") ? RIGHT : LEFT, width = Math.ceil(box.width + left + RIGHT);
+    const left = svg.closest(".canvas") && !svg.classList.contains("matrix") ? LEFT : RIGHT, width = Math.ceil(box.width + left + RIGHT);
     const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
-    const keys = [...figure.querySelectorAll(".key li")], signs = [];
+    const keys = [...figure.querySelectorAll(".key li, .moments li")], signs = [];
     for (const key of keys) {
-      const sign = dressed(key.querySelector("svg")), defs = svg.querySelector("defs");
-      if (defs) sign.prepend(dressed(defs));
-      signs.push(await loaded(sign, 18, 12));
+      const swatch = key.querySelector("svg"), defs = svg.querySelector("defs"), sign = swatch && dressed(swatch);
+      if (sign && defs) sign.prepend(dressed(defs));
+      signs.push(sign && await loaded(sign, 18, 12));
     }
     pen.font = `12px ${colour("sans")}`;
     let x = RIGHT, y = 62;
-    const places = keys.map((key) => { // the legend, in as many lines as it takes
-      const wide = 26 + pen.measureText(key.textContent).width + 16;
+    const places = keys.map((key, index) => { // the legend, in as many lines as it takes
+      const wide = (signs[index] ? 26 : 0) + pen.measureText(key.textContent).width + 16;
       if (x > RIGHT && x + wide > width) { x = RIGHT; y += LINE; }
       const place = [x, y];
       x += wide;
@@ -59,14 +59,14 @@
     pen.fillRect(0, 0, width, height);
     pen.fillStyle = colour("ink");
     pen.font = `600 14px ${colour("sans")}`;
-    pen.fillText(figure.querySelector("h3").textContent, RIGHT, 24, width - 2 * RIGHT);
+    pen.fillText(svg.querySelector("title").textContent, RIGHT, 24, width - 2 * RIGHT);
     pen.fillStyle = colour("dim");
     pen.font = `12px ${colour("sans")}`;
-    pen.fillText(figure.querySelector("figcaption p").textContent, RIGHT, 42, width - 2 * RIGHT);
+    pen.fillText(note, RIGHT, 42, width - 2 * RIGHT);
     keys.forEach((key, index) => {
       const [keyX, keyY] = places[index];
-      pen.drawImage(signs[index], keyX, keyY - 10);
-      pen.fillText(key.textContent, keyX + 26, keyY);
+      if (signs[index]) pen.drawImage(signs[index], keyX, keyY - 10);
+      pen.fillText(key.textContent, keyX + (signs[index] ? 26 : 0), keyY);
     });
     pen.drawImage(image, 0, top);
     save(await new Promise((resolve) => canvas.toBlob(resolve, "image/png")), id + ".png");

@@ -1,13 +1,12 @@
 """The charts of a period: its length, its parts, and each chart with the table behind it."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 
 import msgspec
 
+from healer.console.views.csv_table import csv_table
 from healer.console.views.svg_charts import COLORS, Kind, Series, SvgChart, Unit
 from healer.model.node_states import Holder, NodeCondition
 from healer.ports.answers import (
@@ -219,26 +218,16 @@ def ticks(parts: Buckets) -> tuple[tuple[int, str], ...]:
 
 def csv_text(chart: SvgChart, translate: Callable[[str], str]) -> str:
     """Numbers as they are, not rounded: a spreadsheet makes its own charts of them."""
-    file = io.StringIO()
-    rows = csv.writer(file, lineterminator="\n")
-    names = [translate(each.name) for each in chart.series]
-    counts = [translate(say("console.reports_reviews_of", name=each.name)) for each in chart.series]
     judged = any(each.basis for each in chart.series)
-    rows.writerow(
-        [translate(say("console.reports_chart_time")), *_safe(names), *_safe(counts if judged else [])]
-    )
-    for at, label in enumerate(chart.times):
-        values = [_figure(each.values[at], chart.unit) for each in chart.series]
-        rows.writerow([translate(label), *values, *(each.basis[at] for each in chart.series if each.basis)])
-    return file.getvalue()
+    counts = [say("console.reports_reviews_of", name=each.name) for each in chart.series if judged]
+    head = (say("console.reports_chart_time"), *(each.name for each in chart.series), *counts)
+    return csv_table([head, *(_line(chart, at) for at in range(len(chart.times)))], translate)
 
 
-def _figure(value: float | None, unit: Unit) -> float | str:
-    if value is None:
-        return ""
-    return int(value) if unit is Unit.whole else value
+def _line(chart: SvgChart, at: int) -> list[str | float | None]:
+    values = (_figure(each.values[at], chart.unit) for each in chart.series)
+    return [chart.times[at], *values, *(each.basis[at] for each in chart.series if each.basis)]
 
 
-def _safe(names: Iterable[str]) -> list[str]:
-    """A spreadsheet runs a text that begins like a formula."""
-    return [f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name for name in names]
+def _figure(value: float | None, unit: Unit) -> float | None:
+    return int(value) if value is not None and unit is Unit.whole else value

@@ -13,6 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from healer.console import words
+from healer.console.views.csv_table import csv_table
 from healer.console.views.svg_charts import ROOM_BELOW, add_text, draw_line, percent
 from healer.text import Said, joined, say
 
@@ -96,17 +97,19 @@ class LaneChart(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> tuple[Row, ...]:
         """Marks and spans within the axis, the newest first, no more than `ROWS`."""
-        return tuple(sorted(self._within, key=lambda row: row.at, reverse=True)[:ROWS])
+        return tuple(self.all_rows[:ROWS])
 
     @property
     def more_rows(self) -> int:
         """Older ones that the table leaves out."""
-        return max(0, len(self._within) - ROWS)
+        return max(0, len(self.all_rows) - ROWS)
 
     @property
-    def _within(self) -> "list[Row]":
+    def all_rows(self) -> "list[Row]":
+        """Marks and spans within the axis, the newest first."""
         found = [_row(lane, each) for lane in self.lanes for each in (*lane.marks, *lane.spans)]
-        return [row for row in found if self.holds(row.at, row.end)]
+        within = (row for row in found if self.holds(row.at, row.end))
+        return sorted(within, key=lambda row: row.at, reverse=True)
 
     def holds(self, begin: datetime, end: datetime | None) -> bool:
         """Whether any of it is within the axis."""
@@ -126,6 +129,17 @@ def _row(lane: Lane, each: Mark | Span) -> Row:
     if isinstance(each, Mark):
         return Row(at=each.at, end=each.at, lane=lane.name, text=each.text, url=each.url)
     return Row(at=each.begin, end=each.end, lane=lane.name, text=each.text, url=each.url)
+
+
+def csv_text(chart: LaneChart, translate: _Translate) -> str:
+    """Times are ISO 8601 in UTC; a span that lasts has no end."""
+    head = [say(f"console.lanes_column_{name}") for name in ("begin", "end", "lane", "text")]
+    rows = [[_iso(row.at), _iso(row.end), row.lane, row.text] for row in chart.all_rows]
+    return csv_table([head, *rows], translate)
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at and at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # --- layout

@@ -29,7 +29,8 @@ def figure_of(site: Site, path: str) -> ET.Element:
     assert page.status_code == 200
     found = re.findall(r'<figure class="lanes".*?</figure>', page.text, re.DOTALL)
     assert len(found) == 1
-    return ET.fromstring(found[0])
+    # Attributes without a value are HTML, not XML.
+    return ET.fromstring(re.sub(r" (download|hidden)(?=[ >])", r' \1=""', found[0]))
 
 
 def words_of(each: ET.Element | None) -> str:

@@ -1,5 +1,6 @@
 """Charts, heat map, node and rules pages in a real Chromium against the sample site."""
 
+import csv
 import re
 from collections.abc import Iterator
 
@@ -176,6 +177,29 @@ def test_a_chart_of_the_reports_is_saved_as_picture_and_as_table(browser: Browse
     assert saved.value.suggested_filename == "incidents-2026-11-01-2026-11-20.csv"
     page.locator("figure", has_text="Opened, by class of fault").locator("summary").press("Enter")
     expect(page.locator("figure table.figs tbody tr").first).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("path", "title", "lane"),
+    [
+        ("/incidents/{gpu-lost}", "The incident on one time axis", "Decisions"),
+        ("/nodes/pod1/gpu0017", "The last year of gpu0017", "Incidents"),
+    ],
+)
+def test_lanes_are_saved_as_picture_and_as_table(
+    browser: Browser, site: Site, url: str, path: str, title: str, lane: str
+) -> None:
+    page = open_page(browser, url)
+    page.goto(url + path.replace("{gpu-lost}", incident_of(site, "gpu-lost")))
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"Save {title} as PNG").click()
+    size = saved.value.path().read_bytes()
+    assert size.startswith(b"\x89PNG") and len(size) > 5000
+    with page.expect_download() as saved:
+        page.get_by_role("link", name=f"Download {title} as CSV").click()
+    rows = list(csv.reader(saved.value.path().read_text(encoding="utf-8").splitlines()))
+    assert rows[0] == ["Time (UTC)", "Until (UTC)", "Lane", "What"]
+    assert lane in {row[2] for row in rows} and all(row[0].endswith("Z") for row in rows[1:])
 
 
 def test_rules_are_searched_by_keys_and_lead_to_their_incidents(browser: Browser, url: str) -> None:

@@ -46,6 +46,16 @@ def bar_of(chart: LaneChart, only: Lane) -> tuple[float, float, Span]:
     return bar.x, bar.end - bar.x, span
 
 
+def test_the_file_has_every_row_with_times_that_a_program_reads() -> None:
+    lasts = Span(begin=before(hours=2), end=None, text="=cmd()")
+    marks = (Mark(at=before(hours=1, seconds=number), text=f"mark {number}") for number in range(600))
+    rows = svg_lanes.csv_text(chart_of(lane(lasts, *marks)), str).splitlines()
+    assert len(rows) == 602
+    assert rows[0] == "Time (UTC),Until (UTC),Lane,What"
+    assert rows[1] == "2026-11-20T02:16:00.000Z,2026-11-20T02:16:00.000Z,Lane,mark 0"
+    assert rows[-1] == "2026-11-20T01:16:00.000Z,,Lane,'=cmd()"
+
+
 def test_many_steps_are_few_bars_and_few_rows() -> None:
     many = lane(*(
         Span(begin=before(minutes=number), end=before(minutes=number), text=f"step {number}", tone=tone)

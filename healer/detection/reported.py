@@ -50,6 +50,7 @@ from healer.model.slurm import is_only_ours, slurm_kind
 from healer.observations import NodePicture, Picture
 from healer.observations.alerts import Alerts, HeardAlert
 from healer.observations.node_picture import uptime_of
+from healer.observations.picture import AFTER_ITS_END
 from healer.signals.identity import digest_of
 from healer.text import NO_WORDS, quoted, say
 
@@ -393,6 +394,8 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
 
 #: A boot is heard of within this time; used where neither Slurm nor the last signal of the old boot dates it.
 HEARD_WITHIN = timedelta(minutes=2)
+#: Slurm's clock may date the end of a job this much before our last signal of the boot that it was lost with.
+CLOCK_SLACK = timedelta(seconds=5)
 _ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
 
 
@@ -427,7 +430,10 @@ def _jobs_of_boot_before(picture: Picture, node: NodePicture, shown: SlurmNode) 
     for job in (*running, *lost):
         if _began_before(job, node, shown):
             yield job.leader
-    for leader in picture.allocations.ended_on(node.name, node.booted_at):
+    gone_for = AFTER_ITS_END
+    if node.old_boot_heard_at is not None:  # who left while the old boot still sent signals was not lost
+        gone_for = min(gone_for, node.booted_at - node.old_boot_heard_at + CLOCK_SLACK)
+    for leader in picture.allocations.ended_on(node.name, node.booted_at, grace=gone_for):
         job = jobs.get(leader)
         if job is not None and job.state in {"PENDING", "RUNNING"} and not _runs_on(job, node):
             yield leader  # Slurm has put it back

@@ -124,6 +124,15 @@ def test_boot_is_reported_by_the_node_though_slurm_already_requeued_the_job() ->
         ],
         # The detector hears of the node for the first time.
         [nodes(), jobs(0, on("4711", 1)), *beats(60, 120, (1,))],
+        # The job was requeued while the node was still in its old boot.
+        [
+            nodes(),
+            jobs(0, on("4711", 1, 2)),
+            *beats(0, 640, (1,)),
+            jobs(640, on("4711", 3, 4, restarts=1)),
+            *beats(645, 670, (1,)),
+            *beats(670, 720, (1,), boot="b2"),
+        ],
     ],
 )  # fmt: skip
 def test_a_boot_that_is_no_fault(rows: list[Row]) -> None:

@@ -228,7 +228,7 @@ def _relapses(cluster: str, since: datetime, until: datetime) -> sa.Select[int, 
     return sa.select(*counts).where(*returned_in(cluster, since, until))
 
 
-# --- GPU hours saved by automatic restarts, compared to the response time of this site's people (decision 0016)
+# --- GPU hours saved by automatic restarts, compared to the response time of its people (decision 0016)
 
 
 def _saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved:

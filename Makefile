@@ -66,7 +66,7 @@ sbom: ## the software bill of materials (CycloneDX), in build/healer.cdx.json
 	@tools/setup
 	@mkdir -p build && .venv/bin/python tools/sbom build/healer.cdx.json && echo build/healer.cdx.json
 
-packages: ## deb and rpm of server and node, in dist/ (docs/packages.md)
+packages: ## deb and rpm of server and node, in dist/ (docs/install.md)
 	@tools/packages
 
 packages-test: ## runs, upgrades and removes them and the image in roots of distributions; root, half an hour or more

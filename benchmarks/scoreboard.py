@@ -4,7 +4,7 @@
         [--jobs 100] [--job-days 30] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
         [--fleet-seed N] [--keep | --draw]
 
-`--keep` keeps the figures of the fresh seed that `docs/scoreboard.md` shows, in `docs/scoreboard.json`, and
+`--keep` keeps the figures of the fresh seed that `docs/detection.md` shows, in `docs/scoreboard.json`, and
 draws its pictures; `--draw` draws them from what is kept.
 
 Events count, not samples, and nothing is point-adjusted (`benchmarks/_scoreboard/events.py`). Each detector

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes one host's files of docs/high-availability.md into a folder, from those beside this script.
+# Writes one host's files of docs/backup.md into a folder, from those beside this script.
 #   deploy/ha/fill.sh NAME ADDRESS "HOST1 HOST2 HOST3" FOLDER
 # ADDRESS is this host's, HOST1 to HOST3 the addresses of all three in the same order on each host. Passwords are
 # read from files of SECRETS (/etc/healer/secrets): password_superuser, password_replication.

@@ -1,4 +1,4 @@
-"""Builds the packages of one commit, byte for byte the same each time: `make packages`, docs/packages.md.
+"""Builds the packages of one commit, byte for byte the same each time: `make packages`, docs/install.md.
 
 What lies in them is laid out once as a tree of files, the same for deb and rpm; dpkg-deb and rpmbuild only
 pack it.

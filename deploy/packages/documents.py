@@ -77,7 +77,7 @@ def _assignment(name: str, default: str) -> str:
 
 NODE_HEAD = """\
 # Settings of healer-hook, healer-follow and healer-ship on this node: KEY=VALUE, %n is the node's name.
-# After a change: systemctl restart healer-follow. Explained in docs/hooks.md and docs/follower.md.
+# After a change: systemctl restart healer-follow. Explained in docs/nodes.md.
 
 # healer's address, like https://healer.example: needed.
 HEALER_URL=
@@ -85,10 +85,10 @@ HEALER_URL=
 _NODE_LIB, _NODE_CONF = Path("/usr/lib/healer"), Path("/etc/healer/hook.conf")
 
 
-def node_files(*pages: str) -> dict[str, bytes]:
-    """`hook.conf` by the tables of docs/hooks.md and docs/follower.md, and what slurm.conf calls."""
+def node_files(page: str) -> dict[str, bytes]:
+    """`hook.conf` by the tables of docs/nodes.md, and what slurm.conf calls."""
     lines, written = [NODE_HEAD], {"HEALER_URL", "HEALER_HOOK_ROOT"}
-    for row in filter(None, map(_ROW.match, "\n".join(pages).splitlines())):
+    for row in filter(None, map(_ROW.match, page.splitlines())):
         names = [name for name in re.findall(r"`(HEALER_\w+)`", row[1]) if name not in written]
         if names:
             lines += [*_explained(row[2], row[3]), *(f"#{name}=\n" for name in names)]
@@ -259,8 +259,7 @@ def main(docs: Path, folder: Path, version: str, date: str) -> None:
     for name, text in completions().items():
         (folder / name).write_text(text, "utf-8")
     (folder / "healer.toml").write_text(toml((docs / "settings.md").read_text("utf-8")), "utf-8")
-    pages = [(docs / name).read_text("utf-8") for name in ("hooks.md", "follower.md")]
-    for name, data in node_files(*pages).items():
+    for name, data in node_files((docs / "nodes.md").read_text("utf-8")).items():
         (folder / "node" / name).write_bytes(data)
 
 

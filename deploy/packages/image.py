@@ -1,4 +1,4 @@
-"""Makes an OCI image of the package for Debian 12, without a daemon: `make image`, docs/packages.md.
+"""Makes an OCI image of the package for Debian 12, without a daemon: `make image`, docs/install.md.
 
 mmdebstrap installs the package into a root of its own, as on a machine; umoci makes that the one layer.
 What a container may write are the volumes of docker-compose.yml and nothing else.

@@ -118,7 +118,7 @@ exit 0
 def batch(tests: Mapping[str, str], depth: str = "") -> str:
     """The script of a job that runs these tests (name -> text) in order, up to the first that fails.
 
-    `#SBATCH` lines at the head of a test apply to the job. docs/validation.md describes the output of a test.
+    `#SBATCH` lines at the head of a test apply to the job. docs/playbooks.md describes the output of a test.
     """
     if not tests:
         raise ValueError("no tests to run")

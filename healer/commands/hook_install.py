@@ -43,7 +43,7 @@ _MADE = "# Made by `healer hook install`; `healer hook uninstall` takes it away.
 _NAMES = ("healer-hook", "healer-hook.sh", "99-healer-hook", "99-healer-hook.sh", "90healer-hook")
 
 _CONF = """\
-# What `healer-hook` and `healer-follow` need on a node (docs/hooks.md). KEY=VALUE; %n is the node's name.
+# What `healer-hook` and `healer-follow` need on a node (docs/nodes.md). KEY=VALUE; %n is the node's name.
 HEALER_URL={url}
 HEALER_TOKEN_FILE={token_file}
 HEALER_HOOK_SPOOL=/var/spool/healer

@@ -145,7 +145,7 @@ def package(
 
 
 def hook_conf(url: str, cluster: str = "", ca_file: str = "") -> str:
-    """The settings of hook and follower on a node. docs/follower.md and docs/hooks.md list all keys."""
+    """The settings of hook and follower on a node. docs/nodes.md lists all keys."""
     values = {"HEALER_URL": url, "HEALER_CLUSTER": cluster, "HEALER_CA_FILE": ca_file}
     lines = [f"{key}={value}\n" for key, value in values.items() if value]
     return "# Read by healer-hook and healer-follow: KEY=VALUE lines.\n" + "".join(lines)

@@ -323,7 +323,7 @@ class LemonScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriftKind(StrEnum):
-    """`docs/words.md` explains them."""
+    """`docs/concepts.md` explains them."""
 
     forgotten_drain = "forgotten_drain"
     idle_slot = "idle_slot"

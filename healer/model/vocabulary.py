@@ -1,4 +1,4 @@
-"""Closed lists of words, as in answers, files and the database; `docs/words.md` explains them."""
+"""Closed lists of words, as in answers, files and the database; `docs/concepts.md` explains them."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Loads and checks `rules/forecasts.yaml`: parts that are likely to fail. Format: docs/forecasts.md."""
+"""Loads and checks `rules/forecasts.yaml`: parts that are likely to fail. Format: docs/detection.md."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase

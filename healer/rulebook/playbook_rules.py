@@ -1,6 +1,6 @@
 """Reads and checks `rules/playbooks/*.yaml` (steps, conditions, inputs, and playbooks within playbooks; their
 JSON schema, for editors), `rules/commands.yaml`, and `rules/validation/depths.yaml` (which tests each depth
-runs). Formats: docs/rules.md, docs/validation.md."""
+runs). Formats: docs/rules.md, docs/playbooks.md."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
 """Loads `rules/signals*.yaml`, which signals exist and how they arrive, and `rules/scrape.yaml`, what healer
-fetches itself. Their format: docs/catalogue.md, docs/pull.md."""
+fetches itself. Their format: docs/metrics.md."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 #!/bin/sh
 # NVLink, PCIe and InfiniBand: what is plugged in is up, at the width that it has. How many links and which rate belong
-# here, only the good node of its kind can tell: healer compares (docs/drift.md).
+# here, only the good node of its kind can tell: healer compares (docs/detection.md).
 sys=${HEALER_TEST_SYS:-/sys}
 looked=no
 fail() {

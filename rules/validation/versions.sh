@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the node runs: healer compares it with the good node of its kind (docs/drift.md). Only what has to fit on the
+# What the node runs: healer compares it with the good node of its kind (docs/detection.md). Only what has to fit on the
 # node itself is judged here: the fabric manager's version has to be the driver's.
 sys=${HEALER_TEST_SYS:-/sys}
 all_of() { # all different values of stdin as one word, in order

@@ -1,4 +1,4 @@
-"""The recipes of docs/tls.md, as they are printed there: what they make is what healer can use."""
+"""The recipes of docs/sign-in.md, as they are printed there: what they make is what healer can use."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from healer.adapters.certificate_files import CertificateFiles, read_certificate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tls.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "sign-in.md").read_text("utf-8")
 
 
 def recipe(heading: str) -> str:

@@ -1,4 +1,4 @@
-"""Each row of the verdicts on docs/words.md, played: what a node's verdict causes, and what it never does."""
+"""Each row of the verdicts on docs/concepts.md, played: what a verdict causes, and what it never does."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from healer.incidents.lifecycle import PROBATION
 from healer.model import Message, Ticket, Verdict
 from tests.support.loop import LOST, Site, name
 
-PAGE = Path(__file__).parents[2] / "docs/words.md"
+PAGE = Path(__file__).parents[2] / "docs/concepts.md"
 NODE = name(1)
 
 

@@ -1,4 +1,4 @@
-"""Certificates as docs/tls.md makes them: by openssl, with an authority of their own."""
+"""Certificates as docs/sign-in.md makes them: by openssl, with an authority of their own."""
 
 import os
 import subprocess

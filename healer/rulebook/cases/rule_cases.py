@@ -4,7 +4,7 @@ A case has a `name` and `lines` of one node's kernel log, or a `fault` with its 
 reports it, or the labels of an `alert` of another system. `expect` names the findings in order; a field it
 leaves out may be anything. An empty list: no finding at all. `must_not` names what none of the findings may
 be. Each rule of `policies.yaml`, `escalations.yaml` and `forecasts.yaml` needs a case that expects it and
-one in which it must not be. Cases of forecasts are in `forecast-*.yaml` (docs/forecasts.md), judged by the
+one in which it must not be. Cases of forecasts are in `forecast-*.yaml` (docs/detection.md), judged by the
 same arithmetic as production. Cases of detection rules and of faults over time have modules of their own.
 """
 

@@ -54,9 +54,7 @@ def submit(site: Site, folder: Path, *, slow_from: int = 20) -> str:
         "CHECKPOINT": str(folder / "last.pt"),
     }
     prolog = folder / "task-prolog"
-    prolog.write_text(
-        placed(snippet("step-times.md", "TaskProlog"), {"https://healer.example": site.stack.url})
-    )
+    prolog.write_text(placed(snippet("jobs.md", "TaskProlog"), {"https://healer.example": site.stack.url}))
     prolog.chmod(0o755)
     settings = " ".join(f"{name}={value}" for name, value in environ.items())
     script = (

@@ -39,5 +39,5 @@ def test_unknown_build_says_so(tmp_path: Path) -> None:
 def test_the_docs_carry_the_version() -> None:
     assert f"describe healer {__version__}." in (ROOT / "docs/README.md").read_text()
     assert re.search(rf"^## {re.escape(__version__)}$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    named = re.findall(r"healer(?:-node)?[-_](\d+\.\d+\.\d+)-1", (ROOT / "docs/packages.md").read_text())
+    named = re.findall(r"healer(?:-node)?[-_](\d+\.\d+\.\d+)-1", (ROOT / "docs/install.md").read_text())
     assert named and set(named) == {__version__}

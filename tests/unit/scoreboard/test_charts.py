@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks._scoreboard.charts import LEFT, RIGHT, Chart, Dot, Line, charts_of, svg_of
 from benchmarks.scoreboard import KEPT, pictures
 
-PAGE = KEPT.parent / "scoreboard.md"
+PAGE = KEPT.parent / "detection.md"
 
 
 def kept() -> list[dict[str, Any]]:

@@ -14,20 +14,15 @@ import pytest
 import yaml
 
 from healer import __version__
-from tests.packages.builds import FIRST, Builds
-from tests.packages.distro_machine import DISTROS, ROOTS, Distro, DistroMachine, distro_machine
+from tests.packages.builds import FIRST, KEPT_WHEELS, Builds
+from tests.packages.distro_machine import DistroMachine, distro_machine
+from tests.packages.shared import CACHE, shared
 from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(1800)
 COLLECTION = ROOT / "deploy/ansible"
 WANTED = Path(__file__).with_name("ansible.txt")
-DISTROS["ansible"] = Distro(
-    "bookworm",
-    ("deb http://deb.debian.org/debian bookworm main",),
-    "python3.11,python3-apt,systemd,procps,tzdata,openssl",
-)
 SECRET = "ab" * 32
 RECAP = re.compile(r"changed=(\d+) +unreachable=0 +failed=(\d+)")
 
@@ -35,17 +30,15 @@ RECAP = re.compile(r"changed=(\d+) +unreachable=0 +failed=(\d+)")
 @pytest.fixture(scope="module")
 def tools() -> Path:
     """A folder with ansible-core and ansible-lint, for this Python and Debian 12's."""
-    place = ROOTS.parent / "ansible"
+    place = CACHE / "ansible"
     stamp = place / "wanted.txt"
-    if not stamp.exists() or stamp.read_bytes() != WANTED.read_bytes():
-        shutil.rmtree(place, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", place]
-        if subprocess.run(
-            [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
-        ).returncode:
-            pip = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--target", str(place)]
-        subprocess.run([*pip, "-r", WANTED], check=True)
-        shutil.copy(WANTED, stamp)
+    with shared(place):
+        if not stamp.exists() or stamp.read_bytes() != WANTED.read_bytes():
+            shutil.rmtree(place, ignore_errors=True)
+            uv = Path(sys.executable).with_name("uv")
+            into = ("pip", "install", "--quiet", "--python", sys.executable, "--target", place)
+            subprocess.run([uv, *into, "-r", WANTED], check=True, env=os.environ | KEPT_WHEELS)
+            shutil.copy(WANTED, stamp)
     return place
 
 
@@ -130,7 +123,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(builds: Builds, tools: Path) -> Iterator[Site]:
-    with scratch_folder() as folder, distro_machine("ansible", folder) as machine:
+    with scratch_folder() as folder, distro_machine("debian12-tools", folder) as machine:
         yield Site(machine, builds, tools)
 
 

@@ -14,7 +14,6 @@ from tests.packages.distro_machine import root_of
 from tests.support.stack import scratch_folder
 
 pytestmark = [
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(os.geteuid() != 0, reason="makes a root"),
 ]
 PYTHON = "/opt/healer/.venv/bin/python"

@@ -19,7 +19,6 @@ from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(1800)
 PARTS = ("api", "detector", "scheduler", "scraper", "worker")
 _READY = """
 import urllib.error, urllib.request

@@ -13,13 +13,13 @@ import pytest
 
 from healer import __version__
 from healer.bootstrap.node_keys import make_key
+from tests.packages.builds import KEPT_WHEELS
 from tests.packages.distro_machine import DistroMachine, distro_machine
 from tests.packages.site import PYTHON
 from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(1800)
 CHECK = (
     "cd /srv/site/healer-*[0-9] && openssl dgst -sha256 -verify /srv/site/package.pub"
     " -signature SHA256SUMS.sig SHA256SUMS && sha256sum --check --strict SHA256SUMS"
@@ -45,9 +45,10 @@ def site() -> Iterator[Site]:
         options = ("--keys", folder / "keys", "--offline", "--quick")
         subprocess.run(
             [sys.executable, program, "debian12", "node-deb", *options],
-            cwd=clone, env=os.environ | {"PYTHONPATH": str(clone)}, check=True, capture_output=True,
+            cwd=clone, env=os.environ | KEPT_WHEELS | {"PYTHONPATH": str(clone)},
+            check=True, capture_output=True,
         )  # fmt: skip
-        with scratch_folder() as own, distro_machine("offline", own) as machine:
+        with scratch_folder() as own, distro_machine("debian12-tools", own) as machine:
             with tarfile.open(clone / f"healer-{__version__}-offline.tar") as archive:
                 archive.extractall(own, filter="data")
             shutil.copy(folder / "keys/package.pub", own)

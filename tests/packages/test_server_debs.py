@@ -11,8 +11,6 @@ from tests.support.stack import scratch_folder
 from tests.support.units import PARTS
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture(scope="module", params=["debian12", "debian13", "ubuntu22.04", "ubuntu24.04"])
 def site(request: pytest.FixtureRequest, builds: Builds) -> Iterator[Site]:

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres.roles import login_url
 from healer.embedded import running
@@ -24,7 +22,6 @@ from tests.support.stack import scratch_folder
 from tests.support.up import ROOT, UP, Stack
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.timeout(900)
 NEXT = "9000"
 MIGRATION = f'''"""What the next version adds."""
 

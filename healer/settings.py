@@ -382,6 +382,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pagerduty_key: Secret = None
     alertmanager_token: Secret = None
     smtp_password: Secret = None
+    # --- OpenTelemetry
+    traces_url: Web = None
     # --- Prometheus
     prometheus_url: Web = None
     prometheus_token_file: OptionalPath = None

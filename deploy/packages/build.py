@@ -135,7 +135,16 @@ def lay_environment(shop: Shop, wheel: Path, target: Target, tree: Path) -> None
     packages = venv / "lib" / f"python{target.python}" / "site-packages"
     (venv / "bin").mkdir(parents=True)
     locked = shop.work / "locked.txt"
-    export = ("export", "--quiet", "--frozen", "--no-dev", "--no-emit-project", "--no-header")
+    export = (
+        "export",
+        "--quiet",
+        "--frozen",
+        "--no-dev",
+        "--extra",
+        "otel",
+        "--no-emit-project",
+        "--no-header",
+    )
     run(UV, *export, "--output-file", locked, cwd=shop.commit.source)
     into = (
         "pip", "install", "--quiet", "--target", packages, "--python", sys.executable, "--no-deps",

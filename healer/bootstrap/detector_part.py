@@ -1,7 +1,7 @@
 """The detector of one cluster on PostgreSQL: its walk, and its senses over samples in another thread."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -23,6 +23,7 @@ from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.models import ModelKeeper
 from healer.bootstrap.prometheus import history_of
+from healer.bootstrap.traced_parts import TracedInbox, traces_of
 from healer.decisions.comments import remark_in
 from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
@@ -60,10 +61,11 @@ def run_detector(settings: Settings) -> None:
     connection.commit()
     snapshots = PostgresSnapshots(db)  # shared, so that each change is decoded once
     recorder = _recording(settings, db, cluster)
+    inbox, beat = _walked(settings, db, cluster)
     parts = DetectorParts(
         cluster=cluster,
         ledger=bootstrap.ledger(settings, db, cluster, connection, snapshots),
-        inbox=PostgresInbox(db, cluster),
+        inbox=inbox,
         snapshots=snapshots,
         rules=rules,
         clock=SystemClock(),
@@ -71,7 +73,7 @@ def run_detector(settings: Settings) -> None:
         poke=bootstrap.poke(settings, cluster),
         cleared=cleared,
         recorder=recorder,
-        beat=Beat(db, cluster, "detector"),
+        beat=beat,
     )
     detector = Detector(parts)
     if recorder is not None:
@@ -83,6 +85,20 @@ def run_detector(settings: Settings) -> None:
     detector.heard, detector.blind = senses.heard, lambda: senses.problem
     threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
     detector.run(stopped.is_set)
+
+
+def _walked(settings: Settings, db: sa.Engine, cluster: str) -> tuple[PostgresInbox, Callable[[], None]]:
+    """The inbox, and what follows each walk."""
+    beat, traces = Beat(db, cluster, "detector"), traces_of(settings, "detector", cluster)
+    if traces is None:
+        return PostgresInbox(db, cluster), beat
+    inbox = TracedInbox(db, cluster, traces)
+
+    def after() -> None:
+        inbox.walked()
+        beat()
+
+    return inbox, after
 
 
 def _senses_parts(

@@ -32,6 +32,7 @@ from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, PositionFile, load_signer
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.slurm.traced import Note, TracedScheduler
 from healer.adapters.slurm.withheld import ReadOnlyScheduler
 from healer.adapters.system_clock import SystemClock
 from healer.adapters.witnesses import witness_at
@@ -51,6 +52,7 @@ from healer.bootstrap import (
     slurm_conf,
     slurm_token,
 )
+from healer.bootstrap.traced_parts import TracedRuns, traces_of
 from healer.engine.drive import Driver
 from healer.engine.permission import free_slots_of
 from healer.model import Ruleset
@@ -82,11 +84,17 @@ KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 DIAGNOSE_LEVEL = 2
 
 
-def scheduler(settings: ExecutorSettings, *, cluster: str | None = None) -> PreferredScheduler:
-    """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other."""
+def scheduler(
+    settings: ExecutorSettings, *, cluster: str | None = None, note: Note | None = None
+) -> PreferredScheduler:
+    """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other.
+    `note`: called after each call."""
     adapters = [slurm_adapter(name, settings) for name in settings.slurm_adapters]
-    kind = ReadOnlyScheduler if settings.read_only == ON else PreferredScheduler
-    return kind(adapters, cluster=cluster)
+    if settings.read_only == ON:
+        return ReadOnlyScheduler(adapters, cluster=cluster)
+    if note is not None:
+        return TracedScheduler(adapters, note, cluster=cluster)
+    return PreferredScheduler(adapters, cluster=cluster)
 
 
 def slurm_adapter(name: str, settings: ExecutorSettings) -> Scheduler:
@@ -177,9 +185,11 @@ def run_worker(settings: ExecutorSettings) -> None:
     from workers.app import make_app, run
 
     log_as_json()
-    cluster, slurm = cluster_name(settings), scheduler(settings)
+    cluster, db = cluster_name(settings), engine(settings, name="healer worker", pool_size=12)
+    traces = traces_of(settings, "worker", cluster)
+    traced = TracedRuns(db, traces) if traces is not None else None
+    slurm = scheduler(settings, note=traced.note if traced is not None else None)
     is_confirmed = is_own_cluster(slurm, cluster)
-    db = engine(settings, name="healer worker", pool_size=12)
     snapshots = PostgresSnapshots(db)
     book = ledger(settings, db, cluster, snapshots=snapshots)
     threading.Thread(target=_look_ahead, args=(db, snapshots, book), daemon=True).start()
@@ -191,14 +201,16 @@ def run_worker(settings: ExecutorSettings) -> None:
         duties.append(Duty("left jobs", LEFT_JOBS_S, left))
     rules = rulebook(settings, "worker-rules")
     tools = _toolbox(settings, db, slurm, snapshots, rules)
-    driver = Driver(book, rules, tools)
+    advance = Driver(book, rules, tools).drive
+    if traced is not None:
+        advance = traced.driving(advance)
 
     def drive(name: str) -> None:
         """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
         nonlocal is_confirmed
         is_confirmed = is_confirmed or is_own_cluster(slurm, cluster)
         if is_confirmed:
-            driver.drive(name)
+            advance(name)
 
     def due_runs() -> list[str]:
         return book.due_runs(tools.now(), sent=SENT)

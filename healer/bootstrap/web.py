@@ -61,6 +61,7 @@ from healer.api.site_address import SiteNames
 from healer.api.system_routes import process_checks
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.rehearse import overlaid
+from healer.bootstrap.traced_parts import TracedSignals, traces_of
 from healer.console.pages import Pages, Sources, Trying
 from healer.console.router import Console
 from healer.embedded.user import EmbeddedError
@@ -76,6 +77,7 @@ from healer.ports.answers import Arriving, Queue, Readiness, SelfHealth
 from healer.ports.request_errors import NotFound
 from healer.ports.scheduling import SlurmReads
 from healer.ports.sign_in import SignIn
+from healer.ports.signal_stores import SignalStore
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
@@ -244,7 +246,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         clusters=tuple(sites) if settings.clusters else (),
         clock=clock,
         rules=rules,
-        signals=PostgresSignals(db),
+        signals=_signals(settings, db, cluster),
         samples=PostgresSamples(db, cluster),
         columns=columns,
         unknown=PostgresUnknownSeries(db),
@@ -278,6 +280,11 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         rule_files=RuleFiles(settings),
         ready=lambda: watched.with_troubles(_readiness(db, list(sites), rules, clock)),
     )
+
+
+def _signals(settings: Settings, db: sa.Engine, cluster: str) -> SignalStore:
+    store, traces = PostgresSignals(db), traces_of(settings, "api", cluster)
+    return store if traces is None else TracedSignals(store, traces)
 
 
 def _readiness(db: sa.Engine, clusters: list[str], rules: Rulebook, clock: SystemClock) -> Readiness:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Deadlines only end what hangs, they measure nothing: on a machine that others share all takes longer, as the
-#: load of each processor says.
+#: Deadlines only end what hangs, they measure nothing: on a machine that others share all takes longer, as
+#: the load of each processor says.
 PATIENCE, MOST_PATIENCE = 3, 12
 #: A check leaves so many times its own time to others, up to `LONGEST_REST_S`: what is waited for needs the
 #: processor too, and so do other tests. A slow check (a process, a page) rests twice its time, and so does

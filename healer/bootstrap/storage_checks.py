@@ -40,7 +40,7 @@ _CONNECTIONS = 100
 
 
 class Size(NamedTuple):
-    """`since`: of the first audit record. Of the disk: bytes; None where it is another machine's."""
+    """`since`: of the first audit record, else now. Of the disk: bytes; None if it is elsewhere."""
 
     used: int
     since: datetime
@@ -51,7 +51,7 @@ class Size(NamedTuple):
 class _Stored(NamedTuple):
     """What the database says for these checks."""
 
-    size: Size | None
+    size: Size
     values: dict[str, str]
     standbys: list[str]
     backup: datetime | None
@@ -66,16 +66,15 @@ def look_at_storage(settings: Settings) -> list[Look]:
     def ask(db: sa.Engine, conn: sa.Connection) -> _Stored:
         sealed = [(name, seal_state(db, name)) for name in cluster_names(conn)]
         return _Stored(
-            size=_size(conn, settings), values=_values(conn), standbys=list(conn.scalars(_STANDBYS)),
+            size=_size(conn, settings, now), values=_values(conn), standbys=list(conn.scalars(_STANDBYS)),
             backup=_newest_backup(conn), sealed=sealed, ending=_ending(conn, now),
         )  # fmt: skip
 
     stored = ask_database(settings, ask)
     if stored is None:
         return []
-    looks = [growth(stored.size, now)] if stored.size is not None else []
-    looks += [postgres_settings(stored.values), *standby_looks(stored.values, stored.standbys)]
-    looks.append(backup_age(stored.backup, now))
+    looks = [growth(stored.size, now), postgres_settings(stored.values)]
+    looks += [*standby_looks(stored.values, stored.standbys), backup_age(stored.backup, now)]
     for cluster, state in stored.sealed:
         problems = seal_problems(state, now)
         text = joined(list(problems.values()), "space") if problems else _sealed(state)
@@ -90,18 +89,16 @@ def _sealed(state: SealState) -> Said:
     return say("doctor.sealed_witnessed", count=witnesses) if witnesses else say("doctor.sealed")
 
 
-def _size(conn: sa.Connection, settings: Settings) -> Size | None:
+def _size(conn: sa.Connection, settings: Settings, now: datetime) -> Size:
     since = conn.scalar(sa.select(audit_records.c.at).order_by(audit_records.c.id).limit(1))
     used, is_here = conn.execute(
         sa.text("SELECT pg_database_size(current_database()), inet_server_addr() IS NULL")
     ).one()
-    if since is None:
-        return None
     try:
         disk = shutil.disk_usage(settings.data_dir) if is_here and settings.database_url is None else None
     except OSError:
         disk = None
-    return Size(used, since, disk.free if disk else None, disk.total if disk else None)
+    return Size(used, since or now, disk.free if disk else None, disk.total if disk else None)
 
 
 def growth(size: Size, now: datetime) -> Look:

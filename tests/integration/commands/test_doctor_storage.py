@@ -137,6 +137,11 @@ def test_the_database_is_looked_at(fresh_database: sa.Engine, tmp_path: Path) ->
     assert not ends.ok and "gpu0001 on 20" in ends.text and "ann/ci" not in ends.text
 
 
+def test_a_disk_is_looked_at_before_anything_was_recorded(fresh_database: sa.Engine, tmp_path: Path) -> None:
+    found = named(look_at_storage(of(fresh_database, tmp_path)))
+    assert "MB" in found["disk"].text and "a day" not in found["disk"].text
+
+
 def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path) -> None:
     from healer.adapters.postgres.node_rows import PostgresSnapshots
     from healer.model import SlurmNode, SlurmSnapshot

@@ -72,7 +72,7 @@ packages: ## deb and rpm of server and node, in dist/ (docs/install.md)
 packages-test: ## runs, upgrades and removes them and the image in roots of distributions; root, half an hour or more
 	@tools/setup --dev --packages
 	@.venv/bin/python -m tests.packages.builds
-	@.venv/bin/pytest tests/packages -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@.venv/bin/pytest tests/packages -n 2 --dist loadfile $(PYTEST_ARGS)
 
 image: ## OCI image of the package for Debian 12, in dist/, without a daemon; root, mmdebstrap, umoci
 	@tools/image

@@ -198,8 +198,7 @@ CHECKED, UNCHECKED = "checked", "unchecked"
 parse_tls = matching(f"{CHECKED}|{UNCHECKED}", "tls")
 #: Matchers of a PromQL selector, without its braces.
 parse_matchers = matching(
-    r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*',
-    "matchers",
+    r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*', "matchers"
 )
 
 

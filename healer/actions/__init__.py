@@ -124,11 +124,7 @@ def calls_of(step: Step) -> tuple[SlurmCall, ...]:
 
 #: Checks that `probe` and `verify` of a step may add to its verb's own; they change nothing.
 _EXTRA_CHECKS = _looks(
-    {
-        "fabric_state": node_work.fabric_state,
-        "node_answers": checks.node_answers,
-        "job_works": hang.job_works,
-    }
+    {"fabric_state": node_work.fabric_state, "node_answers": checks.node_answers, "job_works": hang.job_works}
 )
 _LOOK_AGAIN_S = 2.0
 

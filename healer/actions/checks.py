@@ -25,16 +25,7 @@ from healer.incidents.certainty import MEASURED, senses_of, senses_text, why_not
 from healer.incidents.impact import CRASH_WINDOW, PICTURE_AGE, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
-from healer.model import (
-    HARDWARE,
-    CommandKind,
-    Evidence,
-    Incident,
-    Remedy,
-    SlurmJob,
-    SlurmNode,
-    SlurmSnapshot,
-)
+from healer.model import HARDWARE, CommandKind, Evidence, Incident, Remedy, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 from healer.text import Said, quoted, said_by, say

@@ -132,21 +132,14 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
         return Done(say("actions.requeue_elsewhere", job=name, word=done, where=where))
     if job.state == "RUNNING":
         return Done(
-            say(
-                "actions.requeue_runs",
-                job=name,
-                word=done,
-                nodes=_named(job.nodes),
-                restarts=job.restarts,
-            ),
+            say("actions.requeue_runs", job=name, word=done, nodes=_named(job.nodes), restarts=job.restarts),
             {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
         if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
             return None
         return Done(
-            _why_pending(job, done),
-            {"restarts": job.restarts, "state": job.state, "reason": job.reason},
+            _why_pending(job, done), {"restarts": job.restarts, "state": job.state, "reason": job.reason}
         )
     if is_stuck(ctx, job, save_deadline(ctx)):
         text = say("actions.requeue_ends_first", job=name, word=done, nodes=_named(job.nodes))
@@ -307,10 +300,7 @@ def _probe_revive(ctx: Context) -> Result | None:
         return Again(say("actions.revive_completing", job=job.title), 1.0)
     if job.active or job.state == "PENDING":
         return Skipped(say("actions.revive_nothing", job=job.title, state=job.state))
-    return Skipped(
-        say("actions.revive_ended", job=job.title, state=job.state),
-        {"state": job.state},
-    )
+    return Skipped(say("actions.revive_ended", job=job.title, state=job.state), {"state": job.state})
 
 
 def _by_the_fault(ctx: Context, job: SlurmJob) -> bool:

@@ -2,16 +2,7 @@
 
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
-from healer.model import (
-    About,
-    LogEntry,
-    Message,
-    Severity,
-    SlurmJob,
-    StepEvent,
-    Ticket,
-    TicketStage,
-)
+from healer.model import About, LogEntry, Message, Severity, SlurmJob, StepEvent, Ticket, TicketStage
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.telling.news import about_incident, ticket_words
 from healer.text import NO_WORDS, Said, joined, said_by, say

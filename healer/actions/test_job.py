@@ -226,12 +226,7 @@ def submit(ctx: Context) -> Result | None:
         return None  # nothing was submitted
     script = script_of(ctx, asked.tests, asked.depth)
     job = submission(
-        [node],
-        script,
-        name=job_name(ctx),
-        time_limit_s=asked.limit_s,
-        comment=ctx.key,
-        reservation=kept.name,
+        [node], script, name=job_name(ctx), time_limit_s=asked.limit_s, comment=ctx.key, reservation=kept.name
     )
     return submit_job(ctx, asked, job)
 

@@ -1,17 +1,7 @@
 """Tidy: takes away what healer left on a node that it does not hold: its note, its reservation of a node that
 Slurm does not know, and its slot."""
 
-from healer.actions.base import (
-    Action,
-    Context,
-    Done,
-    Failed,
-    Result,
-    Skipped,
-    cause,
-    is_ours,
-    read_slurm,
-)
+from healer.actions.base import Action, Context, Done, Failed, Result, Skipped, cause, is_ours, read_slurm
 from healer.actions.drain import our_notes
 from healer.actions.under_test import end_tests, reservation
 from healer.model import Reservation, SlurmNode

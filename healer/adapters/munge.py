@@ -17,11 +17,7 @@ TIMEOUT_S = 3.0
 _EXPIRED, _REWOUND, _REPLAYED = 15, 16, 17
 #: Local problems such as the key, the socket or memory; not the credential's fault.
 _LOCAL_ERRORS = range(1, 8)
-_WHY = {
-    8: say("adapters.munge_none"),
-    14: say("adapters.munge_key"),
-    18: say("adapters.munge_user"),
-}
+_WHY = {8: say("adapters.munge_none"), 14: say("adapters.munge_key"), 18: say("adapters.munge_user")}
 _META = re.compile(rb"^([A-Z_]+): +([^\n]*)$", re.MULTILINE)
 
 

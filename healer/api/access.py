@@ -20,12 +20,7 @@ from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from healer.api.cookies import read_cookie
-from healer.api.credential_budget import (
-    DELAY_S,
-    CredentialBudget,
-    Hold,
-    StrangersWait,
-)
+from healer.api.credential_budget import DELAY_S, CredentialBudget, Hold, StrangersWait
 from healer.api.db_health import PATIENCE_S, Crowded, Lane, Reach
 from healer.api.granted import OF_NO_PERSON, check_person, has_role, narrowed, resolved
 from healer.api.metrics import REFUSED_ADDRESSES

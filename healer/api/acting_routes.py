@@ -45,14 +45,7 @@ from healer.api.request_fields import (
     once,
 )
 from healer.api.responses import answer
-from healer.api.rule_views import (
-    BreakerView,
-    RuleView,
-    check_mode,
-    playbook_named,
-    rule_named,
-    rule_view,
-)
+from healer.api.rule_views import BreakerView, RuleView, check_mode, playbook_named, rule_named, rule_view
 from healer.api.services import Services, services_of
 from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState, Verb
 from healer.model.node import Drift, Reconciled

@@ -70,10 +70,7 @@ TYPES = (
     HookAnswer,
 )  # fmt: skip
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
-_OTLP = {
-    _PROTOBUF: {"schema": {"type": "string", "format": "binary"}},
-    _JSON: {"schema": {"type": "object"}},
-}
+_OTLP = {_PROTOBUF: {"schema": {"type": "string", "format": "binary"}}, _JSON: {"schema": {"type": "object"}}}
 _TEXT = {"schema": {"type": "string"}}
 _ANY_BUT_JSON = {
     "prometheus/write": {_PROTOBUF: _OTLP[_PROTOBUF]},

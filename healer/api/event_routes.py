@@ -61,11 +61,7 @@ class SignalRoutes:
         self._beats: dict[tuple[str, str | None], float] = {}
 
     def endpoints(self) -> dict[str, Endpoint]:
-        return {
-            "kernel-log": self.kernel_log,
-            "heartbeat": self.heartbeat,
-            "checkpoints": self.checkpoints,
-        }
+        return {"kernel-log": self.kernel_log, "heartbeat": self.heartbeat, "checkpoints": self.checkpoints}
 
     async def kernel_log(self, request: Request) -> Response:
         caller, has_node, kind, raw, cluster = await self._preamble.open(request, _LINES)

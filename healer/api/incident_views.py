@@ -31,13 +31,7 @@ from healer.model import (
     VerdictAt,
 )
 from healer.model.telemetry import StepBatch
-from healer.observations.step_grid import (
-    StepGrid,
-    deviation,
-    grid,
-    median_over_ranks,
-    slowest,
-)
+from healer.observations.step_grid import StepGrid, deviation, grid, median_over_ranks, slowest
 from healer.playbooks import BEGIN
 from healer.ports.answers import Note, RunRecord, SentMessage
 from healer.text import NO_WORDS, say, to_plain, to_text

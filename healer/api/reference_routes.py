@@ -115,13 +115,7 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
 @router.delete(
     "/references/{cluster}/{kind}", responses=answers(Reference, "the reference that was forgotten")
 )
-def forget(
-    request: Request,
-    caller: Operator,
-    cluster: Id,
-    kind: Id,
-    body: Reason | None = None,
-) -> Response:
+def forget(request: Request, caller: Operator, cluster: Id, kind: Id, body: Reason | None = None) -> Response:
     """Nodes of this kind are compared no more; incidents of their drift end."""
     services = services_of(request)
     confine(request, caller, cluster=cluster)

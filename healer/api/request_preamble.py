@@ -495,11 +495,7 @@ class Receiver:
         self.held = 0
 
     async def body(
-        self,
-        receive: Receive,
-        limit: int,
-        caller: Caller,
-        charge: Callable[[int], None] = lambda _: None,
+        self, receive: Receive, limit: int, caller: Caller, charge: Callable[[int], None] = lambda _: None
     ) -> bytes:
         """The whole body. Raises 413 as soon as it is too long, 408, 429, or 400 if it breaks off; then it
         calls `charge` with the number of bytes received."""

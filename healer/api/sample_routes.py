@@ -12,15 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from healer.api.group_commit import (
-    Busy,
-    GroupCommit,
-    QueueBounds,
-    count_accepted,
-    in_thread,
-    respond,
-    store,
-)
+from healer.api.group_commit import Busy, GroupCommit, QueueBounds, count_accepted, in_thread, respond, store
 from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import Tally
@@ -283,11 +275,7 @@ class MeasuringRoutes:
         return measured
 
     async def _stored(
-        self,
-        queue: "GroupCommit[Body[R], R | BadBody | Refused]",
-        route: str,
-        body: Body[R],
-        caller: Caller,
+        self, queue: "GroupCommit[Body[R], R | BadBody | Refused]", route: str, body: Body[R], caller: Caller
     ) -> R | Refused:
         if queue is self.metrics and self._preamble.reach.away:
             # Newer ones follow, and late ones are of no use: they neither wait nor fill the disk.

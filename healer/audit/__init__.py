@@ -1,14 +1,6 @@
 """The audit chain: sealed, signed, verified, exported. Pure: rows and lines in, findings out."""
 
-from healer.audit.chain import (
-    canonical,
-    extend,
-    genesis,
-    link,
-    moment,
-    record_bytes,
-    sign_checkpoint,
-)
+from healer.audit.chain import canonical, extend, genesis, link, moment, record_bytes, sign_checkpoint
 from healer.audit.export import (
     ExportError,
     Head,

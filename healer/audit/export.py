@@ -95,10 +95,7 @@ def read_checkpoints(lines: Iterable[bytes]) -> list[Checkpoint]:
 
 
 def verify_export(
-    stream: Iterable[bytes],
-    *,
-    keys: Collection[str] | None = None,
-    checkpoints: Iterable[Checkpoint] = (),
+    stream: Iterable[bytes], *, keys: Collection[str] | None = None, checkpoints: Iterable[Checkpoint] = ()
 ) -> Report:
     """Verifies an export without the database.
 

@@ -235,10 +235,7 @@ class _Walk:
             self._note_lost(checkpoint)
         for checkpoint in self.replaced:
             if not self._is_lost(checkpoint):
-                self._note(
-                    checkpoint.seq,
-                    say("audit.not_as_signed", at=moment(checkpoint.at)),
-                )
+                self._note(checkpoint.seq, say("audit.not_as_signed", at=moment(checkpoint.at)))
         cut = [checkpoint for checkpoint in beyond if not self._is_lost(checkpoint)]
         if cut:
             newest = max(cut, key=attrgetter("seq"))
@@ -264,10 +261,7 @@ class _Walk:
                 for seq in (at.seq + 1, other + 1):
                     if self.found.get(seq, NO_WORDS).key == "audit.replaced":
                         del self.found[seq]
-            self._note(
-                at.seq,
-                _changed(at) if other is None else say("audit.exchanged", other=other),
-            )
+            self._note(at.seq, _changed(at) if other is None else say("audit.exchanged", other=other))
         for first, last in self.gaps.items():
             self._note(
                 first, say("audit.missing") if first == last else say("audit.missing_up_to", last=last)

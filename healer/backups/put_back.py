@@ -126,8 +126,7 @@ def hold_back_database(db: sa.Engine, backup_at: datetime, *, by: str, source: s
 def _transaction(db: sa.Engine, conn: sa.Connection, cluster: str) -> PostgresTx:
     snapshots = PostgresSnapshots(db)
     return PostgresTx(
-        conn,
-        LedgerParts(engine=db, cluster=cluster, snapshots=snapshots, clock=SystemClock(), has_sink=True),
+        conn, LedgerParts(engine=db, cluster=cluster, snapshots=snapshots, clock=SystemClock(), has_sink=True)
     )
 
 

@@ -453,11 +453,7 @@ def _database_duties(
 
     woken = [
         Duty("sweep", SWEEP_S, sweeping),
-        Duty(
-            "deliver",
-            DELIVER_S,
-            delivery(settings, db, lambda: rules().notifications),
-        ),
+        Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     return [

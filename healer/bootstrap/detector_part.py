@@ -102,12 +102,7 @@ def _walked(settings: Settings, db: sa.Engine, cluster: str) -> tuple[PostgresIn
 
 
 def _senses_parts(
-    settings: Settings,
-    db: sa.Engine,
-    parts: DetectorParts,
-    rules: Rulebook,
-    picture: Picture,
-    trees: Forest,
+    settings: Settings, db: sa.Engine, parts: DetectorParts, rules: Rulebook, picture: Picture, trees: Forest
 ) -> SensesParts:
     """Senses that are made again after a failure read the store again."""
     cluster, columns, past = parts.cluster, PostgresColumns(db), PostgresLemons(db, parts.cluster)

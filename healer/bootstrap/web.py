@@ -44,11 +44,7 @@ from healer.adapters.postgres.run_rows import logs_of, run_of
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import decisions, incidents, runs
 from healer.adapters.postgres.token_book import PostgresTokenBook
-from healer.adapters.postgres.tokens import (
-    OtherTokenKey,
-    PostgresIdempotency,
-    check_key,
-)
+from healer.adapters.postgres.tokens import OtherTokenKey, PostgresIdempotency, check_key
 from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.adapters.slurm.token_proof import RestTokens
 from healer.adapters.spool import FileSpool

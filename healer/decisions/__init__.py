@@ -7,12 +7,7 @@ from healer.decisions.book_mismatch import (
     runs_to_release_jobs,
     runs_to_start_jobs,
 )
-from healer.decisions.breaker import (
-    after_run_news,
-    next_breaker,
-    reset,
-    storm_roots,
-)
+from healer.decisions.breaker import after_run_news, next_breaker, reset, storm_roots
 from healer.decisions.capacity import limits
 from healer.decisions.decide import (
     ASKING,
@@ -51,7 +46,4 @@ from healer.decisions.guards import (
     takes_canary,
 )
 from healer.decisions.node_facts import settings_of
-from healer.decisions.permit import (
-    permit_of,
-    permit_of_local_check,
-)
+from healer.decisions.permit import permit_of, permit_of_local_check

@@ -219,11 +219,7 @@ def _old(since: datetime | None, now: datetime) -> bool:
 
 
 def _forgotten(
-    facts: GateFacts,
-    snapshot: SlurmSnapshot,
-    runs: list[Run],
-    incidents: Collection[Incident],
-    now: datetime,
+    facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[Incident], now: datetime
 ) -> Iterator[Drift]:
     spoken_for = _spoken_for(facts, runs, incidents)
     for node in snapshot.nodes.values():

@@ -170,12 +170,7 @@ def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
     if breaker.state is not BreakerState.open:
         raise ValueError(say(f"decisions.reset_of_{breaker.state}"))
     return msgspec.structs.replace(
-        breaker,
-        state=BreakerState.half_open,
-        since=now,
-        reset_by=person,
-        reset_reason=reason,
-        canary=None,
+        breaker, state=BreakerState.half_open, since=now, reset_by=person, reset_reason=reason, canary=None
     )
 
 

@@ -454,12 +454,7 @@ def adopts(playbook: Playbook) -> bool:
 
 
 def proposal_of(
-    run: Run,
-    verb: Verb,
-    incident: Incident | None,
-    *,
-    job: str | None = None,
-    restarts: int | None = None,
+    run: Run, verb: Verb, incident: Incident | None, *, job: str | None = None, restarts: int | None = None
 ) -> Proposal:
     """What the gate is asked about a verb of this run. `job`: one of several of a step; else the run's
     own."""
@@ -521,14 +516,7 @@ def proposal_to_begin(run: Run, playbook: Playbook, incident: Incident | None) -
     return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
 
 
-def new_run(
-    incident: Incident,
-    playbook: str,
-    decision: Decision,
-    mode: Mode,
-    *,
-    alongside: bool,
-) -> Run:
+def new_run(incident: Incident, playbook: str, decision: Decision, mode: Mode, *, alongside: bool) -> Run:
     """healer's own run for an incident. Its id is made of the incident's, so that a repeat is the same
     run."""
     state, shadow = run_state_of(decision, mode)

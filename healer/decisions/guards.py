@@ -513,10 +513,7 @@ def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
     if answer.limit is None:
         return answer
     return msgspec.structs.replace(
-        answer,
-        kind=AnswerKind.allow,
-        why=say("decisions.cap_does_not_bind", why=answer.why),
-        frees_at=None,
+        answer, kind=AnswerKind.allow, why=say("decisions.cap_does_not_bind", why=answer.why), frees_at=None
     )
 
 

@@ -15,15 +15,7 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions.node_facts import (
-    allow,
-    hold,
-    job_of,
-    matches,
-    node_of,
-    settings_of,
-    unknown_node,
-)
+from healer.decisions.node_facts import allow, hold, job_of, matches, node_of, settings_of, unknown_node
 from healer.model import (
     Answer,
     BreakerState,

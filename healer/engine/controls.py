@@ -43,11 +43,7 @@ class Controls:
     """
 
     def __init__(
-        self,
-        ledger: CommandLedger,
-        rules: Callable[[], Ruleset],
-        clock: Clock,
-        clusters: Sequence[str] = (),
+        self, ledger: CommandLedger, rules: Callable[[], Ruleset], clock: Clock, clusters: Sequence[str] = ()
     ) -> None:
         self._ledger, self._rules, self._clock = ledger, rules, clock
         self._clusters = clusters or (ledger.cluster,)

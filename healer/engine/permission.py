@@ -362,11 +362,7 @@ class StepPermission:
             data = boot_of(shown) if verb is not Verb.reset_gpu else data
             tx.add_remedy(
                 RemedyUse(
-                    node=run.node or "",
-                    remedy=_RUNGS[verb],
-                    rule=run.rule,
-                    at=now,
-                    incident=run.incident,
+                    node=run.node or "", remedy=_RUNGS[verb], rule=run.rule, at=now, incident=run.incident
                 )
             )
         started = self._entry(StepEvent.started, NO_WORDS, data)

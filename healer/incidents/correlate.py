@@ -78,15 +78,7 @@ from healer.model import (
     Sharing,
     Verdict,
 )
-from healer.model.faults import (
-    OUTAGES,
-    PLACES_SILENT,
-    REPEATS,
-    Trait,
-    fault_is,
-    silences_behind,
-    wave_rule,
-)
+from healer.model.faults import OUTAGES, PLACES_SILENT, REPEATS, Trait, fault_is, silences_behind, wave_rule
 from healer.observations.silences import Outage
 from healer.text import say
 

@@ -7,15 +7,7 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.model import (
-    OF_DEVICES,
-    Component,
-    Finding,
-    Forecast,
-    ForecastOutcome,
-    ForecastRule,
-    Ruleset,
-)
+from healer.model import OF_DEVICES, Component, Finding, Forecast, ForecastOutcome, ForecastRule, Ruleset
 from healer.model.faults import REPLACED
 from healer.observations import Picture
 from healer.ports.transactions import WalkTx

@@ -10,14 +10,7 @@ from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
 from healer.incidents.growth import add_ruled_out
-from healer.incidents.part_history import (
-    Cleared,
-    find_cleared,
-    ladder_for,
-    model_on,
-    part_of,
-    rung_of,
-)
+from healer.incidents.part_history import Cleared, find_cleared, ladder_for, model_on, part_of, rung_of
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
     ENDED_RUN_STATES,

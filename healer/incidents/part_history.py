@@ -628,12 +628,7 @@ def _nearest_burst(
 
 
 def _history_finding(
-    entry: Repeat | Combination,
-    fault: str,
-    burst: FaultBurst,
-    text: Said,
-    name: Sequence[str],
-    now: datetime,
+    entry: Repeat | Combination, fault: str, burst: FaultBurst, text: Said, name: Sequence[str], now: datetime
 ) -> Finding:
     """`text`: the figures; `name`: identifies the event on the burst's node."""
     where, at = Component(cluster=burst.cluster, node=burst.node, gpu=burst.gpu, pci=burst.pci), burst.last_at

@@ -12,13 +12,7 @@ import msgspec
 from healer.incidents.book import Book
 from healer.incidents.context import Context
 from healer.incidents.correlate import take_finding
-from healer.incidents.part_history import (
-    fault_label,
-    ladder_for,
-    model_on,
-    part_of,
-    rung_of,
-)
+from healer.incidents.part_history import fault_label, ladder_for, model_on, part_of, rung_of
 from healer.incidents.shared import Places
 from healer.model import (
     HARDWARE,

@@ -277,12 +277,7 @@ def jobs_agreed(log: Sequence[LogEntry]) -> dict[str, int]:
 
 
 #: The lists that `for_each` may name.
-JOB_LISTS = {
-    "jobs_hit": jobs_hit,
-    "jobs_crashed": jobs_crashed,
-    "jobs_all": jobs_all,
-    AGREED: jobs_agreed,
-}
+JOB_LISTS = {"jobs_hit": jobs_hit, "jobs_crashed": jobs_crashed, "jobs_all": jobs_all, AGREED: jobs_agreed}
 
 
 def _listed(log: Sequence[LogEntry], name: str) -> dict[str, int]:

@@ -78,10 +78,7 @@ class CommandTx(WalkTx, Protocol):
     def write(self, entry: LogEntry) -> None: ...
 
     def add_starts(
-        self,
-        runs: Sequence[Run],
-        decisions: Sequence[Decision],
-        records: Sequence[AuditRecord],
+        self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
         """What runs that begin together write: one statement for each kind. No node has two of them."""
         ...

@@ -130,11 +130,7 @@ class Detector:
         return rules
 
     def _walk(
-        self,
-        rules: Ruleset,
-        batch: Sequence[Observation],
-        now: datetime,
-        sensed: Detections | None = None,
+        self, rules: Ruleset, batch: Sequence[Observation], now: datetime, sensed: Detections | None = None
     ) -> None:
         try:
             started = walk(self.ledger, rules, self.picture, batch, now, sensed)

@@ -37,12 +37,7 @@ class PromqlHistory:
     name = "prometheus"
 
     def __init__(
-        self,
-        server: PromqlServer,
-        catalogue: Catalogue,
-        book: ColumnBook,
-        cluster: str,
-        matchers: str = "",
+        self, server: PromqlServer, catalogue: Catalogue, book: ColumnBook, cluster: str, matchers: str = ""
     ) -> None:
         """`matchers`: the part of a selector that picks this cluster's series on the server."""
         self._matchers = matchers

@@ -120,12 +120,7 @@ def as_policy(rule: DetectionRule) -> Rule:
     return policy_of(rule, rule.name, detection=True, sign=rule.sign)
 
 
-def _check_name(
-    at: Where,
-    entry: Entry,
-    found: Collection[str],
-    policies: Sequence[Rule],
-) -> None:
+def _check_name(at: Where, entry: Entry, found: Collection[str], policies: Sequence[Rule]) -> None:
     check_name(at, entry.name)
     if entry.name in found:
         at.at("name").problem(say("rulebook.rule_stands_in_rules", name=entry.name))

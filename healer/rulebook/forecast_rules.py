@@ -84,10 +84,7 @@ def _check_what(at: Where, entry: ForecastRule, signals: Mapping[str, Signal], s
             )
         elif signal.kind is not SignalKind.counter or signal.scope is not entry.scope:
             at.wrong("counts", say("rulebook.no_counter", name=name, scope=entry.scope))
-    for field, text, read in (
-        ("value", entry.value, parse.number),
-        ("only", entry.only, parse.condition),
-    ):
+    for field, text, read in (("value", entry.value, parse.number), ("only", entry.only, parse.condition)):
         if not text:
             continue
         try:

@@ -125,13 +125,7 @@ def _check_value(at: Where, name: str, value: Any) -> None:
         at.problem(say("rulebook.input_more_than", name=name))
 
 
-def _check_places(
-    at: Where,
-    name: str,
-    value: Any,
-    reads: tuple[type, bool],
-    playbook: Playbook,
-) -> None:
+def _check_places(at: Where, name: str, value: Any, reads: tuple[type, bool], playbook: Playbook) -> None:
     """`{input.x}` in a step's input: the playbook has it, of a type that the step reads."""
     wanted, needed = reads
     for place in placeholders(value):
@@ -372,13 +366,7 @@ def _check_use(at: Where, step: Step, playbook: Playbook, books: Mapping[str, Pl
             at.problem(say("rulebook.step_needs_input_2", id=step.id, name=used.name, name2=name))
 
 
-def _check_given(
-    at: Where,
-    name: str,
-    value: Any,
-    used: Playbook,
-    playbook: Playbook,
-) -> None:
+def _check_given(at: Where, name: str, value: Any, used: Playbook, playbook: Playbook) -> None:
     spec = used.inputs.get(name)
     if spec is None:
         at.problem(

@@ -380,11 +380,7 @@ def _written(source: Source, item: Any) -> bytes:
 
 
 def _check_playbook_of(
-    folder: _Folder,
-    at: Where,
-    name: str,
-    playbooks: Mapping[str, Playbook],
-    faults: Sequence[str] = (),
+    folder: _Folder, at: Where, name: str, playbooks: Mapping[str, Playbook], faults: Sequence[str] = ()
 ) -> None:
     """`faults` that the rule takes: a playbook for jobs needs that all of them are faults of jobs."""
     # A playbook whose file is wrong has its own problem already.

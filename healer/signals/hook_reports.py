@@ -118,10 +118,7 @@ def hook_reports(body: Any, hook: str, has_node: HasNode, now: datetime, *, clus
             seen.append(hook_seen)
             unrecognised += strange
     return HooksSeen(
-        reports=tuple(seen),
-        unrecognised=unrecognised,
-        rejected=rejects.sorted(),
-        rejected_more=rejects.more,
+        reports=tuple(seen), unrecognised=unrecognised, rejected=rejects.sorted(), rejected_more=rejects.more
     )
 
 

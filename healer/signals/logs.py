@@ -235,16 +235,7 @@ _MICROS = ("_source_realtime_timestamp", "__realtime_timestamp")
 
 #: Every name that says something here, in small letters.
 _TELLING = frozenset(
-    (
-        *_HOSTS,
-        *_MESSAGES,
-        *_BOOTS,
-        *_SEQS,
-        *_TIMES,
-        *_MICROS,
-        "cluster",
-        "_source_monotonic_timestamp",
-    )
+    (*_HOSTS, *_MESSAGES, *_BOOTS, *_SEQS, *_TIMES, *_MICROS, "cluster", "_source_monotonic_timestamp")
 )
 
 #: The fields of a record, by place (a resource, a record, its body), in increasing priority.

@@ -157,12 +157,7 @@ class NvidiaSmi:
         return indexes
 
     def _store(
-        self,
-        where: tuple[str, str],
-        now: datetime,
-        columns: list[Column],
-        values: list[float],
-        out: Measured,
+        self, where: tuple[str, str], now: datetime, columns: list[Column], values: list[float], out: Measured
     ) -> None:
         ids, numbers = np.array(self._numbers.of(columns), np.int32), np.array(values)
         kept = (ids >= 0) & ~np.isnan(blanks_to_nan(numbers))

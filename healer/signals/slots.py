@@ -127,11 +127,7 @@ class _Rows(NamedTuple):
 
     def pick(self, which: NDArray) -> "_Rows":
         return _Rows(
-            self.columns[which],
-            self.homes[which],
-            self.times[which],
-            self.values[which],
-            self.places[which],
+            self.columns[which], self.homes[which], self.times[which], self.values[which], self.places[which]
         )
 
 

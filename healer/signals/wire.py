@@ -140,12 +140,7 @@ class NodeBoot(NamedTuple):
 
 
 def kernel_text_observations(
-    text: str,
-    has_node: HasNode,
-    now: datetime,
-    source: NodeBoot,
-    *,
-    book: LineBook = NO_LINES,
+    text: str, has_node: HasNode, now: datetime, source: NodeBoot, *, book: LineBook = NO_LINES
 ) -> Accepted:
     """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0.
     Raises BadBody for far too many."""

@@ -191,14 +191,7 @@ class MemoryTx:
         self.undo.put(self._tables.runs, run.id, run)
 
     def set_run_state(
-        self,
-        run: str,
-        state: RunState,
-        *,
-        why: str,
-        at: datetime,
-        question: str | None = None,
-        **change: Any,
+        self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None, **change: Any
     ) -> Run:
         before = self._tables.runs[run]
         if before.state in ENDED_RUN_STATES:
@@ -237,10 +230,7 @@ class MemoryTx:
         return list(self._tables.log.get(run, ()))
 
     def add_starts(
-        self,
-        runs: Sequence[Run],
-        decisions: Sequence[Decision],
-        records: Sequence[AuditRecord],
+        self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
         for run in runs:
             self.create_run(run)
@@ -386,12 +376,7 @@ class MemoryTx:
         self.undo.put(self._tables.modes_by, rule, by)
 
     def proof(
-        self,
-        rule: str,
-        most: int,
-        *,
-        texts: Mapping[str, str],
-        review: tuple[str, Review] | None = None,
+        self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof:
         """`texts` is ignored: replays are no proof here."""
         of_rule = [incident for incident in self._tables.incidents.values() if incident.rule == rule]
@@ -572,11 +557,7 @@ class MemoryClaim:
             return judge(tx)
 
     def write(
-        self,
-        entry: LogEntry,
-        *,
-        audit: AuditRecord | None = None,
-        drained: RemedyUse | None = None,
+        self, entry: LogEntry, *, audit: AuditRecord | None = None, drained: RemedyUse | None = None
     ) -> None:
         with self._written() as tx:
             tx.write(entry)

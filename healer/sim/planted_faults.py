@@ -235,17 +235,11 @@ WAYS: dict[str, Way] = {
     "disk": Way(
         hangs=True,
         later=(
-            (
-                30,
-                "nvme nvme4: I/O tag 291 (b123) opcode 0x1 (I/O Cmd) QID 17 timeout, aborting",
-            ),
+            (30, "nvme nvme4: I/O tag 291 (b123) opcode 0x1 (I/O Cmd) QID 17 timeout, aborting"),
             (60, "nvme nvme4: I/O tag 291 (b123) opcode 0x1 (I/O Cmd) QID 17 timeout, reset controller"),
             (90, "nvme nvme4: Device not ready; aborting reset, CSTS=0x1"),
             (90, "nvme nvme4: Disabling device after reset failure: -19"),
-            (
-                90,
-                "I/O error, dev nvme4n1, sector 1308098575 op 0x1:(WRITE) flags 0x800",
-            ),
+            (90, "I/O error, dev nvme4n1, sector 1308098575 op 0x1:(WRITE) flags 0x800"),
             (90, "Aborting journal on device nvme4n1-8."),
             (90, "EXT4-fs (nvme4n1): Remounting filesystem read-only"),
         ),

@@ -148,12 +148,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "jobs_hit": list(incident.jobs_hit),
         "closed": moment(incident.closed) if incident.closed else None,
         "evidence": [
-            {
-                "at": moment(e.at),
-                "component": to_plain(e.component),
-                "text": e.text,
-                "line": e.line,
-            }
+            {"at": moment(e.at), "component": to_plain(e.component), "text": e.text, "line": e.line}
             for e in incident.evidence
         ],
         "title": incident.title,

@@ -354,11 +354,7 @@ def node_of(row: Mapping[str, Any]) -> SlurmNode:
         fields = {name: value for name, value in signature.items() if value} | fields | {"reason": reason}
     if "boot_id" in fields:
         fields["boot_id"] = normal_boot_id(str(fields["boot_id"]))
-    return msgspec.convert(
-        {**fields, "state": state_words(words)},
-        SlurmNode,
-        strict=False,
-    )
+    return msgspec.convert({**fields, "state": state_words(words)}, SlurmNode, strict=False)
 
 
 def _job(row: Mapping[str, Any]) -> SlurmJob:

@@ -201,10 +201,7 @@ class _Connection:
 
 
 def _answer(
-    target: object,
-    calls: Mapping[str, dict[str, Any]],
-    errors: tuple[type[Exception], ...],
-    line: bytes,
+    target: object, calls: Mapping[str, dict[str, Any]], errors: tuple[type[Exception], ...], line: bytes
 ) -> bytes:
     try:
         request = msgspec.json.decode(line, type=_Request)

@@ -261,13 +261,7 @@ def notice_of(
 
 
 def _of_healer(
-    cluster: str,
-    name: str,
-    alarm: str,
-    title: Said,
-    lines: Iterable[str],
-    severity: Severity,
-    **about: Any,
+    cluster: str, name: str, alarm: str, title: Said, lines: Iterable[str], severity: Severity, **about: Any
 ) -> Message:
     """`name`: its id, by which a repeat is no second message. `about`: what routes need besides the alarm."""
     return Message(

@@ -9,14 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import (
-    confirm,
-    pick,
-    read_doc,
-    reading,
-    write_docs,
-    writing,
-)
+from healer.adapters.postgres.engine import confirm, pick, read_doc, reading, write_docs, writing
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, SnapshotStore
 from healer.adapters.postgres.run_rows import ENDED

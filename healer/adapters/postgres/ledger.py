@@ -296,10 +296,7 @@ class PostgresTx:
         run_rows.write_runs(self.conn, [run])
 
     def add_starts(
-        self,
-        runs: Sequence[Run],
-        decisions: Sequence[Decision],
-        records: Sequence[AuditRecord],
+        self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
         run_rows.write_runs(self.conn, runs)
         run_rows.write_decisions(self.conn, decisions)

@@ -178,10 +178,7 @@ def _history(now: datetime, clusters: Sequence[str]) -> Iterator[_Asked]:
         _counted(runs.c.cluster, runs.c.playbook, runs.c.state, where=[runs.c.created_at >= now - DAY]),
     )
     reviewed = [opened >= now - MONTH, incidents.c.review.is_not(None)]
-    yield (
-        ("reviews_last_month",),
-        _counted(cluster, incidents.c.rule, incidents.c.review, where=reviewed),
-    )
+    yield (("reviews_last_month",), _counted(cluster, incidents.c.rule, incidents.c.review, where=reviewed))
     for percentile in _PERCENTILES:
         spans = (
             sa.func.percentile_cont(percentile / 100).within_group(seconds(span))

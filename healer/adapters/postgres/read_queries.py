@@ -39,15 +39,7 @@ from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.postgres.state_rows import states_at
 from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
-from healer.model import (
-    CONTEXT_LONGEST,
-    Breaker,
-    FaultClass,
-    LogEntry,
-    Pause,
-    Ruleset,
-    StepEvent,
-)
+from healer.model import CONTEXT_LONGEST, Breaker, FaultClass, LogEntry, Pause, Ruleset, StepEvent
 from healer.ports.answers import (
     CheckpointSeen,
     ClusterState,

@@ -10,14 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import (
-    PostgresStore,
-    matches,
-    pick,
-    read_doc,
-    reading,
-    writing,
-)
+from healer.adapters.postgres.engine import PostgresStore, matches, pick, read_doc, reading, writing
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record

@@ -5,13 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import read_structs
-from healer.adapters.postgres.incident_counts import (
-    SEEN_AT,
-    lives_lost,
-    relapsed_later,
-    returned_in,
-    seconds,
-)
+from healer.adapters.postgres.incident_counts import SEEN_AT, lives_lost, relapsed_later, returned_in, seconds
 from healer.adapters.postgres.tables import incidents, slots
 from healer.model import Review
 from healer.ports.answers import BucketFigure, BucketReviews, Buckets, BucketSpread, ChartFigures

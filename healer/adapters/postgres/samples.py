@@ -15,13 +15,7 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import (
-    DedicatedConnection,
-    pick,
-    reading,
-    storage_error,
-    writing,
-)
+from healer.adapters.postgres.engine import DedicatedConnection, pick, reading, storage_error, writing
 from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
 from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps

@@ -20,12 +20,7 @@ from healer.adapters.slurm import parse_json, process, pyslurm_nouns
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.slurm_reader import SlurmReader
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.ports.scheduling import (
-    SchedulerError,
-    SchedulerRefused,
-    SchedulerUnavailable,
-    UnknownNode,
-)
+from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 from healer.text import Said, say
 
 #: Loading pyslurm may take this long on a busy machine; calls meanwhile fail without being sent.

@@ -63,13 +63,7 @@ class RestReads(SlurmReader):
     _Link = ReadLink
 
     def __init__(
-        self,
-        url: str,
-        *,
-        user: str | None,
-        token: Token,
-        timeout_s: float = 4.0,
-        cluster: str | None = None,
+        self, url: str, *, user: str | None, token: Token, timeout_s: float = 4.0, cluster: str | None = None
     ) -> None:
         self._cluster = cluster
         self._link = self._Link(url, user=user, token=token, timeout_s=timeout_s, cluster=cluster)

@@ -20,16 +20,7 @@ from numpy.typing import NDArray
 from healer.detection import PictureLook, read_all
 from healer.detection.forecasts import likely, sentence
 from healer.detection.reported import entry_for, finding_of, line_findings
-from healer.model import (
-    FORECAST_FAULT,
-    Cause,
-    FaultClass,
-    Finding,
-    ForecastRule,
-    Remedy,
-    Ruleset,
-    SlurmNode,
-)
+from healer.model import FORECAST_FAULT, Cause, FaultClass, Finding, ForecastRule, Remedy, Ruleset, SlurmNode
 from healer.model.vocabulary import did_you_mean
 from healer.observations import Picture
 from healer.observations.trends import POINT_S, POINTS

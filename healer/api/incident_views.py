@@ -4,7 +4,6 @@ JSON names are the field names."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +30,7 @@ from healer.model import (
     VerdictAt,
 )
 from healer.model.telemetry import StepBatch
-from healer.observations.step_grid import StepGrid, deviation, grid, median_over_ranks, slowest
+from healer.observations.step_grid import RankPace, StepGrid, deviation, grid, median_over_ranks, slowest
 from healer.playbooks import BEGIN
 from healer.ports.answers import Note, RunRecord, SentMessage
 from healer.text import NO_WORDS, say, to_plain, to_text
@@ -108,17 +107,8 @@ class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
     slowest_rank: int | None = None
 
 
-class RankView(msgspec.Struct, frozen=True, kw_only=True):
+class RankView(RankPace, frozen=True, kw_only=True):
     """How a rank did over the last 20 steps: `slower` is compute per work above its stage (0.18: 18 %)."""
-
-    rank: int
-    node: str | None
-    gpu: int | None
-    stage: int | None
-    slower: float
-    last: float | None
-    compute_s: float | None
-    slow_steps: int
 
 
 class StepTimesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,7 +315,7 @@ def step_times(batches: Sequence[StepBatch], slurm_nodes: Sequence[str]) -> Step
         ranks=len(made.rank),
         whole_only=not made.has_compute,
         steps=_steps(made),
-        slowest=[RankView(**asdict(pace)) for pace in ranks],
+        slowest=[RankView(**msgspec.structs.asdict(pace)) for pace in ranks],
     )
 
 

@@ -56,14 +56,4 @@ def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
 
 
 def _permit(ask: HookRequest, at: datetime, **cause: str) -> Permit:
-    return Permit(
-        id=ask.id,
-        cluster=ask.cluster,
-        node=ask.node,
-        hook=ask.hook,
-        at=at,
-        until=at + PERMIT_LASTS,
-        job=ask.job,
-        restarts=ask.restarts,
-        **cause,
-    )
+    return Permit(**msgspec.structs.asdict(ask) | cause, at=at, until=at + PERMIT_LASTS)

@@ -163,27 +163,6 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...] = ()
 
 
-class Permit(msgspec.Struct, frozen=True, kw_only=True):
-    """The gate let a hook fail, by which Slurm drains the node: that drain is ours, up to `until`.
-
-    `id` is the hook's own report; `job` and `restarts` the life of the job for which a prolog ran. Slurm
-    holds that job, and we release it. `incident` and `run` None: the hook was not answered, and failed by the
-    site's own list of certain faults; `check` names it.
-    """
-
-    id: str
-    cluster: str
-    node: str
-    hook: str
-    at: datetime
-    until: datetime
-    incident: str | None = None
-    run: str | None = None
-    job: str | None = None
-    restarts: int | None = None
-    check: str = ""
-
-
 class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One hook that waits for its answer. `id` is its report's: the same when it runs twice."""
 
@@ -193,6 +172,21 @@ class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
     hook: str
     job: str | None = None
     restarts: int | None = None
+
+
+class Permit(HookRequest, frozen=True, kw_only=True):
+    """The gate let a hook fail, by which Slurm drains the node: that drain is ours, up to `until`.
+
+    `id` is the hook's own report; `job` and `restarts` the life of the job for which a prolog ran. Slurm
+    holds that job, and we release it. `incident` and `run` None: the hook was not answered, and failed by the
+    site's own list of certain faults; `check` names it.
+    """
+
+    at: datetime
+    until: datetime
+    incident: str | None = None
+    run: str | None = None
+    check: str = ""
 
 
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,9 +212,9 @@ class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
     begun: dict[str, datetime] = {}
 
 
-# Wide: one value is what makes a guard a pure function; each guard reads a few parts of it.
-class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything a guard may look at. `snapshot` is Slurm's latest picture, None before the first.
+# Wide: half of what one guard or another reads.
+class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger knows of a cluster, for the guards.
 
     `slots` are those held now; `granted` the moments of all slots granted in the last hour (not those by
     law 2); `requeues` the last 24 h; `remedies` the last 24 h; `modes` rule -> mode set while running;
@@ -228,12 +222,9 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     `unmade` node -> when the run of its slot ended, where no drain was read back.
     """
 
-    cluster: str
-    snapshot: SlurmSnapshot | None
     slots: tuple[Slot, ...] = ()
     granted: tuple[datetime, ...] = ()
     pauses: tuple[Pause, ...] = ()
-    breaker: Breaker
     requeues: tuple[RequeueUse, ...] = ()
     remedies: tuple[RemedyUse, ...] = ()
     vetoes: tuple[Veto, ...] = ()
@@ -247,7 +238,15 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waiting: tuple[Waiting, ...] = ()
     #: New or changed rules and playbooks that have runs left.
     trials: tuple[Trial, ...] = ()
-    #: None: not loaded, because no sweep was asked for.
+
+
+class GateFacts(LedgerFacts, frozen=True, kw_only=True, dict=True):
+    """Everything a guard may look at: one value is what makes a guard a pure function. `snapshot` is Slurm's
+    latest picture, None before the first; `sweeps` None: not loaded, because no sweep was asked for."""
+
+    cluster: str
+    snapshot: SlurmSnapshot | None
+    breaker: Breaker
     sweeps: Sweeps | None = None
 
     @cached_property

@@ -78,14 +78,14 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
     part: str = ""
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal that rules may use.
+class SignalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/signals*.yaml`: a signal that rules may use.
 
     `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
-    exporters; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's values by their
-    word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`: computed by healer
-    itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`. `device`: the kind of
-    device that it is about, for signals of devices and their parts alone.
+    exporters, plain or with labels; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's
+    values by their word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`:
+    computed by healer itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`.
+    `device`: the kind of device that it is about, for signals of devices and their parts alone.
     """
 
     name: str
@@ -94,13 +94,19 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     text: str
     source: str
-    aliases: tuple[Alias, ...] = ()
+    aliases: tuple[str | Alias, ...] = ()
     words: dict[str, int] = {}
     bits: dict[str, int] = {}
     stale_s: float = 90.0
     derived: bool = False
     combine: Combine = Combine.last
     device: DeviceKind | None = None
+
+
+class Signal(SignalEntry, frozen=True, kw_only=True):
+    """The signal, with all its aliases in one form."""
+
+    aliases: tuple[Alias, ...] = ()
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):

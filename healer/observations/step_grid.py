@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -150,8 +151,7 @@ def deviation(made: StepGrid) -> Matrix:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class RankPace:
+class RankPace(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank did lately: shares above its stage (0.18: 18 % more), None where nothing was reported."""
 
     rank: int

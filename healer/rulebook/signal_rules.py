@@ -12,13 +12,13 @@ from healer.model import (
     OF_DEVICES,
     Alias,
     Catalogue,
-    Combine,
     DeviceKind,
     Scope,
     ScrapeJob,
     ScrapeQuery,
     ScrapeRules,
     Signal,
+    SignalEntry,
     SignalKind,
     TargetGroup,
 )
@@ -38,24 +38,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ALIAS = re.compile(r"(?:[a-zA-Z_:][a-zA-Z0-9_:{}]{0,199}|nvidia-smi:[a-zA-Z0-9_/]{1,150})")
 
 
-class _Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the file: as `Signal`, with plain words allowed as aliases."""
-
-    name: str
-    unit: str
-    kind: SignalKind
-    scope: Scope
-    text: str
-    source: str
-    aliases: tuple[str | Alias, ...] = ()
-    words: dict[str, int] = {}
-    bits: dict[str, int] = {}
-    stale_s: float = 90.0
-    derived: bool = False
-    combine: Combine = Combine.last
-    device: DeviceKind | None = None
-
-
 def read_catalogue(*sources: Source) -> Catalogue:
     """The catalogue of one or more files, empty without any; what is wrong goes to their problems."""
     signals: dict[str, Signal] = {}
@@ -64,7 +46,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
     entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items())]
     for source, index, item in entries:
         at = source.at(index)
-        entry = source.convert(at.path, item, _Entry)
+        entry = source.convert(at.path, item, SignalEntry)
         if entry is None:
             continue
         _check(at, entry)
@@ -88,7 +70,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
     return Catalogue(signals=signals, arriving=arriving)
 
 
-def _check(at: Where, entry: _Entry) -> None:
+def _check(at: Where, entry: SignalEntry) -> None:
     def wrong(field: str, text: str, hint: str = "", number: int | None = None) -> None:
         (at.at(field) if number is None else at.at(field, number)).problem(
             say("rulebook.field", field=field, text=text), hint

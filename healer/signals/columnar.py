@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,38 +50,31 @@ VALUES_MAX, OBJECTS_MAX, LISTS_MAX = 2_000_000, 500_000, 1_000_000
 _Name = Annotated[str, msgspec.Meta(max_length=200)]
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Number = float | None
+_Value = TypeVar("_Value")
 _Word = float | bool | Annotated[str, msgspec.Meta(max_length=100)] | None
 
 
-class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """One node's samples, all of them numbers: the form that is decoded fast.
-
-    `inventory` are facts about the node by the names of `healer.model.FACTS`; other names are passed over.
-    """
+class _Samples(msgspec.Struct, Generic[_Value], forbid_unknown_fields=True):
+    """One node's samples. `inventory` are facts about the node by the names of `healer.model.FACTS`; other
+    names are passed over."""
 
     node: _Name
     cluster: _Name | None = None
     time: str | None = None
-    gpu: dict[_Name, list[_Number]] = {}
-    host: dict[_Name, _Number] = {}
-    ports: dict[_Name, dict[_Name, _Number]] = {}
-    links: dict[_Name, list[list[_Number]]] = {}
+    gpu: dict[_Name, list[_Value]] = {}
+    host: dict[_Name, _Value] = {}
+    ports: dict[_Name, dict[_Name, _Value]] = {}
+    links: dict[_Name, list[list[_Value]]] = {}
     gpus: list[Gpu] = []
     inventory: dict[_Name, _Text] = {}
 
 
-class Wordy(msgspec.Struct, forbid_unknown_fields=True):
-    """The same with words among the values, such as `"Completed"`."""
+class Body(_Samples[_Number]):
+    """All of them numbers: the form that is decoded fast."""
 
-    node: _Name
-    cluster: _Name | None = None
-    time: str | None = None
-    gpu: dict[_Name, list[_Word]] = {}
-    host: dict[_Name, _Word] = {}
-    ports: dict[_Name, dict[_Name, _Word]] = {}
-    links: dict[_Name, list[list[_Word]]] = {}
-    gpus: list[Gpu] = []
-    inventory: dict[_Name, _Text] = {}
+
+class Wordy(_Samples[_Word]):
+    """With words among the values, such as `"Completed"`."""
 
 
 _fast = msgspec.json.Decoder(list[Body] | Body)

@@ -24,19 +24,14 @@ from healer.model import (
     Guard,
     HookRequest,
     Incident,
-    Mode,
+    LedgerFacts,
     Pause,
     Permit,
-    RemedyUse,
-    RequeueUse,
     Run,
     Slot,
     Sweeps,
-    Trial,
     Verb,
     Verdict,
-    Veto,
-    Waiting,
 )
 from healer.ports.transactions import HookStanding
 from healer.text import from_stored, read_said, to_stored
@@ -138,25 +133,7 @@ _HARDWARE = sorted(map(str, HARDWARE))
 _TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
-class _Facts(msgspec.Struct):
-    """The fields of GateFacts that `FACTS` selects."""
-
-    slots: tuple[Slot, ...] = ()
-    granted: tuple[datetime, ...] = ()
-    pauses: tuple[Pause, ...] = ()
-    requeues: tuple[RequeueUse, ...] = ()
-    remedies: tuple[RemedyUse, ...] = ()
-    vetoes: tuple[Veto, ...] = ()
-    modes: dict[str, Mode] = {}
-    trials: tuple[Trial, ...] = ()
-    actions: tuple[bool, ...] = ()
-    permits: tuple[Permit, ...] = ()
-    running: dict[str, str] = {}
-    unmade: dict[str, datetime] = {}
-    waiting: tuple[Waiting, ...] = ()
-
-
-_decode = msgspec.json.Decoder(_Facts, dec_hook=read_said).decode
+_decode = msgspec.json.Decoder(LedgerFacts, dec_hook=read_said).decode
 #: How long a drain by a failed hook is recognised as healer's without healer's reason.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
@@ -204,7 +181,7 @@ def read_facts(
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
     values |= {"capacity": CAPACITY, "ended": ENDED}
     facts = _decode(conn.execute(FACTS, values).scalar_one())
-    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
+    fields = msgspec.structs.asdict(facts)
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 
 

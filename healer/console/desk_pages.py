@@ -186,13 +186,12 @@ def _handover(pages: Pages, context: dict[str, Any]) -> Shown:
     people = AuditQuery(clusters=clusters, people_since=since, but=reports_view.DOORS)
     # One more than is listed, to know that there are more.
     some = reports_view.SHOWN + 1
-    return reports_view.handover(
-        context["standing"],
-        context["strip"],
-        context["rows"],
-        since=since,
-        now=context["now"],
+    shift = reports_view.Shift(
+        since,
         ended=queries.incidents.page(ended, limit=some).items,
-        recent=queries.runs.page(RunQuery(clusters=clusters), limit=RUNS_READ).items,
+        runs=queries.runs.page(RunQuery(clusters=clusters), limit=RUNS_READ).items,
         records=queries.audit.page(people, limit=some).items,
+    )
+    return reports_view.handover(
+        context["standing"], context["strip"], context["rows"], shift, context["now"]
     )

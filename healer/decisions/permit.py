@@ -6,6 +6,7 @@ drain. The permit takes no further capacity, and Slurm's drain of the node then 
 """
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -55,5 +56,5 @@ def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
     return _permit(ask, at, check=check)
 
 
-def _permit(ask: HookRequest, at: datetime, **cause: str) -> Permit:
-    return Permit(**msgspec.structs.asdict(ask) | cause, at=at, until=at + PERMIT_LASTS)
+def _permit(ask: HookRequest, at: datetime, **cause: Any) -> Permit:
+    return Permit(**msgspec.structs.asdict(ask), at=at, until=at + PERMIT_LASTS, **cause)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from healer.console import words
 from healer.console.views import Shown
@@ -167,40 +168,35 @@ SHOWN = 100
 DOORS = ("access.", "session.", "token.")
 
 
-def handover(
-    standing: Standing,
-    strip: Strip,
-    rows: Sequence[NodeRow],
-    *,
-    since: datetime,
-    now: datetime,
-    ended: Sequence[Incident],
-    recent: Sequence[Run],
-    records: Sequence[AuditRecord],
-) -> Shown:
-    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long.
+class Shift(NamedTuple):
+    """What was read of a shift: incidents that ended since it began, the newest runs, records of people."""
 
-    `ended`: incidents that ended since the shift began; `recent`: the newest runs; `records`: of people since
-    then.
-    """
+    since: datetime
+    ended: Sequence[Incident]
+    runs: Sequence[Run]
+    records: Sequence[AuditRecord]
+
+
+def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: Shift, now: datetime) -> Shown:
+    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long."""
     open_ = sorted(standing.open_incidents, key=lambda incident: (incident.severity, incident.opened))
-    runs = [run_row(run, now) for run in recent if run.created_at >= since and not run.shadow]
-    people = [audit_row(record, standing.cluster) for record in records]
+    runs = [run_row(run, now) for run in shift.runs if run.created_at >= shift.since and not run.shadow]
+    people = [audit_row(record, standing.cluster) for record in shift.records]
     lists = {
         say("console.reports_open_incidents"): open_,
-        say("console.reports_incidents_ended"): ended,
+        say("console.reports_incidents_ended"): shift.ended,
         say("console.reports_runs"): runs,
         say("console.reports_words_people"): people,
     }
     return Shown(
         cluster=standing.cluster,
-        since=since,
+        since=shift.since,
         until=now,
         strip=strip,
         waits=tuple(run_row(run, now) for run in standing.asking if asks(run)),
         open=tuple(open_[:SHOWN]),
         known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
-        resolved=tuple(ended[:SHOWN]),
+        resolved=tuple(shift.ended[:SHOWN]),
         runs=tuple(runs[:SHOWN]),
         people=tuple(people[:SHOWN]),
         cut=tuple(name for name, found in lists.items() if len(found) > SHOWN),

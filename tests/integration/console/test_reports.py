@@ -31,16 +31,13 @@ def shift(sample: Sample, hours: float = 12) -> Shown:
     site = standing_of(sample)
     rows = fleet_view.node_rows(site)
     ended = IncidentQuery(clusters=[CLUSTER], open=False, closed_since=since)
-    return reports_view.handover(
-        site,
-        standing_view.strip(site, rows, NOW),
-        rows,
-        since=since,
-        now=NOW,
+    read = reports_view.Shift(
+        since,
         ended=queries.incidents.page(ended, limit=101).items,
-        recent=queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
+        runs=queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
         records=queries.audit.page(AuditQuery(people_since=since, but=reports_view.DOORS), limit=101).items,
     )
+    return reports_view.handover(site, standing_view.strip(site, rows, NOW), rows, read, NOW)
 
 
 def empty() -> Period:

@@ -14,8 +14,9 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from healer.ports.traces import Span
 
-#: How long spans wait for others, and the collector may take.
-_BATCH_MS, _TIMEOUT_S = 1000, 5
+#: How long spans wait for others, and the collector may take for all that wait: a part that ends while it is
+#: away ends only so much later.
+_BATCH_MS, _TIMEOUT_S, _MOST = 1000, 2, 2048
 
 
 class OtlpTraces:
@@ -25,7 +26,9 @@ class OtlpTraces:
         names = {"service.name": f"healer-{part}", "service.version": version, "healer.cluster": cluster}
         self._resource = Resource.create(names)
         exporter = OTLPSpanExporter(endpoint=url, timeout=_TIMEOUT_S)
-        self._out = BatchSpanProcessor(exporter, schedule_delay_millis=_BATCH_MS)
+        self._out = BatchSpanProcessor(
+            exporter, max_queue_size=_MOST, max_export_batch_size=_MOST, schedule_delay_millis=_BATCH_MS
+        )
 
     def put(self, span: Span) -> None:
         made = ReadableSpan(

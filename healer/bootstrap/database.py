@@ -21,16 +21,8 @@ from healer.settings import Settings, SettingsError
 OWNER = "healer"
 
 __all__ = [
-    "OWNER",
-    "MigrationError",
-    "Planned",
-    "adopt_key",
-    "current",
-    "head",
-    "is_newer",
-    "plan",
-    "upgrade",
-]
+    "OWNER", "MigrationError", "Planned", "adopt_key", "current", "head", "is_newer", "plan", "upgrade",
+]  # fmt: skip
 
 
 def adopt_key(settings: Settings, engine: sa.Engine) -> None:

@@ -24,21 +24,9 @@ from healer.text import said_by, say
 
 #: Includes names that commands import from here only: they choose no simulated part themselves.
 __all__ = [
-    "MENDERS",
-    "Span",
-    "card_text",
-    "compare",
-    "compared",
-    "differs",
-    "entries_of",
-    "listed",
-    "load",
-    "replayed",
-    "replayed_files",
-    "rules_for",
-    "simulated",
-    "span_of",
-]
+    "MENDERS", "Span", "card_text", "compare", "compared", "differs", "entries_of", "listed", "load",
+    "replayed", "replayed_files", "rules_for", "simulated", "span_of",
+]  # fmt: skip
 
 #: Called with the time that the replay has reached, once per this many entries.
 Progress = Callable[[datetime], None]

@@ -176,14 +176,8 @@ def missing_users() -> list[list[str]]:
     """The commands that make the system users which this machine lacks."""
     names = {entry.pw_name for entry in pwd.getpwall()}
     make = [
-        "useradd",
-        "--system",
-        "--user-group",
-        "--home-dir",
-        "/nonexistent",
-        "--shell",
-        "/usr/sbin/nologin",
-    ]
+        "useradd", "--system", "--user-group", "--home-dir", "/nonexistent", "--shell", "/usr/sbin/nologin",
+    ]  # fmt: skip
     return [[*make, name] for name in (SERVICE, WORKER, SERVERS) if name not in names]
 
 

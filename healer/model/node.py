@@ -129,25 +129,9 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
 #: What is compared; `words.fact_*` names it. Each value is a text; of several GPUs or cards all different
 #: ones, sorted and joined by a comma.
 FACTS = (
-    "driver",
-    "cuda",
-    "vbios",
-    "gsp_firmware",
-    "inforom",
-    "fabric_manager",
-    "nic_firmware",
-    "nic_driver",
-    "bios",
-    "bmc",
-    "kernel",
-    "os",
-    "mtu",
-    "nccl",
-    "container",
-    "slurm",
-    "nvlink_domain",
-    "gpu",
-)
+    "driver", "cuda", "vbios", "gsp_firmware", "inforom", "fabric_manager", "nic_firmware", "nic_driver",
+    "bios", "bmc", "kernel", "os", "mtu", "nccl", "container", "slurm", "nvlink_domain", "gpu",
+)  # fmt: skip
 #: Where a node is, which is another place on each rack; and what its kind says already.
 NOT_COMPARED = frozenset({"nvlink_domain", "gpu"})
 #: Of one value, in characters.

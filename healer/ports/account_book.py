@@ -45,7 +45,6 @@ class AccountBook(Protocol):
     def put(self, account: Account, sealed: str) -> None:
         """Makes the account in place of the one of that name, whose sessions end. Raises Conflict where the
         name is another person's."""
-        ...
 
     def reseal(self, account: Account, sealed: str, *, keep: str, now: datetime) -> int:
         """Keeps another hash and ends the person's sessions but `keep`; the number of them. Raises Conflict

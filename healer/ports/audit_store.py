@@ -27,11 +27,9 @@ class ChainStore(Protocol):
 
     def drop(self) -> None:
         """Gives the lock up with its connection. Never fails."""
-        ...
 
     def unlock(self) -> None:
         """Gives the lock back at once, for the next sealer, and drops the connection."""
-        ...
 
     def unsealed(self, limit: int) -> list[AuditRecord]:
         """Records that have no link and wait for one, the oldest first."""
@@ -86,7 +84,6 @@ class CheckpointFile(Protocol):
 
     def append(self, lines: Iterable[bytes]) -> None:
         """Returns when they are on the disk."""
-        ...
 
 
 # --- witnesses
@@ -103,7 +100,6 @@ class Witness(Protocol):
 
     def send(self, lines: Sequence[bytes]) -> None:
         """Returns when the witness has these lines. WitnessAway: it may have none, some or all of them."""
-        ...
 
 
 class Tail(Protocol):

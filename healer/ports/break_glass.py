@@ -53,7 +53,6 @@ class BreakGlass(Protocol):
 
     def seal(self, secret: str, *, by: str, now: datetime, message: Message) -> None:
         """Makes the seal, in place of the one before."""
-        ...
 
     def use(self, secret: str, opening: Opening, message: Message) -> bool:
         """Breaks the seal and makes the token; False when no seal in force fits the secret."""

@@ -81,7 +81,6 @@ class CommandTx(WalkTx, Protocol):
         self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
         """What runs that begin together write: one statement for each kind. No node has two of them."""
-        ...
 
     def send_command(self, command: Command, *, request: str) -> int:
         """Sends the detector a command; a second one of the same request is ignored. Returns the row's id."""
@@ -121,7 +120,6 @@ class CommandTx(WalkTx, Protocol):
 
     def save_reference(self, reference: Reference) -> None:
         """In place of the one of its kind."""
-        ...
 
     def drop_reference(self, reference: Reference) -> bool:
         """Whether there was one of its kind."""

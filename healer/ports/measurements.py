@@ -42,11 +42,9 @@ class Samples(Protocol):
 
     def put(self, reports: Sequence["Report"]) -> None:
         """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
-        ...
 
     def put_steps(self, batches: Sequence["StepBatch"]) -> None:
         """Committed with fsync when it returns."""
-        ...
 
     def new(self) -> "tuple[list[Report], list[StepBatch]]":
         """What became visible since the last call, each exactly once, by arrival; at the first call what

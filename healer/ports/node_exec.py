@@ -77,7 +77,6 @@ class NodeExec(Protocol):
         """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is
         nothing. What serves the GPU stops for it and starts again. NodeError where a process holds it.
         """
-        ...
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         """Its outcome, in the form of `diagnosis`; NodeError also if it was cut short."""
@@ -85,7 +84,6 @@ class NodeExec(Protocol):
 
     def start_collection(self, node: str, key: str) -> None:
         """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
-        ...
 
     def collection(self, node: str, key: str) -> Bundle | None:
         """The file; None while it is made. NodeError for a key that was never started or was cut short."""
@@ -142,7 +140,6 @@ class SiteCommands(Protocol):
 
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
         """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
-        ...
 
     def look(self, key: str) -> CommandSeen: ...
 
@@ -160,11 +157,9 @@ class EvidenceBook(Protocol):
 
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
         """Stores one piece; the same piece again is nothing. Pieces come in their order."""
-        ...
 
     def finish(self, file: EvidenceFile) -> None:
         """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
-        ...
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
         """The finished ones of an incident or a run, oldest first."""

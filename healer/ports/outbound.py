@@ -44,7 +44,6 @@ class DeliveryFailed(Exception):
 class Notifier(Protocol):
     def send(self, message: Message) -> None:
         """Raises DeliveryFailed. The same `message.id` again is the same message."""
-        ...
 
 
 class Tickets(Protocol):
@@ -64,7 +63,6 @@ class Tickets(Protocol):
 class EventSink(Protocol):
     def send(self, seq: int, record: AuditRecord) -> None:
         """Raises DeliveryFailed. The same `seq` again is the same event."""
-        ...
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +120,6 @@ class Renewer(Protocol):
 
     def renew(self, notices: Sequence[Notice]) -> None:
         """Raises DeliveryFailed."""
-        ...
 
 
 # --- deliveries
@@ -179,7 +176,6 @@ class Outbox(Protocol):
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         """Nothing, and no record, where another process has tried since: what that one writes counts."""
-        ...
 
 
 class ChannelOutbox(Protocol):
@@ -204,7 +200,6 @@ class ChannelOutbox(Protocol):
         notice: Notice | None = None,
     ) -> None:
         """As `Outbox.settle`; `notice` is what the channel shows now."""
-        ...
 
     def open_notices(self, before: datetime) -> list[Notice]:
         """Notices of incidents that are not over, last sent before this moment."""
@@ -234,7 +229,6 @@ class EventFeed(Protocol):
 
     def note(self, before: int, fed: FeedPosition) -> None:
         """Nothing where another process has come further than `before`."""
-        ...
 
 
 # --- planning
@@ -296,7 +290,6 @@ class NewsTx(Protocol):
 
     def drop_channel(self, name: str, why: str) -> None:
         """What waits for it is over."""
-        ...
 
     def unannounced(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
         """Open incidents except P0 that opened after `since` without a notification, or grew worse, or are
@@ -314,7 +307,6 @@ class NewsTx(Protocol):
 
     def queue(self, message: Message, *, routed: bool = False) -> None:
         """Puts it on healer's list, for channels alone. The same id again is nothing."""
-        ...
 
 
 class PlanTx(NewsTx, Protocol):
@@ -340,7 +332,6 @@ class PlanTx(NewsTx, Protocol):
 
     def end_unsent(self, thread: str) -> None:
         """Those deliveries are over."""
-        ...
 
     def digests(self) -> dict[str, datetime]:
         """By channel: since when something waits for its next digest."""
@@ -352,4 +343,3 @@ class PlanTx(NewsTx, Protocol):
 
     def end_digest(self, numbers: Sequence[int], digest: str) -> None:
         """These were gathered in the message `digest`."""
-        ...

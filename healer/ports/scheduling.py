@@ -126,89 +126,72 @@ class Scheduler(SlurmReads, Protocol):
 
     def undrain(self, nodes: Nodes) -> None:
         """Clears DRAIN alone."""
-        ...
 
     def resume(self, nodes: Nodes) -> None:
         """Clears DRAIN, FAIL and DOWN. Refused (2180) on a node in service."""
-        ...
 
     def down(self, nodes: Nodes, reason: str) -> None:
         """Sets DOWN: jobs on the node are requeued or failed at once (d.8, 6)."""
-        ...
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
         """`reboot ASAP nextstate=DOWN`: boots when idle and stays out until it is resumed (d.8, 7).
         SchedulerRefused names the nodes that Slurm skipped, also where Slurm called that a success (d.8, 8).
         """
-        ...
 
     def cancel_reboot(self, nodes: Nodes) -> None: ...
 
     def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
         """Sets the node's comment and extra text; None leaves one as it is, "" clears it."""
-        ...
 
     # --- reservations
 
     def reserve(self, reservation: Reservation) -> None:
         """Makes it, from now on, over running jobs where `maintenance`. The same name again is refused."""
-        ...
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
         """It holds exactly these nodes from now on. None at all is a ValueError: unreserve it."""
-        ...
 
     def unreserve(self, name: str) -> None:
         """Ends it. One that is gone is a SchedulerRefused with 2053 (invalid reservation)."""
-        ...
 
     # --- jobs
 
     def requeue(self, job: str) -> None:
         """`requeue Incomplete`: nothing happens to a job that is not running or suspended."""
-        ...
 
     def revive(self, job: str) -> None:
         """Plain `requeue`, for a job that has ended: it runs again from its beginning or its checkpoint.
         Refused for any that did not end FAILED or NODE_FAIL: Slurm itself would run a good one again too.
         """
-        ...
 
     def start_now(self, job: str) -> None:
         """Takes away the begin time that a requeue sets; has an effect only after COMPLETING."""
-        ...
 
     def hold(self, job: str) -> None: ...
 
     def release(self, job: str) -> None:
         """Ends a hold, also the one that Slurm puts on a job whose launch failed."""
-        ...
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         """A pending job must not use exactly these nodes from now on; none: it may use all (d.8, 14)."""
-        ...
 
     def signal(self, job: str, name: str) -> None:
         """Sends `USR1` or the like to the batch script and all steps of a running job, else it is refused.
         A job runs before its program does: a signal in its first second ends a script that has no trap yet.
         """
-        ...
 
     def notify(self, job: str, text: str) -> None:
         """Writes one line to the terminal of a job that has one (srun, salloc), or to a batch job's output.
         Slurm takes one that comes before the program runs, and loses it.
         """
-        ...
 
     def remark(self, job: str, text: str) -> None:
         """Sets the job's admin comment, which its owner sees in squeue and sacct."""
-        ...
 
     def submit(self, submission: Submission) -> str: ...
 
     def cancel(self, job: str) -> None:
         """Ends it. Nothing happens to one that has ended; one that Slurm never knew is refused (2017)."""
-        ...
 
 
 class Snapshots(Protocol):
@@ -220,6 +203,5 @@ class Snapshots(Protocol):
 
     def put_controller(self, controller: Controller) -> None:
         """The state of slurmctld: separate from the snapshot, because its figures change with every poll."""
-        ...
 
     def controller(self, cluster: str) -> Controller | None: ...

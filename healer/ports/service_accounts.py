@@ -160,7 +160,6 @@ class TokenBook(Protocol):
 
     def used(self, at: Mapping[str, datetime]) -> None:
         """Notes when tokens were used last, by their ids."""
-        ...
 
 
 def ending(rows: Sequence[TokenRow], now: datetime) -> list[tuple[TokenRow, timedelta]]:

@@ -52,7 +52,6 @@ class UnknownBook(Protocol):
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
         """Adds the counts to those of the same cluster and name. Raises Unavailable, and adds nothing."""
-        ...
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
         """The most frequent first; None: of all clusters."""
@@ -64,7 +63,6 @@ class LossBook(Protocol):
 
     def add(self, counts: Sequence[Loss]) -> None:
         """Adds the counts to those of the same cluster, source, reason and sender."""
-        ...
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         """The latest first; None: of all clusters."""
@@ -76,7 +74,6 @@ class SenderBook(Protocol):
 
     def add(self, counts: Sequence[Sender]) -> None:
         """Adds to what is known of the same cluster, token's name and route."""
-        ...
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
         """The latest first; None: of all clusters."""
@@ -111,7 +108,6 @@ class Spool(Protocol):
 
     def append(self, records: Sequence[Spooled]) -> None:
         """All of them, safe on disk when this returns; or none, and `request_errors.NoRoom`."""
-        ...
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
         """The oldest records: at most `most`, and at most `size` bytes unless the first one is larger."""
@@ -119,11 +115,9 @@ class Spool(Protocol):
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
         """Removes what `oldest` returned last, as it is stored now."""
-        ...
 
     def set_aside(self, records: Sequence[Spooled]) -> None:
         """Moves records that this version cannot read off the queue, for one that can. NoRoom."""
-        ...
 
     def take_lost(self) -> list[tuple[int, Said]]:
         """Losses since the last call that could not be read: (entries, at least; a sentence)."""
@@ -135,4 +129,3 @@ class Spool(Protocol):
 
     def close(self) -> None:
         """Closes it; what still waits stays for the next process."""
-        ...

@@ -105,7 +105,6 @@ class WalkTx(Protocol):
 
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
         """What healer holds true of a saved incident from now on."""
-        ...
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         """What a requeue of the job could go back to."""
@@ -113,7 +112,6 @@ class WalkTx(Protocol):
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
         """What parts have had; a burst that goes on takes the place of what was known of it."""
-        ...
 
     def forecasts(self, since: datetime) -> list[Forecast]:
         """Those that are open, and those that ended at `since` or later; the oldest first."""
@@ -139,7 +137,6 @@ class WalkTx(Protocol):
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         """By the worker, which has the right to; so has no part that faces the network."""
-        ...
 
     def slot_of(self, node: str) -> Slot | None:
         """As it is held by now: runs note a drain and free their slots without the gate's lock."""
@@ -150,7 +147,6 @@ class WalkTx(Protocol):
 
     def queue_message(self, message: Message | Ticket) -> None:
         """A page, note or ticket that leaves after the commit; the same id again is nothing."""
-        ...
 
     def has_ticket(self, incident: str) -> bool:
         """One of it was filed, delivered or not."""
@@ -166,7 +162,6 @@ class WalkTx(Protocol):
 
     def consume(self, observations: Sequence[Observation]) -> None:
         """Marks their inbox rows as walked. Rows without an `inbox_id` are nothing to do."""
-        ...
 
 
 # Wide: all that a driver reads and writes of its run, under one fence.
@@ -231,11 +226,9 @@ class RunClaim(Protocol):
         self, entry: LogEntry, *, audit: AuditRecord | None = None, drained: RemedyUse | None = None
     ) -> None:
         """`drained`: our drain was read back; the slot and the remedy that begins are noted with the line."""
-        ...
 
     def keep(self, entry: LogEntry) -> None:
         """A line of a step that only looked: who dies before it is stored looks again."""
-        ...
 
     def set_state(
         self,
@@ -250,7 +243,6 @@ class RunClaim(Protocol):
         """`command` reaches the detector's inbox together with the state, or not at all. Where an approval is
         waited for, people hear after `approve_until` that none came.
         """
-        ...
 
     def send_command(self, command: Command) -> None: ...
     def queue_message(self, message: Message | Ticket) -> None: ...
@@ -268,7 +260,6 @@ class GateTx(Protocol):
     def grant_slot(self, slot: Slot) -> None:
         """A run takes over the slot of a run that has ended or has not drained the node yet; in the latter
         case its time begins again. Of its own slot it may say later that the node is surely unusable."""
-        ...
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None: ...
 
@@ -276,13 +267,11 @@ class GateTx(Protocol):
         """Raises AlreadyRequeued while another run that has not ended holds it; the transaction goes on.
         A run that ended without it leaves the grant to the next: the restart count fences a second requeue.
         """
-        ...
 
     def drop_requeue(self, job: str, restarts: int) -> None:
         """What was granted to this run came to nothing: it counts no more, and another run may be granted it.
         Nothing where it was not granted to this run.
         """
-        ...
 
     def add_remedy(self, use: RemedyUse) -> None: ...
     def save_breaker(self, breaker: Breaker) -> None: ...
@@ -351,7 +340,6 @@ class HookTx(Protocol):
 
     def add(self, permit: Permit) -> None:
         """Recorded in the audit."""
-        ...
 
 
 class HookBook(Protocol):
@@ -371,6 +359,5 @@ class HookBook(Protocol):
 
     def note(self, permit: Permit, now: datetime) -> None:
         """Keeps it, unless this very hook has one."""
-        ...
 
     def asking(self, cluster: str, now: datetime) -> AbstractContextManager[HookTx]: ...

@@ -48,7 +48,6 @@ class File(Protocol):
     def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
         """Writes one line of JSON without its end. `samples`: it holds measurements, which may be deleted
         sooner."""
-        ...
 
     def begun(self) -> bool:
         """Whether a new file has begun since the last call, so that the whole picture has to be written."""

@@ -13,11 +13,7 @@ from healer.text import say
 
 def read_access(source: Source, playbooks: Collection[str]) -> AccessRules:
     """What is wrong goes to the source's problems."""
-    if source.data is None:
-        return AccessRules()
-    found = source.convert((), source.data, AccessRules)
-    if found is None:
-        return AccessRules()
+    found = source.whole(AccessRules)
     names: set[str] = set()
     for index, grant in enumerate(found.grants):
         at = source.at("grants", index)

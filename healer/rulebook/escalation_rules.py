@@ -75,11 +75,7 @@ def read_escalations(
     check_playbook: Callable[[Where, str], None],
 ) -> Escalations:
     """`known` are faults, `taken` names of rules. What is wrong goes to the source's problems."""
-    if source.data is None:
-        return Escalations()
-    found = source.convert((), source.data, Escalations)
-    if found is None:
-        return Escalations()
+    found = source.whole(Escalations)
     names = set(taken)
     for kind, entries in (("repeats", found.repeats), ("combinations", found.combinations)):
         for index, entry in enumerate(entries):

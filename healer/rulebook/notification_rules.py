@@ -31,11 +31,7 @@ _NO_DIGEST = (ChannelKind.pagerduty, ChannelKind.alertmanager)
 
 def read_notifications(source: Source) -> Notifications:
     """Without the file, or with an empty one, there are no channels. What is wrong goes to its problems."""
-    if source.data is None:
-        return Notifications()
-    found = source.convert((), source.data, Notifications)
-    if found is None:
-        return Notifications()
+    found = source.whole(Notifications)
     names: set[str] = set()
     for index, channel in enumerate(found.channels):
         _check_channel(source.at("channels", index), channel, names)

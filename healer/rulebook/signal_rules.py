@@ -3,6 +3,7 @@ fetches itself. Their format: docs/metrics.md."""
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
     signals: dict[str, Signal] = {}
     arriving: dict[str, tuple[str, float]] = {}
     name_of: dict[tuple[Any, ...], str] = {}
-    entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items())]
-    for source, index, item in entries:
-        at = source.at(index)
-        entry = source.convert(at.path, item, SignalEntry)
-        if entry is None:
-            continue
+    for at, entry in chain.from_iterable(source.entries(SignalEntry) for source in sources):
         _check(at, entry)
         if entry.name in signals:
             at.at("name").problem(say("rulebook.signal_stands_here_twice", name=entry.name))

@@ -137,6 +137,10 @@ class Source:
             names.add(name)
             yield self.at(index), entry
 
+    def whole(self, kind: type[T]) -> T:
+        """The file as one struct, all of whose fields have defaults; these where it is empty or wrong."""
+        return (None if self.data is None else self.convert((), self.data, kind)) or kind()
+
     def mapping(self, path: Sequence[str | int], data: Any) -> dict[str, Any]:
         if data is None:
             return {}

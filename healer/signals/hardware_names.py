@@ -146,43 +146,17 @@ class Ports:
 #: Labels that may name the device, the surest first: healer's own; infiniband_exporter; UFM and its agents;
 #: SNMP's system group; gnmic (`source`); Prometheus' target. The first that is a name counts.
 DEVICE_LABELS = (
-    "device",
-    "switch",
-    "device_name",
-    "node_description",
-    "node_desc",
-    "sysName",
-    "source",
-    "hostname",
-    "host",
-    "node_guid",
-    "guid",
-    "instance",
-)
+    "device", "switch", "device_name", "node_description", "node_desc", "sysName", "source", "hostname",
+    "host", "node_guid", "guid", "instance",
+)  # fmt: skip
 #: Labels that may name the part: healer's own; ports (UFM, infiniband_exporter, SNMP's interfaces, gnmic);
 #: outlets and phases of PDUs; parts and sensors of gnmic, SNMP and Redfish; Lustre's targets, behind those,
 #: since gnmic's `target` is the whole switch; sensors of ipmi_exporter; directories.
 PART_LABELS = (
-    "part",
-    "port_num",
-    "port",
-    "ifName",
-    "ifDescr",
-    "interface_name",
-    "interface",
-    "outlet",
-    "phase",
-    "component_name",
-    "entPhysicalName",
-    "entPhysicalDescr",
-    "sensor",
-    "target",
-    "name",
-    "path",
-    "fileset",
-    "ifIndex",
-    "entPhysicalIndex",
-)
+    "part", "port_num", "port", "ifName", "ifDescr", "interface_name", "interface", "outlet", "phase",
+    "component_name", "entPhysicalName", "entPhysicalDescr", "sensor", "target", "name", "path", "fileset",
+    "ifIndex", "entPhysicalIndex",
+)  # fmt: skip
 #: Devices of one cluster, names of parts over all of them (each with each signal is a column), and parts of
 #: one device. 10,000 GPUs have some 500 switches of 64 ports, and 100 racks with a dozen other devices.
 DEVICES_MAX = 5_000

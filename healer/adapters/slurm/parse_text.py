@@ -108,16 +108,9 @@ _JOB_LINE = re.compile(r"   ([A-Za-z/_]+)=(.*)")
 _UID = re.compile(r"\((\d+)\)$")
 _JOB_GRES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
 _NEEDED = (
-    "UserId",
-    "JobState",
-    "Requeue",
-    "SubmitTime",
-    "StartTime",
-    "Partition",
-    "ReqNodeList",
-    "NodeList",
+    "UserId", "JobState", "Requeue", "SubmitTime", "StartTime", "Partition", "ReqNodeList", "NodeList",
     "MinCPUsNode",
-)
+)  # fmt: skip
 
 
 def job(text: str) -> SlurmJob:

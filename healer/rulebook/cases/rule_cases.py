@@ -285,23 +285,11 @@ def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
+    """What `Expected` may name: of the finding, or else of its component."""
     where = finding.component
     return {
-        "rule": finding.rule,
-        "fault": finding.fault,
-        "class": finding.fault_class,
-        "pci": where.pci,
-        "link": where.link,
-        "switch": where.switch,
-        "nic": where.nic,
-        "device": where.device,
-        "unusable": finding.unusable,
-        "teardown": finding.teardown,
-        "asked": finding.asked,
-        "remedy": finding.remedy,
-        "cause": finding.cause,
-        "beside": finding.evidence_only,
-        "follows": finding.follows,
+        field.encode_name: getattr(finding if hasattr(finding, field.name) else where, field.name)
+        for field in msgspec.structs.fields(Expected)
     }
 
 

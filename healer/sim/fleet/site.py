@@ -174,15 +174,12 @@ class Mender(Protocol):
 
     def expect_fault(self, fault: Fault) -> None:
         """The fault comes in a few minutes: starts detailed simulation of its node. Must not act on it."""
-        ...
 
     def notice_fault(self, fault: Fault) -> None:
         """The fault has come and shows its signs."""
-        ...
 
     def read_line(self, node: str, line: str) -> None:
         """Takes a kernel line that means no fault."""
-        ...
 
     def due(self) -> datetime | None:
         """When `turn` is to be called next; None: no time is set."""
@@ -190,7 +187,6 @@ class Mender(Protocol):
 
     def turn(self) -> None:
         """Does what is due at this moment."""
-        ...
 
     def owns(self, node: SlurmNode) -> bool:
         """Whether it took this node out of service."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from healer.model.faults import FORECAST_FAULT, Policy, Trait, fault_is
+from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
 from healer.text import Said, no_words
@@ -76,53 +76,62 @@ ALERT_STAYS_H = 9.0
 ALERT_STAYS_MAX_H = 72.0
 
 
-# Wide: the fields of one entry of `rules/detection/*.yaml`.
-class DetectionEntry(Policy, frozen=True, kw_only=True):
-    """What an entry of `rules/detection/*.yaml` and the rule made of it have in common.
+# Wide: an entry of rules/detection/, as sites write it.
+class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/detection/*.yaml`. It is a policy too: the rulebook makes a `Rule` of it.
 
-    `when` is the expression, `signal` what the chart shows. `evidence` are further signals whose values are
-    shown with the finding. `models` limits the rule to GPU models (globs). `source` says where the threshold
-    comes from. `names_xid`: the signal's value is an Xid number, and the finding takes that Xid's catalogue
-    row. `sign`: it opens no incident and is recorded as an event of its part, whose rate over hours and days
-    may be a fault (`rules/escalations.yaml`).
+    `when` is the expression; `for_s` how long it has to hold (`for` in the file, a duration such as 2m).
+    `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).
+    `evidence` are further signals whose values are shown with the finding. `models` limits the rule to GPU
+    models (globs). `source` says where the threshold comes from. `names_xid`: the signal's value is an Xid
+    number, and the finding takes that Xid's catalogue row. `sign`: it opens no incident and is recorded as an
+    event of its part, whose rate over hours and days may be a fault (`rules/escalations.yaml`).
     """
 
+    name: str
+    title: str
     when: str
     scope: Scope
+    severity: Severity
     fault_class: FaultClass
+    cause: Cause
     source: str
+    for_s: float = 0.0
     signal: str = ""
+    threshold: str = ""
     evidence: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
     unusable: bool = False
     names_xid: bool = False
     sign: bool = False
 
 
-class DetectionRule(DetectionEntry, frozen=True, kw_only=True):
-    """A rule of `rules/detection/*.yaml`. `for_s` is how long the expression has to hold, `threshold` an
-    expression of the same unit as `signal`, drawn in its chart (empty: none)."""
-
-    for_s: float = 0.0
-    threshold: str = ""
-
-
-class AlertRule(Policy, frozen=True, kw_only=True):
-    """One entry of `rules/alerts.yaml`: what an alert of another system means.
+class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/alerts.yaml`: what an alert of another system means. It is a policy too.
 
     `alert` are globs over the alert's name (or a CloudEvent's type), `labels` globs over its labels; the
     first entry that matches an alert takes it. `opens` false: evidence only, for an incident that is open
     already. An alert not repeated for `stays_h` hours counts as resolved, even without a resolved message.
     """
 
+    name: str
+    title: str
     alert: tuple[str, ...]
     source: str
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = {}
     opens: bool = True
     severity: Severity = Severity.P3
     fault_class: FaultClass = FaultClass.informational
     cause: Cause = Cause.unclear
     stays_h: float = ALERT_STAYS_H
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
 
 
 class FiringAlert(msgspec.Struct, frozen=True, kw_only=True):

@@ -293,20 +293,6 @@ class FaultBurst(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     incident: str | None = None
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry of a rule file says is to be done. No `mode`: HEALER_MODE decides. No `playbook`: nothing
-    is ever done."""
-
-    name: str
-    title: str
-    severity: Severity
-    cause: Cause
-    remedy: tuple[Remedy, ...] = ()
-    playbook: str | None = None
-    mode: Mode | None = None
-    runbook: str = ""
-
-
 class Same(StrEnum):
     """Where bursts count together: on one GPU, on one unit of it (a link, a TPC), on one node, or at a place
     that several nodes share."""
@@ -336,8 +322,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Wide: an entry of rules/escalations.yaml, as sites write it.
-class Repeat(Policy, frozen=True, kw_only=True):
-    """One entry of `repeats` in `rules/escalations.yaml`: what often enough is a fault.
+class Repeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `repeats` in `rules/escalations.yaml`: what often enough is a fault. It is a policy too.
 
     `bursts` of one of `faults` (globs; `together`: of any of them), or `lines` in them, within `within_h`
     hours at the `same` place, in so many different `jobs` of so many `users`, or of so many `nodes` of a
@@ -347,6 +333,8 @@ class Repeat(Policy, frozen=True, kw_only=True):
     one boot of the node, as each boot does it to a link once or twice.
     """
 
+    name: str
+    title: str
     faults: tuple[str, ...]
     source: str
     bursts: int = 0
@@ -365,6 +353,9 @@ class Repeat(Policy, frozen=True, kw_only=True):
     severity: Severity = Severity.P2
     cause: Cause = Cause.unclear
     remedy: tuple[Remedy, ...] = (Remedy.diagnose,)
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
 
     @property
     def place(self) -> PlaceKind | None:
@@ -376,12 +367,14 @@ class Repeat(Policy, frozen=True, kw_only=True):
         return Rate(within_h=self.within_h, bursts=self.bursts, lines=self.lines), *self.slowly
 
 
-class Combination(Policy, frozen=True, kw_only=True):
-    """One entry of `combinations`: what faults of one GPU mean together.
+class Combination(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `combinations`: what faults of one GPU mean together. It is a policy too.
 
     `faults` are groups of globs: one of each group must have come within `within_s` of each other.
     """
 
+    name: str
+    title: str
     faults: tuple[tuple[str, ...], ...]
     source: str
     within_s: float = 60
@@ -389,6 +382,9 @@ class Combination(Policy, frozen=True, kw_only=True):
     severity: Severity = Severity.P2
     cause: Cause = Cause.unclear
     remedy: tuple[Remedy, ...] = (Remedy.none,)
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
 
     @property
     def within(self) -> timedelta:

@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from healer.model.detection import AlertRule, Component, DetectionRule, ForecastRule, GpuModel
-from healer.model.faults import Escalations, Ladder, Policy, Sharing, fits
+from healer.model.faults import Escalations, Ladder, Sharing, fits
 from healer.model.gate import Maintenance, digest
 from healer.model.grants import AccessRules
 from healer.model.kernel_lines import NO_LINES, LineBook
@@ -162,15 +162,23 @@ class Xid74Bits(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Rule(Policy, frozen=True, kw_only=True):
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A detection rule together with its policy: which faults it takes, and what is to be done.
 
     `faults` are names or globs (`xid-79`, `xid-*`), `classes` limits them; the first rule of the file that
-    takes a fault has it.
+    takes a fault has it. No `mode`: HEALER_MODE decides. No `playbook`: nothing is ever done.
     """
 
+    name: str
+    title: str
     faults: tuple[str, ...]
+    severity: Severity
+    cause: Cause
     classes: tuple[FaultClass, ...] = ()
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
     #: The number of different senses that must report it before anything is done.
     senses: int = 1
     #: Made from an entry of `rules/detection/` or `rules/forecasts.yaml`: the next ticks show when it is

@@ -79,14 +79,7 @@ class Alias(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `rules/signals*.yaml`: a signal that rules may use.
-
-    `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
-    exporters, plain or with labels; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's
-    values by their word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`:
-    computed by healer itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`.
-    `device`: the kind of device that it is about, for signals of devices and their parts alone.
-    """
+    """A signal as `rules/signals*.yaml` has it, with plain words allowed as aliases."""
 
     name: str
     unit: str
@@ -104,7 +97,14 @@ class SignalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signal(SignalEntry, frozen=True, kw_only=True):
-    """The signal, with all its aliases in one form."""
+    """One signal that rules may use.
+
+    `name` is ours (unit last), `unit` one of `healer.detection.language.units`. `aliases` are the names of
+    exporters; those of nvidia-smi's XML begin with `nvidia-smi:`. `words` are an enum's values by their
+    word, `bits` a bit mask's by name. A value older than `stale_s` is unknown. `derived`: computed by healer
+    itself (from Slurm's picture), never taken from the wire. `combine`: see `Combine`. `device`: the kind of
+    device that it is about, for signals of devices and their parts alone.
+    """
 
     aliases: tuple[Alias, ...] = ()
 

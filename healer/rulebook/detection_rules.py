@@ -8,14 +8,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from healer.detection.language import parse, units
 from healer.detection.language.expr import Expr, ExpressionError
 from healer.model import (
     OF_DEVICES,
-    DetectionEntry,
+    Cause,
     DetectionRule,
+    FaultClass,
     GpuModel,
+    Mode,
+    Remedy,
     Rule,
+    Scope,
+    Severity,
     Signal,
     SignalKind,
 )
@@ -31,11 +38,30 @@ LEAST_FOR_S = 30.0
 LONGEST_FOR_S = 3600.0
 
 
-class Entry(DetectionEntry, frozen=True, kw_only=True, rename={"for_": "for"}):
+# Wide: the fields of one entry of `rules/detection/*.yaml`.
+class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
     """One entry of a file: as `DetectionRule`, with `for` as a duration."""
 
+    name: str
+    title: str
+    when: str
+    scope: Scope
+    severity: Severity
+    fault_class: FaultClass
+    cause: Cause
+    source: str
     for_: str = ""
+    signal: str = ""
     threshold: str | int | float = ""
+    evidence: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    remedy: tuple[Remedy, ...] = ()
+    playbook: str | None = None
+    mode: Mode | None = None
+    runbook: str = ""
+    unusable: bool = False
+    names_xid: bool = False
+    sign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,12 @@ import msgspec
 
 from healer.detection.language.expr import ExpressionError
 from healer.model import (
-    ForecastRule,
     GpuModel,
     GuardSettings,
     Maintenance,
     Peer,
     Place,
-    Policy,
     Rule,
-    Sharing,
     SweepSettings,
     Switch,
     Topology,
@@ -88,7 +85,7 @@ def check_known_fault(at: Where, fault: str, known_faults: Sequence[str]) -> Non
         )
 
 
-def policy_of(entry: Policy | Sharing | ForecastRule, *faults: str, **more: Any) -> Rule:
+def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
     """The policy of an entry that has the fields of one: the same names, and `faults`."""
     names = ("name", "title", "severity", "cause", "remedy", "playbook", "mode", "runbook")
     fields: dict[str, Any] = {name: getattr(entry, name) for name in names if hasattr(entry, name)}

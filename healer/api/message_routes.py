@@ -29,7 +29,7 @@ from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
-from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Person, Role, Run, RunState
+from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Role, Run, RunState
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
@@ -200,7 +200,7 @@ def press_done(services: Services, press: Press) -> str:
     if person is None:
         return say("api.press_unknown", file=FILE)
     run = services.queries.runs.find(press.run)
-    if run is None or not _speaks_of(person, run):
+    if run is None or (person.clusters and run.cluster not in person.clusters):
         return say("api.press_no_run", run=press.run[:12])
     if person.role not in ALLOWED[Role.operator]:
         return say("api.press_role", role=person.role)
@@ -233,7 +233,3 @@ def _named(run: Run) -> str:
         playbook=run.playbook,
         node=run.node or say("api.message_routes_job", job=run.job),
     )
-
-
-def _speaks_of(person: Person, run: Run) -> bool:
-    return not person.clusters or run.cluster in person.clusters

@@ -141,11 +141,8 @@ def _audit_files(source: Source) -> Iterator[tuple[str, Path]]:
 
 def _rule_files(folder: Path | None) -> Iterator[tuple[str, Path]]:
     if folder is not None:
-        yield from ((f"rules/{path.relative_to(folder)}", path) for path in _files_below(folder))
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        yield from ((f"rules/{path.relative_to(folder)}", path) for path in files)
 
 
 def _dump(

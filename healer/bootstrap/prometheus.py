@@ -49,9 +49,6 @@ class RememberedCharts:
     def remembers(self, cluster: str) -> bool:
         return cluster in self._clients or "" in self._clients
 
-    def _match_of(self, cluster: str) -> str:
-        return self._matchers.get(cluster, self._matchers.get("", ""))
-
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
         client = self._clients.get(cluster) or self._clients.get("")
         if client is None:
@@ -63,10 +60,9 @@ class RememberedCharts:
             catalogue = self._rules().catalogue
             made = self._made.get(cluster)
             if made is None or made[0] is not catalogue:
-                made = self._made[cluster] = (
-                    catalogue,
-                    PromqlHistory(client, catalogue, self._book, cluster, self._match_of(cluster)),
-                )
+                matchers = self._matchers.get(cluster, self._matchers.get("", ""))
+                history = PromqlHistory(client, catalogue, self._book, cluster, matchers)
+                made = self._made[cluster] = (catalogue, history)
             return made[1].node(node, signal, since, until, step_s, lambda _, name: name == node)
         finally:
             self._lock.release()

@@ -5,12 +5,12 @@ from hashlib import sha256
 
 from healer.decisions.book_mismatch import find_mismatches
 from healer.engine.command import Commands
-from healer.model import Answer, GateFacts, RunState
+from healer.model import GateFacts, RunState
 from healer.model.node import Drift, Reconciled, Repair
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
-from healer.text import Said, said_by, say
+from healer.text import said_by, say
 
 #: What changes Slurm or a slot is a run of a playbook: the gate judges it, and a worker does it.
 _PLAYBOOKS = {
@@ -45,7 +45,8 @@ class Reconciler:
                 return Reconciled(drift=drift, done=True, text=say("engine.is_cancelled", run=drift.name))
             return self._start(drift, by, reason, name)
         except GuardRefused as error:
-            return Reconciled(drift=drift, done=False, text=_guard_says(error.answer))
+            guard, why = say(f"words.guard_{error.answer.guard}"), error.answer.why
+            return Reconciled(drift=drift, done=False, text=say("engine.guard_says", guard=guard, why=why))
         except (Conflict, Invalid, NotFound) as error:
             return Reconciled(drift=drift, done=False, text=said_by(error))
 
@@ -69,10 +70,6 @@ class Reconciler:
         if held:
             text = say("engine.run_of_held", question=run.question, **about)
         return Reconciled(drift=drift, done=not held, text=text, run=run.id)
-
-
-def _guard_says(answer: Answer) -> Said:
-    return say("engine.guard_says", guard=say(f"words.guard_{answer.guard}"), why=answer.why)
 
 
 def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:

@@ -554,17 +554,13 @@ def list_ruled_out(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
 def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> RuledOut:
     found = _entry(fault, rules)
     teardown = found is not None and found[1].teardown
-    after = quoted(code_of(incident.fault)) or _first_part(incident.title)
+    after = quoted(code_of(incident.fault)) or reworded(incident.title, incident.title.partition(": ")[0])
     jobs = joined(incident.jobs_hit[:3], "comma")
     if teardown and jobs:
         why = say("incidents.teardown_of_job", jobs=jobs, after=after)
     else:
         why = say("incidents.teardown" if teardown else "incidents.follows_from", after=after)
     return RuledOut(at=incident.opened, what=quoted(code_of(fault) or fault), why=why, count=count)
-
-
-def _first_part(title: str) -> Said:
-    return reworded(title, title.partition(": ")[0])
 
 
 def _retest(incident: Incident, rules: Ruleset, model: str) -> Retest | None:

@@ -143,14 +143,12 @@ class JiraDesk:
         text = cut(text, _TEXT_MAX)
         if self._cloud:
             lines = [line for line in (*text.split("\n"), mark) if line.strip()]
-            return {"type": "doc", "version": 1, "content": [_paragraph(line) for line in lines]}
+            texts = [{"type": "text", "text": line} for line in lines]
+            paragraphs = [{"type": "paragraph", "content": [text]} for text in texts]
+            return {"type": "doc", "version": 1, "content": paragraphs}
         # Logs must not become links, macros or mentions.
         plain = re.sub(r"\{(?=noformat)", "{ ", text, flags=re.IGNORECASE)
         return f"{{noformat}}\n{plain}\n{{noformat}}" + (f"\n{mark}" if mark else "")
-
-
-def _paragraph(line: str) -> dict[str, Any]:
-    return {"type": "paragraph", "content": [{"type": "text", "text": line}]}
 
 
 def _found(issue: dict[str, Any]) -> Found:

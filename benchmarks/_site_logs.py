@@ -8,7 +8,9 @@ import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
+
+from zstandard import ZstdCompressor
 
 BEGIN = datetime(2026, 10, 20, tzinfo=UTC)
 _LONG = (
@@ -42,6 +44,8 @@ _NOISE = (
 )
 #: Texts of noise made once, of which each line takes one; one in so many is the driver's.
 _TEXTS, _DRIVER = 4096, 1024
+#: Texts of one second of noise, and what holds the place of the time in them.
+_SECONDS, _TIME = 900, b"@@@"
 _LOADED = "kernel: [{s:12.6f}] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 2026"
 _X = "NVRM: Xid (PCI:0000:9b:00):"
 _FAULTS = (
@@ -72,14 +76,26 @@ class _Faulty(NamedTuple):
     kind: int
 
 
-def write(folder: Path, *, nodes: int, days: float, lines_per_node_hour: float, seed: int = 1) -> Made:
+def write(
+    folder: Path,
+    *,
+    nodes: int,
+    days: float,
+    lines_per_node_hour: float,
+    seed: int = 1,
+    line_bytes: int = 0,
+    packed: bool = False,
+) -> Made:
+    """`line_bytes`: mean length of the noise's messages at least, by more of the long ones. `packed`: syslog
+    as .zst, packed while it is written."""
     chance = random.Random(seed)
     names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
     faults = sorted(_faults(chance, names, days))
     drains = {fault: fault.at_s + chance.uniform(600, 5 * 3600) for fault in faults if _FAULTS[fault.kind][3]}
     sacct, slurmctld = folder / "sacct.txt", folder / "slurmctld.log"
     _write_slurm(chance, names, days * 86400, drains, (slurmctld, sacct))
-    files, lines = _write_syslog(chance, names, faults, folder, days, lines_per_node_hour)
+    syslog = _Syslog(folder, days, lines_per_node_hour * nodes / 3600, packed)
+    files, lines = _write_syslog(chance, names, faults, syslog, line_bytes)
     broken = [(fault.node, _at(fault.at_s), _at(drain)) for fault, drain in drains.items()]
     return Made(files, slurmctld, sacct, lines, broken)
 
@@ -150,37 +166,70 @@ def _row(job: int, group: list[str], at_s: float, end_s: float, state: str) -> s
     return f"{job}|train{group_of}|{user}|train|{state}|0:0|{times}|{nodes}|{tres}\n"
 
 
+class _Syslog(NamedTuple):
+    folder: Path
+    days: float
+    lines_per_second: float
+    packed: bool
+
+    def opened(self, day: int) -> tuple[Path, BinaryIO]:
+        path = self.folder / f"messages-{day:02d}{'.zst' if self.packed else ''}"
+        file = path.open("wb", buffering=1 << 20)
+        if self.packed:
+            return path, cast(BinaryIO, ZstdCompressor(level=1).stream_writer(file))
+        return path, file
+
+
 def _write_syslog(
-    chance: random.Random, names: list[str], faults: list[_Faulty], folder: Path, days: float, per_hour: float
+    chance: random.Random, names: list[str], faults: list[_Faulty], syslog: _Syslog, line_bytes: int
 ) -> tuple[list[Path], int]:
-    """A file for each day, as a central syslog server writes it: RFC 3164, no year."""
+    """A file for each day, as a central syslog server writes it: RFC 3164, no year. The lines of a second are
+    one of _SECONDS texts made once, with its time in each line."""
+    seconds = _seconds(chance, names, syslog.lines_per_second, line_bytes)
+    spoken: dict[int, list[bytes]] = {}
+    for number, fault in enumerate(faults):
+        text = _FAULTS[fault.kind][0].format(n=1000 + number)
+        spoken.setdefault(int(fault.at_s), []).append(
+            f"{fault.node} kernel: [{fault.at_s:12.6f}] {text}\n".encode()
+        )
+    files, lines = [], 0
+    for day in range(math.ceil(syslog.days)):
+        path, file = syslog.opened(day)
+        files.append(path)
+        with file:
+            for second in range(day * 86400, min(int(syslog.days * 86400), (day + 1) * 86400)):
+                stamp = _stamp(second).encode()
+                text, count = seconds[chance.randrange(_SECONDS)]
+                file.write(text.replace(_TIME, stamp))
+                file.write(b"".join(b"%b %b" % (stamp, line) for line in spoken.get(second, ())))
+                lines += count + len(spoken.get(second, ()))
+    return files, lines
+
+
+def _seconds(
+    chance: random.Random, names: list[str], lines_per_second: float, line_bytes: int
+) -> list[tuple[bytes, int]]:
+    """Texts of a second's noise, each with its number of lines."""
+    noise = list(_NOISE)
+    while sum(map(len, noise)) < line_bytes * len(noise):
+        noise.append(max(_LONG, key=len))
     texts = [
-        (_NOISE[n % len(_NOISE)] if n % _DRIVER else _LOADED).format(
+        (noise[n % len(noise)] if n % _DRIVER else _LOADED).format(
             n=chance.randrange(100_000), s=chance.uniform(1, 3e6), d=n % 10
         )
         for n in range(_TEXTS)
     ]
     chance.shuffle(texts)
     # The two lengths have no common factor, so every node writes every text.
-    noise = zip(itertools.cycle(chance.sample(names, len(names))), itertools.cycle(texts[:-3]), strict=False)
-    spoken: dict[int, list[str]] = {}
-    for number, fault in enumerate(faults):
-        text = _FAULTS[fault.kind][0].format(n=1000 + number)
-        spoken.setdefault(int(fault.at_s), []).append(f"{fault.node} kernel: [{fault.at_s:12.6f}] {text}\n")
-    files, lines, left = [], 0, 0.0
-    per_second = per_hour * len(names) / 3600
-    for day in range(math.ceil(days)):
-        files.append(folder / f"messages-{day:02d}")
-        with files[-1].open("w", buffering=1 << 20) as file:
-            for second in range(day * 86400, min(int(days * 86400), (day + 1) * 86400)):
-                left += per_second
-                count = int(left)
-                left -= count
-                stamp = _stamp(second)
-                file.writelines(f"{stamp} {node} {text}\n" for node, text in itertools.islice(noise, count))
-                file.writelines(f"{stamp} {line}" for line in spoken.get(second, ()))
-                lines += count + len(spoken.get(second, ()))
-    return files, lines
+    lines = zip(itertools.cycle(chance.sample(names, len(names))), itertools.cycle(texts[:-3]), strict=False)
+    left, found = 0.0, []
+    for _ in range(_SECONDS):
+        left += lines_per_second
+        count = int(left)
+        left -= count
+        its = (f"{_TIME.decode()} {node} {text}\n" for node, text in itertools.islice(lines, count))
+        found.append(("".join(its).encode(), count))
+    return found
 
 
 def _stamp(second: int) -> str:

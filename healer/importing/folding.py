@@ -6,10 +6,20 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from healer.importing.happenings import Happening, JobChange, Lines, NodeChange, NodeCheck, Sampled, decoded
+from healer.importing.happenings import (
+    Happening,
+    JobChange,
+    Lines,
+    NodeChange,
+    NodeCheck,
+    Sampled,
+    SmiLog,
+    ToolEvent,
+    decoded,
+)
 from healer.importing.local_stamps import rfc3339
 from healer.importing.measured_text import TEXT_BYTES
-from healer.importing.node_names import NodeNames, Pseudonyms
+from healer.importing.node_names import NodeNames, Pseudonyms, is_name
 from healer.importing.slurm_rows import JobRows, NodeRows
 from healer.importing.sorted_runs import KEY
 from healer.recordings.recorder import without_secrets
@@ -18,6 +28,8 @@ _encode = msgspec.json.Encoder().encode
 _MINUTE_US = 60_000_000
 #: Text of one minute of samples in one entry.
 _ENTRY_BYTES = 16 * TEXT_BYTES
+#: Hosts that are no nodes, counted by name.
+_HOSTS_MOST, _HOST_LETTERS = 1000, 253
 
 
 class Fold:
@@ -61,15 +73,14 @@ class Fold:
             yield from self._job(happening, at_us)
         elif isinstance(happening, NodeCheck):
             yield from self._check(happening, at_us)
+        elif isinstance(happening, ToolEvent | SmiLog):
+            yield from self._report(happening, at_us)
         else:
             yield from self._samples(happening, at_us)
 
     def _lines(self, lines: Lines, at_us: int) -> Iterator[bytes]:
-        node = self._names.node(lines.host)
+        node = self._known(lines.host, len(lines.entries))
         if node is None:
-            count = self.left_out.get(lines.host, 0)
-            if count or len(self.left_out) < 1000:
-                self.left_out[lines.host] = count + len(lines.entries)
             return
         yield from self._flush()
         body: dict[str, Any] = {"cluster": self._cluster, "node": node, "entries": lines.entries}
@@ -77,10 +88,38 @@ class Fold:
             body["boot_id"] = lines.boot_id
         yield self._entry(at_us, "signals/kernel-log", body)
 
-    def _check(self, check: NodeCheck, at_us: int) -> Iterator[bytes]:
-        node = self._names.node(check.host)
+    def _known(self, host: str, lines: int = 1) -> str | None:
+        """The node; None, and counted, where the host is none."""
+        node = self._names.node(host)
+        if node is not None and is_name(node):
+            return node
+        host = host[:_HOST_LETTERS]
+        count = self.left_out.get(host, 0)
+        if count or len(self.left_out) < _HOSTS_MOST:
+            self.left_out[host] = count + lines
+        return None
+
+    def _report(self, report: ToolEvent | SmiLog, at_us: int) -> Iterator[bytes]:
+        node = self._known(report.host)
         if node is None:
-            self.left_out[check.host] = self.left_out.get(check.host, 0) + 1
+            return
+        yield from self._flush()
+        if isinstance(report, SmiLog):
+            query = urlencode({"cluster": self._cluster, "node": node})
+            yield self._entry(at_us, f"signals/nvidia-smi?{query}", report.xml)
+            return
+        named = "labels" if "labels" in report.data else "healthEvent"
+        key = "node" if named == "labels" else "nodeName"
+        data = report.data | {named: report.data[named] | {key: node}}
+        event = {
+            "specversion": "1.0", "type": report.kind, "source": "import", "id": f"{at_us}-{self.entries}",
+            "time": rfc3339(at_us), "subject": node, "data": data,
+        }  # fmt: skip
+        yield self._entry(at_us, f"signals/cloudevents?{urlencode({'cluster': self._cluster})}", event)
+
+    def _check(self, check: NodeCheck, at_us: int) -> Iterator[bytes]:
+        node = self._known(check.host)
+        if node is None:
             return
         yield from self._flush()
         text = check.text if self._people is None else self._people.text(check.text)

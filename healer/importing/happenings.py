@@ -61,9 +61,24 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
     text: str
 
 
+class ToolEvent(msgspec.Struct, frozen=True, array_like=True, tag="event"):
+    """What another tool reported of a host, as the data of a CloudEvent of this type."""
+
+    host: str
+    kind: str
+    data: dict[str, Any]
+
+
+class SmiLog(msgspec.Struct, frozen=True, array_like=True, tag="smi"):
+    """XML in the form of `nvidia-smi -q -x`."""
+
+    host: str
+    xml: str
+
+
 #: A source may be so far ahead of the clock that dated its file: zones.
 _AHEAD_US = 26 * 3_600_000_000
-Happening = Lines | NodeChange | JobChange | NodeCheck | Sampled
+Happening = Lines | NodeChange | JobChange | NodeCheck | Sampled | ToolEvent | SmiLog
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Happening).decode
 

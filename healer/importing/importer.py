@@ -18,7 +18,7 @@ from healer.importing.folding import Fold
 from healer.importing.happenings import Found
 from healer.importing.kinds import Kind
 from healer.importing.local_stamps import micros
-from healer.importing.node_names import NodeNames, Pseudonyms, short_name
+from healer.importing.node_names import NodeNames, Pseudonyms, is_name, short_name
 from healer.importing.same_events import Offset, offsets
 from healer.importing.slurm_rows import JobRows, NodeRows
 from healer.importing.sorted_runs import merged
@@ -27,7 +27,6 @@ from healer.importing.tally import Tally
 from healer.importing.workplace import Workplace, workplace
 from healer.model import LineBook
 from healer.signals.series import Names
-from healer.signals.wire import wrong_node
 from healer.text import Said, say
 
 #: Sources that say when something began long ago: they do not make the recording begin there.
@@ -159,7 +158,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     }
     names = NodeNames(nodes, others)
     heard = _heard(found, names)
-    all_nodes = sorted(nodes or heard)
+    all_nodes = sorted(nodes or heard.keys() | _reported(found, names))
     gpus, how = _gpus(found, [node for node in all_nodes if not rows.get(node, {}).get("gpus")])
     fixed = {node: {"gpus": gpus} | _lasting(rows.get(node, {})) for node in all_nodes}
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
@@ -224,12 +223,18 @@ def _start_us(found: Sequence[Found]) -> int:
     return micros(min(logs or firsts)) if firsts else 0
 
 
+def _reported(found: Sequence[Found], names: NodeNames) -> set[str]:
+    """Nodes of which a source says something, also where they wrote no line themselves."""
+    hosts = (names.node(host) for each in found for host in each.hosts)
+    return {node for node in hosts if node is not None and is_name(node)}
+
+
 def _heard(found: Sequence[Found], names: NodeNames) -> dict[str, list[tuple[str, str]]]:
     days: dict[str, set[str]] = {}
     for each in found:
         for host, its in each.heard.items():
             node = names.node(host)
-            if node is not None and not wrong_node("c", node, lambda *_: True):
+            if node is not None and is_name(node):
                 days.setdefault(node, set()).update(its - {""})
     return {node: _spans(its) for node, its in sorted(days.items())}
 

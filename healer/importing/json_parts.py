@@ -13,8 +13,9 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)
 
 
 def objects(pieces: Iterable[bytes], name: str, tally: Tally) -> Iterator[bytes]:
-    """The objects of the list `name` at the top of the document, or one level below it."""
-    begin = re.compile(rb'"' + name.encode() + rb'"\s*:\s*\[')
+    """The objects of the list `name` at the top of the document, or one level below it; without a name, of
+    the list that the document is."""
+    begin = re.compile(rb'"' + name.encode() + rb'"\s*:\s*\[' if name else rb"\[")
     held, scan = b"", _Scan()
     for piece in pieces:
         held += piece

@@ -28,7 +28,7 @@ TOGETHER_US, GROUP_MOST = 1_000_000, 500
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 #: Looked for in addition to the shapes: lines of the driver, and of Slurm's daemons that write to syslog.
 _DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ", *WORDS)
-_DAEMON = re.compile(r"slurm(?:ctld|d|stepd)(?:\[\d+\])?: ")
+_DAEMON = re.compile(r"(?:slurm(?:ctld|d|stepd)|nhc(?:\{\w*\})?)(?:\[\d+\])?: ")
 
 _BSD = r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
@@ -93,7 +93,7 @@ class KernelGroups:
     def take(self, line: KernelRecord) -> None:
         key = (line.host, line.boot_id)
         group = self._open.get(key)
-        if group and (line.at_us - group[-1].at_us > TOGETHER_US or len(group) >= GROUP_MOST):
+        if group and (abs(line.at_us - group[-1].at_us) > TOGETHER_US or len(group) >= GROUP_MOST):
             self._close(self._open.pop(key))
         self._open.setdefault(key, []).append(line)
 
@@ -157,6 +157,14 @@ class KernelText:
                 taken += self._line(line, every=ends)
             self._found.tally.plain += max(0, block.count(b"\n") - taken)
             self._hear(block)
+        self.close()
+
+    def take_line(self, raw: bytes) -> bool:
+        """Whether the line, of a file with other content, may say something and has its time and host."""
+        text = raw.decode("utf-8", "replace")
+        return self._head.match(text) is not None and any(self._needles.lines(raw)) and bool(self._line(raw))
+
+    def close(self) -> None:
         self._groups.close()
         if self._stamps.assumed_year is not None:
             self._found.tally.note(say("importing.no_year", year=self._stamps.assumed_year))
@@ -171,7 +179,7 @@ class KernelText:
                 self._found.tally.saw(moment[0])
         return first is not None and last is not None and self._stamps.changes_between(first[0], last[0])
 
-    def _line(self, raw: bytes, *, every: bool) -> int:
+    def _line(self, raw: bytes, *, every: bool = False) -> int:
         """1 if the line may say something. `every`: only its time is known to matter."""
         text = raw.decode("utf-8", "replace")
         moment = self._moment(text, self._stamps)

@@ -26,6 +26,11 @@ class Kind(StrEnum):
     nodes = "nodes"
     metrics = "metrics"
     range_query = "range-query"
+    nhc = "nhc"
+    nvidia_smi = "nvidia-smi"
+    bug_report = "nvidia-bug-report"
+    nvsentinel = "nvsentinel"
+    gpud = "gpud"
 
 
 _DAY_TIME = rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
@@ -55,8 +60,27 @@ _SLURMD = re.compile(
     rb"|\[\d+\.(?:batch|extern|\d+)\]"
 )
 _SACCT = re.compile(rb"(?:\w+\|)*(?:JobID|JobIDRaw|State)\|")
+#: By words near the beginning, in this order.
+_WORDS = (
+    (Kind.bug_report, re.compile(rb"Start of NVIDIA bug report log file")),
+    (Kind.nvidia_smi, re.compile(rb"<nvidia_smi_log[ >]|^=+NVSMI LOG=+", re.MULTILINE)),
+    (
+        Kind.nhc,
+        re.compile(rb"^\d{8} \d\d:\d\d:\d\d .*node-mark-o|^ERROR: +nhc: |^Node Health Check ", re.MULTILINE),
+    ),
+)
 #: By a key near the beginning of one JSON document.
 _JSON = (
+    (
+        Kind.nvsentinel,
+        re.compile(
+            rb'"(?i:nodename)"\s*:.*"(?i:checkname)"|"(?i:checkname)"\s*:.*"(?i:nodename)"', re.DOTALL
+        ),
+    ),
+    (
+        Kind.gpud,
+        re.compile(rb'"component"\s*:\s*"[^"]*".*"events"\s*:|"name"\s*:\s*"error_s?xid"', re.DOTALL),
+    ),
     (Kind.range_query, re.compile(rb'"resultType"\s*:')),
     (Kind.sacct_json, re.compile(rb'"jobs"\s*:\s*\[')),
     (Kind.nodes, re.compile(rb'"nodes"\s*:\s*\[')),
@@ -69,6 +93,8 @@ def recognised(head: bytes) -> Kind | None:
     if not lines:
         return None
     is_text = lines[0].startswith(b"{__name__=") or _BRACKETED.match(lines[0]) or _DMESG.match(lines[0])
+    if (named := next((kind for kind, words in _WORDS if words.search(head)), None)) is not None:
+        return named
     if lines[0].startswith((b"{", b"[")) and not is_text:
         return _of_json(head, lines)
     if any(_BRACKETED.match(line) for line in lines[:20]):

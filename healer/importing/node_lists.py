@@ -83,18 +83,22 @@ class Reasons:
 def read_nodes(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     """`scontrol show node` or `--json`, one picture. What it says of the state holds only for its moment:
     the reason is taken, with its time."""
-    raw = b""
+    parts: list[bytes] = []
     for piece in pieces(file, found.tally):
-        raw += piece
-        if len(raw) > _DOCUMENT_BYTES:
+        parts.append(piece)
+        if found.tally.read_bytes > _DOCUMENT_BYTES:
             found.tally.skip(say("importing.long_list", mib=_DOCUMENT_BYTES >> 20))
             return
+    raw = b"".join(parts)
     found.tally.lines += raw.count(b"\n")
     try:
         text = raw.decode("utf-8", "replace")
         nodes = parse_json.nodes(raw) if raw.lstrip().startswith(b"{") else parse_text.nodes(text)
     except (NotUnderstood, ValueError) as error:
         found.tally.skip(say("importing.no_list", why=said_by(error)))
+        return
+    if not nodes:
+        found.tally.skip(say("importing.not_recognised"))
         return
     found.complete = True
     found.nodes.update(nodes)

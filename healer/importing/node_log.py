@@ -1,8 +1,8 @@
 """slurmd.log: prologs, epilogs and health checks that failed, with their words; missing GPUs, boots,
 memory that ran out.
 
-slurmctld.log has none of these words: there, a drain is `Prolog error`. Messages are those of 20.11 to 24.11;
-lines were taken from 22.05 and 24.11 as they ran.
+slurmctld.log has none of these words: there, a drain is `Prolog error`. Messages are those of 20.11 to 25.11;
+lines were taken from 22.05 and 24.11 as they ran. In a central syslog, lines of NHC itself count too.
 """
 
 import re
@@ -17,14 +17,14 @@ from healer.importing.source_text import Bytes
 
 #: A line without one of these words says nothing here; most lines have none.
 WORDS = (
-    r"(?:prolog|epilog|health_check) failed",
+    r"(?:prolog|epilog|health_check|Health check) failed",
     r"can't stat gres\.conf file",
     r" Uptime=[0-9]+",
     r"Detected [0-9]+ oom[-_]kill event",
 )
 _TELLING = re.compile("|".join(WORDS).encode())
 #: As long as the text of a check may be.
-_TEXT_LETTERS = 500
+TEXT_LETTERS = 500
 #: A boot is computed from two clocks: one that moves by less is the same.
 _SAME_BOOT_US = 60_000_000
 
@@ -64,6 +64,9 @@ class NodeLog:
         text = f"rc {match['rc']}: {output}" if output else f"rc {match['rc']}"
         self._check(host, at_us, hook, "probe" if hook == "health-check" else hook, text)
 
+    def _nhc_failed(self, host: str, at_us: int, match: re.Match[str]) -> None:
+        self._check(host, at_us, "health-check", "probe", f"NHC: {match['output']}")
+
     def _summed_up(self, host: str, at_us: int, match: re.Match[str]) -> None:
         if self._worded.pop((host, match["hook"]), 0) < at_us - 1_000_000:
             self._check(host, at_us, match["hook"], match["hook"], f"status {match['status']}")
@@ -72,7 +75,7 @@ class NodeLog:
         self._check(host, at_us, "health-check", "gpu-count", f"slurmd: {match[0]}")
 
     def _check(self, host: str, at_us: int, hook: str, name: str, text: str) -> None:
-        self._found.add(at_us, NodeCheck(host, hook, name, text[:_TEXT_LETTERS]))
+        self._found.add(at_us, NodeCheck(host, hook, name, text[:TEXT_LETTERS]))
 
     def _started(self, host: str, at_us: int, match: re.Match[str]) -> None:
         boot_us = at_us - int(match["uptime"]) * 1_000_000
@@ -89,7 +92,10 @@ _SHAPES = tuple(
     for pattern, take in (
         (r"(?P<hook>prolog|epilog|health_check) failed: rc:(?P<rc>\d+) output:(?P<output>.*)",
          NodeLog._failed),
-        (r"\[job \d+\] (?P<hook>prolog|epilog) failed status=(?P<status>\d+:\d+)", NodeLog._summed_up),
+        (r"Health check failed: +(?P<output>.*)", NodeLog._nhc_failed),
+        (r"(?:\[job \d+\]|JobId=\d+(?: SLUID=\S+)?) (?P<hook>prolog|epilog)"
+         r" failed status=(?P<status>\d+:\d+)",
+         NodeLog._summed_up),
         (r"can't stat gres\.conf file \S*(?:nvidia|dri|kfd)\S*: .*", NodeLog._missing),
         (r"CPUs=\d+ .*\bUptime=(?P<uptime>\d{1,9})\b", NodeLog._started),
         (r"Detected \d+ oom[-_]kill event(?:\(s\)|s)? in (?:StepId=|step )(?P<job>\d+)\.",

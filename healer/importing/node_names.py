@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
+from healer.signals.wire import wrong_node
+
 
 class NodeNames:
     """`nodes`: as Slurm names them; `others`: further names and addresses by node. Empty `nodes`: every host
@@ -33,6 +35,11 @@ class NodeNames:
                 return self._by_host[name]
         lower = host.lower()
         return self.node(lower) if lower != host else None
+
+
+def is_name(node: str) -> bool:
+    """Whether a node may be named like this."""
+    return not wrong_node("c", node, lambda *_: True)
 
 
 #: An address is no name with a domain behind it.

@@ -17,10 +17,13 @@ from healer.importing.kernel_text import KernelText
 from healer.importing.kinds import HEAD_BYTES, Kind, recognised
 from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.measured_text import MeasuredText
+from healer.importing.nhc_log import NhcLog
 from healer.importing.node_lists import Reasons, read_nodes
 from healer.importing.node_log import NodeLog
+from healer.importing.smi_text import BugReport, SmiText
 from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened
 from healer.importing.tally import Tally
+from healer.importing.tool_events import ToolEvents
 from healer.importing.workplace import Workplace
 from healer.model import LineBook
 from healer.signals.series import Names
@@ -30,7 +33,9 @@ from healer.text import say
 LOCAL = "local"
 _LOCAL_FILE = Path("/etc/localtime")
 #: Words of a file's name that name no host.
-_PROGRAMS = frozenset({"dmesg", "kern", "journal", "slurmd"})
+_PROGRAMS = frozenset(
+    {"dmesg", "kern", "journal", "slurmd", "nhc", "nvidia", "smi", "bug", "report", "gpud", "events"}
+)
 #: The number of a source is four digits of a key.
 SOURCES_MOST = 9999
 
@@ -154,5 +159,10 @@ def _reader(
         Kind.nodes: lambda: partial(read_nodes, found=found, stamps=stamps),
         Kind.metrics: lambda: MeasuredText(found, names, written_us).read,
         Kind.range_query: lambda: MeasuredText(found, names, written_us).read_ranges,
+        Kind.nhc: lambda: NhcLog(found, stamps, source.host).read,
+        Kind.nvidia_smi: lambda: SmiText(found, stamps, written_us, source.host).read,
+        Kind.bug_report: lambda: BugReport(found, stamps, written_us, book, source.host).read,
+        Kind.nvsentinel: lambda: ToolEvents(found, book).read_nvsentinel,
+        Kind.gpud: lambda: ToolEvents(found, book, source.host).read_gpud,
     }
     return readers[kind]()

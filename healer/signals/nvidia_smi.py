@@ -91,7 +91,7 @@ class NvidiaSmi:
 
     def take(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str) -> Measured:
         """Raises BadBody for what is not nvidia-smi's XML. Words that say nothing are no samples."""
-        log = _parse(raw)
+        log = parse_log(raw)
         gpus, whole = log.gpus, log.attached == len(log.gpus)
         out = Measured()
         if wrong := wrong_node(self._cluster, node, has_node):
@@ -211,8 +211,8 @@ def _small(text: str, most: int) -> int | None:
     return number if number is not None and number <= most else None
 
 
-def _parse(raw: bytes) -> "_Reader":
-    """The GPUs, in order. No entity is ever expanded and no file read: a document with its own is refused."""
+def parse_log(raw: bytes) -> "_Reader":
+    """The GPUs, in order. Raises BadBody. No entity is ever expanded and no file read: a document with its own is refused."""
     if len(raw) > XML_LIMIT_BYTES:
         raise BadBody(say("signals.body_too_large", size=len(raw), most=XML_LIMIT_BYTES))
     reader = _Reader()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines as the programs print them
 """Logs, accounting and metrics of a site become a recording that the replay understands."""
 
 import gzip
@@ -5,6 +6,7 @@ import json
 import lzma
 import os
 import random
+import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -714,6 +716,34 @@ HOSTILE = {
     Kind.nodes: ("NodeName=gpu0001 ", "   Gres=gpu:9999999999", "   Reason=x [root@2026-13-45T99:99:99]"),
     Kind.jobcomp: ("JobId=1 UserId=x(0) GroupId=y(0) Name=z JobState=COMPLETED Partition=p TimeLimit=1",),
     Kind.dmesg: (f"[Wed Feb 31 20:56:33 2026] {XID}", f"[Wed Nov 25 20:56:33 9999] {XID}"),
+    Kind.nhc: (
+        "20261399 99:99:99 node-mark-offline gpu0001 Health check failed:  x",
+        "20261125 20:56:33 node-mark-offline ../../etc/passwd Health check failed:  x",
+        "20261125 20:56:33 node-mark-offline <script>alert(1)</script> Health check failed:  x",
+        "20261125 20:56:33 node-mark-offline " + "n" * 5000 + " Health check failed:  " + "\x1b[31m" * 900,
+    ),
+    Kind.nvidia_smi: (
+        "==============NVSMI LOG==============", "Timestamp : Wed Feb 31 20:56:33 2026", "GPU 00000000:1B:00.0",
+        "==============NVSMI LOG==============", "GPU 00000000:1B:00.0", "    </gpu><x> : ]]>", "   " * 900 + "a : b",
+        "<nvidia_smi_log><gpu>", '<!DOCTYPE a [<!ENTITY b "c">]>', "</nvidia_smi_log>",
+        "<nvidia_smi_log>" + "<a>" * 3000, "</nvidia_smi_log>",
+    ),
+    Kind.bug_report: (
+        "Start of NVIDIA bug report log file", "uname: Linux ../../x 5.15", "Date: Wed Feb 31 20:56:33 UTC 2026",
+        f"Feb 31 20:56:33 gpu0001 kernel: {XID}", "==============NVSMI LOG==============", "GPU 0000:1B:00.0",
+    ),
+    Kind.nvsentinel: (
+        '{"nodeName": 7, "checkName": "x"}', '{"nodeName": "gpu0001", "checkName": ["x"], "generatedTimestamp": 1e300}',
+        '{"nodeName": "../x", "checkName": "SysLogsXIDError", "errorCode": ["79"], "generatedTimestamp":'
+        ' {"seconds": "9999999999999"}, "entitiesImpacted": [{"entityType": "PCI", "entityValue": "0000:9b:00"}, 7]}',
+        '{"nodeName": "<b>", "checkName": "x", "generatedTimestamp": "2026-11-25T20:56:33Z", "entitiesImpacted": 7}',
+        '{"nodeName": "gpu0001", "generatedTimestamp": {"$date": {"$numberLong": "x"}}}', '{"a":' * 5000, "[1, 2",
+    ),
+    Kind.gpud: (
+        '[{"component": 7, "events": 8}, {"events": [7]}, {"events": [{"type": "Fatal", "time": 9}]},',
+        ' {"events": [{"type": "Fatal", "time": "2026-11-25T20:56:33Z", "extra_info": {"data": "{{{"}}]},',
+        ' {"events": [{"type": "Fatal", "time": "9999-11-25T20:56:33Z", "message": "XID 79(x) detected on PCI:0000:9b:00"}]}',
+    ),
 }  # fmt: skip
 
 
@@ -725,6 +755,24 @@ def test_hostile_lines_cost_themselves(tmp_path: Path, kind: Kind) -> None:
     assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
     assert done.sources[1].skipped == {}
     assert "gpu-lost" in {incident["rule"] for incident in played(entries)["incidents"]}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_line_without_end_costs_itself_and_no_memory(tmp_path: Path, kind: Kind) -> None:
+    """64 MiB, packed into some kB."""
+    bad = tmp_path / "gpu0001"
+    bad.write_bytes(zstandard.ZstdCompressor().compress(b"a" * (64 << 20)))
+    good = written(tmp_path / "good", f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n")
+    tracemalloc.start()
+    try:
+        done, entries = imported(tmp_path, bad, good, kinds=[kind, Kind.syslog])
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+    assert done.sources[0].skipped and done.sources[1].skipped == {}
+    # The list of nodes is one document, the others are read piece by piece.
+    assert peak_bytes < (400 if kind is Kind.nodes else 48) << 20
 
 
 def test_a_clock_that_was_never_set_does_not_make_it_begin_in_1970(tmp_path: Path) -> None:

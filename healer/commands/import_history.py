@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +12,13 @@ import typer
 
 from healer.commands import Failed, due_every, not_one_of, print_line, reading
 from healer.commands.remote import AS_JSON, print_json
+from healer.commands.replay import moment
 from healer.settings import load, rules_folder
 from healer.text import joined, quoted, said_by, say
 
 if TYPE_CHECKING:
     from healer.importing.importer import Imported
+    from healer.importing.live_metrics import Window
     from healer.importing.sources import Given
     from healer.importing.tally import Tally
 
@@ -24,8 +27,10 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_history)
 
 
-def import_history(
-    sources: list[str] = typer.Argument(help="Files and folders, packed or plain; - reads standard input."),
+def import_history(  # noqa: PLR0917 - options of a command
+    sources: list[str] = typer.Argument(
+        help="Files and folders, packed or plain, or a Prometheus' address; - reads standard input."
+    ),
     output: Path = typer.Option(..., help="The recording to write; packed if it ends with .zst."),
     kinds: list[str] = typer.Option(
         [], "--as", help="Kind of the sources, or GLOB=KIND, if it is not recognised."
@@ -33,6 +38,10 @@ def import_history(
     time_zone: list[str] = typer.Option(
         [], help="Time zone of timestamps without one, or GLOB=ZONE. Default: this machine's."
     ),
+    since: str | None = typer.Option(None, help="Of a server: from this time with zone, or age (30d)."),
+    until: str | None = typer.Option(None, help="Of a server: up to this time. Default: now."),
+    match: str = typer.Option("", help='Of a server: only these series, like cluster="pod1".'),
+    token_file: Path | None = typer.Option(None, help="File with the server's bearer token."),
     pseudonymise: bool = typer.Option(False, help="Replace the names of users and jobs."),
     json: bool = AS_JSON,
 ) -> None:
@@ -41,7 +50,8 @@ def import_history(
     from healer.importing.importer import Wanted, described
 
     settings = load()
-    read = list(_sources(sources, _by_name(kinds), _by_name(time_zone)))
+    asked = _asked(since, until, match, token_file)
+    read = list(_sources(sources, _by_name(kinds), _by_name(time_zone), asked))
     if not output.resolve().parent.is_dir():
         raise Failed(say("commands.no_folder", path=str(output.resolve().parent)))
     wanted = Wanted(
@@ -64,17 +74,43 @@ def _processes(sources: int) -> int:
     return max(1, min(sources, len(os.sched_getaffinity(0))))
 
 
+def _asked(
+    since: str | None, until: str | None, match: str, token_file: Path | None
+) -> Callable[[str], "Window"]:
+    """What is asked of the server at an address."""
+    now = datetime.now(UTC)
+    begin, end = moment(since, now, "--since"), moment(until, now, "--until") or now
+
+    def window(url: str) -> "Window":
+        from healer.importing.live_metrics import Window
+
+        if begin is None or begin >= end:
+            raise typer.BadParameter(say("commands.import_since"), param_hint="--since")
+        token = str(token_file.resolve()) if token_file is not None else ""
+        whole = end.replace(microsecond=0)
+        return Window(url=url, since=begin.replace(microsecond=0), until=whole, match=match, token_file=token)
+
+    return window
+
+
 def _sources(
-    paths: Sequence[str], kinds: Callable[[str], str], zones: Callable[[str], str]
+    paths: Sequence[str],
+    kinds: Callable[[str], str],
+    zones: Callable[[str], str],
+    asked: Callable[[str], "Window"],
 ) -> Iterator["Given"]:
     """In the order of the command line, files of a folder by name."""
     from healer.importing.kinds import Kind
+    from healer.importing.source_text import is_url
     from healer.importing.sources import LOCAL, SOURCES_MOST, given, zone_named
 
     files = [file for path in paths for file in _files(path)]
     if len(files) > SOURCES_MOST:
         raise Failed(say("commands.import_too_many", count=len(files), most=SOURCES_MOST))
     for number, file in enumerate(files):
+        if is_url(file):
+            yield given(file, number, file, kind=Kind.prometheus, zone=LOCAL, window=asked(file))
+            continue
         kind, zone = kinds(file), zones(file) or LOCAL
         if kind and kind not in set(Kind):
             raise typer.BadParameter(not_one_of(kind, Kind), param_hint="--as")

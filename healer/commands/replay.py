@@ -126,7 +126,7 @@ def replay(  # noqa: PLR0917 - options of a command
         )
     settings = load()
     now = datetime.now(UTC)
-    begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
+    begin, end = moment(since, now, "--since"), moment(until, now, "--until")
     log_to_stderr()
     rules_dir, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
     if against is None or against == DONE:
@@ -232,7 +232,7 @@ def _done(span: "Span | None") -> dict[str, Any]:
         )
 
 
-def _moment(text: str | None, now: datetime, option: str) -> datetime | None:
+def moment(text: str | None, now: datetime, option: str) -> datetime | None:
     """RFC 3339 with its zone, or `36h`, `7d`: so long before `now`."""
     if text is None:
         return None

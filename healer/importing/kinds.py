@@ -31,6 +31,7 @@ class Kind(StrEnum):
     bug_report = "nvidia-bug-report"
     nvsentinel = "nvsentinel"
     gpud = "gpud"
+    prometheus = "prometheus"
 
 
 _DAY_TIME = rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"

@@ -5,7 +5,7 @@ Only names that healer's catalogue of signals has are kept. They go into the rec
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -69,17 +69,27 @@ class MeasuredText:
             tally.lines += 1
             try:
                 series = _series(raw)
-                points = [
-                    (round(at_s * 1000), value) for at_s, value in series.values or [series.value or (0, "")]
-                ]
+                points = _points(series.values or [series.value or (0, "")])
             except (ValueError, OverflowError, RecursionError) as error:
                 tally.skip(say("importing.no_series", why=str(error)[:_WHY_LETTERS]), raw)
                 continue
-            labels = dict(series.metric)
-            name = labels.pop("__name__", "")
-            text = ",".join(f'{key}="{value.translate(_ESCAPES)}"' for key, value in sorted(labels.items()))
+            name, text = _named(series.metric)
             for at_ms, value in points:
-                self._take(name, f"{{{text}}}", value, at_ms)
+                self._take(name, text, value, at_ms)
+        self._flush()
+
+    def take_series(
+        self, series: Iterable[tuple[Mapping[str, str], Sequence[tuple[float, str]]]], after_ms: int
+    ) -> None:
+        """Series of one window, each with its labels; samples up to `after_ms` are of the window before."""
+        samples = [
+            (at_ms, *_named(labels), value)
+            for labels, points in series
+            for at_ms, value in _points(points)
+            if at_ms > after_ms
+        ]
+        for at_ms, name, text, value in sorted(samples):
+            self._take(name, text, value, at_ms)
         self._flush()
 
     def _take(self, name: str, labels: str, value: str, at_ms: int) -> None:
@@ -107,6 +117,18 @@ def _milliseconds(stamp: str) -> int:
     """Prometheus writes milliseconds, OpenMetrics seconds with a fraction."""
     number = float(stamp)
     return round(number * 1000) if abs(number) < 1e11 else round(number)
+
+
+def _points(points: Iterable[tuple[float, str]]) -> list[tuple[int, str]]:
+    """(ms since 1970, value) of each. Raises OverflowError and ValueError."""
+    return [(round(at_s * 1000), value) for at_s, value in points]
+
+
+def _named(metric: Mapping[str, str]) -> tuple[str, str]:
+    """The name, and the other labels as the text exposition writes them."""
+    labels = sorted((key, value) for key, value in metric.items() if key != "__name__")
+    text = ",".join(f'{key}="{value.translate(_ESCAPES)}"' for key, value in labels)
+    return metric.get("__name__", ""), f"{{{text}}}"
 
 
 class _Series(msgspec.Struct):

@@ -91,7 +91,13 @@ def opened(
     return Unpacked(_unpacked(path, counter, place), after, processed)
 
 
+def is_url(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
 def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
+    if is_url(path):  # it is asked, not read
+        return io.BytesIO()
     if path == STDIN:
         return sys.stdin.buffer
     file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)

@@ -1,5 +1,6 @@
 """Reads one source by its kind."""
 
+import errno
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +16,7 @@ from healer.importing.happenings import Found
 from healer.importing.journal_text import JournalText
 from healer.importing.kernel_text import KernelText
 from healer.importing.kinds import HEAD_BYTES, Kind, recognised
+from healer.importing.live_metrics import LiveMetrics, Window
 from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.measured_text import MeasuredText
 from healer.importing.nhc_log import NhcLog
@@ -42,7 +44,7 @@ SOURCES_MOST = 9999
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
     """One source and what is known of it. `host`: the node of a `dmesg`, which names none; `written`: when
-    the file was last written."""
+    the file was last written; `window`: what is asked of a server."""
 
     number: int
     path: str
@@ -51,12 +53,15 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     written: datetime
     host: str = ""
+    window: Window | None = None
 
 
 def given(path: str, number: int, name: str, **fields: object) -> Given:
     """Raises OSError."""
     if path == STDIN:
         return Given(number=number, path=path, name=name, written=datetime.now(UTC), **fields)  # type: ignore[arg-type]
+    if isinstance(window := fields.get("window"), Window):
+        return Given(number=number, path=path, name=name, written=window.until, **fields)  # type: ignore[arg-type]
     packed_at = gzip_time(path)
     written = datetime.fromtimestamp(packed_at or Path(path).stat().st_mtime, UTC)
     host = fields.pop("host", "") or host_of(Path(path))
@@ -140,6 +145,13 @@ def _kind(source: Given) -> Kind | None:
     return recognised(opened(source.path).read(HEAD_BYTES))
 
 
+def _window(source: Given) -> Window:
+    """Raises OSError for a file."""
+    if source.window is None:
+        raise FileNotFoundError(errno.EINVAL, say("importing.not_a_server"))
+    return source.window
+
+
 def _reader(
     kind: Kind, source: Given, found: Found, stamps: LocalStamps, shared: _Shared
 ) -> Callable[[Bytes], None]:
@@ -163,6 +175,7 @@ def _reader(
         Kind.nvidia_smi: lambda: SmiText(found, stamps, written_us, source.host).read,
         Kind.bug_report: lambda: BugReport(found, stamps, written_us, book, source.host).read,
         Kind.nvsentinel: lambda: ToolEvents(found, book).read_nvsentinel,
+        Kind.prometheus: lambda: LiveMetrics(found, names, _window(source)).read,
         Kind.gpud: lambda: ToolEvents(found, book, source.host).read_gpud,
     }
     return readers[kind]()

@@ -212,7 +212,8 @@ def _small(text: str, most: int) -> int | None:
 
 
 def parse_log(raw: bytes) -> "_Reader":
-    """The GPUs, in order. Raises BadBody. No entity is ever expanded and no file read: a document with its own is refused."""
+    """The GPUs, in order. No entity is ever expanded and no file read: a document with its own is refused.
+    Raises BadBody."""
     if len(raw) > XML_LIMIT_BYTES:
         raise BadBody(say("signals.body_too_large", size=len(raw), most=XML_LIMIT_BYTES))
     reader = _Reader()

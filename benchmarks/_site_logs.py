@@ -44,7 +44,7 @@ _NOISE = (
 )
 #: Texts of noise made once, of which each line takes one; one in so many is the driver's.
 _TEXTS, _DRIVER = 4096, 1024
-#: Texts of one second of noise, and what holds the place of the time in them.
+#: Texts of one second of noise at least, and what holds the place of the time in them.
 _SECONDS, _TIME = 900, b"@@@"
 _LOADED = "kernel: [{s:12.6f}] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 2026"
 _X = "NVRM: Xid (PCI:0000:9b:00):"
@@ -184,7 +184,7 @@ def _write_syslog(
     chance: random.Random, names: list[str], faults: list[_Faulty], syslog: _Syslog, line_bytes: int
 ) -> tuple[list[Path], int]:
     """A file for each day, as a central syslog server writes it: RFC 3164, no year. The lines of a second are
-    one of _SECONDS texts made once, with its time in each line."""
+    one of the texts made once, with its time in each line."""
     seconds = _seconds(chance, names, syslog.lines_per_second, line_bytes)
     spoken: dict[int, list[bytes]] = {}
     for number, fault in enumerate(faults):
@@ -199,7 +199,7 @@ def _write_syslog(
         with file:
             for second in range(day * 86400, min(int(syslog.days * 86400), (day + 1) * 86400)):
                 stamp = _stamp(second).encode()
-                text, count = seconds[chance.randrange(_SECONDS)]
+                text, count = chance.choice(seconds)
                 file.write(text.replace(_TIME, stamp))
                 file.write(b"".join(b"%b %b" % (stamp, line) for line in spoken.get(second, ())))
                 lines += count + len(spoken.get(second, ()))
@@ -223,7 +223,7 @@ def _seconds(
     # The two lengths have no common factor, so every node writes every text.
     lines = zip(itertools.cycle(chance.sample(names, len(names))), itertools.cycle(texts[:-3]), strict=False)
     left, found = 0.0, []
-    for _ in range(_SECONDS):
+    for _ in range(max(_SECONDS, math.ceil(20 * len(names) / lines_per_second))):
         left += lines_per_second
         count = int(left)
         left -= count

@@ -10,6 +10,8 @@ from typing import Any
 #: A broken node has to be out within this; a job has to be started again within that.
 OUT_WITHIN_S, AGAIN_WITHIN_S = 3600.0, 600.0
 DRAINS, STARTS, ENDS = {"drain", "down"}, {"requeue", "revive"}, {"requeue", "revive", "cancel"}
+#: Names an incident and does nothing.
+CAUSE = "cause"
 
 
 @dataclass
@@ -61,6 +63,13 @@ def actions_of(lines: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
+def _causes(actions: Sequence[dict[str, Any]], drains: Sequence[dict[str, Any]]) -> int:
+    """What the entrant counts as causes: those that it drained for; without a drain, those that it stated."""
+    if drains:
+        return len({row.get("incident") or row["node"] for row in drains})
+    return len({row.get("incident") for row in actions if row["action"] == CAUSE} - {None})
+
+
 def score(actions: Sequence[dict[str, Any]], truth: dict[str, Any]) -> Score:
     broken = {node: datetime.fromisoformat(at.replace("Z", "+00:00")) for node, at in truth["faults"].items()}
     drains = [row for row in actions if row["action"] in DRAINS]
@@ -75,7 +84,7 @@ def score(actions: Sequence[dict[str, Any]], truth: dict[str, Any]) -> Score:
     found.wrong_drains = len(wrong)
     if truth["roots"]:
         found.with_roots = 1
-        found.rooted = int(len({row.get("incident") or row["node"] for row in drains}) == truth["roots"])
+        found.rooted = int(_causes(actions, drains) == truth["roots"])
     first = min(broken.values(), default=None)
     for job in truth["save"]:
         starts = [row["at"] for row in actions if row["action"] in STARTS and str(row.get("job")) == job]

@@ -18,6 +18,8 @@ def main() -> None:
             name: row[name] for name in ("at", "action", "node", "job", "incident") if row[name] is not None
         }
         print(json.dumps(kept))
+    for row in document["incidents"]:
+        print(json.dumps({"at": row["opened"], "action": "cause", "incident": row["id"]}))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ _TEXT_BEGIN = re.compile(r"=+NVSMI LOG=+")
 _TIMESTAMP = re.compile(r"(?:<timestamp>|Timestamp\s+: )(?P<at>\w{3} \w{3} +\d{1,2} \d\d:\d\d:\d\d \d{4})")
 _GPU = re.compile(r"GPU (?P<address>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
 _ROW = re.compile(r"(?P<indent> *)(?P<label>\S[^:]*?)(?:\s*: (?P<value>.*)|\s*:?)$")
+#: People's programs, which no rule reads.
+_PROCESSES = re.compile(r"<processes>.*?</processes>", re.DOTALL)
 _SECTION_END = re.compile(r"_{20,}$")
 #: A bug report says whose it is, and when: `date` without its zone's name, which says nothing certain.
 _UNAME = re.compile(r"uname: Linux (?P<host>\S+) ")
@@ -129,7 +131,7 @@ class SmiText:
         try:
             at_us = self._time(document.lines)
             text = "\n".join(document.lines)
-            xml = text if document.is_xml else as_xml(document.lines)
+            xml = _PROCESSES.sub("", text) if document.is_xml else as_xml(document.lines)
             gpus = len(parse_log(xml.encode()).gpus)
         except (BadBody, ValueError) as error:
             tally.skip(say("importing.no_smi", why=said_by(error)), document.lines[0])
@@ -208,7 +210,7 @@ def as_xml(lines: Sequence[str]) -> str:
         depth = len(row["indent"]) // 4
         path = [*path[: max(0, depth - is_open)], _WORDS.sub("_", row["label"].lower()).strip("_")]
         name = "/".join(path)
-        if row["value"] is None or not name or (not is_open and name not in _NODES):
+        if row["value"] is None or not name or path[0] == "processes" or (not is_open and name not in _NODES):
             continue
         found.append(_element(_TAGS.get(name) or _formed(name), row["value"].strip()))
     return "\n".join([*found, *["</gpu>"] * is_open, "</nvidia_smi_log>"])

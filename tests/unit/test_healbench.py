@@ -67,6 +67,13 @@ def test_causes_are_counted_by_incident() -> None:
     assert score(actions_of(map(json.dumps, rows)), TRUTH).rooted == 1
 
 
+def test_a_cause_without_an_act_counts_where_no_node_was_drained() -> None:
+    rows = [{"at": "2026-11-02T01:00:00Z", "action": "cause", "incident": name} for name in ("1", "2")]
+    assert score(actions_of(map(json.dumps, rows)), TRUTH).rooted == 1
+    rows.append({"at": "2026-11-02T01:00:00Z", "action": "drain", "node": "a", "incident": "1"})
+    assert score(actions_of(map(json.dumps, rows)), TRUTH).rooted == 0
+
+
 @pytest.mark.parametrize("line", ["[]", "{}", '{"at": "yesterday", "action": "drain"}', "no JSON"])
 def test_a_line_that_is_no_action_is_named(line: str) -> None:
     with pytest.raises(ValueError, match="line 2"):

@@ -144,7 +144,7 @@ def test_names_of_the_text_become_those_of_the_xml() -> None:
     log = parse_log(as_xml(SMI.lstrip().splitlines()).encode())
     assert log.attached == 2 and log.versions["driver"] == "580.95.05"
     first, second = (gpu.values for gpu in log.gpus)
-    assert second["temperature/gpu_temp"] == "44 C"
+    assert second["temperature/gpu_temp"] == "44 C" and "processes/process_id" not in first
     assert {
         "pci/pci_gpu_link_info/pcie_gen/current_link_gen": "4",
         "pci/pci_gpu_link_info/link_widths/current_link_width": "8x",

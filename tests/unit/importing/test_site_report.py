@@ -204,6 +204,7 @@ def test_the_page_needs_nothing_else_and_every_link_leads_somewhere(language: st
     ids = re.findall(r' id="([^"]+)"', page)
     assert links and links <= set(ids)
     assert len(ids) == len(set(ids))
+    assert re.findall(r'<section id="([^"]+)"', page)[-2:] == ["evidence", "first"]
     assert (
         page.count("<script") == 2
         and "<script>alert" not in page

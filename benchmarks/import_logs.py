@@ -1,14 +1,14 @@
 """Processor time and memory of `healer import` and `healer report` over a made site: lines per CPU-second,
 largest process; and whether an import that is killed on its way gives the same bytes.
 
-    python -m benchmarks.import_logs [--nodes 1250] [--days 1] [--lines 60] [--seed 1] [--packed] [--kill]
+    python -m benchmarks.import_logs [--nodes 1250] [--days 1] [--lines 60] [--bytes N] [--packed] [--kill]
 
-`--lines`: of syslog per node and hour. The logs are written first, which is not measured. A month of twenty
-million lines: `--days 30 --lines 22 --kill`.
+`--lines`: of syslog per node and hour; `--bytes`: of a line at least, on average. The logs are written first,
+which is not measured. A month of twenty million lines: `--days 30 --lines 22 --kill`; of 500 million lines
+and 200 GB: `--days 30 --lines 556 --bytes 380 --packed`.
 """
 
 import argparse
-import gzip
 import hashlib
 import json
 import os
@@ -32,22 +32,21 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=1)
     parser.add_argument("--lines", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--packed", action="store_true", help="syslog as .gz")
+    parser.add_argument("--packed", action="store_true", help="syslog as .zst")
+    parser.add_argument("--bytes", type=int, default=0)
     parser.add_argument("--kill", action="store_true", help="kill -9 twice on the way, and compare")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="import-", dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name, "site")
         folder.mkdir()
-        made = write(
-            folder, nodes=given.nodes, days=given.days, lines_per_node_hour=given.lines, seed=given.seed
-        )
-        text_bytes = sum(path.stat().st_size for path in folder.iterdir())
-        for path in made.syslog if given.packed else ():
-            path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes(), 1))
-            path.unlink()
+        write(
+            folder, nodes=given.nodes, days=given.days, lines_per_node_hour=given.lines, seed=given.seed,
+            line_bytes=given.bytes, packed=given.packed,
+        )  # fmt: skip
         output = Path(name, "r.jsonl.zst")
         report, cpu_s = _measured("import", *_words(folder, output))
         lines = sum(source["lines"] for source in report["sources"])
+        text_bytes = sum(source["read_bytes"] for source in report["sources"])
         print(f"{lines:,} lines, {text_bytes / 1e6:,.0f} MB, {len(report['sources'])} files")
         print(f"import: {lines / cpu_s:,.0f} lines and {text_bytes / cpu_s / 1e6:,.0f} MB per CPU-second")
         print(

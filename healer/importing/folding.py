@@ -79,7 +79,7 @@ class Fold:
             yield from self._samples(happening, at_us)
 
     def _lines(self, lines: Lines, at_us: int) -> Iterator[bytes]:
-        node = self._known(lines.host, len(lines.entries))
+        node = self._node_of(lines.host, len(lines.entries))
         if node is None:
             return
         yield from self._flush()
@@ -88,7 +88,7 @@ class Fold:
             body["boot_id"] = lines.boot_id
         yield self._entry(at_us, "signals/kernel-log", body)
 
-    def _known(self, host: str, lines: int = 1) -> str | None:
+    def _node_of(self, host: str, lines: int = 1) -> str | None:
         """The node; None, and counted, where the host is none."""
         node = self._names.node(host)
         if node is not None and is_name(node):
@@ -100,7 +100,7 @@ class Fold:
         return None
 
     def _report(self, report: ToolEvent | SmiLog, at_us: int) -> Iterator[bytes]:
-        node = self._known(report.host)
+        node = self._node_of(report.host)
         if node is None:
             return
         yield from self._flush()
@@ -118,7 +118,7 @@ class Fold:
         yield self._entry(at_us, f"signals/cloudevents?{urlencode({'cluster': self._cluster})}", event)
 
     def _check(self, check: NodeCheck, at_us: int) -> Iterator[bytes]:
-        node = self._known(check.host)
+        node = self._node_of(check.host)
         if node is None:
             return
         yield from self._flush()

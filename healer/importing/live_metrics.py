@@ -52,12 +52,12 @@ class LiveMetrics:
         token = Path(window.token_file) if window.token_file else None
         client = PromqlClient(window.url, token, timeout_s=TIMEOUT_S)
         try:
-            known = sorted(name for name in self._all_names(client) if name in self._names)
-            if not known:
+            series_names = sorted(name for name in self._all_names(client) if name in self._names)
+            if not series_names:
                 tally.skip(say("importing.server_unknown_names"))
-            while known and self._next < window.until:
+            while series_names and self._next < window.until:
                 end = min(self._next + timedelta(seconds=self._width_s), window.until)
-                size = self._ask(client, known, self._next, end)
+                size = self._ask(client, series_names, self._next, end)
                 self._width_s = min(MOST_S, self._width_s * 2) if size < _SMALL_BYTES else self._width_s
                 self._next = end
                 file.processed(tally.read_bytes)

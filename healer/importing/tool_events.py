@@ -23,7 +23,7 @@ from healer.text import said_by, say
 _ADDRESS = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?"
 _PCI = re.compile(_ADDRESS)
 _KERNELS = re.compile(r"(?:NVRM: |nvidia-nvswitch\d).*", re.DOTALL)
-#: gpud's own sentence; the name stands in brackets or plain.
+#: gpud's own sentence; the name is in brackets or plain.
 _XID = re.compile(rf"XID (?P<code>\d{{1,4}})\b ?\(?(?P<name>.*?)\)? detected on .*?PCI:(?P<pci>{_ADDRESS})")
 _TEXT_LETTERS = 500
 _WHY_LETTERS = 100
@@ -98,12 +98,12 @@ class ToolEvents:
 
     def _line(self, host: str, at_us: int, message: str, code: str, pci: str) -> bool:
         """Whether the event reports a kernel line. Its own words count, or an Xid with its address."""
-        own, address = _KERNELS.search(message), _PCI.search(pci)
-        if own is None and not (code and address):
+        quoted, address = _KERNELS.search(message), _PCI.search(pci)
+        if quoted is None and not (code and address):
             return False
         pci = address[0].partition(".")[0].lower() if address else ""
         words = " ".join(message.split()) or "reported"
-        line = own[0] if own else f"NVRM: Xid (PCI:{pci}): {code}, {words}"
+        line = quoted[0] if quoted else f"NVRM: Xid (PCI:{pci}): {code}, {words}"
         self._groups.take(KernelRecord(at_us, host, line[:_TEXT_LETTERS]))
         return True
 

@@ -96,7 +96,9 @@ def imported(url: str, output: Path, *more: str) -> tuple[Any, list[str]]:
     )
     assert done.returncode == 0, done.stderr
     entries = [json.loads(line) for line in output.read_text().splitlines()]
-    texts = [entry["body"] for entry in entries if entry["route"].startswith("signals/openmetrics")]
+    texts: list[str] = [
+        entry["body"] for entry in entries if entry["route"].startswith("signals/openmetrics")
+    ]
     return json.loads(done.stdout), "".join(texts).splitlines()
 
 

@@ -784,3 +784,32 @@ def test_a_clock_that_was_never_set_does_not_make_it_begin_in_1970(tmp_path: Pat
     assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
     assert done.sources[0].skipped["not a plausible time, or later than the file itself"].count == 2
     assert entries[0]["at"].startswith("2026-11-25")
+
+
+def test_the_words_of_25_11(tmp_path: Path) -> None:
+    """25.05 writes `Node(s)`, 25.11 the SLUID behind the job."""
+    controller = (
+        "[2026-11-25T20:56:33.100] slurmctld version 25.11.7 started on cluster pod1(2175)\n"
+        "[2026-11-25T20:57:00.100] error: slurmd error running JobId=7 SLUID=s4Y1HWJ7KQ3G00 on Node(s)=gpu0001:"
+        " Prolog error\n"
+        "[2026-11-25T20:57:00.101] drain_nodes: node gpu0001 state set to DRAIN\n"
+        "[2026-11-25T20:58:00.101] error: slurmd error running JobId=8 on Node(s)=gpu0002: Slurmd could not"
+        " create a batch directory\n"
+        "[2026-11-25T20:58:00.102] drain_nodes: node gpu0002 state set to DRAIN\n"
+    )
+    node = (
+        "[2026-11-25T20:56:33.100] slurmd version 25.11.7 started\n"
+        "[2026-11-25T20:57:00.100] error: JobId=7 SLUID=s4Y1HWJ7KQ3G00 prolog failed status=1:0\n"
+        "[2026-11-25T21:30:00.100] error: JobId=9 epilog failed status=2:0\n"
+    )
+    _, entries = imported(
+        tmp_path,
+        written(tmp_path / "slurmctld.log", controller),
+        written(tmp_path / "slurmd-gpu0001.log", node),
+    )
+    assert [(row["name"], row["reason"]) for row in changes(entries, "nodes")] == [
+        ("gpu0001", "Prolog error"),
+        ("gpu0002", "Slurmd could not create a batch directory"),
+    ]
+    checks = [entry["body"]["checks"][0] for entry in entries if entry["route"].startswith("signals/hooks/")]
+    assert checks == [{"name": "prolog", "text": "status 1:0"}, {"name": "epilog", "text": "status 2:0"}]

@@ -6,6 +6,7 @@ import random
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +22,9 @@ from healer.model import SlurmSnapshot
 from healer.model.shown import shown
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.rulebook.proven import code_digest
-from healer.settings import SIM_FOLDER, SettingsError, load, own_url
+from healer.rulebook.ruleset import RulesInvalid
+from healer.rulebook.source import parse_ahead
+from healer.settings import SIM_FOLDER, Settings, SettingsError, load, own_url, rules_folder
 from healer.sim.nodes import NodesClient
 from healer.sim.nodes import main as run_nodes
 from healer.sim.sim_slurm import SimClient
@@ -152,7 +155,12 @@ _MODULES = (
 )
 
 
-def preload() -> None:
+def preload(settings: Settings) -> None:
+    """Imports and reads what several parts need, once for all of them."""
     for name in _MODULES:
         import_module(name)
     code_digest()
+    parse_ahead(rules_folder(settings))
+    for cluster in settings.each():
+        with suppress(RulesInvalid):  # each part says it, or begins with the rules of before
+            bootstrap.load_site_rules(rules_folder(cluster), cluster, prove=False)

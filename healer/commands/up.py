@@ -83,7 +83,8 @@ def start(name: str, settings: Settings, parts: "Sequence[Part]", **calls: Any) 
     from healer.embedded.tree import Calls, Tree
 
     setproctitle(f"healer {name}")
-    Tree(settings, dict(os.environ), parts, Calls(say=say_own, load=tree_parts.preload, **calls)).run()
+    preload = partial(tree_parts.preload, settings)
+    Tree(settings, dict(os.environ), parts, Calls(say=say_own, load=preload, **calls)).run()
 
 
 def say_own(text: str) -> None:

@@ -51,7 +51,6 @@ from healer.embedded.user import (
 )
 from healer.model.shown import shown
 from healer.rulebook.signal_rules import wants_scraper
-from healer.rulebook.source import parse_ahead
 from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, own_url, rules_folder, site_url
 from healer.text import NO_WORDS, Said, joined, quoted, said_by, say
 
@@ -420,7 +419,6 @@ class Tree:
                 self._start_servers()
             self._migrate()
             self._calls.load()
-            parse_ahead(rules_folder(self.settings))
             # Excludes current objects from collections, which would copy their memory into each child.
             gc.collect()
             gc.freeze()

@@ -9,7 +9,8 @@ Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`, `docs/sign
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +93,12 @@ class RulesInvalid(UserError):
         return RulesInvalid, (self.problems,)  # as a process of a comparison sends it
 
 
+#: The last sets that were read, by all that they depend on, and whether detection rules passed their cases.
+#: `healer up` forks its parts from a process that has read theirs.
+_read: dict[tuple[Any, ...], tuple[Ruleset, bool]] = {}
+MOST_READ = 8
+
+
 def load(
     rules_dir: Path,
     *,
@@ -103,6 +110,28 @@ def load(
     """Reads the folder. `overrides` are guard settings from outside; they override the general ones of
     guards.yaml, but not what that file sets for one cluster or partition. `prove`: detection rules have to
     pass their cases. Raises RulesInvalid."""
+    asked = (_files_digest(rules_dir), default_mode, settle_s, repr(overrides))
+    rules, is_proven = _read.get(asked, (None, False))
+    if rules is None or (prove and not is_proven):
+        rules = _load(rules_dir, default_mode, settle_s, overrides or {}, prove)
+        if len(_read) >= MOST_READ:
+            _read.clear()
+        _read[asked] = rules, prove
+    return rules
+
+
+def _files_digest(folder: Path) -> str:
+    """Of the names and bytes of all files below that can be read."""
+    found = list[bytes]()
+    for path in sorted(folder.rglob("*")):
+        with suppress(OSError):
+            found += [str(path.relative_to(folder)).encode(), path.read_bytes()]
+    return sha256_of(found)
+
+
+def _load(
+    rules_dir: Path, default_mode: Mode, settle_s: float, overrides: Mapping[str, Any], prove: bool
+) -> Ruleset:
     problems: list[Problem] = []
     folder = _Folder(rules_dir, problems)
     codes, started = _codes(folder), _started(folder)
@@ -110,7 +139,7 @@ def load(
     coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
     known_faults = [*coded, *named, *(line.fault for line in codes["kernel_lines"].lines)]
     rules = _rules(folder, known_faults, started["playbooks"])
-    guards = _guards(folder, dict(overrides or {}))
+    guards = _guards(folder, dict(overrides))
     about = _about_site(folder)
     measured, placed = _measured(folder, rules, started["playbooks"])
     policies, opened = _opened(folder, rules, known_faults, measured, started["playbooks"])
@@ -249,6 +278,11 @@ class _Folder:
     def optional(self, name: str) -> Source:
         return self.source(name, required=False)
 
+    @cached_property
+    def playbook_names(self) -> frozenset[str]:
+        """Of the files, also of wrong ones."""
+        return frozenset(path.stem for path in (self.path / "playbooks").glob("*.yaml"))
+
     def by_code(
         self, name: str, kind: type[T], code_of: Callable[[T], int], *, required: bool = True
     ) -> dict[int, T]:
@@ -384,7 +418,7 @@ def _check_playbook_of(
 ) -> None:
     """`faults` that the rule takes: a playbook for jobs needs that all of them are faults of jobs."""
     # A playbook whose file is wrong has its own problem already.
-    names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
+    names = folder.playbook_names
     at = at.at("playbook")
     if name not in names:
         hint = did_you_mean(name, names) or say("rulebook.one_of", words=", ".join(sorted(names)))

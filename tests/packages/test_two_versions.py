@@ -69,7 +69,7 @@ class Site:
     """One data directory, and both versions."""
 
     def __init__(self, folder: Path) -> None:
-        self.old = Stack(folder, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto")
+        self.old = Stack(folder, forked=False, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto")
         # Without -P the current folder's healer would be found first.
         command = ("-P", *UP)
         self.new = Stack(folder, command=command, data_dir=self.old.data_dir)
@@ -159,7 +159,9 @@ def test_parts_of_two_versions_work_beside_each_other_and_the_older_takes_over_a
         with site.new as new:
             lose(new, "gpu0003")
             wait_until(lambda: "gpu0003" in lost(new), 60, what="the next version hears")
-        back = Stack(folder, data_dir=site.old.data_dir, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto")
+        back = Stack(
+            folder, data_dir=site.old.data_dir, forked=False, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto"
+        )
         with back:
             lose(back, "gpu0004")
             wait_until(lambda: "gpu0004" in lost(back), 60, what="this version hears again")

@@ -190,7 +190,7 @@ def attacked(form: str, folder: Path) -> Iterator[Attacked]:
 
 def _start_embedded(stack: ExitStack, folder: Path, ssh: SshSite) -> Attacked:
     started = Stack(
-        folder, **_SETTINGS, **_ssh_settings(folder),
+        folder, forked=False, **_SETTINGS, **_ssh_settings(folder),
         HEALER_BMC_PASSWORD=CANARY, HEALER_AUDIT_WITNESSES=f"file://{folder}/witness/healer.jsonl",
         HEALER_SSH_KEY_FILE=str(ssh.key), HEALER_SSH_SIGNING_KEY_FILE=str(ssh.signing_key),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from healer.adapters.signing import Ed25519Signer
 from healer.audit import checkpoint_line, extend, genesis, sign_checkpoint
 from healer.model import AuditRecord
 from healer.model.run import ChainLink
+from tests.support.forked import run
 
 START = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 
@@ -75,7 +75,4 @@ def unguarded(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 def healer(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, with no setting but these."""
-    return subprocess.run(
-        [sys.executable, "-m", "healer", *map(str, words)],
-        env={"PATH": os.environ["PATH"], **environ}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return run([*map(str, words)], {"PATH": os.environ["PATH"], **environ}, timeout=60)

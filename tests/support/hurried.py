@@ -77,7 +77,7 @@ def main() -> None:
         replace(part, run=partial(detector, what)) if part.name == "detector" else part
         for part in healer_parts(settings, cli.main)
     ]
-    calls = Calls(say=lambda text: print(text, flush=True), load=preload)
+    calls = Calls(say=lambda text: print(text, flush=True), load=partial(preload, settings))
     Tree(settings, os.environ, tree, calls).run()
 
 

@@ -23,6 +23,7 @@ from healer.embedded import running
 from healer.engine.token_making import checked_token
 from healer.model.grants import ACTING
 from healer.ports.callers import NewToken
+from tests.support.forked import Forked, popen, run
 from tests.support.processes import clean_environ, descendants, free_port, living
 from tests.support.relays import new_token
 from tests.support.seals import sealed
@@ -37,7 +38,8 @@ STOP_S = 15.0
 
 class Stack:
     """`environ` are settings by name. `command` is what is started; `--data-dir` and `--listen` are added.
-    With `first` it makes its database, as every first start does; else it finds one."""
+    With `first` it makes its database, as every first start does; else it finds one. `healer` is `forked`
+    unless how it was started matters."""
 
     def __init__(
         self,
@@ -47,18 +49,20 @@ class Stack:
         data_dir: Path | None = None,
         first: bool = False,
         port: int | None = None,
+        forked: bool = True,
         **environ: str,
     ) -> None:
         self.data_dir = data_dir or folder / "data"
         self.environ = clean_environ(**environ, HEALER_DATA_DIR=str(self.data_dir))
         self.output = folder / "healer-up.txt"
         self._command, self._first, self._given = command, first, port
+        self._is_forked = forked and command == UP and not first
         self._seen: set[int] = set()
         #: Made once: each of httpx's own functions would read all certificates that there are.
         self.http = httpx.Client(timeout=20)
         self._tokens: dict[tuple[str, ...], str] = {}
         self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -74,15 +78,18 @@ class Stack:
             else (*self._command, str(self.data_dir), str(self.port))
         )
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *program],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self.environ,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+            if self._is_forked:
+                self.process = popen(program[2:], self.environ, output)
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, *program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=self.environ,
+                    cwd=ROOT,
+                    start_new_session=True,
+                )
         if ready:
             wait_until(self._ready_or_dead, READY_S, what="`healer up` says that it is ready")
             assert self.process.poll() is None, self.said()
@@ -149,15 +156,7 @@ class Stack:
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`healer ARGUMENTS` with this installation's settings."""
-        done = subprocess.run(
-            [sys.executable, "-m", "healer", *arguments],
-            capture_output=True,
-            text=True,
-            env=self.environ | {"HEALER_URL": self.url},
-            cwd=ROOT,
-            timeout=240,
-            check=False,
-        )
+        done = run(arguments, self.environ | {"HEALER_URL": self.url}, timeout=240)
         assert not check or done.returncode == 0, (
             f"healer {' '.join(arguments)}: {done.stderr or done.stdout}"
         )

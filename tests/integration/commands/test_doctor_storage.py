@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from healer.model import audit_record
 from healer.model.run import BACKED_UP, BACKUP
 from healer.settings import Settings, load
 from healer.text import quoted
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 
 pytestmark = pytest.mark.heavy
@@ -100,11 +100,8 @@ def test_the_command_mends_and_says_so_in_json(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
 
     def doctor(*words: str) -> dict[str, object]:
-        done = subprocess.run(
-            [sys.executable, "-m", "healer", "doctor", "--json", *words],
-            env=clean_environ(HEALER_DATA_DIR=str(tmp_path), HEALER_SLURM_ADAPTERS="sim"),
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
+        environ = clean_environ(HEALER_DATA_DIR=str(tmp_path), HEALER_SLURM_ADAPTERS="sim")
+        done = run(["doctor", "--json", *words], environ, timeout=120)
         return next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "files")
 
     assert (doctor()["state"], doctor()["fixable"]) == ("fail", True)

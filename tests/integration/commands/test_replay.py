@@ -11,6 +11,7 @@ import pytest
 
 from healer.recordings.recording_folder import RecordingFolder
 from healer.sim.sim_clock import SimClock
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 
 pytestmark = pytest.mark.heavy
@@ -51,15 +52,8 @@ def test_warnings_are_not_part_of_the_document() -> None:
 
 
 def healer(*args: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "healer", *map(str, args)],
-        env=clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5", **environ),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environ = clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5", **environ)
+    return run([*map(str, args)], environ, timeout=120)
 
 
 @pytest.fixture(scope="module")

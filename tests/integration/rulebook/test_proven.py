@@ -40,10 +40,16 @@ CASES = """\
 """
 
 
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another process."""
+    monkeypatch.setattr(ruleset, "_proven", set())
+    monkeypatch.setattr(ruleset, "_read", {})
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(ruleset, "_proven", set())
+    _forget(monkeypatch)
     return tmp_path / "healer" / "proven"
 
 
@@ -123,9 +129,22 @@ def test_rules_that_are_known_to_hold_are_not_run_again(
     load(SHIPPED)
     assert len(ran) > 100
     ran.clear()
-    monkeypatch.setattr(ruleset, "_proven", set())  # as in another process
+    _forget(monkeypatch)
     load(SHIPPED)
     assert ran == []
+
+
+def test_the_same_files_and_settings_are_read_once() -> None:
+    read = load(SHIPPED, prove=False, settle_s=3)
+    assert load(SHIPPED, prove=False, settle_s=3) is read
+    assert load(SHIPPED, prove=False, settle_s=4) is not read
+
+
+def test_rules_that_were_read_are_still_to_be_proven(ran: list[str]) -> None:
+    load(SHIPPED, prove=False)
+    assert ran == []
+    load(SHIPPED)
+    assert len(ran) > 100
 
 
 def test_changed_rule_or_case_is_proven_again(ran: list[str], tmp_path: Path) -> None:
@@ -170,7 +189,7 @@ def test_who_waits_while_another_proves_finds_it_proven(
 ) -> None:
     load(SHIPPED)
     ran.clear()
-    monkeypatch.setattr(ruleset, "_proven", set())
+    _forget(monkeypatch)
     looked = threading.Event()
 
     def looks(proofs: Iterable[str]) -> set[str]:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from healer.backups.archive import PART
 from healer.embedded.server_alone import server_alone
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 from tests.support.up import ROOT, Stack
 from tests.support.wait import wait_until
@@ -79,10 +80,7 @@ def passphrase(scratch: Path) -> Path:
 
 
 def healer(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "healer", *map(str, words)],
-        env=clean_environ(**environ), capture_output=True, text=True, cwd=ROOT, timeout=240, check=False,
-    )  # fmt: skip
+    return run([*map(str, words)], clean_environ(**environ), timeout=240)
 
 
 def test_the_machine_is_gone_and_its_backup_goes_on_elsewhere(scratch: Path) -> None:

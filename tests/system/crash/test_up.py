@@ -20,7 +20,7 @@ PARTS = ("api", "detector", "scheduler", "worker")
 
 @pytest.fixture
 def stack(scratch: Path) -> Iterator[Stack]:
-    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim") as stack:
+    with Stack(scratch, forked=False, HEALER_SLURM_ADAPTERS="sim") as stack:
         yield stack
 
 
@@ -61,7 +61,7 @@ def test_nothing_of_the_product_is_left_10_s_after_kill_9_of_the_parent(stack: S
 
 
 def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None:
-    stack = Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="automatic")
+    stack = Stack(scratch, forked=False, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="automatic")
     stack.start(ready=False)
     assert stack.process is not None
     assert stack.process.wait(30) == 2

@@ -1,24 +1,20 @@
 """`healer doctor` where Slurm is reached in two ways and one of them is dead."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm, free_ports
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 
 
 def doctor(folder: Path, **settings: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Its exit code, and what it says of Slurm by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "healer", "doctor", "--json"],
-        env=clean_environ(HEALER_DATA_DIR=str(folder), **settings),
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    environ = clean_environ(HEALER_DATA_DIR=str(folder), **settings)
+    done = run(["doctor", "--json"], environ, timeout=120)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     return done.returncode, {name: check for name, check in checks.items() if name.startswith("slurm")}
 

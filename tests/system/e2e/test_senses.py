@@ -27,6 +27,7 @@ from healer.embedded.user import system_users
 from healer.rulebook import ruleset
 from healer.sim.nodes import NodesClient
 from tests.support import exporters
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 from tests.support.sensors import Sensors, healthy_history
 from tests.support.signing_in import press_sign_in
@@ -273,15 +274,8 @@ def test_the_command_sends_the_same(site: Site, tmp_path: Path) -> None:
     def send(name: str, content: bytes, *options: str) -> dict[str, Any]:
         file = tmp_path / name
         file.write_bytes(content)
-        done = subprocess.run(
-            [sys.executable, "-m", "healer", "send", name, *options, "--json", str(file)],
-            capture_output=True,
-            text=True,
-            env=site.stack.environ | {"HEALER_URL": site.stack.url, "HEALER_TOKEN": site.token("signals")},
-            cwd=ROOT,
-            timeout=60,
-            check=False,
-        )
+        environ = site.stack.environ | {"HEALER_URL": site.stack.url, "HEALER_TOKEN": site.token("signals")}
+        done = run(["send", name, *options, "--json", str(file)], environ, timeout=60)
         assert done.returncode == 0, done.stderr or done.stdout
         return json.loads(done.stdout)
 

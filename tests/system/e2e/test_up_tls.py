@@ -2,11 +2,11 @@
 
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 
+from tests.support.forked import run
 from tests.support.openssl import Authority
 from tests.support.up import Stack
 
@@ -31,8 +31,7 @@ def test_up_serves_tls_and_its_commands_check_the_authority(scratch: Path) -> No
 
         def healer(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
             environ = stack.environ | {"HEALER_LISTEN": f"127.0.0.1:{stack.port}", "HEALER_URL": url} | more
-            command = [sys.executable, "-m", "healer", *words]
-            return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+            return run(words, environ, timeout=120)
 
         token = healer("token", "create", "--role", "viewer", "--name", "ada").stdout.strip()
         with_authority = {"HEALER_TOKEN": token, "HEALER_CA_FILE": str(authority.cert)}

@@ -165,7 +165,10 @@ def test_what_every_part_but_the_worker_asks_slurm_by_has_no_such_call(scratch: 
 
 def test_the_parts_are_forked_from_a_process_without_what_acts() -> None:
     """What is loaded before the fork is in every part."""
-    program = "import sys; from healer.bootstrap.tree_parts import preload; preload(); print(*sys.modules)"
+    program = (
+        "import sys; from healer.bootstrap.tree_parts import preload; from healer.settings import load; "
+        "preload(load()); print(*sys.modules)"
+    )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     acts = ("healer.bootstrap.executor", "healer.adapters.nodes", "healer.adapters.bmc")
     acts += (

@@ -1,0 +1,216 @@
+"""`python -m healer …` forked from a process that has imported it, as `healer up` starts its parts.
+
+Three of the five CPU-seconds of a start read the same modules and rules each time. What a process shows of
+how it was started (`/proc/PID/environ`, what its parts have loaded) is a matter of tests that start the
+program itself: `tests/system/crash/test_up.py`, `tests/system/security`.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from setproctitle import setproctitle
+
+ROOT = Path(__file__).parents[2]
+#: An interpreter reads these when it starts: with others of them there is nothing to fork from.
+_OF_THE_INTERPRETER = ("PYTHON", "LD_")
+_LONGEST = 1 << 17
+_NO_STATUS = "the process that forks has ended"
+
+
+class Forked:
+    """What tests use of a `subprocess.Popen`, of a process that another one forked."""
+
+    def __init__(self, answers: socket.socket) -> None:
+        self._answers = answers
+        self.returncode: int | None = None
+        self.pid = self._answer()
+
+    def _answer(self) -> int:
+        answer = self._answers.recv(64)
+        assert answer, _NO_STATUS
+        return int(answer)
+
+    def poll(self) -> int | None:
+        """The exit status, below 0 a signal; None while it runs."""
+        if self.returncode is None and select.select([self._answers], [], [], 0)[0]:
+            self.returncode = self._answer()
+            self._answers.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._answers], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("healer", timeout or 0.0)
+        status = self.poll()
+        assert status is not None
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def popen(
+    words: Sequence[str], environ: Mapping[str, str], output: IO[bytes], errors: IO[bytes] | None = None
+) -> "subprocess.Popen[bytes] | Forked":
+    """Starts `healer WORDS` in the checkout, in a session of its own, without input."""
+    if _of_the_interpreter(environ) != _of_the_interpreter(os.environ):
+        return subprocess.Popen(
+            [sys.executable, "-m", "healer", *words],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=errors or output, env=dict(environ), cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
+    answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked = json.dumps([list(words), dict(environ)]).encode()
+    with theirs, open(os.devnull, "rb") as nothing:
+        streams = (nothing, output, errors or output)
+        socket.send_fds(_forker(), [asked], [theirs.fileno(), *(one.fileno() for one in streams)])
+    return Forked(answers)
+
+
+def run(
+    words: Sequence[str], environ: Mapping[str, str], *, timeout: float
+) -> "subprocess.CompletedProcess[str]":
+    """`healer WORDS` and what it printed. Raises subprocess.TimeoutExpired, and leaves nothing running."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = popen(words, environ, output, errors)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        said = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append(file.read().decode().replace("\r\n", "\n"))
+    return subprocess.CompletedProcess(["healer", *words], status, *said)
+
+
+def _of_the_interpreter(environ: Mapping[str, str]) -> tuple[dict[str, str], bool]:
+    """Its settings, and whether its texts are UTF-8, as they are in the C locale too."""
+    locales = (environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    locale = next((locale.upper() for locale in locales if locale), "C")
+    settings = {name: text for name, text in environ.items() if name.startswith(_OF_THE_INTERPRETER)}
+    return settings, locale in {"C", "POSIX"} or "UTF" in locale
+
+
+@functools.cache
+def _forker() -> socket.socket:
+    """To the process that forks, which ends when this one does."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forked", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT,
+        )  # fmt: skip
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # before it waits
+    return ours
+
+
+# --- in the process that forks --------------------------------------------------------------------------
+
+
+def _load() -> None:
+    """Imports commands and parts, without what acts, and reads the shipped rules."""
+    gc.disable()
+    setproctitle("healer of tests")  # in a child, with another environment, it finds no room for a title
+    from healer import commands
+    from healer.bootstrap.tree_parts import preload
+    from healer.settings import load
+
+    preload(load())
+    for module in pkgutil.iter_modules(commands.__path__, "healer.commands."):
+        importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def _serve(asked: socket.socket) -> list[str]:
+    """Forks until nobody is left to ask. Returns in each child, with its words."""
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wake.fileno())
+    running: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([asked, woken], [], [])
+        if woken in ready:
+            woken.recv(1024)
+            _report(running)
+        if asked not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(asked, _LONGEST, 4)
+        if not message:
+            sys.exit()
+        answers, *streams = descriptors
+        child = os.fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            ours = [end.detach() for end in (asked, woken, wake)]
+            words, environ = json.loads(message)
+            _become(streams, [*ours, answers, *running.values()], environ)
+            return words
+        for descriptor in streams:
+            os.close(descriptor)
+        running[child] = answers
+        os.write(answers, str(child).encode())
+
+
+def _report(running: dict[int, int]) -> None:
+    """The exit status of each child that has ended, to who asked for it."""
+    for child in [*running]:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            answers = running.pop(child)
+            with suppress(BrokenPipeError):  # who asked has gone
+                os.write(answers, str(os.waitstatus_to_exitcode(status)).encode())
+            os.close(answers)
+
+
+def _become(streams: Sequence[int], closed: Sequence[int], environ: Mapping[str, str]) -> None:
+    """What a new process has: a session, signals, streams and an environment of its own."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    for descriptor in (*streams, *closed):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environ)
+    time.tzset()
+
+
+if __name__ == "__main__":
+    _load()
+    _words = _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[1:] = _words
+    sys.orig_argv[1:] = ["-m", "healer", *_words]
+    runpy.run_module("healer", run_name="__main__", alter_sys=True)

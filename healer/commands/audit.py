@@ -36,7 +36,7 @@ def verify(
     against: str | None = typer.Option(
         None, help="Compare the database with this witness: a file, or the address of a second database."
     ),
-    json: bool = typer.Option(False, "--json", help="Print one JSON document."),
+    json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Verify the audit chain and list every broken record; exits with 1 if there is one."""
     if file is None and (checkpoints is not None or (key and against is None)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: The names that backups get in a folder; --keep deletes no others.
 _NAME = re.compile(r"healer-\d{8}T\d{6}Z\.tar")
-_AS_JSON = typer.Option(False, "--json", help="One JSON document.")
+_AS_JSON = typer.Option(False, "--json", help="Print JSON.")
 _PASSPHRASE = typer.Option(
     None, "--passphrase-file", help="A file whose first line is the passphrase of the keys in the backup."
 )

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    as_json: bool = typer.Option(False, "--json", help="One JSON document."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     fix: bool = typer.Option(
         False, "--fix", help="Repair what is safe to repair: file modes, folders, stale notes."
     ),

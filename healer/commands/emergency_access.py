@@ -13,7 +13,7 @@ from healer.commands.remote import AS_JSON, Client, ClientError, add_group, prin
 from healer.settings import load
 from healer.text import quoted, say
 
-_REASON = typer.Option(..., help="Reason, recorded in the audit and shown in the page to people.")
+_REASON = typer.Option(..., help="Reason, recorded in the audit and included in the page.")
 #: The token counts once its record is sealed.
 _WAITS_S, _AGAIN_S = 10.0, 0.2
 

@@ -78,6 +78,7 @@ EXAMPLES = {
     "HEALER_URL=https://healer.example:8443 healer login --munge\n"
     "HEALER_URL=https://healer.example:8443 healer login --slurm-token",
     "logout": "healer logout",
+    "messages": "healer messages --state failed",
     "messages retry": 'healer messages retry 5d6e7f80 --reason "the mail server is back"',
     "rules check": "healer rules check --rules /etc/healer/rules",
     "rules test": "healer rules test --rules /etc/healer/rules",
@@ -105,5 +106,7 @@ def add_help(app: "typer.Typer", path: str = "") -> None:
         command.cls = HelpfulCommand
     for group in app.registered_groups:
         if group.typer_instance is not None:
+            name = f"{path}{group.name or group.typer_instance.info.name}"
             group.typer_instance.info.cls = HelpfulGroup
-            add_help(group.typer_instance, f"{path}{group.name or group.typer_instance.info.name} ")
+            group.typer_instance.info.epilog = EXAMPLES.get(name)
+            add_help(group.typer_instance, f"{name} ")

@@ -93,7 +93,8 @@ class HelpfulGroup(_HelpPage, TyperGroup):
 
 def _usage(command: Any, ctx: Any) -> Iterator[str]:
     begin = f"{translated('Usage:')} {ctx.command_path} "
-    lines = wrapped(" ".join(command.collect_usage_pieces(ctx)), max(width() - columns(begin), 20))
+    pieces = (re.sub("[{}]", "", piece).upper() for piece in command.collect_usage_pieces(ctx))
+    lines = wrapped(" ".join(pieces), max(width() - columns(begin), 20))
     yield begin + next(lines)
     yield from (" " * columns(begin) + line for line in lines)
 
@@ -109,7 +110,7 @@ def _page(command: Any, ctx: Any) -> Iterator[str]:
         if (record := parameter.get_help_record(ctx)) is not None
     ]
     for kind, title in (("argument", "Arguments:"), ("option", "Options:")):
-        rows = [(name, _described(text)) for each, (name, text) in parameters if each == kind]
+        rows = [(_named(kind, name), _described(text)) for each, (name, text) in parameters if each == kind]
         yield from _section(title, rows)
     commands = [
         (name, translated(next(iter(paragraphs(each.help)), "")))
@@ -125,6 +126,18 @@ def _page(command: Any, ctx: Any) -> Iterator[str]:
 
 def paragraphs(text: str | None) -> list[str]:
     return [" ".join(part.split()) for part in (text or "").split("\n\n") if part.strip()]
+
+
+#: What a value is, by Typer's names: Python's types.
+_VALUES = {"str": "TEXT", "path": "PATH", "Path": "PATH", "int": "N", "float": "NUMBER"}
+_VALUE = re.compile(r"<(?:list\[)?(?P<type>[^\]>]+?)(?: range)?\]?>")
+
+
+def _named(kind: str, name: str) -> str:
+    """`--node TEXT` of an option `--node <str>`, `FOLDER` of an argument `folder <path>`."""
+    if kind == "argument":
+        return name.partition(" ")[0].upper()
+    return _VALUE.sub(lambda found: _VALUES.get(found["type"], found["type"]), name)
 
 
 def _first_sentence(text: str) -> str:
@@ -194,6 +207,8 @@ def _problem(error: Any) -> "Said":
 
     parameter = getattr(error, "param", None)
     name = getattr(error, "param_hint", None) or (parameter.get_error_hint() if parameter else "")
+    if getattr(parameter, "param_type_name", "") == "argument":
+        name = name.upper()
     match type(error).__name__:
         case "MissingParameter" if name:
             return _missing(error, name, parameter)

@@ -38,7 +38,7 @@ def install(
     yes: bool = _YES,
     json: bool = AS_JSON,
 ) -> None:
-    """Install prolog, epilog and health check; shows the changes first. The site's own keep running."""
+    """Install prolog, epilog and health check; shows the changes first. The site's own hooks keep running."""
     from healer.commands.hook_install import installation
 
     if url:

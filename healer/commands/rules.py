@@ -84,7 +84,7 @@ def try_change(
 
 def proof(
     replay: str = typer.Option(..., "--from-replay", help="The ID of the rehearsal."),
-    rule: list[str] = typer.Option(..., "--rule", help="A rule that it changes; may be given again."),
+    rule: list[str] = typer.Option(..., "--rule", help="A rule that it changes; repeat for more."),
     reason: str = REASON,
     json: _Json = False,
 ) -> None:
@@ -97,7 +97,7 @@ def proof(
 
 def propose(
     recordings: list[Path] = typer.Option(
-        ..., "--from", help="A recording, or a folder of them; repeatable."
+        ..., "--from", help="A recording, or a folder of them; repeat for more."
     ),
     output: Path = typer.Option(Path("rules-proposed"), help="The folder to write; it must not exist."),
     rules: _Folder = None,

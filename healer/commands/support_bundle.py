@@ -26,7 +26,7 @@ def support_bundle(
     incidents: int = typer.Option(
         20, "--incidents", min=0, max=500, help="How many of the newest incidents."
     ),
-    as_json: bool = typer.Option(False, "--json", help="One JSON document."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Collect versions, settings, checks, logs, rules, counts, metrics and incidents, without secrets."""
     settings = load_executor()

@@ -18,12 +18,12 @@ def register(app: typer.Typer) -> None:
 
 def who(
     groups: Annotated[
-        list[str] | None, typer.Option("--group", help="A group that the provider names; may be repeated.")
+        list[str] | None, typer.Option("--group", help="A group, by the provider's name; repeat for more.")
     ] = None,
     *,
     subject: Annotated[str, typer.Option("--subject", help="The person's `sub` at the provider.")] = "",
     rules: Annotated[
-        Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")
+        Path | None, typer.Option("--rules", help="The folder. Default: HEALER_RULES_DIR.")
     ] = None,
     json: bool = AS_JSON,
 ) -> None:

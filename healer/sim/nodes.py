@@ -188,12 +188,12 @@ class SimNodes:
     def job_stacks(self, node: str, job: str) -> JobStacks:
         with self._lock:
             seen = self._reached(node).jobs.get(job)
-        return seen[1] if seen else JobStacks(processes=0, text=say("nodes.sim_no_python", job=job))
+        return seen[1] if seen else JobStacks(processes=0, text=say("nodes.node_no_python", job=job))
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:
         with self._lock:
             seen = self._reached(node).jobs.get(job)
-        return seen[0] if seen else JobOnNode(processes=0, text=say("nodes.sim_no_process", job=job))
+        return seen[0] if seen else JobOnNode(processes=0, text=say("nodes.node_no_process", job=job))
 
     # --- control ---
 

@@ -12,6 +12,7 @@ from healer.text.said import (
     Said,
     capital,
     from_stored,
+    is_worded,
     joined,
     no_words,
     quoted,

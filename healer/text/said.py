@@ -88,6 +88,11 @@ def unworded(key: str, args: Mapping[str, Any]) -> str:
     return f"{key}({', '.join(f'{name}={value}' for name, value in args.items())})"
 
 
+def is_worded(sentence: Said) -> bool:
+    """Whether the catalogue has this key with these arguments: what another program says may lack either."""
+    return worded(wording(ENGLISH, sentence.key, sentence.args.get("count")), sentence.args) is not None
+
+
 def quoted(text: str) -> Said:
     """The words of others, or of a rule: no sentence of healer's own."""
     if isinstance(text, Said):

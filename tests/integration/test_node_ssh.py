@@ -137,7 +137,7 @@ def test_a_name_that_is_none_never_reaches_ssh(site: SshSite, name: str) -> None
 def test_a_service_that_is_not_on_the_list_is_refused_by_the_node(site: SshSite) -> None:
     node = site.node("gpu0001")
     error = refusal(lambda: site.exec().restart_service("gpu0001", "sshd"))
-    assert "no service that healer may touch" in str(error) and "/etc/healer-node.conf" in str(error)
+    assert "healer may not control the service" in str(error) and "/etc/healer-node.conf" in str(error)
     assert node.programs.log()[-1]["event"] == "refused"
 
 
@@ -262,7 +262,7 @@ def test_tests_that_were_cut_short_begin_again_under_their_key(site: SshSite) ->
     for pid in [*keepers, *node.programs.pids("dcgmi")]:
         os.kill(pid, signal.SIGKILL)
     node.programs.ended("diagnose-show", "k")
-    assert "cut short" in str(refusal(lambda: nodes.diagnosis("gpu0001", "k")))
+    assert "interrupted" in str(refusal(lambda: nodes.diagnosis("gpu0001", "k")))
     nodes.start_diagnosis("gpu0001", "k")
     assert nodes.diagnosis("gpu0001", "k") is None
 

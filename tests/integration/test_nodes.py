@@ -296,9 +296,9 @@ def test_job_stack_location_and_recorder_dumps_are_returned(bench: Bench) -> Non
 
 
 def test_a_job_that_is_not_on_the_node(bench: Bench) -> None:
-    assert bench.nodes.job_stacks(NODE, "9").text == "no Python process of job 9 is here"
+    assert bench.nodes.job_stacks(NODE, "9").text == "job 9 has no Python process on this node"
     seen = bench.nodes.job_on_node(NODE, "9")
-    assert (seen.processes, seen.dumps, seen.text) == (0, (), "no process of job 9 is here")
+    assert (seen.processes, seen.dumps, seen.text) == (0, (), "job 9 has no process on this node")
 
 
 # --- the reset of a GPU ------------------------------------------------------------------------------------

@@ -24,13 +24,14 @@ from healer.model import (
     Stack,
 )
 from healer.ports.node_exec import NodeError, NodeUnavailable
-from healer.text import NO_WORDS, Said, joined, quoted, say, unstopped
+from healer.text import NO_WORDS, Said, is_worded, joined, quoted, say, unstopped
 
 #: The time-outs of reads and effects, above healer-node's own limits.
 READ_S, EFFECT_S = 7.5, 4.0
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _OPENING = re.compile(r"[a-z0-9]{8,160}")
 _JOB = re.compile(r"[1-9][0-9]{0,9}")
+_SENTENCE = re.compile(r"[a-z0-9_]{1,40}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
 #: Error codes of healer-node with a remedy, which is appended to the node's message (`nodes.remedy_…`).
@@ -130,7 +131,7 @@ class NodeVerbs:
         if answer.get("ok") is True:
             return answer
         code = str(answer.get("code", ""))
-        text = quoted(str(answer.get("text", ""))) or say("nodes.gave_no_reason")
+        text = said_by_node(answer) or say("nodes.gave_no_reason")
         if code == "unknown-key":
             raise NodeError(say("nodes.never_asked", node=node, key=words[1]))
         if code == "busy":
@@ -141,6 +142,21 @@ class NodeVerbs:
         if code not in _REMEDIES:
             raise NodeError(refused)
         raise NodeError(joined([refused, say(f"nodes.remedy_{code}")], "space"))
+
+
+def said_by_node(answer: Mapping[str, Any]) -> Said:
+    """The node's sentence: by key where this version has it with those arguments, else the text beside it."""
+    match answer.get("said"):
+        case {"key": str(key), "args": {**args}} if _SENTENCE.fullmatch(key):
+            given = {
+                name: part[:_TEXT_MAX] if isinstance(part, str) else part
+                for name, part in args.items()
+                if isinstance(name, str) and isinstance(part, str | int | float)
+            }
+            sentence = say(f"nodes.node_{key}", **given)
+            if is_worded(sentence):
+                return sentence
+    return quoted(str(answer.get("text") or "")[:_TEXT_MAX])
 
 
 def _number(job: str) -> str:
@@ -285,9 +301,9 @@ def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis 
     if state == "running":
         return None
     if state == "failed":
-        raise NodeError(say("nodes.tests_not_run", node=node, text=quoted(str(answer.get("text", "")))))
+        raise NodeError(say("nodes.tests_not_run", node=node, text=said_by_node(answer)))
     if state != "finished":
-        text = quoted(str(answer.get("text", state)))
+        text = said_by_node(answer) or quoted(str(state))
         raise NodeError(say("nodes.tests_no_result", key=key, node=node, text=text))
     output = answer.get("output")
     if not isinstance(output, dict):
@@ -298,11 +314,11 @@ def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis 
 
 def read_reset(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis | None:
     """None while it runs. A daemon that did not start again counts as a failed reset."""
-    state, text = answer.get("state"), str(answer.get("text", ""))[:_TEXT_MAX]
+    state, text = answer.get("state"), said_by_node(answer)
     if state == "running":
         return None
     if state != "finished":
-        why = quoted(text or str(state))
+        why = text or quoted(str(state))
         raise NodeError(say("nodes.reset_no_result", key=key, node=node, text=why))
     idle = [str(name) for name in answer.get("not_started") or ()]
     if idle:
@@ -320,7 +336,7 @@ def read_bundle(node: str, key: str, answer: Mapping[str, Any]) -> Bundle | None
     if state == "running":
         return None
     if state != "finished":
-        text = quoted(str(answer.get("text") or state))
+        text = said_by_node(answer) or quoted(str(state))
         raise NodeError(say("nodes.collect_no_result", key=key, node=node, text=text))
     digest = str(answer.get("sha256", ""))
     if not isinstance(size, int) or not 0 < size <= BUNDLE_MOST_BYTES or not _SHA256.fullmatch(digest):
@@ -329,9 +345,10 @@ def read_bundle(node: str, key: str, answer: Mapping[str, Any]) -> Bundle | None
     return Bundle(size_bytes=size, sha256=digest, parts=tuple(map(_part_line, parts)))
 
 
-def _part_line(part: Mapping[str, Any]) -> str:
-    lines = f"{part.get('name', '?')}: {part.get('lines', 0)} lines"
-    return f"{lines}, {str(part['text'])[:_TEXT_MAX]}" if part.get("text") else lines
+def _part_line(part: Mapping[str, Any]) -> Said:
+    name, count, text = str(part.get("name", "?")), part.get("lines"), said_by_node(part)
+    lines = say("words.count_line", count=count if isinstance(count, int) else 0)
+    return say("words.labelled", label=name, text=joined(filter(None, (lines, text)), "comma"))
 
 
 def read_job_stacks(node: str, answer: Mapping[str, Any]) -> JobStacks:
@@ -345,9 +362,7 @@ def read_job_stacks(node: str, answer: Mapping[str, Any]) -> JobStacks:
             )
             for stack in answer["stacks"]
         )
-        return JobStacks(
-            processes=len(answer["processes"]), stacks=stacks, text=quoted(str(answer["text"])[:_TEXT_MAX])
-        )
+        return JobStacks(processes=len(answer["processes"]), stacks=stacks, text=said_by_node(answer))
     except (KeyError, TypeError, ValueError) as error:
         raise NodeError(say("nodes.stacks_unread", node=node, error=str(error))) from error
 
@@ -371,7 +386,7 @@ def read_job_on_node(node: str, answer: Mapping[str, Any]) -> JobOnNode:
             )
             for dump in answer["dumps"]
         )
-        text = quoted(str(answer["text"])[:_TEXT_MAX])
+        text = said_by_node(answer)
         return JobOnNode(processes=int(answer["processes"]), gpus=gpus, dumps=dumps, text=text)
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
         raise NodeError(say("nodes.job_unread", node=node, error=str(error))) from error

@@ -226,4 +226,4 @@ def test_a_step_that_was_rolled_back_is_named_in_chinese() -> None:
     with TestClient(Site(sample).app, headers=BROWSER) as client:
         client.cookies.update({"healer_session": "cookie-good", COOKIE: "zh"})
         page = client.get(f"/runs/{name}").text
-    assert '<b class="mono">撤销 drain</b>' in page and '<b class="mono">drain</b>' in page
+    assert '<b class="mono">回滚 drain</b>' in page and '<b class="mono">drain</b>' in page

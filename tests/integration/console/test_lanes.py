@@ -86,7 +86,7 @@ def test_an_incident_shows_in_order_what_happened_when(sample: Sample) -> None:
     assert picture is not None and picture.get("role") == "img"
     assert picture.get("aria-labelledby") == "glance-t glance-d"
     assert "Decided: 2026-11-20 03:12:30 UTC" in words_of(picture.find("desc"))
-    words = words_of(figure.find("details"))
+    words = words_of(figure.find(".//details"))
     assert "job 4711 64 GPU-hours lost since the checkpoint of 20 Nov 02:42 UTC" in words
     assert "job 4711 steps 12340 to 12519, restart count 0" in words
 
@@ -131,7 +131,7 @@ def test_a_job_whose_work_goes_on_has_no_end(sample: Sample) -> None:
     hit = JobHit(job="4711", basis=HitBasis.runs_on, started_at=NOW - timedelta(days=3))
     incident = msgspec.structs.replace(detail.incident, hit=(hit,))
     sample.details[name] = msgspec.structs.replace(detail, incident=incident)
-    words = words_of(figure_of(site, f"/incidents/{name}").find("details"))
+    words = words_of(figure_of(site, f"/incidents/{name}").find(".//details"))
     assert "2026-11-17 03:16:40 UTC lasts job 4711 ran, restart count 0" in words
 
 
@@ -140,9 +140,9 @@ def test_a_node_has_its_year_with_the_list_behind_it(sample: Sample) -> None:
     assert lanes(figure) == [
         "Incidents", "Out of service", "Repairs and returns", "Replaced GPUs", "Versions and boot: none",
     ]  # fmt: skip
-    links = [link.get("href", "") for link in figure.iter("a")]
+    links = [link.get("href", "") for link in figure.iterfind(".//td/a")]
     assert {link.split("/")[1] for link in links} == {"incidents", "runs"}
-    assert "out of service by healer" in words_of(figure.find("details"))
+    assert "out of service by healer" in words_of(figure.find(".//details"))
 
 
 def test_nothing_in_a_chart_is_a_style_or_a_script(sample: Sample) -> None:

@@ -102,9 +102,9 @@ def test_a_site_narrows_verbs_and_services_and_adds_its_own(node: StandIns) -> N
 
 def test_settings_that_others_may_change_are_not_used(node: StandIns) -> None:
     node.conf.chmod(0o666)
-    assert "can be changed by others" in node.refused("identify", code="bad-config")
+    assert "can be changed by users other than root" in node.refused("identify", code="bad-config")
     node.configure(NONSENSE="1")
-    assert "no setting" in node.refused("identify", code="bad-config")
+    assert "not a setting" in node.refused("identify", code="bad-config")
 
 
 def test_what_cannot_be_written_down_is_not_done(node: StandIns) -> None:
@@ -389,7 +389,7 @@ def test_tests_that_a_kill_cut_short_are_lost_and_begin_again(node: StandIns) ->
     for pid in keepers(node) | node.pids("dcgmi"):
         os.kill(pid, signal.SIGKILL)
     answer = node.ended("diagnose-show", "k")
-    assert (answer["state"], answer["text"]) == ("lost", "it was cut short: its process was killed")
+    assert (answer["state"], answer["text"]) == ("lost", "interrupted: its process was killed")
     assert node.ask("diagnose-start", "k", "1")["started"] is True
     node.finish()
     assert node.ended("diagnose-show", "k")["attempt"] == 2
@@ -426,7 +426,7 @@ def test_a_boot_ends_tests_and_nothing_is_made_of_them(node: StandIns) -> None:
     text = record.read_text().replace('"finished"', '"running"')
     now = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     record.write_text(text.replace(now, "00000000-0000-0000-0000-000000000000"))
-    assert node.ask("diagnose-show", "k")["text"] == "it was cut short: the node has booted since"
+    assert node.ask("diagnose-show", "k")["text"] == "interrupted: the node rebooted"
 
 
 def test_only_the_latest_records_are_kept(node: StandIns) -> None:
@@ -516,7 +516,7 @@ def test_whose_open_files_cannot_be_read_is_named_and_no_gpu_is_reset(node: Stan
         assert [(one["pid"], one["command"]) for one in answer["unread"]] == [(1, "tini")]
         node.refused("gpu-reset", "k", "0000:11:00.0", code="held")
     text = node.refused("gpu-reset", "k", "0000:11:00.0", code="failed")
-    assert "root may not read what tini (1) has open" in text
+    assert "root may not read the open files of tini (1)" in text
     node.configure(PROC=str(node.world / "nothing"))
     node.refused("gpu-reset", "k", "all", code="failed")
     assert not [words for words in node.asked("nvidia-smi") if "reset" in words]
@@ -601,7 +601,7 @@ def test_a_part_that_fails_leaves_the_others(node: StandIns) -> None:
     (node.bin / "dmesg").unlink()
     node.ask("collect", "k")
     parts = node.ended("collect-show", "k")["parts"]
-    assert "not installed" in parts[0]["text"] and "ended with 3" in parts[2]["text"]
+    assert "not installed" in parts[0]["text"] and "exited with 3" in parts[2]["text"]
     assert "text" not in parts[1]
 
 
@@ -679,7 +679,7 @@ def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "says"),
-    [("hang", "did not end within"), ("fail", "py-spy ended with 3"), ("flood", "printed more than")],
+    [("hang", "did not end within"), ("fail", "py-spy exited with 3"), ("flood", "printed more than")],
 )
 def test_failing_py_spy_is_reported(node: StandIns, mode: str, says: str) -> None:
     node.configure(PY_SPY_S="0.3" if mode == "hang" else "30")
@@ -694,7 +694,7 @@ def test_missing_py_spy_and_unknown_job_are_reported(node: StandIns) -> None:
     (node.bin / "py-spy").unlink()
     assert "py-spy is not installed" in node.ask("job-stacks", "4711")["text"]
     answer = node.ask("job-stacks", "9")
-    assert (answer["processes"], answer["text"]) == ([], "no Python process of job 9 is here")
+    assert (answer["processes"], answer["text"]) == ([], "job 9 has no Python process on this node")
 
 
 def test_the_recorders_files_of_this_life_of_the_job_are_carried(node: StandIns) -> None:
@@ -746,11 +746,15 @@ def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
 
 def test_unknown_job_has_no_dumps_and_a_broken_nvidia_smi_is_reported(node: StandIns) -> None:
     answer = node.ask("job-recorder", "4711")
-    assert (answer["dumps"], answer["text"], len(answer["gpus"])) == ([], "no process of job 4711 is here", 2)
+    assert (answer["dumps"], answer["text"], len(answer["gpus"])) == (
+        [],
+        "job 4711 has no process on this node",
+        2,
+    )
     node.process(11, "python3", cgroup=SLURM_V2)
     node.mode("nvidia-smi", "fail")
     answer = node.ask("job-recorder", "4711")
-    assert answer["gpus"] == [] and "nvidia-smi -q ended with 3" in answer["text"]
+    assert answer["gpus"] == [] and "nvidia-smi -q exited with 3" in answer["text"]
 
 
 def test_its_page_names_all_verbs_services_and_settings(program: ModuleType) -> None:

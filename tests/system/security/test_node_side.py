@@ -121,7 +121,7 @@ def test_nothing_of_roots_is_looked_into(node: StandIns) -> None:
         answer = node.ask("job-stacks", "4711")
     assert who.exists() is not ROOT
     assert answer["text"] == (
-        "what runs as root, or with rights of two users, is not looked into" if ROOT else ""
+        "healer reads no process that runs as root or with the rights of two users" if ROOT else ""
     )
 
 
@@ -166,7 +166,7 @@ def nothing_was_done(node: SshNode) -> None:
 )
 def test_a_stolen_ssh_key_alone_asks_for_nothing(site: SshSite, words: str) -> None:
     node = site.node("gpu0001")
-    assert "who has its SSH key alone" in by_thief(site, "gpu0001", words.split())["text"]
+    assert "its SSH key alone permits nothing" in by_thief(site, "gpu0001", words.split())["text"]
     nothing_was_done(node)
 
 
@@ -177,7 +177,7 @@ def test_a_request_that_was_made_is_not_made_again(site: SshSite) -> None:
         command = site.ssh().command("gpu0001", words, 30)
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         assert done.returncode == expected, done.stdout
-    assert "was made before" in json.loads(done.stdout)["text"]
+    assert "was used before" in json.loads(done.stdout)["text"]
     assert node.programs.restarts("gpu0001") == 1
     assert [(entry["event"], entry.get("run")) for entry in node.programs.log()] == [
         ("begins", "run-1"), ("done", "run-1"), ("refused", None)
@@ -214,7 +214,7 @@ FORGED = {
     "other cluster": (lambda site: signed(site, "identify", cluster="beta"), "is for cluster beta"),
     "ended": (lambda site: signed(site, "identify", until=time.time() - 70), "by this node's clock"),
     "of the future": (lambda site: signed(site, "identify", until=time.time() + 400), "by this node's clock"),
-    "a change without a run": (lambda site: signed(site, "service-restart", "slurmd", run=""), "for a run"),
+    "a change without a run": (lambda site: signed(site, "service-restart", "slurmd", run=""), "requires"),
 }
 
 
@@ -230,7 +230,7 @@ def test_a_forged_or_kept_request_is_refused(site: SshSite, name: str) -> None:
 def test_without_the_workers_public_key_a_node_says_what_is_missing(site: SshSite) -> None:
     node = site.node("gpu0001")
     site.signing_key.with_suffix(".pub").unlink()
-    with pytest.raises(NodeError, match=r"so nobody can ask for anything: .* --keys"):
+    with pytest.raises(NodeError, match=r"so this node accepts no request: .* --keys"):
         site.exec().identify("gpu0001")
     nothing_was_done(node)
     unsigned = site.exec(signing_key_file=None)
@@ -241,7 +241,7 @@ def test_without_the_workers_public_key_a_node_says_what_is_missing(site: SshSit
 def test_a_public_key_that_others_may_change_is_not_used(site: SshSite) -> None:
     node = site.node("gpu0001")
     site.signing_key.with_suffix(".pub").chmod(0o666)
-    with pytest.raises(NodeError, match="can be changed by others than root"):
+    with pytest.raises(NodeError, match="can be changed by users other than root"):
         site.exec().identify("gpu0001")
     assert node.programs.asked("nvidia-smi") == []
 

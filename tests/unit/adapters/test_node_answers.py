@@ -1,13 +1,20 @@
 """What DCGM's and nvidia-smi's words mean: a failed test, an answer that is none, a fabric that is up."""
 
+import ast
 import base64
 import gzip
+import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from healer import hooks
 from healer.adapters.nodes import verbs
 from healer.ports.node_exec import NodeError
+from healer.text import in_language
+from tests.support import sayings
 
 ZERO = "00000000-0000-0000-0000-000000000000"
 CLUSTER = "5f3c1a52-9b2e-4c57-8a51-0a6b1c2d3e4f"
@@ -74,6 +81,56 @@ def test_warning_is_reported_and_is_no_failure() -> None:
 def test_no_verdict_is_neither_passed_nor_failed(document: dict[str, Any], words: str) -> None:
     with pytest.raises(NodeError, match=words):
         verbs.read_diagnosis("n1", "k", document)
+
+
+NODE = runpy.run_path(str(Path(hooks.__path__[0]) / "healer-node"), run_name="healer_node")
+
+
+def test_each_sentence_of_the_node_is_in_the_catalogue_with_its_arguments() -> None:
+    kinds = {"s": "", "d": "", "g": ":g"}
+    ours = {
+        key: re.sub(r"%\((\w+)\)([sdg])", lambda part: f"{{{part[1]}{kinds[part[2]]}}}", text)
+        for key, text in NODE["SENTENCES"].items()
+    }
+    known = sayings.entries("en")
+    assert ours == {key: known[f"nodes.node_{key}"].forms[0] for key in ours}
+    assert {f"nodes.node_{key}" for key in ours} == {key for key in known if key.startswith("nodes.node_")}
+
+
+def test_the_node_has_each_sentence_that_it_says() -> None:
+    source = Path(hooks.__path__[0], "healer-node").read_text("utf-8")
+    called = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    keys = {
+        each.value: {keyword.arg for keyword in call.keywords if keyword.arg != "more"}
+        for call in called
+        if isinstance(call.func, ast.Name) and call.func.id in ("Fault", "said")
+        for each in ast.walk(ast.Tuple(call.args, ast.Load()))
+        if isinstance(each, ast.Constant) and each.value in NODE["SENTENCES"]
+    }
+    unused = NODE["SENTENCES"].keys() - keys.keys()
+    assert unused == {"request_late", "request_early", "no_python3"}  # by a variable, and by sh
+    for key, names in keys.items():
+        needed = set(re.findall(r"%\((\w+)\)", NODE["SENTENCES"][key]))
+        assert names == needed or None in names, key
+
+
+def test_a_nodes_sentence_is_in_the_readers_language() -> None:
+    fault = NODE["Fault"]("held", "in_use", processes="train (4711)")
+    sentence = verbs.said_by_node(fault.answer())
+    assert sentence == fault.text == "the GPU is in use by train (4711): nothing was reset"
+    assert in_language(sentence, "zh") == "GPU 正被 train (4711) 使用：未执行复位"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None, "in_use", {"key": "in_use"}, {"key": "in_use", "args": {}}, {"key": "of_later", "args": {}},
+        {"key": "not_ended", "args": {"name": "dcgmi", "limit": "soon"}},
+        {"key": "../words.and", "args": {}}, {"key": "in_use", "args": {"processes": ["train"]}},
+    ],
+)  # fmt: skip
+def test_a_sentence_that_this_version_lacks_is_the_nodes_own_text(said: object) -> None:
+    assert verbs.said_by_node({"text": "as it said", "said": said}) == "as it said"
 
 
 def test_tests_that_run_have_no_result_yet() -> None:

@@ -89,8 +89,8 @@ def test_a_row_says_what_healer_does_and_what_it_waits_for(sample: Sample) -> No
     ("change", "expected"),
     [
         ({"held_by": Guard.slots}, ("held back", "Guard slots.")),
-        ({"known_bad_in_service": True}, ("cannot drain it", "Faulty, and in service.")),
-        ({"owner": "jonas"}, ("leaves the node to its owner", "jonas keeps it drained.")),
+        ({"known_bad_in_service": True}, ("cannot drain it", "Faulty and in service.")),
+        ({"owner": "jonas"}, ("leaves the node to its owner", "Drained by jonas, and stays drained.")),
         ({"settle_until": NOW + timedelta(seconds=2)}, ("gathers what belongs to it", "Decides in 2 s.")),
         ({"state": IncidentState.verifying}, ("watches the node", "")),
         ({"settle_until": NOW, "state": IncidentState.open}, ("no action", "")),

@@ -29,7 +29,7 @@ def test_an_export_is_verified_without_a_database(tmp_path: Path):
 
     whole = healer("audit", "verify", "--file", good)
     assert (whole.returncode, whole.stderr) == (0, "")
-    assert "The chain holds: 5 records." in whole.stdout
+    assert "The chain is intact: 5 records." in whole.stdout
     assert key.key in whole.stdout
 
     broken = healer("audit", "verify", "--file", bad)

@@ -45,7 +45,7 @@ def test_modes_are_found_and_mended(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (missing,) = look_at_files(settings(folder))
     assert missing.state == "note" and missing.text == f"{folder} is missing"
-    assert mended(missing).text == f"mended: {folder} is missing"
+    assert mended(missing).text == f"fixed: {folder} is missing"
     assert folder.stat().st_mode & 0o777 == 0o711
     (folder / "token-key").write_text("0" * 64)
     (folder / "token-key").chmod(0o644)
@@ -93,7 +93,7 @@ def test_what_cannot_be_mended_says_why() -> None:
     found = mended(
         Look(quoted("files"), False, quoted("other users can read x"), quoted("chmod 0600 x"), fails)
     )
-    assert (found.ok, found.text) == (False, "other users can read x; not mended: Operation not permitted")
+    assert (found.ok, found.text) == (False, "other users can read x; not fixed: Operation not permitted")
 
 
 def test_the_command_mends_and_says_so_in_json(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_command_mends_and_says_so_in_json(tmp_path: Path) -> None:
         return next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "files")
 
     assert (doctor()["state"], doctor()["fixable"]) == ("fail", True)
-    assert str(doctor("--fix")["text"]).startswith("mended: other users can write to")
+    assert str(doctor("--fix")["text"]).startswith("fixed: other users can write to")
     assert doctor()["state"] == "ok"
 
 
@@ -156,7 +156,7 @@ def test_nodes_and_rules_are_looked_at(fresh_database: sa.Engine, tmp_path: Path
     where = of(fresh_database, tmp_path)
     (coverage,) = look_at_coverage(where)
     assert (
-        coverage.text == "1 of 2 nodes of pod1 heard in the last minute; not heard: gpu0002 (never enrolled)"
+        coverage.text == "1 of 2 nodes of pod1 reported in the last minute; silent: gpu0002 (never enrolled)"
     )
     clock = named(look_at_clocks(where))["clocks of nodes"]
     assert (clock.ok, clock.text) == (False, "0 of 1 nodes of pod1 within 5 s of healer; not: gpu0001 -7 s")

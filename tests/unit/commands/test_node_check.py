@@ -19,7 +19,7 @@ def test_all_heard_needs_no_word_more() -> None:
     listed = nodes(1250)
     (found,) = coverage("pod1", listed, NOTHING._replace(beats={node.name: LATELY for node in listed}), NOW)
     assert (found.ok, found.state, found.repair) == (True, "ok", "")
-    assert found.text == "1,250 of 1,250 nodes of pod1 heard in the last minute"
+    assert found.text == "1,250 of 1,250 nodes of pod1 reported in the last minute"
 
 
 def test_each_reason_is_said_with_its_nodes_and_is_no_fault() -> None:
@@ -31,8 +31,8 @@ def test_each_reason_is_said_with_its_nodes_and_is_no_fault() -> None:
     )
     (found,) = coverage("pod1", nodes(12, gpu0005=("DOWN", "NOT_RESPONDING")), heard, NOW)
     assert found.ok and found.state == "note" and "healer node-package" in found.repair
-    text, _, whys = found.text.partition("; not heard: ")
-    assert text == "1 of 12 nodes of pod1 heard in the last minute"
+    text, _, whys = found.text.partition("; silent: ")
+    assert text == "1 of 12 nodes of pod1 reported in the last minute"
     assert whys.split("; ") == [
         "gpu0002 (the follower stopped 1 to 5 min ago)",
         "gpu0003 (no follower, but other signals in the last week)",
@@ -47,7 +47,7 @@ def test_hooks_are_looked_for_where_there_are_any() -> None:
     beats = {node.name: LATELY for node in listed}
     heard = Heard(beats=beats, hooks={"gpu0002": LATELY}, anything={}, enrolled=frozenset())
     _, hooks = coverage("pod1", listed, heard, NOW)
-    assert hooks.text == "hooks of 1 of 3 nodes of pod1 in the last hour; none from gpu0001, gpu0003"
+    assert hooks.text == "hooks ran on 1 of 3 nodes of pod1 in the last hour; none on gpu0001, gpu0003"
     assert hooks.ok and hooks.state == "note"
 
 

@@ -84,7 +84,7 @@ def test_a_local_commit_waits_for_no_standby() -> None:
 def test_a_backup_is_of_last_night() -> None:
     assert backup_age(NOW - timedelta(hours=26), NOW).state == "ok"
     old = backup_age(NOW - timedelta(hours=51), NOW)
-    assert (old.ok, old.text) == (False, "the newest was made 2026-11-18 00:00 UTC")
+    assert (old.ok, old.text) == (False, "the newest is from 2026-11-18 00:00 UTC")
     never = backup_age(None, NOW)
     assert (never.ok, never.state) == (True, "note"), "a site may have pgBackRest"
 

@@ -1,9 +1,11 @@
 """The catalogues: `<language>/<file>.po` in this folder, each read once when first needed.
 
 `<room>.po` has sentences by key. `terms.po` (texts of rules, words for states), `help.po` (of `--help`),
-`templates.po` and `scripts.po` (of the console) have English for keys, so English needs none of them.
+`templates.po` and `scripts.po` (of the console) and `system.po` (of the operating system and the YAML reader)
+have English for keys, so English needs none of them.
 """
 
+import re
 from functools import lru_cache
 from gettext import GNUTranslations
 from io import BytesIO
@@ -65,6 +67,20 @@ def term(language: str, text: str) -> str:
         translated = found.gettext(spelling)
         if translated != spelling:
             return text.replace(body, translated, 1)
+    return text
+
+
+#: As Python prints an error of the operating system: `[Errno 2] No such file or directory: '/etc/x'`.
+_SYSTEM = re.compile(r"(?:\[Errno -?\d+\] )?(?P<words>[^:'\[\]]+)(?:: '(?P<path>[^']*)')?")
+
+
+def of_system(language: str, text: str) -> str:
+    """What the operating system or the YAML reader says, in this language; any other text as it is."""
+    found = _SYSTEM.fullmatch(text)
+    for words, path in ((text, None), (found["words"], found["path"]) if found else ("", None)):
+        translated = by_english(language, "system", words)
+        if translated != words:
+            return translated if path is None else f"{path}：{translated}"
     return text
 
 

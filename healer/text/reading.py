@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from healer.text.catalogues import ENGLISH, term, wording
+from healer.text.catalogues import ENGLISH, of_system, term, wording
 from healer.text.language import current
 from healer.text.said import UNSTOPPED, Said, join, quoted, unworded, without_stop, worded
 
@@ -23,9 +23,10 @@ def _text(part: Any, language: str) -> Any:
     elif isinstance(part, Mapping):
         key, args, english = part.get("key", ""), part.get("args", {}), str(part.get("text", ""))
     else:
-        return part
+        return of_system(language, part) if isinstance(part, str) else part
     if not key:
-        return term(language, english)
+        translated = term(language, english)
+        return of_system(language, english) if translated == english else translated
     parts = {name: _parts(value, language) for name, value in args.items()}
     if key == UNSTOPPED:
         return without_stop(parts["text"])

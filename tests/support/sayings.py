@@ -22,7 +22,7 @@ _PART = re.compile(r"\{\}")
 
 
 #: Files whose entries have English for keys.
-BY_ENGLISH = frozenset({"terms", "templates", "scripts", "help"})
+BY_ENGLISH = frozenset({"terms", "templates", "scripts", "help", "system"})
 
 
 class Call(NamedTuple):

@@ -44,6 +44,9 @@ from healer.model.slurm import SLURM, is_ours
 from healer.ports.answers import RunRecord, Standing
 from healer.text import joined, quoted, say, unstopped
 
+#: What a step does, where its name is that.
+_VERBS = frozenset(Verb)
+
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is left for a person. `tone` is ask, warn, bad or plain."""
@@ -274,8 +277,9 @@ def _job(
                     else entry.text
                 )
             elif entry.text or not done:
-                step = entry.step.split(":")[0]
-                done, sentence = joined((step, quoted(entry.event.value)), "space"), entry.text
+                step = entry.step.partition(":")[0]
+                named = say(f"words.verb_{step}") if step in _VERBS else quoted(step)
+                done, sentence = joined((named, quoted(entry.event.value)), "space"), entry.text
     if sentence and owner_note:
         sentence = say("words.stopped", text=unstopped(sentence))  # another sentence follows
     shown = in_slurm.get(job)

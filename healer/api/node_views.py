@@ -213,6 +213,8 @@ def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[
     match out_by:
         case None if not incidents:
             return say("api.node_well", state=state)
+        case None if verdict is Verdict.healthy:
+            return say("api.node_open", state=state, title=incidents[-1].title)
         case None:
             judged = quoted(verdict.value)
             return say("api.node_suspect", state=state, verdict=judged, title=incidents[-1].title)

@@ -33,7 +33,7 @@ _NODES: dict[str, Column] = {
     "NODE": "name",
     "VERDICT": "verdict",
     "SLURM": lambda node: "+".join(node["slurm"].get("state", [])),
-    "JOBS": "may_run_jobs",
+    "NEW JOBS": "may_run_jobs",
     "WHY": lambda node: joined(
         [
             node["why"].rstrip(".。"),

@@ -163,7 +163,7 @@ def _outcome(answer: dict[str, Any]) -> str:
 
 
 def _forecast(plan: dict[str, Any]) -> Said:
-    return say("commands.outcome", outcome=quoted(plan["outcome"]), why=plan["why"])
+    return say("commands.outcome", outcome=say(f"console.outcome_{plan['outcome']}"), why=plan["why"])
 
 
 def _input(text: str) -> tuple[str, str]:
@@ -174,26 +174,34 @@ def _input(text: str) -> tuple[str, str]:
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    print_line(say("commands.of_title", title=plan["playbook"]["title"], text=_forecast(plan)))
+    print_line(say("commands.of_title", title=quoted(plan["playbook"]["title"]), text=_forecast(plan)))
     for step in plan["playbook"]["steps"]:
         lacks, title = plan["not_available"].get(step["id"]), step["title"] or step["id"]
         step_line = say("commands.step_lacks", title=title, why=lacks) if lacks else quoted(title)
         print_line(say("commands.indented", text=step_line))
     if plan["jobs_hit"]:
-        jobs = [f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"]]
+        jobs = [_job(job["id"], job.get("user", "")) for job in plan["jobs_hit"]]
         print_line(say("commands.would_hit", jobs=joined(jobs, "comma")))
     for offer in plan["restarts"]:
         print_line(_offer(offer))
     rows = [
-        (answer["guard"], answer["kind"], answer["used"], answer["limit"], answer["why"])
+        (answer["guard"], answer["kind"], *map(_figure, (answer["used"], answer["limit"])), answer["why"])
         for answer in plan["answers"]
     ]
-    print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
+    print_table(("GUARD", "RESULT", "USED", "LIMIT", "WHY"), rows)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:g}"
+
+
+def _job(job: str, user: str) -> Said:
+    return say("commands.job_of", job=job, user=user) if user else say("commands.job", job=job)
 
 
 def _offer(offer: dict[str, Any]) -> Said:
     """A job that the run would wait for, and the option that restarts it."""
-    job = say("commands.job", job=f"{offer['job']} {offer['user']}".strip())
+    job = _job(offer["job"], offer["user"])
     if not offer["possible"]:
         return say("commands.waits_for", job=job, why=offer["why"])
     return say("commands.may_restart", job=job, given=f"{offer['job']}:{offer['restarts']}")

@@ -108,7 +108,7 @@ def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Cl
     with api.engine.begin() as conn:
         save_incident(conn, incident(1))
     nodes = healer("nodes").stdout.splitlines()
-    assert nodes[0].split() == ["NODE", "VERDICT", "SLURM", "JOBS", "WHY"]
+    assert nodes[0].split() == ["NODE", "VERDICT", "SLURM", "NEW", "JOBS", "WHY"]
     assert nodes[1].startswith("gpu0001") and "isolate" in nodes[1]
     assert [one["name"] for one in json.loads(healer("nodes", "--json").stdout)] == [
         "gpu0001", "gpu0002", "gpu0003", "gpu0004",
@@ -122,7 +122,7 @@ def test_lists_as_tables_and_as_json(healer: Healer, served: tuple[Api, httpx.Cl
 
 def test_a_run_from_plan_to_start(healer: Healer) -> None:
     plan = healer("run", "drain", "--node", "gpu0001", "--dry-run")
-    assert "Drain a node: act" in plan.stdout
+    assert "Drain a node: healer acts" in plan.stdout
     assert healer("runs", "--json").stdout == "[]\n"
     assert healer("run", "drain", "--node", "gpu0001").exit_code == 2
     made = healer("run", "drain", "--node", "gpu0001", "--reason", "fan", "--json")
@@ -163,8 +163,8 @@ def test_restarts_are_offered_by_the_plan_and_named_with_the_run(
     bound = api.slurm.add_job(gpus=2, user="bob", requeue=False)
     api.look()
     plan = healer("run", "empty", "--node", "gpu0001", "--dry-run").stdout
-    assert f"waits for job {jobs[0]} alice; --restart {jobs[0]}:0 restarts it with the run" in plan
-    assert f"waits for job {bound} bob, which cannot be restarted: " in plan
+    assert f"waits for job {jobs[0]} of alice; --restart {jobs[0]}:0 restarts it with the run" in plan
+    assert f"waits for job {bound} of bob, which cannot be restarted: " in plan
     named = ("--restart", jobs[0], "--restart", jobs[1], "--json")
     made = json.loads(healer("run", "empty", "--node", "gpu0001", "--reason", "lies", *named).stdout)
     assert made["input"]["restart"] == dict.fromkeys(jobs, 0)

@@ -83,7 +83,7 @@ def test_who_took_the_incident_on_is_not_asked() -> None:
     site.send_command(CommandKind.acknowledge, incident=site.incident.id)
     wait_days(site, 3)
     assert asked(site) == [] and state_of(site, run)[0] is RunState.running
-    assert site.log(run)[-1].text == "ann took it: no one else is asked"
+    assert site.log(run)[-1].text == "ann took it: healer asks no one else"
 
 
 def test_default_rules_ask_for_no_approval() -> None:

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const SCALE = 2, LEFT = 52, RIGHT = 16, LINE = 20;
-  const PAINT = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "display"];
+  const PAINT = ["fill", "fill-opacity", "opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "font-family", "font-size", "font-weight", "text-anchor", "display"];
 
   // A copy that needs no style sheet: an image knows none of the page's.
   function dressed(svg) {

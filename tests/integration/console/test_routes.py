@@ -326,7 +326,7 @@ def test_a_job_shows_the_errors_of_its_own_programs(client: TestClient) -> None:
     text = client.get("/jobs/pod1/4711", headers=COOKIE).text
     assert "Errors from its own programs" in text and "Xid 45: Channel torn down" in text
     assert re.search(r"1.232</td>", text)
-    assert '<a href="/nodes/pod1/gpu0007">gpu0007</a> and 2 nodes more' in text
+    assert '<a href="/nodes/pod1/gpu0007">gpu0007</a> and 2 more nodes' in text
 
 
 def test_a_node_shows_what_goes_on_there(client: TestClient) -> None:

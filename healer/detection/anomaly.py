@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 #: A sample is an alarm from this score on: about once a week by chance for a feature sampled every minute
 #: (`docs/detection.md` has the figures by kind of series).
 THRESHOLD = 4.0
+#: An alarm lasts until the score falls below this: unusual still, but no evidence that would begin one.
+ENDS_BELOW = 1.0
 
 #: Samples in the windows of level and spread. Each needs eight times as many to learn from; where even the
 #: shortest has not, the level is the sample itself.
@@ -35,11 +37,15 @@ AT_ONCE = 4
 FINEST = 0.05
 #: A constant feature has this share of its level for its spread.
 CONSTANT = 1e-3
+#: Spreads that rounding may move a value. A machine at rest moves little, a frozen sensor not at all.
+ROUNDING = 1e-9
 #: A window speaks where so much of it was measured.
 MEASURED = 0.5
 #: Quantiles of training that bound the usual range. A column is away where a value and so much of the last
 #: window are outside, and has returned once a window and so many samples have passed.
 USUAL_RANGE, AWAY, RETURNS = (0.01, 0.99), 0.5, 4
+#: Fewest and most samples between a rare step and the step that undoes it.
+UNDOES = (6, 600)
 #: No measurement.
 BEYOND = 1e150
 #: What is further away counts as this far, in spreads.
@@ -86,7 +92,7 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
     columns, measured = _columns(np.concatenate([before, new]).T, n)
     some = [slice(first, first + AT_ONCE) for first in range(0, len(columns), AT_ONCE)]
     most = np.max([_evidence(columns[part], measured[part], n).max(axis=0) for part in some], axis=0)
-    return _seconded(np.maximum(most - OF_MANY * np.log10(len(columns)), 0))
+    return _lasting(_seconded(np.maximum(most - OF_MANY * np.log10(len(columns)), 0)))
 
 
 def _seconded(scores: Floats) -> Floats:
@@ -95,6 +101,15 @@ def _seconded(scores: Floats) -> Floats:
     before = np.concatenate([np.zeros(SECONDED - 1), scores])
     last = np.sort(np.lib.stride_tricks.sliding_window_view(before, SECONDED), axis=1)
     return np.maximum(last[:, -2], scores - ALONE)
+
+
+def _lasting(scores: Floats) -> Floats:
+    """At least `THRESHOLD` from where it is reached until the score falls below `ENDS_BELOW`: what stays
+    unusual is one alarm, and its end is part of it."""
+    at = np.arange(len(scores))
+    begun = np.maximum.accumulate(np.where(scores >= THRESHOLD, at, -1))
+    ended = np.maximum.accumulate(np.where(scores < ENDS_BELOW, at, -1))
+    return np.where(begun > ended, np.maximum(scores, THRESHOLD), scores)
 
 
 class Unusual(NamedTuple):
@@ -129,8 +144,11 @@ def unusual(values: ArrayLike) -> list[Unusual]:
 def _evidence(columns: Floats, measured: Bools, n: int) -> Floats:
     """(columns, samples of test) decades by which all ways to look at a column are rarer than usual."""
     found = np.zeros((len(columns), columns.shape[1] - n))
-    since_away = _since_away(columns, n)[:, n:]
-    for way in _ways(columns, measured, n):
+    # The first step after a gap is left out: it took longer than the others.
+    counts = measured & np.concatenate([measured[:, :1], measured[:, :-1]], axis=1)
+    surprise = _surprise(columns, counts, n)
+    since_away = np.minimum(_since_away(columns, n), _since_undone(columns, surprise, n))[:, n:]
+    for way in _ways(columns, measured, surprise, n):
         for side in (way.values, -way.values) if way.both else (way.values,):
             decades = _rarity(side, n, way.width)
             usual = np.maximum(_lately(decades, way.width), COUNTS_FROM)
@@ -149,6 +167,22 @@ def _since_away(x: Floats, n: int) -> NDArray[np.int64]:
     is_away = outside & (_mean(outside.astype(np.float64), WINDOWS[0]) >= AWAY)
     at = np.arange(x.shape[1])
     return at - np.maximum.accumulate(np.where(is_away, at, -x.shape[1]), axis=1)
+
+
+def _since_undone(x: Floats, surprise: Floats, n: int) -> NDArray[np.int64]:
+    """(columns, samples) samples since a step undid an earlier one: both are rare and alike in size, and the
+    column is back where it was."""
+    rare = surprise > _usually_highest(surprise[:, :n])[0][:, None]
+    steps = np.diff(x, axis=1, prepend=x[:, :1])
+    undone = np.full(x.shape, -x.shape[1])
+    for row in range(len(x)):
+        times = np.flatnonzero(rare[row])
+        for at in times:
+            away = times[(times <= at - UNDOES[0]) & (times >= at - UNDOES[1])]
+            left = np.abs([x[row, at] - x[row, away - 1], steps[row, at] + steps[row, away]])
+            if (left.max(axis=0) < abs(steps[row, at]) / 2).any():
+                undone[row, at] = at
+    return np.arange(x.shape[1]) + 1 - np.maximum.accumulate(undone, axis=1)
 
 
 def _table(values: ArrayLike, name: str) -> Floats:
@@ -285,7 +319,7 @@ class _Way(NamedTuple):
     steps: bool = False
 
 
-def _ways(x: Floats, measured: Bools, n: int) -> Iterator[_Way]:
+def _ways(x: Floats, measured: Bools, surprise: Floats, n: int) -> Iterator[_Way]:
     windows = [window for window in WINDOWS if n >= LEARN * window]
     for window in windows or [1]:
         share = _mean(measured.astype(np.float64), window)
@@ -295,8 +329,6 @@ def _ways(x: Floats, measured: Bools, n: int) -> Iterator[_Way]:
         if window > 1:
             spread = np.sqrt(np.maximum(square - level * level, 0))
             yield _Way(_held(np.log(spread + FINEST), speaks), window, both=True, steps=True)
-    # The first step after a gap is left out: it took longer than the others.
-    surprise = _surprise(x, measured & np.concatenate([measured[:, :1], measured[:, :-1]], axis=1), n)
     yield _Way(surprise, 1, steps=True)
     for window in windows[:1]:
         yield _Way(_mean(surprise, window), window, steps=True)
@@ -341,7 +373,7 @@ def _surprise(x: Floats, counts: Bools, n: int) -> Floats:
 
 def _unmoved(x: Floats, measured: Bools) -> Floats:
     """Samples measured since the value last moved."""
-    moved = np.abs(np.diff(x, axis=1, prepend=x[:, :1])) > CONSTANT
+    moved = np.abs(np.diff(x, axis=1, prepend=x[:, :1])) > ROUNDING
     at = np.cumsum(measured, axis=1, dtype=np.float64)
     return at - np.maximum.accumulate(np.where(moved, at, 0), axis=1)
 

@@ -1,13 +1,14 @@
 """The plain score of any machine's metrics: what it finds, what it leaves alone, and what it is given."""
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healer.detection.anomaly import THRESHOLD, score
+from healer.detection.anomaly import ENDS_BELOW, THRESHOLD, score
 
 AT = 1500
 
@@ -199,6 +200,30 @@ def test_a_gap_is_neither_a_still_value_nor_a_step(long: int) -> None:
     assert not len(at[(at >= 1490) & (at < 1500 + long + 100)])
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_machine_that_rests_is_less_unusual_than_a_sensor_that_is_frozen(seed: int) -> None:
+    def resting(noise: float) -> float:
+        random = np.random.default_rng(seed)
+        x = daily(4000, seed)
+        for begin in range(100, 2000, 300):
+            x[begin : begin + 60] = 20 * (1 + noise * random.standard_normal(60))
+        x[3000:3160] = 20 * (1 + noise * random.standard_normal(160))
+        return float(score(*split(x))[1010:1160].max())
+
+    assert resting(1e-4) < resting(0) - 0.2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_an_alarm_lasts_while_it_stays_unusual(seed: int) -> None:
+    x = daily(5000, seed)
+    x[3500:3740] += np.random.default_rng(7 + seed).normal(size=240) * 8
+    scores = score(*split(x))
+    alarms = np.flatnonzero(scores >= THRESHOLD)
+    assert len(alarms)
+    between = [scores[a:b].min() for a, b in pairwise(alarms) if b > a + 1]
+    assert all(lowest < ENDS_BELOW for lowest in between)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_end_of_an_event_is_no_second_one(seed: int) -> None:
     x = 50 + 2 * np.random.default_rng(seed).normal(size=5000)
@@ -206,6 +231,17 @@ def test_the_end_of_an_event_is_no_second_one(seed: int) -> None:
     at = flagged(x)
     assert at[0] <= AT + 1
     assert not len(at[(at >= AT + 590) & (at < AT + 700)])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_level_within_the_usual_range_is_one_alarm_though_it_ends_with_a_step(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(size=5000)
+    x = 50 + 20 * np.sin(2 * np.pi * np.arange(5000) / 288) + 0.3 * noise
+    x[3440:3728] += 9
+    at = flagged(x)
+    assert len(at)
+    assert 1440 <= at[0] < 1445
+    assert at[-1] < 1500, "the step back is no event of its own"
 
 
 def test_the_same_twice() -> None:

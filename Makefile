@@ -86,7 +86,7 @@ bench: ## every benchmark; each prints its figure
 
 scoreboard: ## how good the detectors are; public sets from the folder SCOREBOARD_DATA (docs/detection.md)
 	@tools/setup --dev
-	@.venv/bin/python -m benchmarks.scoreboard
+	@.venv/bin/python -m benchmarks.scoreboard --fleet-days 54
 
 healbench: ## the public benchmark: healer and others on 40 made recordings; plot in build/healbench.svg
 	@tools/setup

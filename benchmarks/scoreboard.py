@@ -1,7 +1,8 @@
 """How good the detectors are: on simulated faults of held-out seeds, and on public data in `SCOREBOARD_DATA`.
 
-    make scoreboard    or    python -m benchmarks.scoreboard [--json] [--runs 10] [--fleets 3] [--seed 9001]
-        [--jobs 100] [--job-days 30] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
+    make scoreboard (with --fleet-days 54)    or
+    python -m benchmarks.scoreboard [--json] [--runs 10] [--fleets 3] [--seed 9001] [--jobs 100]
+        [--job-days 30] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
         [--fleet-seed N] [--keep | --draw]
 
 `--keep` keeps the figures of the fresh seed that `docs/detection.md` shows, in `docs/scoreboard.json`, and

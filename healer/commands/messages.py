@@ -23,7 +23,6 @@ def messages(
         [], help="due, digest, sent, failed, over, folded or listed; repeat for more."
     ),
     channel: str | None = typer.Option(None, help="Only those to this channel."),
-    incident: str | None = typer.Option(None, help="Only those of this incident."),
     cluster: str | None = CLUSTER,
     limit: int = typer.Option(50, min=1, help="Maximum number of rows."),
     json: bool = AS_JSON,
@@ -31,7 +30,7 @@ def messages(
     """List messages and their delivery state, newest first; --state failed shows the dead letters."""
     if context.invoked_subcommand is not None:
         return
-    asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}
+    asked = {"state": state, "channel": channel, "cluster": cluster}
     with Client() as api:
         listed = list(api.items("/messages", limit, **asked))
     print_list(listed, _COLUMNS, json, clusters=True)

@@ -285,5 +285,5 @@ def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), user.uid}:
-        raise EmbeddedError(say("embedded.belongs_somebody_else_remove", folder=str(folder)))
+        raise EmbeddedError(say("embedded.owned_by_other_user", folder=str(folder)))
     return user.meeting_folder(folder)

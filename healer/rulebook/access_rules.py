@@ -21,7 +21,7 @@ def read_access(source: Source, playbooks: Collection[str]) -> AccessRules:
         names.add(grant.name)
         check = at.check
         who = bool(grant.groups or grant.subjects)
-        check("groups", who, say("rulebook.nobody_this_role_by"), say("rulebook.name_groups_or_subjects"))
+        check("groups", who, say("rulebook.no_one_has_role"), say("rulebook.name_groups_or_subjects"))
         check("groups", all(grant.groups), say("rulebook.an_empty_name_no"))
         check("subjects", all(grant.subjects), say("rulebook.an_empty_name_no_subject"))
         check(

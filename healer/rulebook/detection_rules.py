@@ -123,10 +123,10 @@ def as_policy(rule: DetectionRule) -> Rule:
 def _check_name(at: Where, entry: Entry, found: Collection[str], policies: Sequence[Rule]) -> None:
     check_name(at, entry.name)
     if entry.name in found:
-        at.at("name").problem(say("rulebook.rule_stands_in_rules", name=entry.name))
+        at.at("name").problem(say("rulebook.rule_in_rules", name=entry.name))
     for policy in policies:
         if policy.name == entry.name:
-            at.at("name").problem(say("rulebook.rule_stands_in_policies", name=entry.name))
+            at.at("name").problem(say("rulebook.rule_in_policies", name=entry.name))
         elif any(fnmatchcase(entry.name, fault) for fault in policy.faults):
             text = say("rulebook.would_taken_by_rule", name=entry.name, name2=policy.name)
             at.at("name").problem(text, say("rulebook.give_another_name"))

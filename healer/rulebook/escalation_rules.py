@@ -134,7 +134,7 @@ def _check_repeat(at: Where, entry: Repeat, known_faults: Sequence[str], models:
     check_models(at, entry.models, models)
     for rate in entry.rates:
         if max(rate.bursts, rate.lines) < 2:
-            at.wrong("bursts", say("rulebook.at_least_them_or"))
+            at.wrong("bursts", say("rulebook.at_least_one_of"))
         if not 0 < rate.within_h <= _MOST_H:
             at.wrong("within_h", say("rulebook.above_at_most_days_2", most_h=_MOST_H))
     for name, number in (("jobs", entry.jobs), ("users", entry.users), ("nodes", entry.nodes)):
@@ -175,7 +175,7 @@ def read_context(source: Source) -> tuple[ContextRule, ...]:
     found: dict[str, ContextRule] = {}
     for at, entry in source.entries(ContextRule):
         if entry.name in found:
-            at.wrong("name", say("rulebook.stands_twice", name=entry.name))
+            at.wrong("name", say("rulebook.twice", name=entry.name))
         _check(at, entry)
         found[entry.name] = entry
     return tuple(found.values())
@@ -190,7 +190,7 @@ def _check(at: Where, entry: ContextRule) -> None:
     if not bounded and entry.for_min:
         at.wrong("for_min", say("rulebook.lasts_as_long_as", when=entry.when))
     if entry.cause is not None and not entry.is_reported:
-        at.wrong("cause", say("rulebook.what_not_told_none"), say("rulebook.give_severity_too"))
+        at.wrong("cause", say("rulebook.not_given_is_none"), say("rulebook.give_severity_too"))
     if entry.is_reported:
         return
     if passed := _passed_over(entry.faults, entry.but):

@@ -119,7 +119,7 @@ def _check_people(source: Source, found: Notifications) -> None:
             hint = say("rulebook.profile_more_copy_member")
             at.wrong("slack", say("rulebook.no_member_id_like", slack=person.slack), hint)
         if person.slack in seen:
-            at.wrong("slack", say("rulebook.stands_here_twice", slack=person.slack))
+            at.wrong("slack", say("rulebook.twice_here", slack=person.slack))
         if not person.name.strip() or not person.name.isprintable():
             at.wrong("name", say("rulebook.name_that_healer_knows"))
         seen.add(person.slack)

@@ -208,7 +208,7 @@ def read_playbooks(
             continue
         stem = source.name.rpartition("/")[2].removesuffix(".yaml")
         if playbook.name != stem:
-            source.at("name").problem(say("rulebook.playbook_stands_in_file", name=playbook.name))
+            source.at("name").problem(say("rulebook.playbook_in_file", name=playbook.name))
         found[playbook.name] = (source, playbook)
     books = {name: playbook for name, (_, playbook) in found.items()}
     whole: dict[str, Playbook] = {}
@@ -252,7 +252,7 @@ def _check_head(source: Source, playbook: Playbook) -> None:
     seen: set[str] = set()
     for index, step in enumerate(playbook.steps):
         if step.id in seen:
-            source.at("steps", index, "id").problem(say("rulebook.step_stands_here_twice", id=step.id))
+            source.at("steps", index, "id").problem(say("rulebook.step_twice", id=step.id))
         seen.add(step.id)
 
 

@@ -248,5 +248,5 @@ def _gpu_pci(source: Source, data: Any) -> dict[str, tuple[str, ...]]:
                 )
         found[str(model)] = tuple(address for address in normal if address is not None)
         if len(set(found[str(model)])) < len(found[str(model)]):
-            at.problem(say("rulebook.an_address_stands_here", model=model))
+            at.problem(say("rulebook.address_in_file", model=model))
     return found

@@ -290,7 +290,7 @@ class _Folder:
         found: dict[int, T] = {}
         for at, entry in source.entries(kind):
             if code_of(entry) in found:
-                at.at("code").problem(say("rulebook.code_stands_here_twice", code_of=code_of(entry)))
+                at.at("code").problem(say("rulebook.code_twice", code_of=code_of(entry)))
             found[code_of(entry)] = entry
         return found
 
@@ -427,7 +427,7 @@ def _check_playbook_of(
         text = say("rulebook.playbook_for_job_not", name=name)
         alien = ", ".join(fault for fault in faults if fault not in JOB_FAULTS)
         hint = (
-            say("rulebook.not_told_job_as", alien=alien, job_faults=", ".join(sorted(JOB_FAULTS)))
+            say("rulebook.not_given_to_job", alien=alien, job_faults=", ".join(sorted(JOB_FAULTS)))
             if alien
             else ""
         )

@@ -47,7 +47,7 @@ def read_catalogue(*sources: Source) -> Catalogue:
     for at, entry in chain.from_iterable(source.entries(SignalEntry) for source in sources):
         _check(at, entry)
         if entry.name in signals:
-            at.at("name").problem(say("rulebook.signal_stands_here_twice", name=entry.name))
+            at.at("name").problem(say("rulebook.signal_twice", name=entry.name))
         aliases = tuple(Alias(name=alias) if isinstance(alias, str) else alias for alias in entry.aliases)
         own_name = () if entry.derived else (Alias(name=entry.name),)
         for number, alias in enumerate((*own_name, *aliases)):
@@ -209,7 +209,7 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
             continue
         _check_job(at, job)
         if job.name in jobs:
-            at.at("name").problem(say("rulebook.job_stands_here_twice", name=job.name))
+            at.at("name").problem(say("rulebook.job_twice", name=job.name))
         targets = _targets(at.at("targets"), job.targets)
         groups = _groups(at.at("groups"), job.groups)
         count += len(targets) + sum(len(group.targets) for group in groups)

@@ -133,7 +133,7 @@ class Source:
                 continue
             name = getattr(entry, "name", "")
             if unique and name in names:
-                self.problem((index, "name"), say("rulebook.stands_twice", name=name))
+                self.problem((index, "name"), say("rulebook.twice", name=name))
             names.add(name)
             yield self.at(index), entry
 

@@ -176,7 +176,7 @@ def checked(connection: sa.Connection) -> str | None:
     if revision is not None and revision.startswith(RESTORING):
         raise MigrationError(say("setup.restore_into_database_was"))
     if revision is not None and revision not in revisions() and not is_newer(connection, revision):
-        raise MigrationError(say("setup.database_stands_revision_does", revision=revision))
+        raise MigrationError(say("setup.database_at_unknown_revision", revision=revision))
     return revision
 
 

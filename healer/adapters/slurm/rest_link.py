@@ -262,7 +262,7 @@ class RestLink(ReadLink):
                 self._forget(found)
                 found = self.found()
             elif answer.envelope is None:
-                self._judge(answer, say("slurm.rest_no_cluster_told"), "", wrote=False)
+                self._judge(answer, say("slurm.rest_no_cluster_name"), "", wrote=False)
             return self._expected(found)
 
 

@@ -70,7 +70,7 @@ BINS: dict[Colour, tuple[Bin, ...]] = {
         Bin("c-idle", "idle"),
         Bin("c-busy", "busy"),
         Bin("c-planned", say("console.colours_planned_maintenance_powered_down"), "M"),
-        Bin("d-5", say("console.colours_starts_anew"), "R"),
+        Bin("d-5", say("console.colours_restarting"), "R"),
         Bin("c-person", say("console.colours_draining_drained"), "D"),
         Bin("c-bad", say("console.colours_down_silent_invalid"), "X"),
     ),

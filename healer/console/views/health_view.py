@@ -170,9 +170,9 @@ def _processes(state: SelfHealth, now: datetime) -> Iterator[Row]:
             works, text = False, say("console.health_no_detector_leads")
         yield _row(part, works, text, down=True)
     if stored.scrape is not None or "scraper" in stored.leads:
-        text = say("console.health_leads_has_told_nothing_yet")
+        text = say("console.health_active_no_report_yet")
         if stored.scrape:
-            text = say("console.health_told", ago=words.ago(stored.scrape.at, now))
+            text = say("console.health_reported", ago=words.ago(stored.scrape.at, now))
         yield _row("scraper", "scraper" in stored.leads, text, down=True)
 
 
@@ -219,7 +219,7 @@ def _backlog(backlog: Backlog, now: datetime) -> Row:
 def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row]:
     quiet = [f"{row.sender.who} ({row.sender.source})" for row in arrives.senders if row.quiet]
     if not arrives.senders:
-        text = say("console.health_nobody_has_sent_anything_yet")
+        text = say("console.health_no_data_yet")
         yield _plain("senders", say("console.health_none"), text, "/signals")
     else:
         text = say("console.health_none_quiet", sends=words.counted(len(arrives.senders), "sender"))
@@ -233,7 +233,7 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
     if arrives.unknown:
         lately = sum(now - series.last_seen < FRESH for series in arrives.unknown)
         text = say("console.health_last_day_no_rule_can", counted=words.counted(lately, "name"))
-        yield _plain("unknown_series", say("console.health_told_2"), text, "/signals")
+        yield _plain("unknown_series", say("console.health_reported_word"), text, "/signals")
     if (scrape := state.stored.scrape) is not None:
         yield from _scraped(scrape)
 

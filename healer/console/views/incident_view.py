@@ -80,7 +80,7 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
         left.append(
             Left(
                 tone="plain",
-                text=say("console.incident_nobody_has_acknowledged_this_yet"),
+                text=say("console.incident_not_acknowledged"),
                 buttons=acknowledge,
             )
         )
@@ -272,7 +272,7 @@ def _job(
                 continue
             if entry.data.get("verb") == Verb.notify:
                 owner_note = (
-                    say("console.incident_owner_was_told_slurm")
+                    say("console.incident_owner_notified_in_slurm")
                     if entry.event is StepEvent.done
                     else entry.text
                 )

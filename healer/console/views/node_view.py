@@ -180,7 +180,7 @@ def _is_fresh(signal: Signal, value: _Newest, now: datetime) -> bool:
 
 def _cell(signal: Signal | None, value: _Newest | None, now: datetime) -> Cell:
     if signal is None or value is None:
-        return Cell("–", say("console.node_never_told"), is_known=False)
+        return Cell("–", say("console.node_never_reported"), is_known=False)
     text = words.figure(value.value, signal.unit)
     if _is_fresh(signal, value, now):
         return Cell(text)

@@ -187,7 +187,7 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> Shown:
         ended_at, ended = end.at, words.labelled(end.actor, why) if why else end.actor
     else:
         ended_at = pause.until if pause.until is not None and pause.until <= now else None
-        ended = say("console.pauses_time_was_over") if ended_at else say("console.pauses_nobody_told")
+        ended = say("console.pauses_time_was_over") if ended_at else say("console.pauses_not_recorded")
     return Shown(
         scope=pause_scope(pause),
         by=record.actor,
@@ -260,6 +260,6 @@ def _until(now: datetime) -> InputField:
                 )
                 for hours, end in ends
             ),
-            say("console.pauses_somebody_ends"),
+            say("console.pauses_ended_manually"),
         ),
     )

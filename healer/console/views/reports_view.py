@@ -58,25 +58,25 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
         (
             say("console.reports_incidents"),
             words.number(stats.incidents),
-            say("console.reports_them_still_open", n=words.number(stats.open)),
+            say("console.reports_still_open", n=words.number(stats.open)),
         )
     ]
     if stats.gpu_hours_lost is None:
-        lost, rests = say("console.incident_not_known"), say("console.reports_no_job_hit_told_what")
+        lost, rests = say("console.incident_not_known"), say("console.reports_no_loss_reported")
     else:
         lost, rests = _hours(stats.gpu_hours_lost), say("console.reports_by_jobs_hit_each_life")
         if stats.gpu_hours_at_most:
             at_most = _hours(stats.gpu_hours_at_most)
             rests = joined(
-                [rests, say("console.reports_them_most_for_want_durable", at_most=at_most)], "nothing"
+                [rests, say("console.reports_upper_bound_without_checkpoint", at_most=at_most)], "nothing"
             )
     if stats.jobs_unknown:
         unknown = words.counted(stats.jobs_unknown, "more_job")
-        rests = joined([rests, say("console.reports_nobody_knows", counted=unknown)], "nothing")
+        rests = joined([rests, say("console.reports_unknown_for", counted=unknown)], "nothing")
     rows.append((say("console.reports_gpu_hours_lost"), lost, rests))
     rows.append(_saved(stats.saved))
     drained = sum(figures.drained for figures in period.by_rule)
-    false = say("console.reports_those_whose_incident_person_called", counted=words.counted(drained, "drain"))
+    false = say("console.reports_false_alarm_drains", counted=words.counted(drained, "drain"))
     rows.append((say("console.reports_false_drains"), words.number(stats.false_drains), false))
     again = say(
         "console.reports_came_back", relapsed=period.relapsed, counted=words.counted(period.returned, "node")
@@ -86,7 +86,7 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
         (
             say("console.reports_relapses"),
             rate,
-            say("console.reports_had_hardware_fault_again_within", again=again),
+            say("console.reports_fault_again_after_return", again=again),
         )
     )
     return rows
@@ -95,15 +95,13 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
 def _saved(saved: Saved) -> tuple[str, str, str]:
     alone = say("console.reports_restarted_by_healer_alone", counted=words.counted(saved.jobs, "job"))
     if saved.gpu_hours is None or saved.people_s is None:
-        few = say("console.reports_people_took_up_incidents_with", people=saved.people)
+        few = say("console.reports_too_few_to_compare", people=saved.people)
         return (
             say("console.reports_gpu_hours_saved"),
             say("console.incident_not_known"),
             joined([alone, few], "semicolon"),
         )
-    took = say(
-        "console.reports_which_people_took_up_incidents", span=words.span(saved.people_s), people=saved.people
-    )
+    took = say("console.reports_people_response_time", span=words.span(saved.people_s), people=saved.people)
     return (
         say("console.reports_gpu_hours_saved"),
         _hours(saved.gpu_hours),
@@ -250,7 +248,7 @@ def _capacity(strip: Strip) -> list[Said]:
 def _sections(shift: Shown) -> dict[Said, list[str]]:
     """By heading."""
     return {
-        say("console.reports_stands_above_all"): [
+        say("console.reports_banners"): [
             joined([banner.title, banner.text], "space") for banner in shift.strip.banners
         ],
         say("console.reports_waits_for_person"): [

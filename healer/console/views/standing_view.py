@@ -136,7 +136,7 @@ def _pause_banner(pause: Pause, now: datetime) -> Banner:
     until = (
         say("console.standing_until", at=words.utc(pause.until))
         if pause.until
-        else say("console.standing_until_somebody_ends")
+        else say("console.standing_until_ended_manually")
     )
     text = say(
         "console.standing_by_reason",

@@ -116,7 +116,8 @@ def load(
         rules = _load(rules_dir, default_mode, settle_s, overrides or {}, prove)
         if len(_read) >= MOST_READ:
             _read.clear()
-        _read[asked] = rules, prove
+        if _files_digest(rules_dir) == asked[0]:  # else somebody saved a file meanwhile
+            _read[asked] = rules, prove
     return rules
 
 

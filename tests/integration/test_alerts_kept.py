@@ -35,7 +35,9 @@ def inbox(fresh_database: sa.Engine) -> PostgresInbox:
     return PostgresInbox(fresh_database, CLUSTER)
 
 
-def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: sa.Engine) -> None:
+def test_alert_that_fires_for_long_is_read_back_from_the_inbox(
+    inbox: PostgresInbox, fresh_database: sa.Engine
+) -> None:
     first = alert(BEGUN)
     again = repeated_alert(alert(NOW - timedelta(hours=2)))
     inbox.add([first, again, alert(BEGUN, node=2), alert(NOW, node=2, status="resolved")])

@@ -164,7 +164,7 @@ def test_a_state_of_the_vendors_is_kept_as_it_is(bmcs: Bmcs, client: Redfish) ->
     assert client.power(NODE).state == "Standby"
 
 
-def test_which_of_two_systems_is_the_node_is_never_guessed(bmcs: Bmcs, client: Redfish) -> None:
+def test_ambiguous_system_of_a_bmc_is_refused(bmcs: Bmcs, client: Redfish) -> None:
     bmcs.plant(NODE, "two-systems")
     assert "437XR1138R2, HGX_Baseboard_0" in refused(client)
     named = Redfish(bmcs.settings(system="437XR1138R2"))
@@ -207,7 +207,7 @@ def test_a_file_of_authorities_that_is_none_stops_the_start(bmcs: Bmcs, tmp_path
         Redfish(bmcs.settings(ca_file=tmp_path / "none.pem"))
 
 
-def test_one_that_asks_for_time_gets_it(bmcs: Bmcs, client: Redfish) -> None:
+def test_bmc_that_asks_for_a_retry_delay_gets_it(bmcs: Bmcs, client: Redfish) -> None:
     target = client.power(NODE).target
     bmcs.plant(NODE, "later")
     with pytest.raises(BmcUnavailable) as caught:

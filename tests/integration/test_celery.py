@@ -82,7 +82,7 @@ def poke(broker_url: str, *runs: str, cluster: str = "pod1") -> list[Exception]:
     return lost
 
 
-def test_what_is_poked_is_advanced_by_the_worker_of_its_cluster(broker_url: str, worker: Worker) -> None:
+def test_worker_of_the_cluster_advances_poked_runs(broker_url: str, worker: Worker) -> None:
     assert poke(broker_url, "other-cluster", cluster="pod2") == []
     assert poke(broker_url, "run-1", "run-2") == []
     wait_until(lambda: sorted(worker.advanced()) == ["run-1", "run-2"], 20, what="both runs are advanced")

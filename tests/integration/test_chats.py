@@ -389,7 +389,7 @@ def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> 
         ({"DATA": b""}, "broke off", False),
     ],
 )
-def test_what_a_mail_server_refuses(
+def test_refusal_of_the_mail_server_fails_the_delivery_with_its_text(
     says: dict[str, bytes], words: str, refused: bool, papers: Certificates
 ) -> None:
     with serve_mail(papers.server) as server:

@@ -217,7 +217,7 @@ def test_a_claim_knows_the_good_nodes_of_its_cluster(real: PostgresBench) -> Non
         assert claimed(stack, real).references() == [good]
 
 
-def test_what_a_claim_sets_is_what_others_read(bench: Bench) -> None:
+def test_state_set_by_a_claim_is_visible_to_other_readers(bench: Bench) -> None:
     begin(bench, run())
     with ExitStack() as stack:
         claimed(stack, bench).set_state(RunState.stuck, why="no", question="What now?")
@@ -253,7 +253,7 @@ NEXT: dict[str, Callable[[RunClaim], None]] = {
 
 
 @pytest.mark.parametrize("following", NEXT)
-def test_what_was_said_is_stored_once_with_what_is_written_next(bench: Bench, following: str) -> None:
+def test_pending_commands_and_messages_are_stored_with_the_next_write(bench: Bench, following: str) -> None:
     begin(bench, run())
     with bench.ledger.transaction() as tx:
         tx.grant_slot(slot())
@@ -283,7 +283,7 @@ def test_of_a_worker_that_dies_before_it_writes_nothing_was_said(bench: Bench) -
         assert claimed(stack, bench).log() == []
 
 
-def test_what_a_gate_that_failed_should_have_taken_along_goes_with_the_next(bench: Bench) -> None:
+def test_next_write_stores_commands_that_a_failed_gate_left(bench: Bench) -> None:
     begin(bench, run())
 
     def breaks(tx: GateTx) -> None:

@@ -165,7 +165,7 @@ def test_a_repeat_is_not_refused_for_what_its_first_try_made_of_the_incident(des
     assert [one.kind for one in desk.bench.commands()] == [CommandKind.resolve]
 
 
-def test_what_was_merged_is_named_to_the_detector_when_it_is_split(desk: Desk) -> None:
+def test_split_command_names_the_merged_incidents_for_the_detector(desk: Desk) -> None:
     over = {"state": IncidentState.resolved, "closed": START, "closed_why": "part of it"}
     parts = [incident(number, **over, merged_into=incident(1).id) for number in (2, 3)]
     desk.save(incident(1), *parts)

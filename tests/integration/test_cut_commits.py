@@ -132,7 +132,7 @@ def test_a_run_left_so_is_not_taken_up_before_the_standby_has_it(pair: Pair, eng
     assert drained(desk)
 
 
-def test_what_a_cut_commit_left_is_no_answer(pair: Pair, engines: Engines) -> None:
+def test_an_uncertain_commit_is_not_answered_as_done(pair: Pair, engines: Engines) -> None:
     """A repeat finds the rows, and hears nothing before the standby has them."""
     engine = engines()
     signal = Arrival(lines(name(1), LOST, at=START)[0])
@@ -155,7 +155,7 @@ def test_what_a_cut_commit_left_is_no_answer(pair: Pair, engines: Engines) -> No
     assert [each() for each in asks] == [[False], permit, answer]
 
 
-def test_who_waits_to_lead_leads_after_a_failover(pair: Pair, engines: Engines) -> None:
+def test_waiting_detector_leads_after_a_failover(pair: Pair, engines: Engines) -> None:
     url = pair.primary.url(PRIMARY, STANDBY) + "&target_session_attrs=read-write"
     leader, waits = engines(url), engines(url)
     settings = load({"HEALER_DATABASE_URL": pair.primary.url()}, which=lambda _: None)

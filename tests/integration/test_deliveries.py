@@ -300,7 +300,7 @@ def test_dead_letters_are_exposed_as_a_metric(site: Site) -> None:
 # --- digests and repeats ------------------------------------------------------------------------------------
 
 
-def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> None:
+def test_low_urgency_incidents_are_sent_hourly_in_one_message(site: Site) -> None:
     one = site.incident(1, severity=Severity.P2)
     site.incident(2, severity=Severity.P3)
     site.round()
@@ -396,7 +396,7 @@ def test_doctor_reports_each_channel(site: Site) -> None:
     assert checked(night) == (True, "pagerduty: secrets found, nothing sent yet")
 
 
-def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site: Site) -> None:
+def test_refused_message_becomes_a_dead_letter_at_once_unless_it_pages(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
     one = site.incident()
     site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
@@ -491,7 +491,7 @@ def test_after_a_crash_the_message_is_found_and_not_sent_again(site: Site) -> No
     assert (len(site.roots()), len(site.slack())) == (1, 2)
 
 
-def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
+def test_message_accepted_without_an_answer_is_not_sent_twice(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
     site.incident()
     planned(site)

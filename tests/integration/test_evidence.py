@@ -60,7 +60,7 @@ def test_the_same_piece_and_the_same_end_again_are_nothing(book: EvidenceBook) -
     assert (book.stored("e1"), book.content("e1")) == (100, DATA)
 
 
-def test_what_is_not_the_nodes_file_is_dropped(book: EvidenceBook) -> None:
+def test_file_that_differs_from_the_announced_digest_is_dropped(book: EvidenceBook) -> None:
     file = made("e1")
     book.add(file, 0, b"y" * 100)
     with pytest.raises(EvidenceBroken, match="gpu0001 announced"):

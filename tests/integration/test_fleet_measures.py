@@ -63,7 +63,7 @@ def test_a_node_keeps_pace_as_its_slowest_rank_does(fresh_database: sa.Engine) -
     assert {name: round(pace, 1) for name, pace in found.items()} == {"gpu0001": 1.0, "gpu0002": 1.5}
 
 
-def test_what_says_the_same_is_the_same_object_and_looked_up_once_in_a_while() -> None:
+def test_unchanged_measures_stay_one_object_and_are_read_at_intervals() -> None:
     looked: list[int] = []
 
     def look(value: float) -> Mapping[str, float]:

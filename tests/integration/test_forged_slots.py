@@ -218,7 +218,7 @@ def test_forged_runs_alone_come_to_the_cap_and_no_further(cluster: Cluster) -> N
         ("failed", {"verb": "drain", "final": True}),
     ],
 )
-def test_what_a_step_was_granted_and_did_is_not_written_by_the_api(
+def test_the_api_cannot_write_grants_or_results_of_a_step(
     cluster: Cluster, event: str, data: dict[str, Any]
 ) -> None:
     [run] = cluster.start(1)

@@ -128,7 +128,7 @@ def test_a_node_that_the_worker_sees_dead_passes_the_caps_at_once(place: Place, 
     assert place.drained() >= {name(number) for number in VICTIMS}
 
 
-def test_one_that_was_drained_within_the_caps_uses_none_once_it_was_seen(place: Place) -> None:
+def test_confirmed_drain_frees_its_place_under_the_cap(place: Place) -> None:
     """And one that cannot be reached uses its slot."""
     place.nodes.keep_log(name(3), LINE)
     by_api(place)
@@ -220,7 +220,7 @@ def test_a_true_fault_restarts_no_job_of_another_node(place: Place) -> None:
     assert restarts(place, job) == 0
 
 
-def test_what_a_person_asks_for_needs_no_look(place: Place) -> None:
+def test_run_that_a_person_asks_for_needs_no_second_look(place: Place) -> None:
     job = run_job(place)
     doc = {
         "id": "r-person", "cluster": CLUSTER, "playbook": "requeue", "state": "running", "by": "ann",

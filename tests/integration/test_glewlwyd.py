@@ -91,7 +91,7 @@ def test_groups_of_an_ldap_directory_come_by_the_provider(
     assert sorted(arrival.groups) == sorted(ldap_directory.GROUPS)
 
 
-def test_who_signs_out_there_is_signed_out_here_by_its_back_channel(
+def test_sign_out_at_the_provider_ends_the_session_of_healer(
     at: Glewlwyd, client: ProviderClient, fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(fresh_database)

@@ -40,7 +40,7 @@ def seen(number: int, cluster: str = CLUSTER) -> Observation:
     )
 
 
-def test_what_was_stored_comes_back_whole_and_in_order(fresh_database: sa.Engine) -> None:
+def test_stored_observations_come_back_whole_and_in_order(fresh_database: sa.Engine) -> None:
     inbox = PostgresInbox(fresh_database, CLUSTER)
     assert inbox.add([seen(2), seen(1), seen(2), seen(9, cluster="pod2")]) == 3
     assert inbox.add([seen(1), seen(3)]) == 1
@@ -164,7 +164,7 @@ def test_writers_that_meet_store_everything_once(fresh_database: sa.Engine) -> N
 
 
 @pytest.mark.crash
-def test_what_was_answered_survives_the_servers_death(scratch: Path) -> None:
+def test_acknowledged_signals_survive_a_kill_of_the_database(scratch: Path) -> None:
     server = Postgres(scratch / "data")
     server.start()
     engine = sa.create_engine(server.url)

@@ -60,7 +60,7 @@ def waiting(lane: Lane[str], count: int) -> Callable[[], bool]:
     return lambda: len(lane._queue) == count
 
 
-def test_what_comes_while_a_turn_runs_goes_together_in_the_next(
+def test_commands_that_come_during_a_turn_share_the_next_one(
     fresh_database: sa.Engine, pool: ThreadPoolExecutor
 ) -> None:
     work = Slow()
@@ -75,7 +75,7 @@ def test_what_comes_while_a_turn_runs_goes_together_in_the_next(
     assert lane.session == 1
 
 
-def test_what_a_command_wants_alone_gets_a_turn_of_its_own(
+def test_command_that_cannot_share_a_turn_gets_its_own(
     fresh_database: sa.Engine, pool: ThreadPoolExecutor
 ) -> None:
     work = Slow()
@@ -94,7 +94,9 @@ def test_what_a_command_wants_alone_gets_a_turn_of_its_own(
     assert [len(turn) for turn in work.turns] == [1, 2, 1]
 
 
-def test_what_the_database_refuses_fails_alone(fresh_database: sa.Engine, pool: ThreadPoolExecutor) -> None:
+def test_command_that_the_database_refuses_fails_alone(
+    fresh_database: sa.Engine, pool: ThreadPoolExecutor
+) -> None:
     work = Slow()
     lane = Lane[str](fresh_database, work)
     first = pool.submit(lane.do, "0")
@@ -207,7 +209,7 @@ def test_runs_judged_together_see_what_was_granted_before_them(
     assert len(real.decisions()) == MANY
 
 
-def test_one_that_breaks_and_one_that_a_person_ended_keep_no_other_back(
+def test_failed_or_ended_run_does_not_block_the_others_of_its_turn(
     real: PostgresBench, pool: ThreadPoolExecutor
 ) -> None:
     with ExitStack() as stack:

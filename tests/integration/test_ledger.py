@@ -477,7 +477,7 @@ def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench)
     assert facts(bench).actions == tuple(number % 3 != 0 for number in range(2, 12))
 
 
-def test_those_that_wait_for_capacity_are_known_with_their_urgency(bench: Bench) -> None:
+def test_runs_waiting_for_capacity_are_listed_with_their_urgency(bench: Bench) -> None:
     """A run that a cap keeps from its begin, and one that it keeps at a step; not who waits for people."""
     slots, asks, held, shadow = (incident(number) for number in range(1, 5))
     slots = msgspec.structs.replace(slots, held_by=Guard.slots, severity=Severity.P1, jobs_hit=("4711",))

@@ -60,6 +60,6 @@ def test_each_deed_is_found_and_none_reaches_the_machine() -> None:
     assert not [path for path in touched if Path(path).exists()] and Path("/etc/hosts").exists()
 
 
-def test_where_it_may_not_make_namespaces_it_fails_and_says_so() -> None:
+def test_lived_in_run_fails_with_a_message_without_namespaces() -> None:
     status, output = lived_in("true", before=("setpriv", "--bounding-set=-sys_admin"))
     assert status and "lived-in: NOT RUN: " in output

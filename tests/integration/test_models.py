@@ -74,7 +74,9 @@ def test_history_is_dropped_after_two_weeks(features: PostgresFeatures, history:
     assert [row.at for row in features.read("h100", "busy", history[0].at)] == [row.at for row in history[5:]]
 
 
-def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]) -> None:
+def test_sick_intervals_of_each_node_are_read_from_its_incidents(
+    features: PostgresFeatures, history: list[FeatureRow]
+) -> None:
     now = history[-1].at
     hour = timedelta(hours=1)
     episodes = [
@@ -152,7 +154,7 @@ def test_a_class_gets_its_first_model_after_a_day_and_one_each_day(
     assert names(after_restart) == [second], "made again of the same history"
 
 
-def test_where_no_new_model_can_be_made_the_old_one_stays(
+def test_old_model_stays_when_no_new_one_can_be_trained(
     fresh_database: sa.Engine, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = ModelKeeper(fresh_database, CLUSTER)

@@ -66,7 +66,7 @@ def written(exporter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             yield sink
 
 
-def test_what_prometheus_writes_is_of_the_devices(written: Sink) -> None:
+def test_series_of_real_prometheus_are_assigned_to_their_devices(written: Sink) -> None:
     bench = Bench()
     found: dict[str, dict[str, float]] = {}
     taken = 0

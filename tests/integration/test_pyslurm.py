@@ -209,7 +209,9 @@ def test_libslurm_may_end_the_process_that_loads_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_one_sentence(tmp_path: Path, module: str | None, sentence: str) -> None:
+def test_missing_pyslurm_is_reported_in_one_sentence(
+    tmp_path: Path, module: str | None, sentence: str
+) -> None:
     if module is not None:
         (tmp_path / "pyslurm.py").write_text(module)
     # -S: whatever this Python has installed is not there.

@@ -216,7 +216,7 @@ def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -
     assert (totals.gpu_hours_lost, totals.gpu_hours_at_most, totals.jobs_unknown) == (6.5, 2.5, 1)
 
 
-def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_database: sa.Engine) -> None:
+def test_saved_gpu_hours_compare_automatic_restarts_with_manual_ones(fresh_database: sa.Engine) -> None:
     def one(number: int, job: str, gpus: int) -> Incident:
         hit = JobHit(job=job, basis=HitBasis.start, gpus=gpus, restart=1)
         return msgspec.structs.replace(incident(number), jobs_hit=(job,), hit=(hit,))

@@ -90,7 +90,7 @@ def test_a_second_upgrade_takes_back_what_was_granted_by_hand(fresh_database: sa
         assert on_tables(conn, "healer_api")["audit_records"] == {"SELECT", "INSERT"}
 
 
-def test_where_the_owner_may_make_no_roles_the_statements_are_said_and_the_tables_are_made(
+def test_migration_without_the_right_to_make_roles_reports_statements(
     postgres: Postgres, admin: sa.Connection, empty_database: sa.Engine
 ) -> None:
     """As on a managed PostgreSQL; here one role is away for a moment."""

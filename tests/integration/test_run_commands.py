@@ -40,7 +40,7 @@ def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:
     assert desk.audited().count("run.started") == 1
 
 
-def test_what_is_asked_for_at_once_reaches_the_workers_together(fresh_database: sa.Engine) -> None:
+def test_runs_started_together_reach_the_workers_in_one_message(fresh_database: sa.Engine) -> None:
     """While the gate is locked starts come together: their runs leave in one message, after the commit."""
     begun = list[int]()
 
@@ -88,7 +88,7 @@ def test_a_hold_is_a_run_that_waits_for_leave(desk: Desk) -> None:
     assert facts(desk).slots == ()
 
 
-def test_what_names_too_little_or_nothing_known_is_refused(desk: Desk) -> None:
+def test_start_without_a_known_playbook_or_target_is_refused(desk: Desk) -> None:
     with pytest.raises(NotFound):
         desk.people.start(desk.ask("no-such-playbook"))
     with pytest.raises(Invalid):
@@ -322,7 +322,7 @@ def test_a_job_that_is_named_at_the_start_is_restarted_with_the_run(desk: Desk) 
     assert (f"requeue:{job}", "done") in desk.log(started.id)
 
 
-def test_what_cannot_be_restarted_with_it_is_refused_before_anything_begins(desk: Desk) -> None:
+def test_run_with_jobs_it_cannot_restart_is_refused_before_it_begins(desk: Desk) -> None:
     elsewhere = desk.slurm.add_job(required=[name(2)])
     bound = desk.slurm.add_job(required=[name(1)], requeue=False)
     desk.poll()

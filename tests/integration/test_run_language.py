@@ -46,7 +46,7 @@ def events(desk: Desk, step: str) -> list[str]:
     return [event for one, event in desk.log("r1") if one == step]
 
 
-def test_what_is_given_decides_how_long_it_waits_and_whether_it_asks(desk: Desk) -> None:
+def test_inputs_set_the_wait_and_whether_the_run_asks(desk: Desk) -> None:
     started = desk.people.start(burn_in(lasts="1m", ask="false"))
     assert started.input["inputs"] == {"lasts": 60, "ask": False}
     assert desk.work("r1", 50) is RunState.running

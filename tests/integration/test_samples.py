@@ -77,7 +77,7 @@ def store(fresh_database: sa.Engine) -> Iterator[PostgresSamples]:
     made.close()
 
 
-def test_what_was_put_comes_back_whole_and_once(store: PostgresSamples) -> None:
+def test_stored_samples_come_back_whole_and_once(store: PostgresSamples) -> None:
     put = report(7, node="gpu0002")
     store.put([put, report(8)])
     store.put_steps([steps(120)])
@@ -94,7 +94,7 @@ def test_what_was_put_comes_back_whole_and_once(store: PostgresSamples) -> None:
     assert numbers(store.new()[0]) == [9]
 
 
-def test_who_relayed_figures_comes_back_and_what_an_earlier_version_stored_is_unnamed(
+def test_relay_of_stored_samples_is_read_back_or_unnamed(
     store: PostgresSamples, fresh_database: sa.Engine
 ) -> None:
     """An earlier healer writes no sender, also beside this one during an upgrade."""

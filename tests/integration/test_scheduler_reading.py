@@ -92,7 +92,7 @@ def test_a_flat_cluster_has_no_switches(bench: Bench) -> None:
     assert bench.scheduler.topology() == {}
 
 
-def test_what_an_adapter_lacks_is_not_available_and_changes_nothing(bench: Bench) -> None:
+def test_unavailable_calls_raise_not_available_and_change_nothing(bench: Bench) -> None:
     node = bench.free()[0]
     job = running(bench, node)
 

@@ -59,7 +59,7 @@ def test_the_same_name_again_is_refused_and_gone_is_gone(bench: Bench) -> None:
     assert caught.value.code == 2053
 
 
-def test_what_is_no_reservation_is_never_sent(bench: Bench) -> None:
+def test_invalid_reservations_are_never_sent(bench: Bench) -> None:
     node = bench.free()[0]
     for wrong, error in (
         (maintenance(node, name="x y"), SchedulerRefused),

@@ -33,9 +33,7 @@ def rules(*jobs: ScrapeJob) -> ScrapeRules:
     return ScrapeRules(jobs=jobs)
 
 
-def test_what_an_exporter_prints_is_stored_like_what_is_sent(
-    fresh_database: sa.Engine, server: Server
-) -> None:
+def test_scraped_metrics_are_stored_like_pushed_ones(fresh_database: sa.Engine, server: Server) -> None:
     with Pulled(fresh_database, rules(job(server.at))) as pulled:
         wait_until(lambda: pulled.values("gpu0001"), WAIT_S)
         assert pulled.values("gpu0001") == {("load1", Part()): 3.5, ("gpu_temp_c", Part(gpu=2)): 61.0}
@@ -89,7 +87,7 @@ def test_target_without_a_listener_is_unknown_and_recovers(fresh_database: sa.En
         assert len(state_all.targets) == 1
 
 
-def test_what_is_packed_is_unpacked(fresh_database: sa.Engine, server: Server) -> None:
+def test_compressed_scrape_is_unpacked(fresh_database: sa.Engine, server: Server) -> None:
     with Pulled(fresh_database, rules(job(server.at, path="/packed"))) as pulled:
         wait_until(lambda: ("load1", Part()) in pulled.values("gpu0001"), WAIT_S)
 

@@ -112,7 +112,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("printed", PRINTED)
-def test_what_an_installer_printed_becomes_one_sentence(tmp_path: Path, printed: str) -> None:
+def test_each_installer_error_becomes_one_sentence(tmp_path: Path, printed: str) -> None:
     log = tmp_path / "log"
     log.write_text(f"error: {printed}\n")
     done = shell(f"explain 'the packages could not be installed' '{log}'")
@@ -127,7 +127,7 @@ def test_a_home_that_cannot_be_written_keeps_no_cache() -> None:
     assert shell(asked, HOME="/proc/none", XDG_CACHE_HOME="/tmp").stdout == "kept kept\n"
 
 
-def test_what_packages_are_tested_with_is_installed_or_named(tmp_path: Path) -> None:
+def test_tools_for_package_tests_are_installed_or_named(tmp_path: Path) -> None:
     (tmp_path / "mmdebstrap").symlink_to("/bin/true")
     (tmp_path / "man").symlink_to("/bin/true")
     stub = f"PATH={tmp_path}\nmay_install() {{ false; }}\nsetup_packages"

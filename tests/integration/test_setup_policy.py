@@ -36,7 +36,7 @@ def test_nothing_is_left_of_a_stopped_run(tmp_path: Path, number: signal.Signals
     wait_until(lambda: not policy.exists(), what="the policy is gone")
 
 
-def test_what_a_killed_run_left_is_its_own(tmp_path: Path) -> None:
+def test_policy_file_left_by_a_killed_run_is_removed_by_the_next(tmp_path: Path) -> None:
     policy = tmp_path / "policy-rc.d"
     process = subprocess.Popen(script(policy, "sleep 60"), process_group=0)
     wait_until(lambda: policy.exists() and os.access(policy, os.X_OK), what="it installs")

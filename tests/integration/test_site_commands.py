@@ -105,7 +105,7 @@ def test_exit_status_is_reported(bench: Bench, code: int) -> None:
     assert (bench.ended().code, bench.commands.look(KEY).state) == (code, "ended")
 
 
-def test_one_that_does_not_end_is_killed(bench: Bench) -> None:
+def test_command_that_does_not_end_is_killed(bench: Bench) -> None:
     bench.commands.start(KEY, (bench.program(None, "begins"),), 0.2)
     seen = bench.ended()
     assert (seen.state, seen.code, seen.output.strip()) == ("timed_out", None, "begins")
@@ -136,7 +136,7 @@ def test_it_outlives_the_worker_that_started_it(tmp_path: Path) -> None:
     assert bench.ended().code == 0 and len(bench.started()) == 1
 
 
-def test_one_that_was_cut_short_is_known_to_be_and_does_not_begin_again(tmp_path: Path) -> None:
+def test_interrupted_command_is_reported_as_lost_and_not_restarted(tmp_path: Path) -> None:
     bench = Real(tmp_path)
     path = bench.program(0)
     bench.commands.start(KEY, (path,), 30)

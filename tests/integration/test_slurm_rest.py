@@ -83,7 +83,7 @@ def test_it_finds_out_what_it_speaks_to(scheduler: RestScheduler) -> None:
     assert scheduler.cluster_name() == "pod1"
 
 
-def test_what_is_said_to_be_missing_is_missing_and_the_rest_is_there(
+def test_unavailable_calls_match_the_openapi_description_of_slurmrestd(
     small: TrixieSlurm, scheduler: RestScheduler
 ) -> None:
     """The table of addresses by release, held against the real one's own description."""

@@ -44,7 +44,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(one for one in folder.glob("spool/*/*") if one.name != "lock")
 
 
-def test_what_goes_in_comes_out_once_and_in_order(spool: FileSpool, tmp_path: Path) -> None:
+def test_records_come_out_of_the_spool_once_and_in_order(spool: FileSpool, tmp_path: Path) -> None:
     assert not spool.pending and spool.oldest(10, 1000) == []
     for first in range(0, 300, 30):
         spool.append(records(first, 30))
@@ -223,7 +223,7 @@ def test_a_bad_place_costs_what_it_hits_and_is_counted_and_kept(
     assert segments(tmp_path) == []
 
 
-def test_what_a_sender_wrote_into_a_body_is_no_record(tmp_path: Path) -> None:
+def test_record_forged_inside_a_body_is_not_read_from_the_spool(tmp_path: Path) -> None:
     """The head of the record that holds it is destroyed: its content is searched, and believed nowhere."""
     (tmp_path / "forge").mkdir()
     forge = FileSpool(tmp_path / "forge")
@@ -256,7 +256,7 @@ def test_bad_segments_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest
     spool.close()
 
 
-def test_what_is_no_segment_keeps_no_other(tmp_path: Path) -> None:
+def test_entries_that_are_no_segments_do_not_block_the_spool(tmp_path: Path) -> None:
     left_by_a_dead_process_here(tmp_path, 3)
     (segments(tmp_path)[0].parent / "00000000-1").mkdir()
     (tmp_path / "spool" / "00000000000000000001-1").write_text("a file named like a folder")
@@ -274,7 +274,7 @@ def test_what_is_no_segment_keeps_no_other(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before, "no lock is left open"
 
 
-def test_what_another_version_wrote_is_kept_for_it(tmp_path: Path) -> None:
+def test_records_of_another_version_are_kept_for_it(tmp_path: Path) -> None:
     spool = FileSpool(tmp_path / "spool", limit=1000)
     spool.set_aside(records(0, 5, kind=b"q"))
     assert not spool.pending and spool.adopt() == 0
@@ -362,7 +362,7 @@ def left_by_a_dead_process_here(folder: Path, count: int) -> None:
     spool.close()
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_files_of_others_in_the_spool_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "spool" / "lost+found").mkdir(parents=True)
     (tmp_path / "spool" / "note").write_text("of a person")
     left_by_a_dead_process_here(tmp_path, 3)

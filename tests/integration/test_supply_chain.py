@@ -139,7 +139,7 @@ def certificate_of(host: str, folder: Path) -> Path:
     ],
     ids=["no fault", "a fault", "it lacks one of them"],
 )
-def test_where_osv_is_away_pypi_is_asked_and_counts_if_it_has_every_package(
+def test_pypi_replaces_an_unreachable_osv_if_it_has_every_package(
     tmp_path: Path, faulty: str, lacks: str, by: str, said: str
 ) -> None:
     certificate_of("ca", tmp_path)
@@ -163,7 +163,7 @@ def test_without_a_service_pip_audit_reads_the_list_and_it_is_said() -> None:
     assert "advisories of advisories.yaml, as no service answers: 0 found" in done.stdout
 
 
-def test_what_is_locked_and_what_is_allowed_are_both_judged(tmp_path: Path) -> None:
+def test_locked_and_allowed_versions_are_both_checked(tmp_path: Path) -> None:
     listed = tmp_path / "advisories.yaml"
     listed.write_text(
         'jinja2: {below: "99.0", why: "FAULT-1"}\n'  # a direct one: locked, and allowed

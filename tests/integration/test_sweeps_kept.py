@@ -35,7 +35,7 @@ def sweeps(bench: Bench, days: float = 14) -> Sweeps:
         return tx.sweeps(BOOKS, START - timedelta(days=days))
 
 
-def test_what_is_in_sweep_and_what_is_stuck_there(bench: Bench) -> None:
+def test_running_and_stuck_sweeps_count_as_sweeping(bench: Bench) -> None:
     begin(
         bench,
         run("s1", 1, playbook="sweep", alongside=True),

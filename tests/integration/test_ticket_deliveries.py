@@ -101,7 +101,7 @@ def test_a_ticket_is_in_the_language_of_the_site(
     assert f"https://healer.example/incidents/{KEY}" in fields["description"]
 
 
-def test_what_follows_waits_for_the_opening_and_other_tickets_do_not(
+def test_later_stages_wait_for_the_opening_of_their_own_ticket(
     fresh_database: sa.Engine, jira: Jira, clock: SimClock
 ) -> None:
     jira.answers.append((503, {}, {}))

@@ -133,7 +133,7 @@ def test_every_delivery_may_come_twice(name: str, stage: str, desk: Desk) -> Non
     assert text.count("what happened once") == times
 
 
-def test_what_comes_first_opens_it(name: str, desk: Desk) -> None:
+def test_first_message_opens_the_ticket_even_if_it_is_a_later_stage(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
     ref = one.send(later("closed", "replaced, its tests passed"))
     assert desk.open_tickets() == 0

@@ -71,7 +71,7 @@ def trends(fresh_database: sa.Engine) -> Iterator[PostgresTrends]:
     yield PostgresTrends(fresh_database, CLUSTER)
 
 
-def test_what_is_written_is_read_and_written_over(trends: PostgresTrends, fresh_database: sa.Engine) -> None:
+def test_trends_are_read_back_and_overwritten(trends: PostgresTrends, fresh_database: sa.Engine) -> None:
     assert trends.read() == {}
     trends.write({}, START)
     trends.write({"a": b"1", "b": b"\x00\xff"}, START)

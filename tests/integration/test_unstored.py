@@ -92,7 +92,7 @@ def test_client_without_write_permission_is_refused_and_loses_nothing(fresh_data
         other.dispose()
 
 
-def test_values_that_no_table_holds_are_their_own_fault(fresh_database: sa.Engine) -> None:
+def test_value_that_breaks_a_constraint_raises_unstorable(fresh_database: sa.Engine) -> None:
     run(
         fresh_database,
         "ALTER TABLE inbox ADD CONSTRAINT none_of_gpu0001 CHECK (node <> 'gpu0001')",

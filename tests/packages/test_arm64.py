@@ -48,7 +48,7 @@ def test_the_command_runs_and_says_its_machine(root: Path) -> None:
     assert said.startswith(f"healer {FIRST} (commit ") and f"package {FIRST}-1)" in said
 
 
-def test_what_is_compiled_for_the_machine_loads(root: Path) -> None:
+def test_compiled_modules_load_on_arm64(root: Path) -> None:
     assert emulated(root, PYTHON, "-c", f"import {COMPILED}; print('loaded')") == "loaded\n"
 
 

@@ -78,7 +78,7 @@ def test_it_is_installed_and_runs_without_a_network(site: Site) -> None:
     assert token.startswith("heal_")
 
 
-def test_what_has_no_wheel_for_aarch64_is_named(site: Site, tmp_path: Path) -> None:
+def test_packages_without_an_aarch64_wheel_are_named(site: Site, tmp_path: Path) -> None:
     found = {}
     for arch, machine in (("amd64", X86_64), ("arm64", AARCH64)):
         [package] = site.folder.glob(f"healer_*_{arch}.deb")

@@ -72,7 +72,7 @@ def test_a_release_is_one_folder_with_sums_and_signatures_that_hold(clone: Path)
     assert run("sha256sum", "--check", "SHA256SUMS", cwd=made, check=False).returncode == 1
 
 
-def test_what_is_not_committed_is_no_release(clone: Path) -> None:
+def test_release_refuses_uncommitted_changes(clone: Path) -> None:
     changed = clone / "CHANGELOG.md"
     before = changed.read_text()
     changed.write_text(before + "\nunseen\n")

@@ -97,9 +97,7 @@ def test_a_node_s_rpm_runs_and_leaves_what_slurm_may_call(root: str, python: str
         assert machine.execute("/usr/lib/healer/prolog").returncode == 0
 
 
-def test_where_systemd_knows_no_credentials_only_the_unit_of_all_parts_comes(
-    builds: Builds, tmp_path: Path
-) -> None:
+def test_old_systemd_without_credentials_gets_only_the_common_unit(builds: Builds, tmp_path: Path) -> None:
     """EL 8 has systemd 239."""
     listed = subprocess.check_output(["rpm", "-qpl", builds.made("el8", FIRST)], text=True).splitlines()
     units = [path for path in listed if path.startswith("/usr/lib/systemd/system/")]

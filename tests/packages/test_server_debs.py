@@ -131,7 +131,7 @@ def test_an_upgrade_keeps_settings_and_data_and_a_removal_keeps_data(site: Site)
     assert site.machine.run("sh", "-c", "find /etc/systemd -name 'healer*'") == ""
 
 
-def test_what_was_purged_is_there_again_after_another_installation(site: Site) -> None:
+def test_installation_after_a_purge_creates_the_data_again(site: Site) -> None:
     site.install(SECOND)
     site.machine.run("systemctl", "start", "healer.service")
     site.wait_until_ready()

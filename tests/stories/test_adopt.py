@@ -68,7 +68,7 @@ def test_as_shipped_it_is_proposed_and_a_person_starts_it(reason: str) -> None:
         ("Low RealMemory (reported:1 < 100.00% of configured:2)", "slurm"),
     ],
 )
-def test_what_is_not_slurms_own_word_on_a_passing_trouble_is_left_alone(reason: str, user: str) -> None:
+def test_drain_that_slurm_did_not_set_for_a_passing_problem_is_left_alone(reason: str, user: str) -> None:
     site = drained(reason, user, mode=Mode.auto)
     finish(site)
     assert site.scheduler.writes == []

@@ -90,7 +90,7 @@ def test_unlisted_alert_opens_nothing() -> None:
     assert site.incidents == [] and site.runs == []
 
 
-def test_what_ends_is_over_and_what_fires_again_is_new() -> None:
+def test_resolved_alert_closes_its_incident_and_a_new_one_opens_another() -> None:
     site = Site(10)
     site.run_for(5, *say(site, "NodeClockNotSynchronising"))
     site.run_for(5, *say(site, "NodeClockNotSynchronising", status="resolved"))
@@ -330,7 +330,7 @@ def test_of_a_node_what_is_over_is_forgotten_first() -> None:
     assert (min(digests), max(digests)) == (1, 1_001)
 
 
-def test_what_is_over_is_forgotten_before_what_fires() -> None:
+def test_resolved_alerts_are_forgotten_before_firing_ones() -> None:
     alerts, site = Alerts(), Site(1)
     (one,) = say(site, "Many")
     for number in range(ALERTS_MAX):

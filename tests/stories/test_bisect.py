@@ -199,7 +199,7 @@ def test_group_that_slurm_never_accepted_is_resubmitted_after_a_minute() -> None
     assert f"{name(3)} is slow" in done(site, run)
 
 
-def test_who_lets_it_go_on_need_not_name_the_nodes_that_slurm_has_forgotten() -> None:
+def test_retry_needs_no_node_list_after_slurm_has_forgotten_the_job() -> None:
     site, run = ended(8, (3,))
     site.answers = lambda _: ""
     group(site)

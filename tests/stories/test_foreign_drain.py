@@ -78,7 +78,7 @@ def test_an_owner_who_writes_a_new_reason_has_answered() -> None:
     assert len(asked(site)) == 1
 
 
-def test_who_took_the_incident_on_is_not_asked() -> None:
+def test_person_who_acknowledged_the_incident_is_not_reminded() -> None:
     site, run = drained()
     site.send_command(CommandKind.acknowledge, incident=site.incident.id)
     wait_days(site, 3)

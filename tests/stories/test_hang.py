@@ -134,7 +134,7 @@ def other_call(site: Site, job: str) -> None:
         ({"age_s": 7200}, "Its GPUs are idle, for no known reason"),
     ],
 )
-def test_what_is_not_proven_waits_for_a_person(given: dict[str, Any], why: str) -> None:
+def test_requeue_after_an_unconfirmed_hang_waits_for_approval(given: dict[str, Any], why: str) -> None:
     site, job, run = hanging(**given)
     site.run_for(600, step_s=20)
     assert proof(site, run).endswith(why)

@@ -151,7 +151,7 @@ def test_a_job_that_left_the_dead_gpu_behind_may_hang_for_another_reason() -> No
     assert [run.job for run in site.runs if run.playbook == "hang"] == [job]
 
 
-def test_what_is_only_degraded_leaves_the_hang_its_own_incident() -> None:
+def test_degraded_fault_does_not_take_over_the_hang_of_its_job() -> None:
     site = site_in()
     job = hung(site)
     site.find("gpu-hot", node=2, gpu=3)

@@ -122,7 +122,7 @@ def test_without_its_owners_word_a_crashed_job_is_left_alone_and_it_is_said() ->
 
 
 @pytest.mark.parametrize("end", [SimScheduler.complete, SimScheduler.cancel])
-def test_what_ended_well_or_by_its_owners_word_is_never_revived(end: Callable[..., None]) -> None:
+def test_jobs_completed_or_cancelled_by_their_owner_are_not_restarted(end: Callable[..., None]) -> None:
     site, job = crashed(end=end)
     lose(site)
     assert job_of(site, job).restarts == 0
@@ -381,7 +381,7 @@ def by_hand(site: Site, job: str) -> Run:
     return site.ledger.tables.runs[run.id]
 
 
-def test_what_slurm_would_not_restart_for_healer_a_person_may_once_its_owner_allows_it() -> None:
+def test_person_may_restart_a_job_that_slurm_refused_to_requeue() -> None:
     site = site_of()
     job = site.slurm.add_job(nodes=2)
     forbidden = SchedulerRefused("Requested operation is presently disabled", 2037)

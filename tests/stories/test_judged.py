@@ -248,7 +248,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_what_is_said_and_done(case: Case) -> None:
+def test_each_case_gives_its_expected_incidents_and_actions(case: Case) -> None:
     document = played(*case.rows)
     said = [
         Said(

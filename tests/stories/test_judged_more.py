@@ -51,7 +51,7 @@ def test_a_kernel_line_behind_each_prefix(prefix: str) -> None:
         "<11>[ +0.1] ",
     ],
 )
-def test_what_only_looks_like_such_a_prefix(prefix: str) -> None:
+def test_malformed_kernel_prefix_is_not_accepted(prefix: str) -> None:
     assert parse_line(prefix + LOST) is None
 
 
@@ -74,7 +74,7 @@ def test_a_link_error_of_no_table_gets_the_remedy_of_its_word() -> None:
     assert (mild["severity"], mild["remedy"]) == ("P2", ["ticket"])
 
 
-def test_what_a_switch_has_corrected_is_no_fault() -> None:
+def test_errors_that_the_switch_corrected_open_no_incident() -> None:
     line = (
         "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 19084, Correctable, Link 20 AN1 Heartbeat Timeout Error"
     )
@@ -102,7 +102,7 @@ def test_states_of_nodes(words: list[str], expected: tuple[str, ...]) -> None:
     assert state_words(parts) == expected
 
 
-def test_who_signed_a_reason() -> None:
+def test_user_and_time_are_read_from_a_signed_reason() -> None:
     text, user, at = signed_reason("Kill task failed [root@1763607600]")
     assert (text, user, at and at.isoformat()) == ("Kill task failed", "root", "2025-11-20T03:00:00+00:00")
     assert signed_reason("Not responding [slurm@2026-11-20T03:01:00]") == ("Not responding", "slurm", None)
@@ -396,7 +396,7 @@ IGNORED = (
 
 
 @pytest.mark.parametrize("line", IGNORED)
-def test_what_the_vendor_ignores_proposes_no_reset(line: str) -> None:
+def test_errors_that_the_vendor_ignores_propose_no_reset(line: str) -> None:
     document = played(*kernel_story(xid(line)))
     for one in document["incidents"]:
         assert not {"reset_gpu_when_idle", "drain_then_reset"} & set(one["remedy"])

@@ -59,7 +59,7 @@ def test_pitfall_14_a_job_is_kept_off_a_known_bad_node_and_exactly_that_is_taken
     assert site.audited("job.released") == 1
 
 
-def test_what_a_known_bad_node_takes_in_is_hit_too() -> None:
+def test_job_that_starts_on_a_known_bad_node_is_hit_too() -> None:
     site, _ = bad_in_service()
     taken = site.slurm.add_job(required=[BAD])
     site.run_for(10)
@@ -93,7 +93,7 @@ def test_a_take_back_whose_job_began_to_run_meanwhile_is_over_and_blocks_no_late
     assert job_of(site, job).excluded == (OWN,)
 
 
-def test_what_cannot_be_taken_back_while_the_job_runs_is_when_it_waits_again() -> None:
+def test_exclusion_of_a_running_job_is_withdrawn_when_it_is_pending_again() -> None:
     site, job = bad_in_service()
     site.run_for(20)
     site.slurm.resume(NODE)

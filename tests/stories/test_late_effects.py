@@ -95,7 +95,7 @@ def test_a_job_on_other_gpus_of_the_node_does_not_tie_a_loss_to_a_root() -> None
     assert [one["root"]["node"] for one in played(*rows)["incidents"]] == [name(1), name(2)]
 
 
-def test_what_the_vendor_ignores_proposes_nothing_and_ends() -> None:
+def test_incident_that_the_vendor_ignores_proposes_nothing_and_closes() -> None:
     document = played(nodes(), RUNS, kernel(10, 1, LOST_PACKETS), clock(2 * H), clock(26 * H))
     (incident,) = document["incidents"]
     assert (incident["remedy"], incident["nodes"]) == (["none"], {name(1): "watch"})

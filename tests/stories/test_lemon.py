@@ -76,7 +76,7 @@ def test_approved_drain_waits_for_job_end_and_stays_regardless_of_tests() -> Non
     assert "Found: gpu0001 in 14 days: 2 incidents (xid-79 2x)" in ticket.text
 
 
-def test_tests_that_fail_change_nothing_of_that() -> None:
+def test_lemon_stays_out_with_a_ticket_when_its_tests_fail() -> None:
     site = with_past()
     site.nodes.plant(NODE, "slow-gpu-3")
     run = site.ask("lemon", 1)

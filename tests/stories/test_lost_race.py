@@ -123,7 +123,7 @@ class _Away(Written):
         raise SchedulerUnavailable("no answer")
 
 
-def test_without_that_field_the_reason_goes_to_the_comment() -> None:
+def test_reason_goes_to_the_comment_when_slurm_has_no_extra_field() -> None:
     site = faulty(Site(10, scheduler=_NoExtra))
     assert json.loads(site.node(1).comment)["healer"]["rule"] == "gpu-lost"
     site.ask("resume", 1)

@@ -55,7 +55,7 @@ def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     assert any(one.step == "ticket" and one.event is StepEvent.done for one in site.log(run.id))
 
 
-def test_one_that_agreed_is_requeued() -> None:
+def test_job_whose_owner_agreed_is_requeued() -> None:
     site = SlowSite()
     job = site.agreed(required=[NODE])
     site.tick((fatal(site, gpu=0),))
@@ -132,7 +132,7 @@ def test_kernel_report_takes_over_a_measured_incident() -> None:
     assert restarts(site, job) == [0]
 
 
-def test_where_the_kernels_rule_is_only_watched_its_line_joins_and_consent_follows() -> None:
+def test_kernel_line_of_a_shadow_rule_joins_the_measured_incident() -> None:
     given = slow_rules()
     watched = tuple(
         msgspec.structs.replace(one, mode=Mode.shadow) if one.name == "gpu-fatal" else one
@@ -174,7 +174,7 @@ def test_unreported_fault_closes_after_a_day() -> None:
     assert site.incidents[0].closed_why == "no source reports it any more"
 
 
-def test_one_that_is_worked_on_does_not() -> None:
+def test_unreported_fault_stays_open_while_a_run_works_on_it() -> None:
     site = SlowSite()
     site.find("fabric-manager-down")
     site.nodes.plant(NODE, "fabric-down")
@@ -418,7 +418,7 @@ def test_two_jobs_are_requeued_each_at_its_own_checkpoint() -> None:
     assert restarts(site, first, second) == [1, 1]
 
 
-def test_what_a_fatal_fault_has_ended_is_requeued_at_once() -> None:
+def test_job_that_a_fatal_fault_ended_is_requeued_at_once() -> None:
     site = SlowSite()
     on_gpu(site)
     job = site.agreed(required=[NODE])

@@ -187,7 +187,7 @@ def test_a_restart_of_the_detector_forgets_no_outage(restart_s: int) -> None:
     assert site.open_incidents == []
 
 
-def test_what_slurm_still_says_of_a_member_that_is_just_back_is_of_the_outage() -> None:
+def test_late_slurm_state_of_returned_nodes_belongs_to_the_outage() -> None:
     names, lost_s, back_s, reached_s = [name(number) for number in range(1, 13)], 300, 720, 830
     places = {one: "leaf1" if one in names[:4] else "leaf2" for one in names}
 

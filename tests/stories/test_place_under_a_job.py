@@ -190,7 +190,7 @@ def test_a_member_that_is_silent_while_others_only_lost_their_ports(dies: bool) 
     assert story.play(400) == ({name(3)} if dies else set())
 
 
-def test_what_the_first_node_to_return_reports_is_the_outages() -> None:
+def test_report_of_the_first_returning_node_belongs_to_the_outage() -> None:
     losses = {node: Loss(BEGIN_S, 300.0 + 20 * index, silent=True) for index, node in enumerate(LEAF0)}
     losses[name(1)] = losses[name(1)]._replace(line=DISK)
     assert Story(losses, ALL, name(1)).play(600) == set()

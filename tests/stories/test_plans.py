@@ -55,7 +55,7 @@ def until(end: float, line: str, *more: Any) -> dict[str, Any]:
         asks(NONE, P2P),
     ],
 )
-def test_what_may_wait_waits_for_the_end_of_the_job_and_is_then_carried_out(line: str) -> None:
+def test_deferrable_remedy_waits_for_the_end_of_the_job(line: str) -> None:
     """New jobs go on until then: the vendor lets them."""
     document = until(40 * H, line)
     assert done(document) == RESET
@@ -72,7 +72,7 @@ def test_what_may_wait_waits_for_the_end_of_the_job_and_is_then_carried_out(line
         (asks(NONE, AFTER), RESET),
     ],
 )
-def test_where_the_vendor_takes_the_gpu_no_new_job_starts_and_the_running_one_ends(
+def test_node_is_drained_until_its_job_ends_when_the_vendor_retires_the_gpu(
     line: str, acts: tuple[str, ...]
 ) -> None:
     document = until(40 * H, line)
@@ -126,7 +126,7 @@ def test_a_job_that_slurm_shows_after_the_error_is_restarted_too() -> None:
     assert next((one["action"], one["job"]) for one in document["actions"]) == ("requeue", "7")
 
 
-def test_where_the_job_has_not_agreed_its_restart_is_held() -> None:
+def test_restart_of_a_job_without_consent_is_held() -> None:
     document = contained(start_at=START.isoformat())
     assert document["actions"] == []
     assert [(one["action"], one["job"], one["guard"]) for one in document["held"]] == [
@@ -255,7 +255,7 @@ def test_a_reset_that_fails_climbs_to_a_reboot() -> None:
     assert site.node(1).in_service
 
 
-def test_what_neither_mends_stays_out_and_a_person_is_asked() -> None:
+def test_node_that_no_remedy_repairs_stays_out_and_asks_a_person() -> None:
     site = fatal("broken-board")
     (run,) = site.runs
     done = {one.step for one in site.log(run.id) if one.event is StepEvent.done}

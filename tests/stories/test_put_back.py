@@ -56,7 +56,7 @@ def test_without_healer_the_same_job_waits_for_two_minutes() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.suggest, Mode.approve])
-def test_where_a_person_says_yes_first_the_wait_would_be_over_before(mode: Mode) -> None:
+def test_requeued_job_is_not_started_in_suggest_or_approve_mode(mode: Mode) -> None:
     site, _ = works(mode=mode)
     taken_down(site)
     site.run_for(20)

@@ -109,7 +109,7 @@ def test_a_storm_by_figures_and_kernel_lines_opens_it_too() -> None:
     assert breaker(site) is BreakerState.open
 
 
-def test_what_nvidia_smi_denies_is_held_and_its_sender_named() -> None:
+def test_drain_is_held_and_its_sender_named_when_nvidia_smi_disagrees() -> None:
     site = SlowSite()
     site.tick(fatal(site, 1))
     site.pass_time(30)
@@ -143,7 +143,7 @@ def test_a_missing_gpu_is_counted_on_the_node_itself() -> None:
     assert "denies" in of_node(site, 2).doubt
 
 
-def test_what_nvidia_smi_does_not_show_is_neither_agreed_nor_denied() -> None:
+def test_fault_that_nvidia_smi_cannot_show_needs_no_second_look() -> None:
     site = SlowSite()
     site.tick(fatal(site, 1, fault="gpu-ecc-uncorrectable"))
     site.pass_time(30)

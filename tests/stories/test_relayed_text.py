@@ -59,7 +59,7 @@ def test_the_nodes_own_word_acts_as_ever() -> None:
 
 
 @pytest.mark.parametrize("line", [LOST, FATAL])
-def test_what_the_node_says_later_is_news_and_requeues_the_job(line: str) -> None:
+def test_later_report_of_the_node_itself_requeues_the_job(line: str) -> None:
     """Also of the very same line, which another sender would only have repeated."""
     site = Site(32)
     job = site.slurm.add_job(nodes=1)

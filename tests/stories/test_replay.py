@@ -292,7 +292,7 @@ def test_a_signal_of_an_unknown_node_is_rejected_and_the_rest_goes_on() -> None:
     assert [one["root"]["node"] for one in document["incidents"]] == [name(1)]
 
 
-def test_what_the_recording_drained_and_the_replay_did_not_is_the_difference() -> None:
+def test_drains_in_only_recording_or_replay_are_reported_as_differences() -> None:
     ours = {"state": ["IDLE", "DRAIN"], "reason": "healer:gpu-lost inc:12345678 x"}
     document = played(nodes(), nodes(10, gpu0005=ours), kernel(20, 1, LOST), clock(60))
     differences = {one["node"]: (one["recorded"], one["replayed"]) for one in document["differences"]}

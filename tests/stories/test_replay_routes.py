@@ -83,7 +83,7 @@ def test_a_line_without_a_code() -> None:
     assert found("signals/kernel-log", KERNEL | {"entries": [{"line": line}]}) == [("nic-lost", NODE)]
 
 
-def test_what_no_shipper_marks_as_the_kernels_finds_nothing() -> None:
+def test_log_record_that_is_not_marked_as_kernel_finds_nothing() -> None:
     assert found("signals/logs", RECORD | {"_TRANSPORT": "syslog"}) == []
 
 

@@ -74,7 +74,7 @@ def test_a_job_that_ends_by_itself_needs_nothing() -> None:
     assert "nothing to requeue" in site.log(run)[-1].text
 
 
-def test_what_slurm_would_refuse_asks_a_person_at_once() -> None:
+def test_requeue_that_slurm_would_refuse_asks_a_person_at_once() -> None:
     site, job, run = asked(requeue=False)
     site.run_for(5)
     state, question = state_of(site, run)

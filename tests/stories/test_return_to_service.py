@@ -30,7 +30,7 @@ def proven(site: TestSite, *, passes: bool) -> str:
     return run
 
 
-def test_what_passes_is_back_repaired_and_on_probation_for_a_week() -> None:
+def test_node_that_passes_its_tests_returns_with_a_week_of_probation() -> None:
     site, waiting = broken()
     (incident,) = site.open_incidents
     run = proven(site, passes=True)
@@ -112,7 +112,7 @@ def test_a_withdrawn_request_is_tested_and_then_returns_the_node(passes: bool) -
     assert len(site.ledger.tables.runs) == len(runs)
 
 
-def test_what_a_person_has_acknowledged_is_theirs() -> None:
+def test_acknowledged_incident_is_left_to_its_person() -> None:
     site, incident = waiting_for_a_person()
     site.send_command(CommandKind.acknowledge, incident=incident.id)
     site.run_for(600, *site.say(1, ASKS.format(RESET, NONE)), step_s=5)

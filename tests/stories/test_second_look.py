@@ -62,7 +62,7 @@ def test_a_claim_that_the_nodes_log_has_is_its_own_word(site: Site, line: str) -
     assert pages(site) == []
 
 
-def test_many_that_agree_pass_the_caps_and_make_no_sender_suspect(site: Site) -> None:
+def test_confirmed_reports_are_acted_on_beyond_the_caps_without_a_page(site: Site) -> None:
     for number in range(1, 4):
         site.nodes.keep_log(name(number), LOST)
     site.run_for(30, *say(site, 1, 2, 3))
@@ -95,7 +95,7 @@ def test_a_claim_that_the_node_denies_is_held_and_its_sender_named(site: Site, l
     assert len(looks(site)) == 1
 
 
-def test_what_else_its_sender_says_is_held_too_until_the_node_agrees(site: Site) -> None:
+def test_further_reports_of_a_doubted_sender_are_held_until_confirmed(site: Site) -> None:
     site.run_for(10, *say(site, 1))
     site.nodes.keep_log(name(3), LOST)
     site.nodes.mend(name(2))

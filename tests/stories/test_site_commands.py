@@ -258,7 +258,7 @@ def test_the_gate_lets_no_command_that_takes_capacity_run_under_work() -> None:
 @pytest.mark.parametrize(
     "value", ["", "-rf", "a b", "a;id", "$(id)", "a\nb", "../x", "a/../b", "x" * 129, "ü", "`id`", "'"]
 )
-def test_what_is_no_plain_word_never_becomes_an_argument(value: str) -> None:
+def test_value_that_is_no_plain_word_never_becomes_an_argument(value: str) -> None:
     with pytest.raises(MissingValue):
         fill_words(("/site/x", "--port={port}"), {"port": value})
 

@@ -90,7 +90,7 @@ def test_a_sense_that_speaks_of_another_node_does_not_count() -> None:
     assert site.runs == []
 
 
-def test_what_is_known_to_be_over_starts_nothing() -> None:
+def test_cleared_incident_starts_no_run_until_its_finding_returns() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
     site.clear("straggler", gpu=3)

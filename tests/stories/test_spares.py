@@ -137,7 +137,7 @@ def test_the_nearest_that_the_job_can_use(spares: list[SlurmNode], chosen: int |
     assert (found.name if found else None) == (name(chosen) if chosen else None)
 
 
-def test_one_that_came_back_lately_is_the_last_choice_and_the_longest_back_the_first_of_those() -> None:
+def test_recently_returned_spares_are_chosen_last() -> None:
     near, far, farther = spare(12, "leaf1"), spare(13, "leaf2"), spare(14, "leaf3")
     until = {near.name: later(days=5), far.name: later(days=2)}
     found = []

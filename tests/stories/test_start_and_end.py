@@ -79,6 +79,6 @@ def test_the_end_of_another_part_closes_nothing(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", PAIRS)
-def test_what_starts_again_is_open_again(by: str) -> None:
+def test_fault_that_starts_again_opens_another_incident(by: str) -> None:
     start, end, _ = PAIRS[by]
     assert closed((60, start), (600, end), (1800, start)) == [True, False]

@@ -138,7 +138,7 @@ def test_a_picture_that_is_old_ends_it() -> None:
     assert site.run_named(run).state is RunState.done
 
 
-def test_one_that_slurm_does_not_start_is_given_up() -> None:
+def test_sweep_that_slurm_does_not_start_is_cancelled() -> None:
     site = TestSite(nodes=2)
     run = site.ask("sweep", 1)
     site.slurm.add_job(required=[NODE], name="first")  # the picture that the gate looks at is older
@@ -243,7 +243,7 @@ def test_repeated_result_is_one_finding() -> None:
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"])
-def test_what_ended_it_from_outside_is_no_verdict(state: str) -> None:
+def test_sweep_ended_from_outside_gives_no_verdict(state: str) -> None:
     site, run = asked()
     (job,) = jobs(site)
     site.slurm.remark(job.id, "healer-test/1; gpus:failed:1")
@@ -294,7 +294,7 @@ def test_nodes_come_in_turn_and_few_at_once() -> None:
     assert swept(site)[5:] == [name(1), name(2)], "the oldest first"
 
 
-def test_what_is_begun_is_on_record_with_its_figures() -> None:
+def test_each_scheduled_sweep_is_recorded_with_its_figures() -> None:
     site = scheduled()
     site.walk()
     begun = [one for one in site.ledger.tables.decisions if one.playbook == "sweep"]
@@ -336,7 +336,7 @@ def test_a_playbook_that_takes_capacity_is_never_scheduled() -> None:
     assert site.runs == []
 
 
-def test_one_that_is_held_when_its_worker_comes_ends_at_once() -> None:
+def test_sweep_that_is_held_at_its_start_ends_at_once() -> None:
     site = scheduled(1)
     site.walk()
     site.pause()

@@ -102,7 +102,7 @@ def test_a_run_that_got_stuck_or_was_called_off_counts_for_nothing(site: NotingS
     assert [one.left for one in site.ledger.facts().trials] == [3]
 
 
-def test_what_was_said_before_and_is_said_again_is_not_new(site: NotingSite) -> None:
+def test_rules_set_back_to_an_earlier_version_need_no_new_trial(site: NotingSite) -> None:
     before = site.rules
     site.look()
     site.change(severity=Severity.P2)

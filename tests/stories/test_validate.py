@@ -283,7 +283,7 @@ def test_a_run_that_is_cancelled_amid_the_tests_leaves_nobodys_job_on_the_node()
 # --- what cannot be done here ---
 
 
-def test_what_no_adapter_can_do_asks_a_person_and_the_node_stays_out() -> None:
+def test_validation_without_reservations_asks_a_person_and_keeps_the_node_out() -> None:
     class Old(Written):
         def reserve(self, reservation: Reservation) -> None:
             raise NotAvailable(SlurmCall.reserve, "Slurm 22.05 makes no reservations over REST")

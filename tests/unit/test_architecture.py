@@ -19,7 +19,7 @@ def test_every_room_says_what_it_is_in_one_sentence() -> None:
     assert not [room for room, text in docstrings.items() if not 10 <= len(text) <= 100]
 
 
-def test_rooms_that_import_each_other_have_no_floors() -> None:
+def test_import_cycle_between_packages_is_refused() -> None:
     with pytest.raises(ValueError, match="cycle"):
         floors({"a": {"b"}, "b": {"a"}})
 

@@ -84,7 +84,7 @@ def test_a_line_that_is_no_action_is_named(line: str) -> None:
     ("entrant", "case", "found", "wrong"),
     [("nhc", "lost-gpu-twice", 2, 0), ("first_sign", "cleanup-45", 0, 1), ("nobody", "lost-gpu-idle", 0, 0)],
 )
-def test_entrants_that_are_scripts(entrant: str, case: str, found: int, wrong: int) -> None:
+def test_script_entrants_get_their_known_scores(entrant: str, case: str, found: int, wrong: int) -> None:
     score = run([sys.executable, str(HERE / "entrants" / f"{entrant}.py")], CASES / f"{case}.jsonl")
     assert (score.found, score.wrong_drains) == (found, wrong)
 

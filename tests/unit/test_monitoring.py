@@ -91,7 +91,7 @@ def test_each_dashboard_lets_one_choose_source_and_clusters() -> None:
         assert set(sources) == {"${datasource}"}
 
 
-def test_what_dashboards_and_rules_ask_for_is_a_metric() -> None:
+def test_dashboards_and_alert_rules_query_only_known_metrics() -> None:
     known = described().keys()
     asked = [(query.place, query.text) for query in queries()]
     asked += [(str(rule), rule["expr"]) for path in RULE_FILES for rule in rules(path)]

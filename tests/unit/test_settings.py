@@ -350,7 +350,7 @@ def test_missing_cluster_lists_the_choices(tmp_path: Path, wanted: str | None) -
         ),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_with_its_name(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_settings_table_is_reported_with_its_name(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(SettingsError) as error:
         in_file(tmp_path, text)
     assert said in str(error.value)
@@ -375,7 +375,7 @@ def test_a_public_url_is_an_origin(text: str, origin: str) -> None:
      "https://healer.example?a", "https://healer.example#a", "https://", "https://healer.example:x",
      "https://healer .example", "https://healer.example\\a"],
 )  # fmt: skip
-def test_what_is_no_origin_is_refused(text: str) -> None:
+def test_public_url_that_is_no_origin_is_refused(text: str) -> None:
     with pytest.raises(SettingsError) as refused:
         loaded(HEALER_PUBLIC_URL=text)
     words = "an http or https URL without a path, like https://healer.example"

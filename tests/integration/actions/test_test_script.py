@@ -122,7 +122,7 @@ def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "healer: requeued", "healer-test/2; a:passed:1", "x healer-test/1"])
-def test_what_is_not_ours_is_nothing(text: str) -> None:
+def test_text_of_another_format_gives_no_report(text: str) -> None:
     assert parse_report(text) is None
 
 
@@ -172,13 +172,13 @@ def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
     ("name", "value"),
     [("kernel", "6.1"), ("nvlink_domain", "b"), ("ecc_uncorrected_total", "9"), ("gpu_count", "many")],
 )
-def test_what_the_good_node_does_not_bound_is_not_compared(name: str, value: str) -> None:
+def test_figures_without_a_bound_are_not_compared(name: str, value: str) -> None:
     found = compare({name: value}, GOOD)
     assert (found.worse, found.alike) == ((), ())
     assert compare({name: value}, None) == found
 
 
-def test_what_a_good_node_is_taken_for() -> None:
+def test_only_numeric_measurements_become_the_figures_of_a_good_node() -> None:
     results = {
         "nccl_busbw_gb_per_s": "360.75",
         "gpu_count": "8",

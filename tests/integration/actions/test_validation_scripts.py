@@ -59,7 +59,7 @@ def test_a_gpu_that_is_missing_or_worn_fails(bench: Bench, old: str, new: str, s
 
 
 @pytest.mark.parametrize(("status", "code"), [(9, 1), (15, 1), (2, 77), (255, 77)])
-def test_what_nvidia_smi_ends_with_is_a_verdict_only_where_it_says_one(
+def test_exit_status_of_nvidia_smi_decides_the_result_of_the_gpu_check(
     bench: Bench, status: int, code: int
 ) -> None:
     bench.put("nvidia-smi", f"echo 'No devices'; exit {status}")
@@ -173,7 +173,7 @@ def test_dcgm_runs_the_level_of_the_depth(bench: Bench) -> None:
     assert (bench.folder / "levels").read_text().split() == ["1", "2", "3"]
 
 
-def test_what_hangs_has_failed(bench: Bench) -> None:
+def test_a_test_program_that_hangs_fails_its_check(bench: Bench) -> None:
     bench.put("timeout", "exit 124")
     bench.put("dcgmi", "exit 0")
     bench.put("all_reduce_perf", "exit 0")

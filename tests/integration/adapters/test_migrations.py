@@ -127,7 +127,7 @@ def test_every_migration_can_be_planned(empty_database: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("provided", [False, True])
-def test_who_had_a_token_above_viewer_is_a_person_where_there_is_no_provider(
+def test_token_owners_above_viewer_become_local_people_without_a_provider(
     empty_database: sa.Engine, provided: bool
 ) -> None:
     tokens = [("t1", "admin", "ann"), ("t2", "operator", "ann"), ("t3", "viewer", "vic")]

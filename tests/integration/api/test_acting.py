@@ -232,7 +232,7 @@ def test_without_a_detector_the_answer_is_202(served: Served) -> None:
     assert commands_stored(api) == 1
 
 
-def test_what_was_merged_is_split_by_name_or_all_of_it(served: Served) -> None:
+def test_split_takes_named_parts_or_all_merged_incidents(served: Served) -> None:
     api, client = served
     parts = [incident(n, state=IncidentState.resolved, merged_into=incident(1).id) for n in (2, 3)]
     with api.engine.begin() as conn:

@@ -70,7 +70,7 @@ def test_that_it_goes_on_is_stored_once_an_hour_at_most(served: Served) -> None:
     [({"alerts": []}, 422), ({"version": "3", "alerts": []}, 422), ([], 422), ("text", 422)],
     ids=["no-version", "old", "list", "text"],
 )
-def test_what_would_be_as_wrong_again_is_not_asked_for_again(served: Served, body: Any, status: int) -> None:
+def test_invalid_alert_body_gets_a_status_that_is_not_retried(served: Served, body: Any, status: int) -> None:
     api, client = served
     answer = client.post(ALERTS, json=body, headers=api.headers("signals"))
     assert answer.status_code == status
@@ -90,7 +90,7 @@ def test_a_bound_token_speaks_of_its_own_alone(served: Served) -> None:
     assert len(rows(api)) == 1
 
 
-def test_what_the_sender_left_out_and_what_is_wrong_is_counted(served: Served) -> None:
+def test_truncated_and_rejected_alerts_are_counted_as_losses(served: Served) -> None:
     api, client = served
     body = group("gpu0001", truncatedAlerts=7)
     body["alerts"].append({"status": "firing"})
@@ -235,7 +235,7 @@ def test_metrics_over_the_quota_keep_no_fault_of_the_same_batch_from_being_store
     assert kept == ["alert", "xid"]
 
 
-def test_what_binds_a_token_binds_its_events(served: Served) -> None:
+def test_binding_of_a_token_limits_the_events_it_may_send(served: Served) -> None:
     api, client = served
     own = api.headers("signals", node="gpu0002", cluster=CLUSTER)
     job = api.headers("signals", job="4711", cluster=CLUSTER)
@@ -261,7 +261,7 @@ def test_what_binds_a_token_binds_its_events(served: Served) -> None:
     ],
     ids=["text", "not-json", "list", "no-list", "binary"],
 )
-def test_what_is_no_event_is_refused(
+def test_body_that_is_no_cloudevent_is_refused(
     served: Served, headers: dict[str, str], content: bytes, status: int
 ) -> None:
     api, client = served
@@ -287,7 +287,7 @@ def losses(api: Api, client: httpx.Client) -> dict[tuple[str, str, str], int]:
     return {(one["source"], one["reason"], one["cluster"]): one["count"] for one in items}
 
 
-def test_what_is_rejected_is_in_the_book_of_its_cluster(served: Served) -> None:
+def test_rejected_alerts_and_events_are_counted_for_their_cluster(served: Served) -> None:
     api, client = served
     wrong = group("gpu0001", "gpu0002")
     wrong["alerts"][0]["labels"].pop("alertname")

@@ -135,7 +135,7 @@ def test_the_answer_is_in_the_language_of_the_channel(slack: Slack, run: str) ->
     assert "role" in slack.press("U0VIC", "approve", run, channel={"id": "C0OPS"})
 
 
-def test_what_the_runs_refuse_is_said(slack: Slack, run: str) -> None:
+def test_refused_approval_is_answered_with_its_reason(slack: Slack, run: str) -> None:
     def refuse(name: str, **_: Any) -> None:
         raise Conflict(f"run {name[:4]} is done: there is nothing to approve")
 
@@ -144,7 +144,7 @@ def test_what_the_runs_refuse_is_said(slack: Slack, run: str) -> None:
     assert "there is no run" in slack.press("U0ANN", "approve", "0" * 32)
 
 
-def test_what_is_not_slacks_own_is_refused(slack: Slack, run: str) -> None:
+def test_request_without_a_valid_slack_signature_is_refused(slack: Slack, run: str) -> None:
     body = urlencode({"payload": json.dumps({"user": {"id": "U0ANN"}})}).encode()
     assert slack.send(body).status_code == 200
     assert slack.send(body, secret="another").status_code == 401

@@ -90,7 +90,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_what_is_no_request_is_answered_with_a_problem(port: int, what: str) -> None:
+def test_malformed_request_is_answered_with_a_problem(port: int, what: str) -> None:
     with connected(port) as link:
         link.sendall(MALFORMED[what])
         problem = assert_problem(rest(link), 400)
@@ -142,7 +142,7 @@ def test_an_upgrade_is_answered_as_what_it_asks_else(port: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("path", ["/api/v1/signals/kernel-log", "/api/v1/pauses"])
-def test_what_the_stop_cuts_off_is_a_problem(api: Api, path: str) -> None:
+def test_request_cut_off_by_the_stop_is_answered_with_a_problem(api: Api, path: str) -> None:
     head, _ = post(api, 1)
     with serving(api.app) as (server, number), connected(number) as link:
         link.sendall(head.replace(b"/api/v1/signals/kernel-log", path.encode()))

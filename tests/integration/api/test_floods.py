@@ -111,7 +111,7 @@ def test_a_pause_and_a_signal_work_through_a_flood_of_wrong_tokens(served: Serve
     )
 
 
-def test_what_is_refused_is_no_lost_signal(served: Served) -> None:
+def test_refused_credential_counts_as_no_lost_signal(served: Served) -> None:
     api, client = served
     budget = api.app.state.access.budget
     for number in range(int(BURST)):

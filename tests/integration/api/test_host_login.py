@@ -87,7 +87,7 @@ def cluster(fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Itera
     shutil.rmtree(short, ignore_errors=True)
 
 
-def test_who_types_on_a_host_is_the_person_of_the_provider_and_approves_nothing(cluster: Cluster) -> None:
+def test_host_login_acts_as_the_known_person_but_cannot_approve(cluster: Cluster) -> None:
     answer = cluster.send(cluster.credential())
     assert (answer.status_code, answer.json()["name"], answer.json()["role"]) == (201, "ann", "operator")
     token = answer.json()["token"]
@@ -134,7 +134,7 @@ def test_a_sign_in_by_munge_leaves_the_provider_s_word_as_old_as_it_was(cluster:
     assert cluster.site.people.find("ann") == before
 
 
-def test_who_was_ended_as_a_leaver_comes_back_by_the_provider_alone(cluster: Cluster) -> None:
+def test_leaver_returns_only_through_the_identity_provider(cluster: Cluster) -> None:
     token = cluster.send(cluster.credential()).json()["token"]
     cluster.site.api.services.leavers.end("ann", to=None, by="root", reason="left", request="q1")
     cluster.site.restart()

@@ -89,7 +89,9 @@ def test_one_command_shows_all_and_ends_it(served: Served) -> None:
         ("ann%2Fci", {}, 404),
     ],
 )
-def test_sessions_that_cannot_be_ended(served: Served, name: str, body: dict[str, str], status: int) -> None:
+def test_impossible_leaver_requests_are_refused(
+    served: Served, name: str, body: dict[str, str], status: int
+) -> None:
     api, client = served
     root = api.headers("admin", name="root")
     answer = client.post(f"/api/v1/people/{name}/end", headers=root, json={"reason": "x", **body})

@@ -283,7 +283,7 @@ def test_a_reset_in_between_refuses_the_change(site: Site) -> None:
         site.accounts.change_password(old.account, old.password, NEW)
 
 
-def test_who_knows_a_password_cannot_try_all_codes(site: Site) -> None:
+def test_wrong_codes_lock_the_sign_in_despite_the_right_password(site: Site) -> None:
     ann = site.add("ann", role=Role.operator)
     for number in range(int(CODES)):
         with pytest.raises(SignInRefused):

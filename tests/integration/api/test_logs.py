@@ -40,7 +40,7 @@ def test_one_event_by_every_shipper_and_the_kernel_log_route(served: Served) -> 
     assert len(events(api)) == 1
 
 
-def test_what_is_forged_is_counted_and_shown(served: Served) -> None:
+def test_forged_kernel_records_are_counted_and_shown_as_losses(served: Served) -> None:
     api, client = served
     headers = api.headers("signals", name="shipper-of-pod1")
     answer = client.post(

@@ -105,7 +105,7 @@ def test_a_dead_letter_is_due_again_and_the_audit_says_who_asked(paged) -> None:
     assert retried(paged).status_code == 409  # it is under way
 
 
-def test_what_cannot_be_retried_is_said(paged) -> None:
+def test_retry_of_a_message_that_cannot_be_retried_is_refused(paged) -> None:
     assert retried(paged, "nothing").status_code == 404
     assert retried(paged, channel="ops").status_code == 409
     assert retried(paged, role=Role.viewer).status_code == 403

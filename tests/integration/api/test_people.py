@@ -182,7 +182,7 @@ def test_a_person_lists_and_ends_his_own_sessions_and_an_administrator_all(site:
     assert site.ask("DELETE", f"/sessions/{own[0]['id']}", ann).status_code == 200
 
 
-def test_who_broke_the_glass_acts_while_the_provider_is_away(site: Site) -> None:
+def test_break_glass_user_can_act_while_the_provider_is_away(site: Site) -> None:
     """A token of another name, which names no person, does not."""
     emergency = site.api.services.emergency
     opening = emergency.use(emergency.seal(by="root"), person="ada", reason="the provider is away")

@@ -50,7 +50,7 @@ def press(fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Press:
     return pressed
 
 
-def test_whom_the_proxy_vouches_for_has_a_session(press: Press) -> None:
+def test_person_named_by_the_proxy_gets_a_session(press: Press) -> None:
     answer = press(SAID)
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs")
     assert "healer_session=" in answer.headers["set-cookie"]

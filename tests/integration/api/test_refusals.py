@@ -147,7 +147,7 @@ def test_a_token_bound_to_a_cluster_is_recorded_with_the_other_cluster(served: S
         assert spoken in data["spoken_of"], path
 
 
-def test_what_a_sender_wrote_is_bounded_and_one_line(served: Served) -> None:
+def test_refusal_record_bounds_names_from_the_sender_to_one_line(served: Served) -> None:
     api, client = served
     mine = JSON | api.headers("signals", node="gpu0001")
     wild = ["a\nb\r\x00\x1b[31m\u202e", "x" * 100_000, *(f"y{number:04}" for number in range(2000))]

@@ -88,7 +88,9 @@ def prove(served: Served, name: str, role: str = "admin", **more: Any) -> httpx.
         ({"reason": " "}, 422, ""),
     ],
 )
-def test_what_cannot_be_tried_is_said(served: Served, change: dict[str, Any], status: int, says: str) -> None:
+def test_request_for_an_impossible_rehearsal_is_refused_with_the_reason(
+    served: Served, change: dict[str, Any], status: int, says: str
+) -> None:
     api, client = served
     answer = client.post(TRY, json=BODY | change, headers=api.headers("operator"))
     assert answer.status_code == status
@@ -141,7 +143,7 @@ def test_the_change_is_there_to_take_away_and_nothing_is_applied(served: Served)
 
 
 @pytest.mark.parametrize(("role", "status"), [("viewer", 403), ("responder", 403), ("operator", 202)])
-def test_who_may_try(served: Served, role: str, status: int) -> None:
+def test_only_operators_may_start_a_rehearsal(served: Served, role: str, status: int) -> None:
     api, client = served
     assert client.post(TRY, json=BODY, headers=api.headers(role)).status_code == status
 
@@ -164,7 +166,7 @@ def test_recordings_and_what_was_done_are_listed(served: Served) -> None:
 # --- proof
 
 
-def test_what_the_rule_as_edited_opened_counts_for_it_and_the_rest_no_more(served: Served) -> None:
+def test_only_incidents_that_the_edited_rule_opens_count_for_its_proof(served: Served) -> None:
     api, _ = served
     kept = save(api, *(judged(number) for number in range(10, 40)), judged(40, Review.false_alarm))
     mended = save(api, *(judged(number, Review.false_alarm) for number in range(41, 44)))
@@ -216,7 +218,7 @@ def test_one_outcome_counts_once_and_a_later_review_counts_for_what_it_says(serv
     assert (data["right"], data["wrong"], data["reason"]) == (3, 0, "reviewed with its replay")
 
 
-def test_what_the_edited_rule_opens_since_it_is_in_force_counts_too(served: Served) -> None:
+def test_incidents_since_the_edit_count_for_the_proof_too(served: Served) -> None:
     api, _ = served
     old = save(api, *(judged(number) for number in range(100, 103)))
     name = finished(served, old)
@@ -228,7 +230,7 @@ def test_what_the_edited_rule_opens_since_it_is_in_force_counts_too(served: Serv
     assert counted(api) == Proof(right=4, wrong=1)
 
 
-def test_what_cannot_be_proof_is_said(served: Served) -> None:
+def test_rehearsal_that_proves_nothing_is_refused_with_the_reason(served: Served) -> None:
     api, _ = served
     unjudged = save(api, judged(1, None))
     name = finished(served, [*unjudged, "f" * 32])
@@ -319,7 +321,7 @@ def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
     assert book.find(name).state == "cancelled"
 
 
-def test_one_that_takes_too_long_and_one_whose_process_died_have_failed(running: Any) -> None:
+def test_rehearsal_that_takes_too_long_fails(running: Any) -> None:
     duty, child, clock, book, name = running
     clock.advance(LONGEST_REHEARSAL.total_seconds() + 1)
     duty()
@@ -340,7 +342,7 @@ def test_the_next_process_finds_that_the_last_one_died(running: Any) -> None:
     )
 
 
-def test_what_cannot_begin_has_failed(served: Served) -> None:
+def test_rehearsal_that_cannot_begin_fails_with_its_problem(served: Served) -> None:
     name = asked(served)["id"]
     book = PostgresRehearsals(served[0].engine)
 

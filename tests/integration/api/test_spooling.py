@@ -110,7 +110,7 @@ def test_a_store_that_answers_is_all_there_is(bench: Bench) -> None:
     assert not bench.spool.pending and not bench.reach.away
 
 
-def test_what_a_store_that_is_away_does_not_take_waits_and_comes_in_first(bench: Bench) -> None:
+def test_spooled_entries_are_stored_before_later_ones(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
     assert bench.put(["a", "b"]) == [True, True]
     assert bench.reach.away and bench.spool.state().entries == 2
@@ -157,7 +157,7 @@ def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> No
     assert bench.store.kept == ["a"] and not bench.reach.disk_full
 
 
-def test_what_a_store_fails_with_is_not_logged_again_with_what_was_sent(tmp_path: Path) -> None:
+def test_store_failure_leaves_no_unhandled_exception_in_the_log(tmp_path: Path) -> None:
     bench, logged = Bench(tmp_path, soon=True), list[dict[str, Any]]()
 
     async def ask() -> Sequence[bool]:
@@ -171,7 +171,7 @@ def test_what_a_store_fails_with_is_not_logged_again_with_what_was_sent(tmp_path
     assert logged == []
 
 
-def test_one_that_the_store_refuses_keeps_no_other(bench: Bench) -> None:
+def test_entry_that_the_store_refuses_does_not_block_the_others(bench: Bench) -> None:
     bench.store.error = Unavailable("away")
     bench.put(["a", "poison", "b"])
     bench.store.error = None
@@ -265,7 +265,7 @@ def rest_of(spool: FileSpool) -> list[Spooled]:
     return spool.oldest(10, 1000)
 
 
-def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path) -> None:
+def test_spool_record_damaged_on_disk_is_counted_as_a_loss(bench: Bench, tmp_path: Path) -> None:
     bench.store.error = Unavailable("away")
     bench.put(["a", "b", "c"])
     (file,) = [one for one in tmp_path.glob("spool/*/*") if one.name != "lock"]
@@ -287,7 +287,7 @@ def test_what_the_disk_lost_of_the_spool_is_counted(bench: Bench, tmp_path: Path
     bench.spooling.stop()
 
 
-def test_what_is_left_at_the_end_is_there_for_the_next(tmp_path: Path) -> None:
+def test_next_process_stores_entries_left_in_the_spool(tmp_path: Path) -> None:
     first = Bench(tmp_path)
     first.store.error = Unavailable("away")
     first.spooling.start()
@@ -337,7 +337,7 @@ def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
     assert lane.decode(msgspec_of(entries[0])) == entries[0]
 
 
-def test_what_was_stored_by_a_process_that_died_then_is_stored_once(api: Api, bench: Bench) -> None:
+def test_entries_both_stored_and_spooled_are_stored_once(api: Api, bench: Bench) -> None:
     """It is in the inbox, and still in the spool: that is how a kill between the two leaves it."""
     lane = events_lane(bench.spooling, api.services)
     entries = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]

@@ -149,7 +149,7 @@ def wrong_in(desk: Desk, table: dict[str, dict[str, set[str]]]) -> list[str]:
     ]
 
 
-def test_who_signed_in_by_the_provider_passes_where_the_role_of_the_group_does(signed_in: Desk) -> None:
+def test_person_from_the_provider_may_use_the_routes_of_the_group_role(signed_in: Desk) -> None:
     table = {path: methods for path, methods in WHO.items() if path != "/sessions/{id}"}
     assert wrong_in(signed_in, table | {"/signals/heartbeat": {"post": SEND}}) == []
 
@@ -216,7 +216,7 @@ def test_two_tokens_of_one_person_are_one_person(own: Desk) -> None:
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_what_has_ended_opens_nothing(own: Desk, end: str) -> None:
+def test_expired_or_revoked_token_is_refused(own: Desk, end: str) -> None:
     api, now = own.api, datetime.now(UTC)
     bound = {"expires_at": now - timedelta(seconds=1)} if end == "expired" else {}
     token = api.token(Role.admin, name="ann", **bound)

@@ -78,7 +78,7 @@ def test_members_that_were_added_or_exchanged_are_found(whole: bytes, tmp_path: 
     assert "no manifest" in refusal(built([*members, ("later", b"x")]), tmp_path)
 
 
-def test_who_has_no_passphrase_cannot_exchange_the_dump(whole: bytes, tmp_path: Path) -> None:
+def test_dump_cannot_be_exchanged_without_the_passphrase(whole: bytes, tmp_path: Path) -> None:
     """Not even with sums that fit: those in the keys do not."""
     import json
     from hashlib import sha256

@@ -35,7 +35,7 @@ def rows(db: sa.Engine, query: str) -> list[tuple]:
         return [tuple(row) for row in conn.execute(sa.text(query))]
 
 
-def test_what_was_in_flight_asks_and_nothing_is_sent_again(
+def test_restored_runs_ask_a_person_and_nothing_is_sent_again(
     fresh_database: sa.Engine, empty_database: sa.Engine, lived: Path, tmp_path: Path
 ) -> None:
     file = back_up(fresh_database, lived, tmp_path / "b.tar")
@@ -163,7 +163,7 @@ def test_a_database_with_something_in_it_is_left_alone(
     assert rows(fresh_database, "SELECT state FROM runs WHERE id = 'r-done'") == [("done",)]
 
 
-def test_parts_that_are_connected_are_named(
+def test_restore_is_refused_and_names_connected_parts(
     fresh_database: sa.Engine, empty_database: sa.Engine, lived: Path, tmp_path: Path
 ) -> None:
     file = back_up(fresh_database, lived, tmp_path / "b.tar")
@@ -212,7 +212,7 @@ def test_a_load_that_fails_leaves_the_database_as_it_was(
     assert rows(empty_database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == [("kept",)]
 
 
-def test_who_may_not_read_everything_makes_no_backup(
+def test_backup_fails_when_its_login_cannot_read_every_table(
     fresh_database: sa.Engine, lived: Path, tmp_path: Path
 ) -> None:
     part = fresh_database.url.set(username="healer_detector").render_as_string(hide_password=False)

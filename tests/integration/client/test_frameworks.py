@@ -109,7 +109,9 @@ def test_lightning_counts_optimizer_steps_and_goes_on_where_it_ended(
 
 
 @pytest.mark.timeout(200)
-def test_ranks_that_only_lightning_knows(receiver: Receiver, tmp_path: Path) -> None:
+def test_ranks_are_read_from_lightning_when_slurm_does_not_set_them(
+    receiver: Receiver, tmp_path: Path
+) -> None:
     steps, marks = train(receiver, tmp_path, "lightning_ranks.py", "")
     assert {(one["rank"], one["gpu"], one["node"]) for one in steps} == {(0, 0, "gpu0003"), (1, 1, "gpu0003")}
     assert sorted(one["step"] for one in steps) == sorted([*range(4), *range(4)])

@@ -115,7 +115,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=[type(one).__name__ for one in NO_NUMBERS])
-def test_what_is_no_number_is_left_out_and_said_once(
+def test_values_that_are_no_numbers_are_left_out_and_logged_once(
     receiver: Receiver, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(receiver, first_step=3) as steps:
@@ -178,7 +178,9 @@ def test_a_finalize_that_is_not_there_yet_stays_so(receiver: Receiver) -> None:
         assert wrap_finalize(None, steps) is None  # type: ignore[type-var]
 
 
-def test_what_fails_in_a_callback_stays_in_it(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_in_a_callback_does_not_reach_the_training_loop(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     class Callback:
         def __init__(self, steps: healer_steps.Steps) -> None:
             self.steps, self.asked = steps, 0
@@ -579,7 +581,7 @@ def test_the_end_does_not_wait_longer_than_it_may() -> None:
     assert time.monotonic() - started < 60 and steps.dropped == 1
 
 
-def test_what_the_sender_just_took_is_counted_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_the_sender_holds_at_close_are_counted_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     real, took, over = _post.taken, threading.Event(), threading.Event()
 
     def taken(queue: Any, most: int) -> list[Any]:

@@ -165,7 +165,7 @@ def test_without_healer_it_is_nothing(receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"HEALER_URL": "healer:8080"}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../x"}]
 )
-def test_what_cannot_work_is_said_once_and_is_off(
+def test_invalid_settings_log_once_and_turn_the_sender_off(
     receiver: Receiver, wrong: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = healer_steps.Steps(environ=receiver.environ(**wrong))
@@ -260,7 +260,7 @@ def test_a_full_queue_drops_the_oldest_and_counts() -> None:
     assert len(sender._checkpoints) == CHECKPOINTS and sender.dropped == 11
 
 
-def test_what_healer_will_never_take_is_not_sent_again(
+def test_permanently_refused_samples_are_not_sent_again(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = json.dumps({"detail": "this token is bound to the job 4712"}).encode()
@@ -347,7 +347,7 @@ def test_a_flush_is_over_after_one_try_that_fails() -> None:
     assert steps.dropped == 1
 
 
-def test_what_comes_after_the_end_is_counted_and_said(
+def test_steps_after_close_are_counted_as_dropped_and_logged_once(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = healer_steps.Steps(every_s=0.05, environ=receiver.environ(SLURM_PROCID="0"))
@@ -452,7 +452,7 @@ def test_it_imports_nothing_but_the_standard_library_and_reads_as_python_3_8() -
     ],
     ids=["none", "cuda", "step", "one", "job", "garbage"],
 )
-def test_which_gpu_a_rank_has(env: dict[str, str], gpu: int | None) -> None:
+def test_gpu_of_a_rank_is_read_from_the_slurm_environment(env: dict[str, str], gpu: int | None) -> None:
     assert gpu_of(env, 1) == gpu
 
 
@@ -479,7 +479,9 @@ ALONE = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_
     ids=["srun", "world", "more", "batch", "left", "alone", "one", "lightning", "torchrun", "rank", "local",
          "none"],
 )  # fmt: skip
-def test_which_rank_this_is(env: dict[str, str], ranks: tuple[int | None, int | None]) -> None:
+def test_rank_is_read_only_from_unambiguous_variables(
+    env: dict[str, str], ranks: tuple[int | None, int | None]
+) -> None:
     assert ranks_of(env) == ranks
 
 
@@ -711,7 +713,7 @@ class Moment:
 
 
 @pytest.mark.parametrize("gpu", [False, True], ids=["host", "gpu"])
-def test_what_lies_between_steps_is_no_waiting_for_data(
+def test_time_between_steps_is_not_counted_as_waiting_for_data(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
     clock = Clock()

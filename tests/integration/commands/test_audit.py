@@ -50,7 +50,7 @@ def test_an_export_is_verified_without_a_database(tmp_path: Path):
     assert (strange.returncode, "unknown key" in strange.stdout) == (1, True)
 
 
-def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
+def test_unreadable_audit_file_is_reported_in_one_sentence(tmp_path: Path):
     (tmp_path / "text").write_text("hello\n")
     wrong = healer("audit", "verify", "--file", tmp_path / "text")
     assert wrong.returncode == 1

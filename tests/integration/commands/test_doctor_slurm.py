@@ -53,7 +53,7 @@ def test_token_of_an_unnamed_user_that_never_expires(tmp_path: Path) -> None:
     assert (found.ok, found.text) == (True, "for an unnamed user, does not expire")
 
 
-def test_what_is_no_token_is_said_and_not_shown(tmp_path: Path) -> None:
+def test_doctor_reports_an_invalid_slurm_token_without_showing_it(tmp_path: Path) -> None:
     found = looks(tmp_path, "hunter2")
     assert not found["slurm rest token"].ok and not found["slurm rest"].ok
     assert "hunter2" not in str(found)

@@ -86,7 +86,7 @@ def test_the_note_of_a_killed_healer_is_removed_and_of_a_living_one_not(tmp_path
     assert [look.ok for look in look_at_files(settings(tmp_path))] == [True]
 
 
-def test_what_cannot_be_mended_says_why() -> None:
+def test_failed_repair_reports_its_reason() -> None:
     def fails() -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -106,7 +106,7 @@ def test_drains_and_jobs_of_a_real_slurm(cluster: Callable[[], RealSlurm], tmp_p
 TEMPLATES = ("RSYSLOG_TraditionalFileFormat", "RSYSLOG_FileFormat", "RSYSLOG_SyslogProtocol23Format")
 
 
-def test_what_rsyslog_writes(scratch: Path) -> None:
+def test_kernel_lines_from_each_rsyslog_template_are_imported(scratch: Path) -> None:
     """The same kernel line by three templates, and by the name of a user's program none."""
     relay = Rsyslog(scratch, "http://127.0.0.1:9", "none")
     files = [scratch / f"{name}.log" for name in TEMPLATES]
@@ -132,7 +132,7 @@ def test_what_rsyslog_writes(scratch: Path) -> None:
         assert [incident["rule"] for incident in document["incidents"]] == ["gpu-lost"]
 
 
-def test_what_the_journal_prints(tmp_path: Path) -> None:
+def test_kernel_lines_from_each_journalctl_format_are_imported(tmp_path: Path) -> None:
     record = (
         "__REALTIME_TIMESTAMP=1763640000000000\n__MONOTONIC_TIMESTAMP=150000001\n"
         "_BOOT_ID=0b11d014168544bda6ed5fc0bc1c44ae\n_MACHINE_ID=11111111111111111111111111111111\n"

@@ -162,7 +162,7 @@ def _of_no_group(site: Site) -> None:
         (_of_no_group, "gives your groups a role"),
     ],
 )
-def test_who_is_not_signed_in_hears_why_and_nothing_is_kept(
+def test_failed_login_says_why_and_stores_nothing(
     site: Site, change: Callable[[Site], None], why: str
 ) -> None:
     change(site)

@@ -104,7 +104,7 @@ def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder
     assert (same.returncode, same.stdout) == (0, "No difference.\n")
 
 
-def test_what_cannot_be_compared_ends_with_another_status_than_a_difference(
+def test_failed_comparison_exits_with_a_status_of_its_own(
     recorded: Path, milder: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "rules"
@@ -127,7 +127,7 @@ def test_what_cannot_be_compared_ends_with_another_status_than_a_difference(
         (["--until", "2026-11-20T03:00:00"], "a time with a zone"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(recorded: Path, args: list[str], why: str) -> None:
+def test_invalid_options_are_refused_with_the_reason(recorded: Path, args: list[str], why: str) -> None:
     done = healer("replay", recorded, *args)
     assert done.returncode == 2
     assert why in " ".join(done.stderr.replace("│", " ").split())

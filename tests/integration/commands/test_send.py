@@ -120,7 +120,7 @@ def test_nvidia_smi_and_remote_write(send: Send, tmp_path: Path) -> None:
     assert "(400)" in str(wrong.exception)
 
 
-def test_what_is_no_json_is_named_with_its_line(send: Send, tmp_path: Path) -> None:
+def test_invalid_json_is_reported_with_file_and_line(send: Send, tmp_path: Path) -> None:
     lines = tmp_path / "c.jsonl"
     lines.write_text("\n" + json.dumps(temperatures(64)) + "\nnot json\n")
     assert f"{lines}, line 3 is not JSON" in str(send("metrics", "--node", "gpu0001", str(lines)).exception)

@@ -160,7 +160,9 @@ def test_a_log_that_grows_is_cut_and_put_away(command: Command, tmp_path: Path) 
     ],
     ids=["gone", "format", "stdin", "files", "alone"],
 )
-def test_what_cannot_be_done_is_said(command: Command, options: list[str], why: str) -> None:
+def test_invalid_step_log_options_are_refused_with_the_reason(
+    command: Command, options: list[str], why: str
+) -> None:
     assert why in " ".join(command.run(*options, given="", status=1).split())
     assert command.bodies() == []
 
@@ -173,7 +175,9 @@ def test_without_a_job_nothing_is_sent(command: Command) -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("bar", ["tqdm", "rich"])
 @pytest.mark.parametrize("by", ["epochs", "steps"])
-def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str, by: str) -> None:
+def test_steps_are_read_from_output_of_real_lightning(
+    command: Command, tmp_path: Path, bar: str, by: str
+) -> None:
     program = Path(frameworks.__file__).parent / "lightning_printing.py"
     done = frameworks.run(program, tmp_path, {"BAR": bar, "BY": by, "FOLDER": str(tmp_path)})
     command.run("--from-log", "-", given=done.stdout)
@@ -186,7 +190,7 @@ def test_what_real_lightning_prints(command: Command, tmp_path: Path, bar: str, 
 
 
 @pytest.mark.timeout(200)
-def test_what_real_lightning_writes_as_csv(command: Command, tmp_path: Path) -> None:
+def test_steps_are_read_from_the_csv_log_of_real_lightning(command: Command, tmp_path: Path) -> None:
     program = Path(frameworks.__file__).parent / "lightning_printing.py"
     frameworks.run(program, tmp_path, {"BAR": "none", "FOLDER": str(tmp_path)})
     (written,) = tmp_path.rglob("metrics.csv")

@@ -81,7 +81,7 @@ def test_every_text_of_the_shipped_rules_is_there(texts: type[Iterator[str]]) ->
     assert [text for text in sorted(known - SAME) if not _CHINESE.search(chinese(text))] == []
 
 
-def test_where_a_rule_comes_from_is_there_unless_it_is_a_name_or_a_number() -> None:
+def test_sources_of_rules_have_a_chinese_form_except_names() -> None:
     sources = {
         one.source
         for one in (
@@ -123,7 +123,7 @@ def test_an_incidents_sentence_begins_with_every_title(root: Component) -> None:
     assert strange == []
 
 
-def test_what_a_finding_measured_is_there() -> None:
+def test_every_measured_signal_and_unit_has_a_chinese_label() -> None:
     """Each signal that a rule measures or gives as evidence, and what a forecast counts in."""
     names = {name for rule in RULES.detection for name in (rule.signal, *rule.evidence)}
     words = {label(RULES.catalogue.signals[name]) for name in names}
@@ -146,7 +146,7 @@ def said_by_tests() -> Iterator[str]:
                 yield re.sub(r"%[ds]", "7", python[1].removeprefix("healer-says "))
 
 
-def test_what_tests_of_a_node_say_is_there() -> None:
+def test_every_sentence_of_the_node_tests_has_a_chinese_form() -> None:
     known = {text for text in said_by_tests() if re.search(r"[a-z]", text)}
     assert len(known) > 50
     assert [text for text in sorted(known) if "7" not in text and not _CHINESE.search(chinese(text))] == []

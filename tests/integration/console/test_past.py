@@ -54,7 +54,7 @@ def test_the_live_page_has_a_slider_and_updates(client: TestClient) -> None:
     assert "not live" not in page and 'data-live="fleet incident"' in page
 
 
-def test_what_the_slider_sends_becomes_an_address_with_a_time(client: TestClient) -> None:
+def test_slider_request_redirects_to_an_address_with_a_time(client: TestClient) -> None:
     sent = client.get(f"/?at={int(THEN.timestamp()) // 60 * 60}&q=gpu&path=x")
     assert (sent.status_code, sent.headers["location"]) == (
         303,
@@ -70,7 +70,7 @@ def test_a_moment_without_data_says_so(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("at", ["soon", "9" * 4000, "2999-01-01T00:00Z", "-1"])
-def test_what_names_no_moment_of_the_past_is_the_fleet_now(client: TestClient, at: str) -> None:
+def test_address_without_a_valid_past_time_shows_the_current_fleet(client: TestClient, at: str) -> None:
     answer = client.get(f"/?at={at}")
     assert answer.status_code == 200 and "The address names no moment" in answer.text
     assert "not live" not in main_of(answer.text)

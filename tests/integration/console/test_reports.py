@@ -100,7 +100,7 @@ def test_a_shift_holds_what_ended_in_it_and_all_that_is_open(sample: Sample) -> 
     assert not shift(sample, hours=0.01).resolved and not shift(sample, hours=0.01).runs
 
 
-def test_who_signed_in_is_no_news_for_the_next_shift(sample: Sample) -> None:
+def test_sign_ins_are_left_out_of_the_shift_report(sample: Sample) -> None:
     sample.records += [
         AuditRecord(cluster=CLUSTER, at=NOW, actor="ann", verb=verb, subject="token/x", data={})
         for verb in ("access.refused", "session.opened", "token.created")
@@ -149,7 +149,7 @@ def test_a_look_for_news_reads_no_figures(sample: Sample, monkeypatch: pytest.Mo
     assert page.status_code == 200 and 'id="strip"' in page.text and 'id="nav"' in page.text
 
 
-def test_what_others_wrote_stays_text_on_the_pages(sample: Sample) -> None:
+def test_report_pages_escape_text_from_others(sample: Sample) -> None:
     for key, detail in list(sample.details.items()):
         incident = msgspec.structs.replace(detail.incident, title=HOSTILE, closed_why=HOSTILE, rule=HOSTILE)
         sample.details[key] = msgspec.structs.replace(detail, incident=incident)

@@ -165,7 +165,7 @@ def test_the_queue_is_paged_by_urgency() -> None:
         assert second.count("<tr data-row=") == 21 and "Most urgent" in second
 
 
-def test_what_was_merged_can_be_split_by_those_who_may() -> None:
+def test_only_roles_that_may_act_see_the_split_button() -> None:
     sample = make_sample(32)
     (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
     part = msgspec.structs.replace(
@@ -306,7 +306,7 @@ def test_scripts_stay_small() -> None:
     assert all(size < 15_000 for size in sizes.values()), sizes
 
 
-def test_what_others_wrote_is_unchanged() -> None:
+def test_vendored_files_match_their_checksums() -> None:
     vendor = web_dir() / "static" / "vendor"
     lines = [line.split() for line in (vendor / "SHA256SUMS").read_text().splitlines()]
     sums = {name: digest for digest, name in lines}
@@ -392,7 +392,7 @@ def test_incident_page_shows_fault_then_cause_then_impact_then_actions() -> None
     assert "xid.yaml, row 79" in page
 
 
-def test_what_a_line_says_stays_text_in_the_verdict_too() -> None:
+def test_verdict_escapes_text_of_kernel_lines() -> None:
     sample = make_sample(32)
     (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
     evil = "<script>alert(2)</script>"
@@ -412,7 +412,7 @@ def test_what_a_line_says_stays_text_in_the_verdict_too() -> None:
 
 
 @pytest.mark.parametrize(("role", "shown"), [(Role.operator, True), (Role.viewer, False)])
-def test_what_was_collected_is_linked_for_operators(role: Role, shown: bool) -> None:
+def test_only_roles_that_may_read_evidence_see_the_bundle_link(role: Role, shown: bool) -> None:
     sample = make_sample(32)
     (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
     bundle = Bundle(size_bytes=4_200_000, sha256="0" * 64, parts=("dmesg: 9 lines",))

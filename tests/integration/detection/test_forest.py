@@ -67,7 +67,7 @@ def test_the_same_history_gives_the_same_model_and_scores(trained: Model, health
     assert train(healthy[1:], len(healthy[1:]), {}).id != trained.id
 
 
-def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) -> None:
+def test_samples_near_an_incident_are_left_out_of_training(healthy: list[FeatureRow]) -> None:
     begun = START + timedelta(minutes=65)
     sick = {
         "gpu0003": [(begun, begun)],
@@ -275,7 +275,7 @@ def test_a_clock_that_goes_back_leaves_no_node_unwatched(fleet: Fleet) -> None:
     assert len(fleet.rows) > kept
 
 
-def test_what_it_remembers_of_a_time_to_come_is_let_go(fleet: Fleet) -> None:
+def test_forest_forgets_its_last_look_when_the_clock_goes_back(fleet: Fleet) -> None:
     asked = []
     forest = Forest(lambda: asked.append(1) or [], fleet.rows.append)
     fleet.run(1)

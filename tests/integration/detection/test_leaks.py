@@ -108,7 +108,7 @@ def test_gpu_memory_of_one_node_names_that_node() -> None:
     assert "leaks GPU memory on n3 of its 4 nodes" in found[0].text
 
 
-def test_what_an_allocator_takes_at_the_start_ends_by_itself() -> None:
+def test_growth_of_an_allocator_at_the_start_is_no_leak() -> None:
     site = Site()
     site.used = lambda hour, node: 40 + 36 * (1 - np.exp(-2 * hour))
     site.host = lambda hour, node: 1500 - 400 * min(hour, 1.0)

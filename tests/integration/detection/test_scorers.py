@@ -58,7 +58,7 @@ def test_a_broken_relation_is_seen_although_each_feature_is_usual(
     assert scored(fitted, row, {0: 2.0, 1: 2.0}, node) < 1
 
 
-def test_what_is_far_off_is_named_first(fitted: Model, rows: list[FeatureRow]) -> None:
+def test_most_deviating_feature_is_named_first(fitted: Model, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[7, 4] += 12
     unusual = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]

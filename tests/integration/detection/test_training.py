@@ -13,7 +13,7 @@ pytestmark = pytest.mark.heavy
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def test_one_that_learnt_that_broken_is_usual_is_refused() -> None:
+def test_model_that_misses_injected_deviations_is_refused() -> None:
     """Half of the samples lay far off in many features: what is put in passes for usual."""
     rows = history(NOW - timedelta(days=3), NOW)
     train(rows, len(rows), {})

@@ -17,7 +17,7 @@ NOTE = Running(
 )
 
 
-def test_what_is_noted_is_found_and_private(tmp_path: Path) -> None:
+def test_note_of_a_running_server_is_found_and_private(tmp_path: Path) -> None:
     note(tmp_path, NOTE)
     assert find(tmp_path) == NOTE
     assert (tmp_path / "running.json").stat().st_mode & 0o777 == 0o600

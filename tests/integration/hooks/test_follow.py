@@ -127,9 +127,7 @@ def test_all_lines_of_a_burst_arrive_in_order(node: Following, hub: Hub) -> None
     assert hub.lines() == lines
 
 
-def test_what_could_not_be_sent_is_kept_and_sent_in_order_once_healer_is_back(
-    node: Following, hub: Hub
-) -> None:
+def test_unsent_lines_are_kept_and_sent_in_order_when_healer_returns(node: Following, hub: Hub) -> None:
     node.start()
     node.say(XID_79)
     heard(hub, XID_79)
@@ -263,7 +261,7 @@ def test_the_spool_is_bounded_and_its_oldest_lines_go_first(tmp_path: Path, hub:
     assert json.loads((folder / "state").read_text())["lost"] == 1024 * 1024 // len(entry)
 
 
-def test_where_nothing_can_be_written_lines_wait_in_memory(tmp_path: Path, hub: Hub) -> None:
+def test_lines_wait_in_memory_when_the_spool_cannot_be_written(tmp_path: Path, hub: Hub) -> None:
     hub.stop()
     with following(tmp_path, hub.url, HEALER_HOOK_SPOOL="/proc/no-such-folder") as node:
         node.start()
@@ -457,7 +455,7 @@ def soon(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_what_nvidia_smi_shows_is_sent(tmp_path: Path, hub: Hub, soon: str) -> None:
+def test_output_of_nvidia_smi_is_sent_repeatedly(tmp_path: Path, hub: Hub, soon: str) -> None:
     chosen = smi(tmp_path, 'echo "<nvidia_smi_log><args>$*</args></nvidia_smi_log>"; nice >&2; exit 0')
     with following(tmp_path / "node", hub.url, HEALER_NVIDIA_SMI=chosen) as node:
         node.program = soon

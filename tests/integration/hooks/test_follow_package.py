@@ -84,7 +84,7 @@ def test_dry_run_prints_the_same_and_changes_nothing(root: Path) -> None:
     assert would[:-1] == did[:-1] and "dry run" in would[-1]
 
 
-def test_what_differs_is_mended_and_nothing_else_is_touched(root: Path) -> None:
+def test_installation_replaces_only_files_that_differ(root: Path) -> None:
     install(package(URL), root)
     (root / LIB / "healer-follow").write_text("an older one\n")
     (root / LIB / "healer-hook").chmod(0o700)

@@ -183,7 +183,7 @@ def test_a_processs_name_in_nvidia_smi_is_no_lost_gpu(node: HookNode, healer: He
     assert check_of(healer.reports[0], "gpu-lost") == ""
 
 
-def test_what_nvidia_smi_says_of_a_lost_gpu_is_a_check(node: HookNode, healer: Healer) -> None:
+def test_lost_gpu_in_nvidia_smi_output_becomes_a_failed_check(node: HookNode, healer: Healer) -> None:
     node.program("usr/bin/nvidia-smi", smi("a", extra="<gpu id='b'><uuid>GPU is lost</uuid></gpu>"))
     node.run("prolog")
     assert check_of(healer.reports[0], "gpu-lost") == "nvidia-smi: a GPU is lost"
@@ -264,7 +264,9 @@ def test_expedited_requeue_is_served_by_an_epilog_that_fails_exactly_when_it_is_
         {"verdict": "isolate", "may_refuse": False, "reason": '"may_refuse":true'},
     ],
 )
-def test_what_is_no_clear_permit_fails_nothing(node: HookNode, healer: Healer, answer: Any) -> None:
+def test_answer_without_a_clear_permit_does_not_fail_the_hook(
+    node: HookNode, healer: Healer, answer: Any
+) -> None:
     healer.answer = answer
     assert well(node.run("epilog"))
 

@@ -103,7 +103,7 @@ def test_the_sites_own_hooks_run_first_and_its_health_check_becomes_a_probe(tmp_
     assert one.slurm_conf.read_bytes() == conf
 
 
-def test_what_the_site_changed_meanwhile_stays(tmp_path: Path) -> None:
+def test_uninstallation_keeps_later_changes_of_the_site(tmp_path: Path) -> None:
     one = machine(tmp_path, PLAIN + b"Epilog=/site/epilog")
     one.hook("install", "--yes")
     with one.slurm_conf.open("a") as file:
@@ -235,7 +235,7 @@ def test_a_program_that_is_gone_is_put_back(tmp_path: Path) -> None:
         ("HealthCheckInterval=60s\n", "HealthCheckInterval=60s is not a number of seconds"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_nothing_is_changed(tmp_path: Path, more: str, said: str) -> None:
+def test_impossible_installation_is_refused_and_changes_no_file(tmp_path: Path, more: str, said: str) -> None:
     (tmp_path / "sub.conf").write_text("Prolog=/x\n")
     one = machine(tmp_path, PLAIN + more.encode())
     before = one.files()
@@ -274,7 +274,7 @@ def test_a_value_is_found_as_slurm_reads_it() -> None:
     assert next((one.name, one.value) for one in find(text, "Prolog", "Epilog")) == ("prolog", "/a b")
 
 
-def test_marks_that_were_changed_by_hand_are_no_reason_to_guess() -> None:
+def test_uninstallation_refuses_marks_that_were_changed_by_hand() -> None:
     text = changed("A=1\n", [], {"Prolog": "/h"})
     for broken in (text.replace(slurm_conf.END, ""), text.replace(slurm_conf.BEGIN, "")):
         with pytest.raises(ConfProblem, match="backup"):

@@ -62,7 +62,7 @@ def test_it_is_written_for_python_3_6_without_packages() -> None:
         "job-stacks 4711;id", "job-stacks", "job-recorder 4711_3", "job-recorder 12345678901",
     ],
 )  # fmt: skip
-def test_what_is_not_on_the_list_is_refused_and_logged(node: StandIns, words: str) -> None:
+def test_commands_that_are_not_allowed_are_refused_and_logged(node: StandIns, words: str) -> None:
     node.refused(*words.split(), code="refused")
     assert [entry["event"] for entry in node.log()] == ["refused"]
     assert node.asked("systemctl") + node.asked("nvidia-smi") + node.asked("dcgmi") == []
@@ -107,7 +107,7 @@ def test_settings_that_others_may_change_are_not_used(node: StandIns) -> None:
     assert "not a setting" in node.refused("identify", code="bad-config")
 
 
-def test_what_cannot_be_written_down_is_not_done(node: StandIns) -> None:
+def test_node_changes_nothing_that_it_cannot_log(node: StandIns) -> None:
     node.configure(LOG=str(node.world / "nowhere" / "log"))
     node.refused("service-restart", FM, code="no-audit")
     assert node.restarts("") == 0
@@ -193,7 +193,7 @@ def test_missing_service_is_reported(node: StandIns) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hang", "hang-deep"])
-def test_what_hangs_is_killed_with_all_that_it_started(node: StandIns, mode: str) -> None:
+def test_hanging_command_is_killed_with_all_its_child_processes(node: StandIns, mode: str) -> None:
     node.mode("systemctl", mode)
     node.configure(SYSTEMCTL_S="0.5")
     assert "within 0.5 s" in node.refused("service-restart", FM, code="timed-out")
@@ -247,12 +247,12 @@ def test_it_finds_the_records_of_the_kernels_own_log(node: StandIns) -> None:
         f"x\\x0a{XID}",
     ],
 )
-def test_what_only_looks_like_it_is_no_record_of_it(node: StandIns, record: str) -> None:
+def test_similar_kernel_record_does_not_confirm_the_reported_one(node: StandIns, record: str) -> None:
     node.kmsg(record)
     assert node.ask("second-look", SAID, "-")["records"] == []
 
 
-def test_what_a_program_wrote_to_the_kernels_log_is_not_the_kernels(node: StandIns) -> None:
+def test_record_that_a_program_wrote_to_kmsg_confirms_nothing(node: StandIns) -> None:
     node.kmsg(XID, facility=1)
     answer = node.ask("second-look", SAID, "-")
     assert answer["records"] == [] and answer["log_from_s"] == 0
@@ -294,7 +294,7 @@ def test_a_driver_that_does_not_answer_says_nothing_of_the_gpu(node: StandIns, m
     assert answer["log_from_s"] == 0
 
 
-def test_where_there_is_no_kmsg_the_journal_is_read(node: StandIns) -> None:
+def test_node_reads_the_journal_when_kmsg_is_missing(node: StandIns) -> None:
     answer = node.ask("second-look", SAID, "-")
     assert answer["log_from_s"] is None and "journalctl is not installed" in answer["text"]
     entries = [
@@ -664,7 +664,7 @@ def test_the_stacks_of_a_job_are_those_of_its_own_processes(node: StandIns) -> N
     assert node.asked("py-spy") == [f"dump --nonblocking --json --pid {pid}" for pid in (13, 11)]
 
 
-def test_who_holds_a_gpu_may_be_unknown_for_stacks(node: StandIns) -> None:
+def test_stacks_are_read_even_if_a_gpu_holder_is_unreadable(node: StandIns) -> None:
     node.process(11, "python3", cgroup=SLURM_V2)
     unreadable(node, 30, "secret")
     assert [one["pid"] for one in node.ask("job-stacks", "4711")["stacks"]] == [11]

@@ -90,7 +90,9 @@ def test_each_record_is_confirmed_when_healer_has_it(shipping: Shipping, hub: Hu
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-def test_what_may_pass_is_an_error_to_rsyslog(shipping: Shipping, hub: Hub, status: int) -> None:
+def test_temporary_refusal_makes_rsyslog_send_the_record_again(
+    shipping: Shipping, hub: Hub, status: int
+) -> None:
     hub.answers.append((status, {}, {"detail": "not now"}))
     with shipping.running():
         assert shipping.say(record(1)).startswith(f"Error: healer answers {status}")
@@ -107,7 +109,7 @@ def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub:
     assert f"given up: healer answers {status}" in shipping.said.read_text()
 
 
-def test_what_a_stop_cut_short_is_sent_first(shipping: Shipping, hub: Hub) -> None:
+def test_records_cut_short_by_a_stop_are_sent_first(shipping: Shipping, hub: Hub) -> None:
     hub.stop()
     for number in (1, 2):  # each stop makes rsyslog forget the record that it was sending
         with shipping.running():

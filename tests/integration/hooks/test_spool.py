@@ -51,7 +51,7 @@ def test_the_folder_is_0700_and_the_files_are_0600(node: HookNode) -> None:
     assert [file.stat().st_mode & 0o777 for file in node.spool.iterdir() if file.suffix == ".json"] == [0o600]
 
 
-def test_what_nvidia_smi_said_then_is_not_kept(node: HookNode) -> None:
+def test_spooled_report_leaves_out_the_nvidia_smi_output(node: HookNode) -> None:
     node.program("usr/bin/nvidia-smi", "echo '<nvidia_smi_log></nvidia_smi_log>'")
     away(node)
     assert "nvidia_smi" not in node.spooled[0]

@@ -112,7 +112,9 @@ def test_a_fault_known_by_its_address_alone_is_found(site: Site) -> None:
     ],
     ids=["another node", "another GPU", "another fault"],
 )
-def test_what_is_no_hit(site: Site, fault: str, where: Component) -> None:
+def test_another_fault_or_component_does_not_fulfil_a_forecast(
+    site: Site, fault: str, where: Component
+) -> None:
     first = site.foretell()
     seen = site.walk(days(3), finding(fault, where, days(3)))
     assert seen[0] == first

@@ -106,7 +106,7 @@ def test_a_usual_report_stays_inside_its_row() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"\x02abc", b"\x01", b"\x01\x00\x00\x00", b"\x01\xff\xff\xff\x7f\x00"])
-def test_bytes_that_are_no_block(blob: bytes) -> None:
+def test_invalid_blocks_are_refused(blob: bytes) -> None:
     assert isinstance(unpack_reports("pod1", [packed(blob)])[0], BadBlock)
     with pytest.raises(BadBlock):
         unpack_steps(blob, cluster="pod1", job="1", arrived_at=NOW)

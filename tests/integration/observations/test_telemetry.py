@@ -311,7 +311,7 @@ def test_a_backlog_that_is_being_sent_stays_as_old_as_it_is() -> None:
     assert np.isnan(site.telemetry.value("heat_c", after(39 * 15))[0])
 
 
-def test_rows_that_appear_later_leave_what_was_there_in_its_place() -> None:
+def test_later_rows_do_not_move_existing_values() -> None:
     site = Site()
     for number in range(200):
         site.say(0, {HEAT: float(number), REPLAY: 0.0}, name=f"gpu{number}")
@@ -372,7 +372,7 @@ def test_an_empty_report_and_one_without_a_known_value_are_nothing() -> None:
     assert site.telemetry.counts.samples == 0
 
 
-def test_what_there_is_no_room_for_is_dropped_and_the_rest_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_beyond_the_limit_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SIGNALS_MAX", 1)
     site = Site()
     site.say(0, {HEAT: 1.0, REPLAY: 2.0, LOAD: 3.0})
@@ -527,7 +527,7 @@ def test_first_matching_model_entry_gives_its_ratings_ignoring_case() -> None:
     np.testing.assert_array_equal(site.telemetry.spec("slowdown_temp_c"), [np.nan] * 3)
 
 
-def test_what_was_measured_before_a_repair_is_over_also_when_it_comes_late() -> None:
+def test_values_measured_before_a_repair_are_dropped_even_if_they_come_late() -> None:
     site = Site()
     for name in ("gpu0", "gpu1"):
         site.say(0, {HEAT: 60.0, REPLAY: 0.0, LOAD: 1.0, PORT: 0.0}, name=name)

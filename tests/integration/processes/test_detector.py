@@ -63,7 +63,7 @@ INFORMED = pytest.mark.parametrize("known", [{}, {"boot_id": "b1", "first_seq": 
 
 
 @INFORMED
-def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place, known: dict[str, Any]) -> None:
+def test_new_detector_processes_lines_that_came_while_none_ran(place: Place, known: dict[str, Any]) -> None:
     place.detector()
     place.inbox.add(lines(name(1), LOST, at=START, **known))
     place.clock.advance(20)
@@ -72,7 +72,7 @@ def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place, kno
 
 
 @INFORMED
-def test_what_a_walk_read_that_failed_is_news_to_the_next(
+def test_next_pass_processes_the_input_of_a_pass_that_failed(
     place: Place, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database goes away between its reading and its commit."""
@@ -90,7 +90,7 @@ def test_what_a_walk_read_that_failed_is_news_to_the_next(
     assert len(place.incidents()) == 1
 
 
-def test_what_was_walked_before_a_restart_opens_nothing_again(place: Place) -> None:
+def test_restarted_detector_opens_no_incident_twice(place: Place) -> None:
     place.inbox.add(lines(name(1), LOST, at=START))
     place.detector().once()
     known = [one.id for one in place.incidents()]

@@ -142,7 +142,7 @@ def test_a_link_that_flaps_in_a_pause_did_not_begin_it() -> None:
     assert site.findings_seen == []
 
 
-def test_what_was_over_stays_over_when_a_link_is_lost_between_two_ticks() -> None:
+def test_lost_link_between_two_ticks_keeps_findings_cleared() -> None:
     """The walk takes the newest word for all that is over: it must not be lost by a look at one job."""
     job = Job(9)
     site = Site(job)

@@ -50,7 +50,7 @@ def test_the_third_failure_in_seven_days_is_a_lemon(fresh_database: sa.Engine, r
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "a new one each time"])
-def test_what_is_older_than_seven_days_makes_no_lemon(fresh_database: sa.Engine, restarts: bool) -> None:
+def test_faults_older_than_seven_days_make_no_lemon(fresh_database: sa.Engine, restarts: bool) -> None:
     late = (*FAILS_AND_HEALS[:-1], (24 * 6, HUNG, None))
     *_, last = incidents_of(Place(fresh_database), late, restarts=restarts)
     assert last.is_open and last.opened - START > timedelta(days=8)

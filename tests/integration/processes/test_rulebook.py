@@ -58,7 +58,7 @@ def test_a_wrong_change_leaves_the_old_rules_and_says_why_until_it_is_mended(fol
     assert book.problem == ""
 
 
-def test_who_asks_while_a_change_is_proven_gets_the_old_rules_at_once_and_it_is_proven_once(
+def test_old_rules_are_served_while_a_change_is_proven_once(
     folder: Path,
 ) -> None:
     proofs: list[str] = []
@@ -196,7 +196,7 @@ def test_a_folder_that_is_not_there_is_a_wrong_setting(folder: Path, kept: KeptR
         Rulebook(folder.parent / "rulez", load, kept)
 
 
-def test_what_changes_while_it_is_copied_is_not_kept(folder: Path, kept: KeptRules) -> None:
+def test_rules_that_change_during_the_copy_are_not_kept(folder: Path, kept: KeptRules) -> None:
     kept.put(folder, "0123", lambda: False)
     assert kept.folder() is None
 

@@ -108,7 +108,7 @@ def test_doctor_finds_nothing_wrong_with_an_empty_list(tmp_path: Path) -> None:
     assert only.ok and only.text.startswith("none")
 
 
-def test_what_another_playbook_brings_along_is_judged_where_it_is_used(folder: Path) -> None:
+def test_steps_of_an_included_playbook_are_checked_in_the_outer_one(folder: Path) -> None:
     """The inner one has a drain of its own; the outer takes its command alone."""
     (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
     inner = (folder / "playbooks" / "switch-or-link.yaml").read_text()

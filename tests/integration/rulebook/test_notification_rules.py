@@ -57,7 +57,7 @@ def problems(folder: Path, text: str) -> list[str]:
     return [str(one) for one in caught.value.problems]
 
 
-def test_what_ships_names_no_channel_and_the_file_may_be_left_out(folder: Path) -> None:
+def test_shipped_rules_name_no_channel_and_the_file_is_optional(folder: Path) -> None:
     assert shipped().notifications == Notifications()
     (folder / "notifications.yaml").unlink()
     assert load(folder, prove=False).notifications == Notifications()

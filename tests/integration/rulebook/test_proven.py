@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "healer" / "proven"
 
 
-def test_what_was_proven_is_known_by_the_next_process() -> None:
+def test_next_process_reads_the_saved_proofs() -> None:
     assert saved_proofs({"a"}) == set()
     save_proofs(["a", "c"])
     assert saved_proofs({"a", "b", "c"}) == {"a", "c"}
@@ -94,7 +94,7 @@ def test_a_lock_that_is_a_link_empties_no_file(cache: Path, tmp_path: Path) -> N
     assert saved_proofs({"a"}) == {"a"}
 
 
-def test_where_nothing_can_be_kept_rules_are_proven_each_time(tmp_path: Path) -> None:
+def test_unwritable_cache_keeps_no_proofs(tmp_path: Path) -> None:
     (tmp_path / "healer").write_text("a file")
     save_proofs(["a"])
     assert saved_proofs({"a"}) == set()
@@ -184,7 +184,7 @@ def test_case_without_a_rule_is_reported_even_if_all_rules_are_proven(ran: list[
         load(changed)
 
 
-def test_who_waits_while_another_proves_finds_it_proven(
+def test_waiting_process_uses_the_proof_of_the_other(
     ran: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(SHIPPED)

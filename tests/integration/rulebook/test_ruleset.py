@@ -186,7 +186,7 @@ def test_all_mistakes_come_at_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [", "\t- x", "- a\n b: c", "a: b: c", "\x00", "&a [*a, *b]"])
-def test_what_is_no_yaml_is_a_problem_with_a_line(folder: Path, text: str) -> None:
+def test_invalid_yaml_is_reported_with_its_file(folder: Path, text: str) -> None:
     (folder / "guards.yaml").write_text(text)
     with pytest.raises(RulesInvalid) as caught:
         load(folder)

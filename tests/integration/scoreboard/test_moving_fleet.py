@@ -97,7 +97,9 @@ def fleet_of(faulty: dict[int, int], moved: float) -> Moving:
 
 
 @pytest.mark.parametrize("features", ["own past", "peers and own past"])
-def test_what_moved_for_itself_is_found_at_its_onset(features: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_deviates_alone_is_found_at_its_onset(
+    features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moving_fleet, "WATCH", 300)
     monkeypatch.setattr(unusual, "WATCH", 300)
     given = fleet_of({4: 50, 9: 80}, 2.0)

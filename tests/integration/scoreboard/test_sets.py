@@ -50,7 +50,7 @@ def fault(day: float, node: str, kind: str = "fault_start") -> dict:
     return {"event_time": day, "node_id": node, "event_type": kind, "fault_type": {}}
 
 
-def test_what_came_after_half_of_the_time_is_not_looked_at(tmp_path: Path) -> None:
+def test_faults_after_half_of_the_time_are_left_out(tmp_path: Path) -> None:
     days = [fault(1, "a"), fault(1.5, "a", "fault_end"), fault(100, "b"), fault(101, "c"), fault(200, "d")]
     (tmp_path / repeats.WHOLE).write_text(json.dumps(days), encoding="utf-8")
     starts = repeats.first_half(tmp_path)

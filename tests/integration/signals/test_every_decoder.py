@@ -134,7 +134,7 @@ _FOUND = (
 @pytest.mark.parametrize(
     "name, raw", _FOUND, ids=[f"{number}-{name}" for number, (name, _) in enumerate(_FOUND)]
 )
-def test_what_the_fuzz_found(name: str, raw: bytes) -> None:
+def test_decoders_survive_every_body_that_fuzzing_found(name: str, raw: bytes) -> None:
     wrong = problem_with(BY_NAME[name], BY_NAME[name].make(), raw)
     assert wrong is None, repr(wrong)
 

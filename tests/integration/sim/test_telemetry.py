@@ -188,6 +188,6 @@ def test_harmless_trouble_of_scraping_comes_and_no_sample_is_invented() -> None:
         ("slow-gpu", None, None),
     ],
 )
-def test_what_does_not_exist_cannot_be_planted(fault: str, node: str | None, gpu: int | None) -> None:
+def test_unknown_fault_node_or_gpu_cannot_be_planted(fault: str, node: str | None, gpu: int | None) -> None:
     with pytest.raises(ValueError, match=r"fault|node|GPU"):
         Fleet().sensors.plant(fault, node, gpu)

@@ -26,7 +26,7 @@ def proposed(site: Stepping) -> list[str]:
         ({"compute_s": 5.4}, "all ranks compute longer: clocks, power, cooling"),
     ],
 )
-def test_what_all_ranks_share_is_said_and_no_node_is_blamed(change: dict[str, float], what: str) -> None:
+def test_slowness_of_all_ranks_is_reported_and_no_node_is_blamed(change: dict[str, float], what: str) -> None:
     site = Stepping()
     hit = site.begin(range(1, 9))
     site.begin(range(9, 17))

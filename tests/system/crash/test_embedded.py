@@ -127,7 +127,7 @@ def test_data_survives_kill_9_of_the_parent_and_the_next_start_finds_it(scratch:
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis", "api", "family"])
-def test_what_is_killed_is_started_again(lasting: Stack, name: str) -> None:
+def test_killed_process_is_started_again(lasting: Stack, name: str) -> None:
     before = lasting.pids()[name]
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: lasting.pids()[name] != before, what=f"another {name}")

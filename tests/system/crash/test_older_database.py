@@ -61,7 +61,7 @@ def test_its_superuser_becomes_the_owner_and_nothing_is_lost(
         server.stop()
 
 
-def test_what_was_cut_off_amid_the_hand_over_is_finished(
+def test_next_start_finishes_an_interrupted_change_of_table_owners(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lay_older(scratch / "data", monkeypatch)

@@ -68,7 +68,7 @@ def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None
     assert stack.said().startswith("healer: HEALER_MODE must be one of")
 
 
-def test_what_the_caller_says_of_another_postgresql_does_not_lead_away_from_ours(running: Stack) -> None:
+def test_postgresql_variables_of_the_caller_do_not_redirect_healer(running: Stack) -> None:
     assert nodes(running).status_code == 200
 
 

@@ -45,7 +45,7 @@ def test_every_page_is_looked_at(site: Site) -> None:
     assert set(pages(site)) == set(read_by_people(site.app))
 
 
-def test_what_is_wrong_is_seen(browser: Browser, site: Site, url: str) -> None:
+def test_accessibility_check_finds_planted_violations(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     page.goto(url + "/runs")
     page.evaluate(

@@ -78,7 +78,7 @@ def others(stack: Stack, token: str) -> None:
         assert client.get("/nodes").status_code in {403, 503}, "the memory serves signals alone"
 
 
-def test_what_came_another_way_is_stored_too(stack: Stack) -> None:
+def test_steps_checkpoints_and_hooks_sent_during_the_outage_are_stored(stack: Stack) -> None:
     """The step times and the checkpoint of the test before lie where all such things lie."""
     with connect(stack) as database:
         kinds = database.execute(

@@ -196,7 +196,7 @@ def test_a_job_that_crashed_before_its_line_came_is_revived_if_it_agreed(story: 
         ("salloc", "was not submitted with sbatch"),
     ],
 )
-def test_what_may_not_be_requeued_is_left_where_it_runs_and_it_is_said_why(
+def test_job_that_may_not_be_requeued_keeps_running_and_the_log_says_why(
     story: Story, kind: str, words: str
 ) -> None:
     story.settled(kind)

@@ -69,7 +69,7 @@ def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site
     assert wrong == []
 
 
-def test_what_the_api_says_is_shown_in_chinese(browser: Browser, site: Site, url: str) -> None:
+def test_problem_from_the_api_is_shown_in_chinese(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     page.context.add_cookies([{"name": "healer_language", "value": "zh", "url": url}])
     page.goto(f"{url}/incidents/{incident_of(site, 'nvswitch-fatal')}")

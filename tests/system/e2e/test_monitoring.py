@@ -178,7 +178,7 @@ def test_every_query_of_every_dashboard_returns_series(site: Site) -> None:
     assert len(asked) > 50
 
 
-def test_what_happened_shows_in_the_panels(site: Site) -> None:
+def test_dashboard_panels_show_past_incidents_and_drains(site: Site) -> None:
     found = {query.place: filled(query.text) for query in queries()}
 
     def shown(start: str) -> dict[str, float]:
@@ -221,7 +221,7 @@ def test_prometheus_evaluates_every_rule_that_ships(site: Site) -> None:
     )
 
 
-def test_what_an_alert_asks_for_is_there_while_it_is_silent(site: Site) -> None:
+def test_series_of_every_alert_exist_while_the_alert_is_silent(site: Site) -> None:
     """Else a misspelt name would keep it silent for ever. A witness and the database's disk are not here."""
     named = {name for alert in alerts() for name in names_in(alert["expr"])}
     missing = {name for name in named if not site.series(name)}

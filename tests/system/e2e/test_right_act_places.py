@@ -135,7 +135,7 @@ def test_faults_under_planned_work_are_not_due_at_its_end_and_a_gpu_lost_after_i
     assert drained(site, rest) == []
 
 
-def test_what_members_say_of_an_outage_is_part_of_it(site: Site, leaf: Leaf) -> None:
+def test_reports_of_nodes_in_an_outage_are_part_of_it(site: Site, leaf: Leaf) -> None:
     """Two of them are still away."""
     for node in (LEAF[0], LEAF[1], FLAPS):
         for _ in range(3):

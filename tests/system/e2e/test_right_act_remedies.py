@@ -181,7 +181,7 @@ def ended(story: Story) -> Story:
 # --- a remedy that may wait is a plan --------------------------------------------------------------------
 
 
-def test_what_may_wait_lets_jobs_go_on_and_start(story: Story) -> None:
+def test_deferrable_remedy_lets_jobs_continue_and_start(story: Story) -> None:
     story.plan(PLANNED)
     beside = story.submit(PLANNED, gpus=1)
     wait_until(lambda: story.site.job(beside).state == "RUNNING", 20, what="a new job starts there")
@@ -190,7 +190,7 @@ def test_what_may_wait_lets_jobs_go_on_and_start(story: Story) -> None:
     story.site.slurm.run("scancel", beside)
 
 
-def test_where_the_vendor_takes_the_gpu_no_new_job_starts_and_the_running_one_goes_on(story: Story) -> None:
+def test_node_is_drained_and_its_job_continues_when_the_vendor_retires_the_gpu(story: Story) -> None:
     wait_until(lambda: story.site.drained_by_us(NO_NEW_JOBS), 20, what="drained at once", every_s=0.1)
     story.site.run_in(NO_NEW_JOBS, "waiting")
     assert (story.job(NO_NEW_JOBS).state, story.job(NO_NEW_JOBS).restarts) == ("RUNNING", 0)
@@ -206,7 +206,7 @@ def test_a_plan_that_reached_its_limit_takes_the_node_from_new_jobs_and_lets_the
     story.end_job(LIMITED)
 
 
-def test_what_a_ticket_alone_answers_ends_when_it_is_filed_and_nothing_more_comes(story: Story) -> None:
+def test_incident_with_only_a_ticket_closes_when_it_is_filed(story: Story) -> None:
     """The node stays in service, and its job goes on."""
     site, job = story.site, story.submit(TICKET_ALONE)
     wait_until(lambda: site.job(job).state == "RUNNING", 30, what="a job runs there")

@@ -82,7 +82,7 @@ def test_an_address_of_another_machine_is_refused(command: str, scratch: Path) -
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "fe80::zz"])
-def test_what_is_no_address_at_all_is_refused(host: str) -> None:
+def test_invalid_listen_address_is_refused(host: str) -> None:
     with pytest.raises(EmbeddedError, match=r"^cannot listen on .*; choose another address with --listen"):
         check_port(Listen(host, 8080), system_users().service)
 

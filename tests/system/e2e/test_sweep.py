@@ -95,7 +95,7 @@ def cleaned(sweeps: Sweeps) -> Iterator[None]:
     sweeps.site.jobs.clear()
 
 
-def test_one_that_passes_took_nothing(sweeps: Sweeps) -> None:
+def test_sweep_that_passes_takes_no_slot(sweeps: Sweeps) -> None:
     node, site = "gpu0001", sweeps.site
     run = sweeps.ask(node)
     assert site.drains(node) == 0 and site.node(node).in_service

@@ -206,7 +206,7 @@ def _refused(scratch: Path, slurm_conf: Path, *options: str) -> str:
     return done.stderr.removeprefix("healer: ")
 
 
-def test_what_is_missing_is_one_sentence(scratch: Path, real_slurm: RealSlurm) -> None:  # noqa: F811
+def test_each_missing_source_is_reported_in_one_sentence(scratch: Path, real_slurm: RealSlurm) -> None:  # noqa: F811
     conf = real_slurm.slurm_conf
     assert "add --slurm" in _refused(scratch, conf, "--prometheus", "http://127.0.0.1:9090")
     away = _refused(scratch, conf, "--slurm", "--prometheus", f"http://{closed_port()}")

@@ -229,7 +229,7 @@ def seal_by_a_clock_behind(site: Site, by: timedelta) -> None:
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
-def test_checkpoints_that_were_kept_from_the_witness(site: Site) -> None:
+def test_checkpoints_withheld_from_the_witness_are_reported(site: Site) -> None:
     seal_by_a_clock_behind(site, timedelta(minutes=10))
     status, said = site.against()
     assert (status, f"of seq {COUNT + 1}" in said, "never reached the witness" in said) == (1, True, True)
@@ -238,7 +238,7 @@ def test_checkpoints_that_were_kept_from_the_witness(site: Site) -> None:
 
 
 @pytest.mark.parametrize("place", ["stamps"], indirect=True)
-def test_who_may_write_the_file_of_stamps_dates_no_line_back(site: Site, tmp_path: Path) -> None:
+def test_writer_of_the_stamp_file_cannot_backdate_a_line(site: Site, tmp_path: Path) -> None:
     """An authority stamps what is sent now. What was changed has no stamp."""
     seal_by_a_clock_behind(site, timedelta(days=2))
     site.deliver()

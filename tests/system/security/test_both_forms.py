@@ -457,7 +457,7 @@ def test_forged_words_restart_no_job_at_work(product: Attacked, full: str) -> No
 ESCAPES, TURNS = "\x1b]0;owned\x07\x9b2J", "\u202egpu\u2066"
 
 
-def test_what_comes_in_with_escapes_is_refused_or_goes_out_as_symbols(product: Attacked) -> None:
+def test_escape_characters_are_refused_or_shown_as_symbols(product: Attacked) -> None:
     """A node's own word, so that it reaches Slurm too, and a person's words."""
     node = DEAD
     programs_of(product, node).kmsg(XID_79.format(pci=GPU))

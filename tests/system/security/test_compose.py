@@ -63,7 +63,7 @@ def test_a_part_has_its_secrets_volumes_networks_and_user_and_no_other(part: str
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_what_acts_reaches_the_worker_alone() -> None:
+def test_only_the_worker_gets_the_credentials_that_act() -> None:
     services = read_compose("nodes", "slurm-rest")["services"]
     holders = {name for name, service in services.items() if ACTS & set(service.get("secrets", []))}
     assert holders == {"worker"} and set(services["worker"]["secrets"]) >= ACTS

@@ -192,7 +192,7 @@ def test_expired_credential_hints_at_clock_skew(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MUNGE:", "MUNGE:!!!:", "MUNGE:QUJD:\nMUNGE:QUJD:", "x" * 9000])
-def test_what_is_no_credential_never_reaches_munge(cluster: Cluster, text: str) -> None:
+def test_text_that_is_no_credential_never_reaches_munge(cluster: Cluster, text: str) -> None:
     assert cluster.ask(text).status_code == 422
 
 

@@ -140,7 +140,7 @@ def put(**changes: Any) -> Callable[[Registry], None]:
     ],
     ids=["another digest", "no image", "no image for one of them", "all well"],
 )
-def test_what_a_registry_says_is_checked_and_nothing_is_written_by_halves(
+def test_registry_answers_are_checked_and_no_partial_file_is_written(
     registry: Registry, checkout: Path, change: Callable[[Registry], None], sentence: str
 ) -> None:
     change(registry)
@@ -150,7 +150,7 @@ def test_what_a_registry_says_is_checked_and_nothing_is_written_by_halves(
     assert not list(checkout.glob(".env.*"))
 
 
-def test_what_is_not_there_or_no_address_is_said(registry: Registry, checkout: Path) -> None:
+def test_missing_image_or_invalid_registry_is_reported(registry: Registry, checkout: Path) -> None:
     said = pin(checkout, f"http://127.0.0.1:{registry.port}/elsewhere").stderr
     assert "has no elsewhere/postgres:18-bookworm (HTTP status 404)" in said
     assert "does not answer" in pin(checkout, "http://127.0.0.1:9").stderr

@@ -79,7 +79,7 @@ def test_the_real_profiler_reads_stacks_as_the_jobs_own_user(node: StandIns) -> 
 
 
 @pytest.mark.parametrize("source", [WAITS, HIDES + WAITS], ids=["plain", "hidden"])
-def test_what_parses_a_jobs_memory_has_the_jobs_rights_and_no_more(node: StandIns, source: str) -> None:
+def test_profiler_runs_with_the_rights_of_the_job_only(node: StandIns, source: str) -> None:
     who = introducing(node)
     with job(node, source):
         assert node.ask("job-stacks", "4711")["text"] == ""

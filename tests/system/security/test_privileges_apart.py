@@ -151,7 +151,7 @@ def test_nothing_that_the_api_holds_has_a_call_that_changes_slurm(
 
 
 @pytest.mark.parametrize("adapters", ["cli", "rest", "pyslurm", "sim"])
-def test_what_every_part_but_the_worker_asks_slurm_by_has_no_such_call(scratch: Path, adapters: str) -> None:
+def test_read_only_adapters_reach_no_call_that_changes_slurm(scratch: Path, adapters: str) -> None:
     (scratch / "token").write_text("a.e30.c")
     (scratch / "token").chmod(0o600)
     given = {"HEALER_SLURM_REST_URL": "http://127.0.0.1:1", "HEALER_SLURM_TOKEN_FILE": str(scratch / "token")}

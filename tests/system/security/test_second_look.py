@@ -95,7 +95,7 @@ def test_a_forged_claim_about_a_healthy_node_drains_nothing_and_names_its_sender
     site.clean()
 
 
-def test_where_no_look_is_possible_it_drains_within_the_caps_and_requeues_nothing(place: Place) -> None:
+def test_unreachable_node_is_drained_within_the_caps_without_a_requeue(place: Place) -> None:
     """The node does not answer: that is no denial."""
     site = place.site
     job = site.sbatch("-w", SILENT)

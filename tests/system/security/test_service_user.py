@@ -127,7 +127,7 @@ def test_the_service_user_may_not(stack: Stack, secret_files: dict[str, Path], w
     assert as_service(_PROGRAM.replace("{attempt}", attempt)) == "refused"
 
 
-def test_what_it_may_shows_that_the_tries_are_made_rightly(stack: Stack) -> None:
+def test_service_user_can_make_the_attempts_it_is_allowed(stack: Stack) -> None:
     data, api = stack.data_dir, stack.pids()["api"]
     for attempt in (f"open('{data}/rules/x.yaml', 'w')", f"open('{data}/token-key')", f"os.kill({api}, 0)",
                     f"connect('{data}/redis/run/redis.sock')"):  # fmt: skip

@@ -123,7 +123,7 @@ def test_failed_group_counts_as_slow_regardless_of_figures() -> None:
     assert groups(8, answer_of)[0].slow == {name(4): "nccl_pair: wrong sums"}
 
 
-def test_where_all_are_below_a_good_node_few_are_left_open_and_none_is_named() -> None:
+def test_no_node_is_named_slow_when_all_are_below_the_standard() -> None:
     found, _ = groups(4, slow(*nodes(4)), standard={"gemm_tflop_per_s": FULL})
     assert not found.slow and set(found.open) == {(name(1), name(2)), (name(3), name(4))}
 

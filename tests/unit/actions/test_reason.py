@@ -49,7 +49,7 @@ def node(*state: str, reason: str = "", user: str = "") -> SlurmNode:
         ("healer:gpu-hot inc:89abcdef y", None),
     ],
 )
-def test_who_adds_plain_words_to_what_this_run_wrote_holds_the_node(reason: str, holder: str | None) -> None:
+def test_person_who_appends_to_the_reason_of_this_run_holds_the_node(reason: str, holder: str | None) -> None:
     """Only what was read back before shows that such a reason is not ours."""
     shown = node("IDLE", "DRAIN", reason=reason, user="ann")
     assert holder_of(shown, "healer:gpu-lost inc:01234567 x") == holder
@@ -73,5 +73,5 @@ def test_who_adds_plain_words_to_what_this_run_wrote_holds_the_node(reason: str,
         (node("IDLE", "DRAIN", reason="Kill task failed", user="root"), "root holds"),
     ],
 )
-def test_who_holds_a_node(shown: SlurmNode, holder: str | None) -> None:
+def test_holder_of_a_node_is_read_from_its_state_and_reason(shown: SlurmNode, holder: str | None) -> None:
     assert holder_of(shown) == holder

@@ -391,7 +391,7 @@ def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
     assert "Job 4712: not restarted by this run" in ticket.text
 
 
-def test_who_approves_reads_which_jobs_are_on_the_node() -> None:
+def test_approval_request_lists_the_jobs_on_the_node() -> None:
     desk = Desk(step=Step(id="agree", title="Power-cycle it"))
     asks = desk.act(WAITS["approval"])
     assert asks.text == "Waiting for approval: Power-cycle it"

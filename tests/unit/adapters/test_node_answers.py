@@ -42,7 +42,7 @@ def test_all_passed() -> None:
     assert found is not None and (found.passed, found.text) == (True, "all 2 tests passed")
 
 
-def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
+def test_failed_test_is_named_with_its_gpu_and_the_text_of_dcgm() -> None:
     found = verbs.read_diagnosis(
         "n1", "k", diagnostic(226, memory=[result("Pass"), result("Fail", 3, "page is bad")])
     )
@@ -151,7 +151,7 @@ def test_a_fabric_is_up_when_it_is_on_every_gpu() -> None:
     assert not verbs.read_fabric("n1", {"gpus": [gpu(), gpu("N/A", "N/A")]}).healthy
 
 
-def test_where_a_domain_joins_the_rack_clique_and_cluster_count() -> None:
+def test_rack_wide_nvlink_needs_a_clique_and_a_cluster() -> None:
     good = gpu(product="NVIDIA GB200", clique="3", cluster=CLUSTER)
     assert verbs.read_fabric("n1", {"gpus": [good]}).healthy
     assert "no cluster" in verbs.read_fabric("n1", {"gpus": [good | {"cluster": ZERO}]}).text
@@ -207,7 +207,7 @@ def test_a_packed_file_is_unpacked_to_a_bound() -> None:
         {"dumps": [{"rank": 3, "at": 1, "data": "AAAA"}]}, {"gpus": [3]},
     ],
 )  # fmt: skip
-def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
+def test_malformed_job_answer_of_a_node_raises_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="does not read"):
         verbs.read_job_on_node("n1", on_node(**changes))
     with pytest.raises(NodeError, match="does not read"):
@@ -221,7 +221,7 @@ def gpu_memory(**fields: str) -> dict[str, Any]:
     return {"pci": "00000000:9B:00.0", "pending": "No", "failed": "No", "recovery": "None", **fields}
 
 
-def test_memory_that_is_well() -> None:
+def test_healthy_gpu_memory_has_no_faults() -> None:
     found = verbs.read_memory("n1", {"gpus": [gpu_memory(), gpu_memory(channel="N/A", tpc="No", sram="No")]})
     assert (found.gpus, found.faults) == (2, ())
 
@@ -246,6 +246,6 @@ def test_memory_that_is_not_well_is_named_with_its_gpu(fields: dict[str, str], w
 @pytest.mark.parametrize(
     "fields", [{"pending": "Unknown Error"}, {"pending": "N/A", "failed": "N/A"}, {"failed": "?"}]
 )
-def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(fields: dict[str, str]) -> None:
+def test_unclear_memory_state_of_a_gpu_raises_an_error(fields: dict[str, str]) -> None:
     with pytest.raises(NodeError, match="00000000:9B"):
         verbs.read_memory("n1", {"gpus": [gpu_memory(**fields)]})

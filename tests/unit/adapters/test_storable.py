@@ -18,7 +18,7 @@ _json = st.recursive(
 
 @pytest.mark.heavy
 @given(st.dictionaries(st.text(), _json, max_size=4))
-def test_what_is_stored_reads_back_to_the_same_bytes(data):
+def test_stored_data_reads_back_to_the_same_bytes(data):
     kept = storable(data)
     assert canonical(msgspec.json.decode(canonical(kept))) == canonical(kept)
     assert b"\\u0000" not in canonical(kept)

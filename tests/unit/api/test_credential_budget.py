@@ -66,7 +66,7 @@ def test_right_credentials_cost_nothing(site: Site) -> None:
         site.right(HERE, site.fresh())
 
 
-def test_who_was_accepted_lately_passes_from_any_address(site: Site) -> None:
+def test_recently_accepted_credential_passes_despite_the_address_budget(site: Site) -> None:
     mara, node = site.fresh(), site.fresh()
     site.right(THERE, mara)
     site.right(HERE, node, person=False)
@@ -155,5 +155,5 @@ def test_an_address_that_is_refused_for_long_is_reported(site: Site) -> None:
         ("testclient", "testclient"),
     ],
 )
-def test_what_counts_as_one_address(address: str, counted: str) -> None:
+def test_addresses_of_one_ipv6_network_count_as_one(address: str, counted: str) -> None:
     assert counted_address(address) == counted

@@ -62,7 +62,7 @@ class Recorded(MemoryStore):
         return stored
 
 
-def test_what_waits_is_written_together_and_answered_each() -> None:
+def test_waiting_arrivals_are_written_together_and_answered_singly() -> None:
     async def go() -> None:
         store = MemoryStore()
         commit = GroupCommit(in_thread(store.store))

@@ -56,7 +56,7 @@ def test_retry_after_is_the_very_second() -> None:
     assert refused(quotas, who, Kind.metrics, 7.0) is None
 
 
-def test_what_matters_less_is_refused_first() -> None:
+def test_less_important_signals_are_refused_first() -> None:
     quotas, who = Quotas(), caller()
     burst = round(OF_CLUSTER.entries * BURST_S)
     refusals: list[set[Kind]] = []
@@ -70,7 +70,7 @@ def test_what_matters_less_is_refused_first() -> None:
     assert refusals[11] == set(Kind)
 
 
-def test_what_is_bound_to_a_node_owes_two_bursts_of_events_and_less_of_all_else() -> None:
+def test_node_token_may_overdraw_events_by_more_than_other_kinds() -> None:
     quotas, who = Quotas(), caller(node="n")
     burst, refusals = round(OF_NODE.entries * BURST_S), list[set[Kind]]()
     for part in (1.0, 0.1, 0.2, 0.2, 1.5, 0.1):
@@ -128,7 +128,7 @@ def test_time_pays_back_no_more_than_the_burst() -> None:
     assert refused(quotas, who, Kind.metrics, 1e9) is not None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_number_of_remembered_tokens_is_bounded() -> None:
     quotas = Quotas()
     for number in range(TOKENS + 100):
         quotas.spend(caller(str(number)), 0.0, entries=1)

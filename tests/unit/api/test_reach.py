@@ -73,7 +73,7 @@ def test_hanging_database_blocks_no_one_and_its_return_is_noticed() -> None:
     asyncio.run(ask())
 
 
-def test_one_that_refuses_is_away_until_it_answers() -> None:
+def test_refusing_database_is_away_until_it_answers() -> None:
     async def ask() -> None:
         reach = Reach()
         with pytest.raises(Unavailable, match="refused"):
@@ -85,7 +85,7 @@ def test_one_that_refuses_is_away_until_it_answers() -> None:
     asyncio.run(ask())
 
 
-def test_who_waits_for_a_thread_alone_learns_nothing_of_the_database() -> None:
+def test_waiting_for_a_thread_does_not_mark_the_database_as_away() -> None:
     """Strangers ask more than the threads can; each question would be answered at once."""
     release = threading.Event()
 
@@ -107,7 +107,7 @@ def test_who_waits_for_a_thread_alone_learns_nothing_of_the_database() -> None:
     asyncio.run(ask())
 
 
-def test_one_that_is_silent_is_away_though_others_wait() -> None:
+def test_silent_database_is_away_while_queries_wait() -> None:
     release = threading.Event()
 
     async def ask() -> None:
@@ -140,7 +140,7 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
     asyncio.run(ask())
 
 
-def test_one_that_is_away_is_not_ready() -> None:
+def test_unreachable_database_is_not_ready() -> None:
     readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Reach())
     readiness = asyncio.run(readying.current())
     assert not readiness.ready and readiness.checks["database"] == {"ok": False, "text": "connection refused"}
@@ -323,7 +323,7 @@ def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch:
     assert all(look.done() for _, look in access._looks.values())  # the next look-up drops them
 
 
-def test_who_is_remembered_is_not_when_others_ask_too_much(api: Api) -> None:
+def test_remembered_senders_are_not_accepted_during_an_overload(api: Api) -> None:
     """The database is there: what it says now counts, not what it said before."""
     token = api.token(Role.signals)
     reach = Reach()
@@ -339,7 +339,7 @@ def test_who_is_remembered_is_not_when_others_ask_too_much(api: Api) -> None:
     asyncio.run(ask())
 
 
-def test_what_is_remembered_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_senders_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access_module, "_CACHE_SIZE", 2)
     access = Access(api.services, Reach())
     tokens = [api.token(Role.signals) for _ in range(4)]

@@ -87,7 +87,7 @@ def test_oversized_body_is_refused_before_it_is_read() -> None:
     asyncio.run(run())
 
 
-def test_what_stalls_or_drips_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_stalls_or_drips_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_preamble, "GRACE_S", 0.01)
 
     async def run() -> None:

@@ -51,7 +51,7 @@ def test_the_client_is_the_last_address_that_is_no_named_proxy(
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For: 192.0.2.7", "Forwarded: for=192.0.2.7;proto=https"])
-def test_what_a_stranger_says_of_himself_is_not_believed(header: str) -> None:
+def test_forwarded_headers_from_an_untrusted_client_are_ignored(header: str) -> None:
     name, _, value = header.partition(": ")
     spoofed = (name, value), ("X-Forwarded-Proto", "https"), ("X-Forwarded-Host", "other"), ("Host", "h:1")
     for site in (SiteNames(None, PROXIES), SiteNames()):

@@ -35,7 +35,7 @@ def refused(raw: bytes, encoding: str, limit: int) -> tuple[int, str]:
 
 
 @each_packing
-def test_what_was_packed_comes_out(packing: str) -> None:
+def test_compressed_bodies_are_unpacked(packing: str) -> None:
     pack = PACK[packing]
     assert unpacked(pack(b"one"), packing, 3) == b"one"
     assert unpacked(pack(b"one") + pack(b"") + pack(b"two"), packing, 6) == b"onetwo"
@@ -51,7 +51,7 @@ def test_the_bound_is_exact(packing: str) -> None:
 
 
 @each_packing
-def test_what_is_torn_or_something_else_is_400(packing: str) -> None:
+def test_damaged_compressed_body_is_answered_with_400(packing: str) -> None:
     good = PACK[packing](b"a body")
     for raw in (b"", b"x", good[:-1], good + b"x", good[1:], good + good[:9]):
         status, why = refused(raw, packing, 100)

@@ -77,7 +77,7 @@ def test_a_line_that_cannot_be_read_is_named_and_the_rest_still_verified():
 @pytest.mark.parametrize(
     "first", [b"", b"\n", b"{}\n", b'{"healer_audit":2,"at":"2026-11-20T03:00:00Z","clusters":{}}']
 )
-def test_what_is_no_export_is_refused(first):
+def test_file_that_is_no_audit_export_is_refused(first):
     with pytest.raises(ExportError, match="line 1"):
         verify_export([first])
 

@@ -41,7 +41,7 @@ def test_a_lost_checkpoint_is_no_broken_place_and_is_counted() -> None:
     assert "after seq 5, up to seq 40 at least, is lost" in gap_text(found.gaps[0])
 
 
-def test_what_the_restore_does_not_explain_stays_broken() -> None:
+def test_gap_that_the_restore_does_not_explain_stays_broken() -> None:
     links = chain(restored(6), record(7))
     for checkpoint in (signed(5, 5), signed(7, 0.5), signed(7, 10), signed(40, 0.5), signed(40, 10)):
         assert verdict(links, checkpoint).broken, checkpoint

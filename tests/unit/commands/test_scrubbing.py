@@ -122,7 +122,7 @@ def test_a_secret_is_recognised_by_its_look(where: str, secret: str) -> None:
 
 
 @given(secret=WORDS)
-def test_what_lies_below_a_secret_s_name_is_one(secret: str) -> None:
+def test_every_value_under_the_name_of_a_secret_is_removed(secret: str) -> None:
     document = {
         "argv": ["racadm", "-p", secret, "--api-token", secret], "tokens": [secret, {"of": secret}],
         "credentials": {"user": "root", "rows": [secret]}, "env": [{"name": "DB_PASSWORD", "value": secret}],
@@ -133,7 +133,7 @@ def test_what_lies_below_a_secret_s_name_is_one(secret: str) -> None:
 
 @pytest.mark.parametrize("alphabet", [string.ascii_letters + string.digits, BASE64, "0123456789abcdef"])
 @given(seed=st.integers())
-def test_what_looks_random_goes_without_any_name(alphabet: str, seed: int) -> None:
+def test_random_looking_text_is_removed_without_any_name(alphabet: str, seed: int) -> None:
     """Equal ones stay equal: one sees that the line is about the same."""
     draw = Random(seed)
     one, other = ("".join(draw.choices(alphabet, k=48)) for _ in range(2))
@@ -192,7 +192,7 @@ def test_a_known_key_does_not_hide_the_look_of_another() -> None:
         "a token ends in 3 days; the passwords file is missing",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_that_is_no_secret_is_kept(text: str) -> None:
     assert Scrubber(["another-secret"])(text) == text
 
 

@@ -32,20 +32,20 @@ def test_each_asks_for_its_plan_first_and_names_the_node() -> None:
         assert one.body == {"cluster": CLUSTER, "node": name(1)}
 
 
-def test_what_healer_took_out_is_only_returned() -> None:
+def test_node_drained_by_healer_offers_only_the_return() -> None:
     assert labels(row(NodeKind.out_healer)) == ["Resume", "Return to service", "Collect evidence"]
 
 
-def test_what_slurm_took_out_may_be_taken_over() -> None:
+def test_node_drained_by_slurm_offers_adoption() -> None:
     assert labels(row(NodeKind.out_slurm)) == ["Adopt slurm drain", "Collect evidence"]
 
 
-def test_what_a_person_took_out_is_theirs_but_may_be_looked_at() -> None:
+def test_node_drained_by_a_person_offers_only_evidence() -> None:
     assert labels(row(NodeKind.out_person)) == ["Collect evidence"]
 
 
 @pytest.mark.parametrize("role", [Role.viewer, Role.responder, Role.auditor])
-def test_who_may_not_act_has_none(role: Role) -> None:
+def test_role_that_may_not_act_sees_no_buttons(role: Role) -> None:
     assert labels(row(), role) == []
 
 

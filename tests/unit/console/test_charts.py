@@ -107,7 +107,7 @@ def test_the_table_says_what_the_chart_says() -> None:
     assert view.label == "Clock: GPU 3 ends at 1,234 MHz."
 
 
-def test_what_is_no_number_is_drawn_as_unknown() -> None:
+def test_values_that_are_no_numbers_are_drawn_as_unknown() -> None:
     odd = chart(lines=(ChartLine(label="x", role="own", values=(float("nan"), float("inf"))),))
     view = charts_view.chart_view("c1", odd)
     assert json.loads(json.dumps(view.data, allow_nan=False))["s"][0]["v"] == [None, None]

@@ -80,7 +80,7 @@ def test_it_is_in_the_language_of_who_asks(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", NO_PAGES)
-def test_who_is_not_signed_in_signs_in_first_as_for_every_page(site: Site, path: str) -> None:
+def test_visitor_without_a_session_is_sent_to_the_sign_in_page(site: Site, path: str) -> None:
     answer = visitor(site, signed_in=False).get(path)
     assert answer.status_code == 303
     assert answer.headers["location"] == f"/sign-in?next={path.replace('/', '%2F')}"
@@ -107,7 +107,7 @@ def test_a_program_that_asks_for_a_page_gets_what_it_takes(site: Site, path: str
     assert visitor(site, accept="*/*").get(path).headers["content-type"] == "text/html; charset=utf-8"
 
 
-def test_what_scripts_read_fails_as_a_problem(site: Site) -> None:
+def test_missing_script_resource_is_answered_with_a_problem(site: Site) -> None:
     scripts = visitor(site, accept="*/*")
     for path in ("/jobs/pod1/none/steps.json", "/incidents/0123456789/report.md", "/fleet.json?cluster=none"):
         answer = scripts.get(path)
@@ -133,7 +133,7 @@ def test_a_wrong_method_is_a_page_with_the_way_back(site: Site, method: str, pat
     assert (answer.status_code, answer.headers["content-type"]) == (405, PROBLEM)
 
 
-def test_what_is_not_allowed_is_a_page_too(site: Site) -> None:
+def test_forbidden_request_is_answered_with_a_page(site: Site) -> None:
     other = {"Sec-Fetch-Site": "cross-site"}
     forms = [(path, who) for path in ("/language", "/sign-in") for who in (True, False)]
     for path, signed_in in [*forms, ("/sign-out", True)]:
@@ -188,5 +188,5 @@ def test_a_failure_of_our_own_asks_nothing_more(monkeypatch: pytest.MonkeyPatch)
         (",;;=,q=1", False, False),
     ],
 )
-def test_what_a_client_would_rather_have(accept: str, usual: bool, page: bool) -> None:
+def test_accept_header_decides_between_page_and_problem(accept: str, usual: bool, page: bool) -> None:
     assert prefers_page(accept, usual=usual) is page

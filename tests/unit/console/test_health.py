@@ -35,7 +35,7 @@ def well() -> SelfHealth:
     return SelfHealth(stored=stored, broker=0, broker_text="answers", rules_version="9d1f")
 
 
-def test_where_all_is_well_nothing_is_to_be_looked_at() -> None:
+def test_healthy_site_lists_no_problems() -> None:
     assert health_page(well()).wrong == ()
 
 
@@ -67,7 +67,7 @@ def test_a_picture_that_is_too_old_and_none_at_all_are_down() -> None:
     assert row(health_page(well(), standing(snapshot=None)), "Slurm snapshot").tone == "bad"
 
 
-def test_what_waits_is_behind_only_when_it_waits_long() -> None:
+def test_backlog_turns_to_a_warning_only_after_a_long_wait() -> None:
     def waiting(seconds: int) -> str:
         one = Backlog(name="x", count=4, oldest=NOW - timedelta(seconds=seconds))
         stored = msgspec.structs.replace(well().stored, backlogs=(one,))

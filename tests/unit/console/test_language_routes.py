@@ -85,7 +85,7 @@ def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
         assert len(english.splitlines()) == len(chinese.splitlines()) and english != chinese
 
 
-def test_what_a_script_draws_from_data_has_its_words_and_keeps_its_names() -> None:
+def test_chart_data_is_translated_but_keeps_its_names() -> None:
     texts = _Texts("zh")
     data = ({"name": "open", "help": "rejected", "labels": ("open", "gpu1"), "values": [1, None]},)
     wanted = ({"name": "open", "help": "已拒绝", "labels": ["未处理", "gpu1"], "values": [1, None]},)

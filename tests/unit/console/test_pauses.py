@@ -68,7 +68,7 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
     ("bound_to", "ends"),
     [(None, {"all-", "pod1"}), (CLUSTER, {"pod1"}), ("pod2", set[str]())],
 )
-def test_who_is_bound_to_clusters_ends_no_pause_of_all(bound_to: str | None, ends: set[str]) -> None:
+def test_session_bound_to_a_cluster_cannot_end_other_pauses(bound_to: str | None, ends: set[str]) -> None:
     here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
     session = Caller(id="mara", name="mara", role=Role.operator, cluster=bound_to)
     rows = pauses_view.pause_rows(standing(pauses=(paused("all", ""), here)), session, NOW)

@@ -96,7 +96,7 @@ def test_every_playbook_has_a_page_with_its_runbook(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/playbooks/none", "/runbooks/none", "/runbooks/..%2F..%2Fpyproject"])
-def test_what_there_is_not_is_said(client: TestClient, path: str) -> None:
+def test_unknown_playbook_is_answered_with_404(client: TestClient, path: str) -> None:
     assert client.get(path, headers=COOKIE).status_code == 404
 
 
@@ -127,7 +127,7 @@ def test_a_runbook_of_the_site_cannot_bring_html_or_scripts(tmp_path: Path) -> N
     assert "<script" not in made and "<img" not in made and "href" not in made
 
 
-def test_what_a_site_wrote_into_its_playbook_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playbook_pages_escape_text_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "<script>alert(1)</script>"
     one = playbook(Step(id="x", title=evil, do=Verb.notify, when=evil), title=evil)
     rules = msgspec.structs.replace(shipped(), playbooks={**shipped().playbooks, "one": one})

@@ -103,7 +103,7 @@ def test_a_row_without_a_run_says_why(
     assert row_of(sample, "gpu-lost", run=None, **change)[:2] == expected
 
 
-def test_who_has_what_is_over(sample: Sample) -> None:
+def test_resolved_incident_is_shown_for_review_or_as_merged(sample: Sample) -> None:
     over = {"state": IncidentState.resolved, "run": None}
     assert row_of(sample, "gpu-lost", **over)[2] == "to review"
     assert row_of(sample, "gpu-lost", **over, merged_into="0123456789ab")[2] == "part of 01234567"

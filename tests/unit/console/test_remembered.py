@@ -43,7 +43,7 @@ def _chart_with_jump(at_point: int | None) -> list[str]:
     return [f"{to_plain(mark['l'])} at {begin}" for mark, begin in zip(view.data["m"], begins, strict=True)]
 
 
-def test_what_is_unusual_against_the_first_half_is_marked_where_it_begins() -> None:
+def test_unusual_values_are_marked_where_they_begin() -> None:
     (mark,) = _chart_with_jump(200)
     word, _, begin = mark.rpartition(" at ")
     assert word == "unusual"

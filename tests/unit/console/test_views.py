@@ -49,7 +49,9 @@ def detail_of(sample: Sample, rule: str) -> IncidentRecord:
         (("IDLE", "DRAIN"), "Not responding to ann's ping", NodeKind.out_person),
     ],
 )
-def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind) -> None:
+def test_kind_of_a_node_is_read_from_its_state_and_reason(
+    state: tuple[str, ...], reason: str, kind: NodeKind
+) -> None:
     node = SlurmNode(name="gpu0001", state=state, reason=reason)
     assert fleet_view.kind_of(node, hold=None, known_bad=False) is kind
 
@@ -154,7 +156,7 @@ def left(sample: Sample, rule: str, role: Role = Role.operator) -> list[tuple[st
     return [(one.text, [button.label for button in one.buttons]) for one in view.left]
 
 
-def test_what_is_left_for_a_person(sample: Sample) -> None:
+def test_each_incident_lists_the_work_left_for_a_person(sample: Sample) -> None:
     assert left(sample, "gpu-lost") == []
     assert left(sample, "nvswitch-fatal")[0] == (
         "drain-reboot-verify gpu0005: waits for approval.",
@@ -371,7 +373,7 @@ def test_sample_is_the_same_each_time() -> None:
     assert console_sample.node_name(17) == "gpu0017"
 
 
-def test_what_a_person_typed_is_in_no_language_of_ours(sample: Sample) -> None:
+def test_text_that_a_person_typed_is_not_translated(sample: Sample) -> None:
     detail = detail_of(sample, "gpu-application")
     typed = {"reason": "no runs yet"}
     said = AuditRecord(

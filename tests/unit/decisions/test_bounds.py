@@ -37,7 +37,9 @@ def test_the_defaults_are_sound(nodes: int) -> None:
         (GuardSettings(protected=("gpu*",)), (Guard.protected, True)),
     ],
 )
-def test_what_is_set_too_wide_or_too_narrow(guards: GuardSettings, bound: tuple[Guard, bool]) -> None:
+def test_limits_set_too_wide_or_too_narrow_are_reported(
+    guards: GuardSettings, bound: tuple[Guard, bool]
+) -> None:
     assert bound in odd(guards=guards)
 
 

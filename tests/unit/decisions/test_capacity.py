@@ -134,7 +134,7 @@ class TestHourly:
         said = answer(Guard.hourly, drain(), facts(100, granted=(*granted, ago(minutes=5))))
         assert said.frees_at == later(minutes=40)
 
-    def test_what_is_an_hour_old_has_left(self):
+    def test_slot_granted_an_hour_ago_no_longer_counts(self):
         assert answer(Guard.hourly, drain(), facts(granted=(ago(hours=1),))).used == 0
         just_in = ago(hours=1) + timedelta(microseconds=1)
         assert answer(Guard.hourly, drain(), facts(granted=(just_in,))).used == 1

@@ -96,7 +96,7 @@ class TestEmptyNode:
         assert said.kind is AnswerKind.hold and "Jobs 1, 2, 3 and 1 more" in said.why
         assert answer(Guard.consent, propose(verb), facts()).kind is AnswerKind.hold
 
-    def test_work_that_slurm_shows_without_a_job(self):
+    def test_completing_node_without_a_job_holds_a_reboot(self):
         completing = node(1, state=("IDLE", "DRAIN", "COMPLETING"), reason="healer:x")
         assert answer(Guard.consent, propose(Verb.reboot), facts([completing, *REST])).kind is AnswerKind.hold
 

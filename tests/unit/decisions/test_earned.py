@@ -18,7 +18,7 @@ EARN = PromotionPolicy()
         (28, 2, "28 of the last 30 incidents were true faults (0.93); auto mode requires 0.95"),
     ],
 )
-def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:
+def test_auto_mode_needs_enough_reviews_and_precision(right: int, wrong: int, says: str | None) -> None:
     found = promotion_obstacle(Proof(right=right, wrong=wrong), EARN)
     assert found is None if says is None else says in (found or "")
 
@@ -35,7 +35,7 @@ def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:
         (Mode.shadow, 0, 9, False),
     ],
 )
-def test_what_ends_it(mode: Mode, right: int, wrong: int, falls: bool) -> None:
+def test_auto_mode_ends_when_its_precision_falls(mode: Mode, right: int, wrong: int, falls: bool) -> None:
     assert (demotion_reason(mode, Proof(right=right, wrong=wrong), EARN) is not None) is falls
 
 

@@ -149,7 +149,7 @@ class TestARunThatOnlyBegins:
         assert (begun.slots, begun.granted, begun.breaker.canary) == ((), (), None)
         assert begun.running == {name(1): "r1"}
 
-    def test_which_playbooks_begin_so(self):
+    def test_only_a_playbook_that_waits_before_its_drain_takes_its_slot_later(self):
         waits = Playbook(
             name="w",
             title="w",

@@ -81,7 +81,7 @@ class TestCooldown:
         assert (said.kind, said.frees_at) == (AnswerKind.hold, later(minutes=6))
         assert answer(Guard.cooldown, drain(), known, now=later(minutes=6)).kind is AnswerKind.allow
 
-    def test_what_a_person_asks_and_what_had_begun_goes_on(self):
+    def test_cooldown_does_not_hold_requests_of_people_or_running_work(self):
         known = facts(breaker=breaker(BreakerState.closed, roots=roots(4)))
         for proposal in (drain(by="alice"), drain(ride=True)):
             assert answer(Guard.cooldown, proposal, known).kind is AnswerKind.allow

@@ -137,7 +137,7 @@ def test_an_old_picture_says_nothing_of_now() -> None:
     assert shown(state=("IDLE", "MAINTENANCE"), age_s=299) != []
 
 
-def test_what_has_ended_is_not_shown() -> None:
+def test_earlier_boots_changes_and_job_starts_are_not_shown() -> None:
     assert shown(boot_at=START - timedelta(minutes=5)) == []
     assert (
         shown(node_inventory=inventory(changed={"driver": ("580.65.06", START - timedelta(minutes=10))}))

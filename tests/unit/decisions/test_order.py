@@ -65,7 +65,7 @@ def test_with_room_for_both_neither_waits() -> None:
     assert judge(drain(urgency=urgency()), facts(waiting=(waits(2),)), rules(TWO), NOW).outcome is Outcome.act
 
 
-def test_who_has_taken_its_node_meanwhile_waits_no_more() -> None:
+def test_run_that_already_has_a_slot_no_longer_waits() -> None:
     known = facts(slots=(slot(2),), waiting=(waits(2),))
     assert judge(drain(urgency=urgency()), known, rules(TWO), NOW).outcome is Outcome.act
 
@@ -73,7 +73,7 @@ def test_who_has_taken_its_node_meanwhile_waits_no_more() -> None:
 @pytest.mark.parametrize(
     "asked", [{"by": "bob"}, {"unusable": True}, {"run": "w2"}, {"ride": True}, {"urgency": None}]
 )
-def test_runs_that_yield_to_no_other(asked: dict) -> None:
+def test_runs_without_a_place_in_the_queue_yield_to_no_other(asked: dict) -> None:
     known = facts(slots=(slot(9),), waiting=(waits(2),))
     assert judge(drain(**({"urgency": urgency()} | asked)), known, rules(TWO), NOW).outcome is Outcome.act
 

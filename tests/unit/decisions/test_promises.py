@@ -56,7 +56,7 @@ class TestReserved:
         assert "llama" in said.why and name(1) in said.why
 
     @pytest.mark.parametrize("fault", [{"unusable": True, "fatal": False}, {"fatal": True}])
-    def test_one_that_is_of_no_use_to_them_goes(self, fault):
+    def test_faulty_node_may_be_drained_despite_its_reservation(self, fault):
         said = answer(Guard.reserved, drain(**fault), known(kept()))
         assert said.kind is AnswerKind.allow and "of no use" in said.why
 

@@ -123,7 +123,7 @@ def test_no_job_is_queued_for_the_node() -> None:
         {"reservation": "class"},
     ],
 )
-def test_whom_the_node_would_not_help_waits_for_another(why: dict[str, Any]) -> None:
+def test_job_that_cannot_use_the_node_does_not_prevent_a_sweep(why: dict[str, Any]) -> None:
     known = idle(jobs=[waiting(**why)])
     assert known.snapshot is not None
     kept = {"class": Reservation(name="class", nodes=(name(2),))}
@@ -199,7 +199,7 @@ def test_its_own_job_on_the_node_is_no_reason_to_go() -> None:
         idle(ailing={name(1): FaultClass.fatal}),
     ],
 )
-def test_what_ends_it(known: GateFacts) -> None:
+def test_pending_job_drain_or_fatal_fault_ends_a_sweep(known: GateFacts) -> None:
     assert sweep_answer(known, granted=True).kind is AnswerKind.hold
 
 

@@ -68,7 +68,9 @@ def test_words(fields: dict[str, str], wish: Wish) -> None:
         ({"comment": "healer:keep healer:requeue"}, RestartConsent(), False),
     ],
 )
-def test_who_has_agreed(fields: dict[str, str], site: RestartConsent, agrees: bool) -> None:
+def test_restart_consent_follows_from_the_job_and_the_site(
+    fields: dict[str, str], site: RestartConsent, agrees: bool
+) -> None:
     assert (restart_consent(job(**fields), site) is not None) is agrees
 
 

@@ -138,7 +138,7 @@ def test_commands_are_context_and_never_news() -> None:
     assert score(*split(x))[1500] > THRESHOLD + 10
 
 
-def test_what_follows_a_command_is_no_news_and_what_should_and_does_not_is() -> None:
+def test_signal_that_stops_following_its_command_is_an_anomaly() -> None:
     random = np.random.default_rng(6)
     command = (np.arange(5000) // 40 % 3 == 0).astype(float)
     x = np.column_stack([3 * command + 0.2 * random.normal(size=5000), command])

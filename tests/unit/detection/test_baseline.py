@@ -92,7 +92,7 @@ def test_two_of_four_nodes_slow_from_the_start_are_found_by_other_jobs_times() -
         ({"work": np.nan}, "it does not tell its work"),
     ],
 )
-def test_what_is_not_the_same_is_not_compared(about: dict, why: str) -> None:
+def test_jobs_of_different_work_are_not_compared(about: dict, why: str) -> None:
     fleet = Fleet()
     fleet.factor[4:6] = 1.1
     fleet.run(60, j1={"first": 0}, j2={"first": 8})

@@ -55,7 +55,7 @@ def test_weeks_need_no_more_memory_than_hours_and_are_detected_too() -> None:
         lambda hour: 1.0 + 0.03 * hour / 12,  # too little
     ],
 )
-def test_what_only_looks_so(shape: Shape) -> None:
+def test_step_times_without_a_steady_rise_are_no_creep(shape: Shape) -> None:
     assert life(shape, 12).slower() is None
 
 

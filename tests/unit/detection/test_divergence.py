@@ -141,7 +141,7 @@ def test_a_rank_that_differs_from_the_first_step_is_named_where_other_runs_agree
     assert "in other runs of this program" in one.text
 
 
-def test_what_the_ranks_of_one_run_do_not_share_is_shared_in_none() -> None:
+def test_result_that_ranks_do_not_share_in_one_run_is_never_compared() -> None:
     random = np.random.default_rng(5)
     job = with_known_results()
     assert job.run(10, lambda step: {"grad_norm": 1.5 + 0.01 * random.normal(size=RANKS)}) == []
@@ -150,7 +150,7 @@ def test_what_the_ranks_of_one_run_do_not_share_is_shared_in_none() -> None:
     assert again.run(20, apart([13])) == []
 
 
-def test_what_was_kept_of_other_runs_and_cannot_be_read_is_learnt_again() -> None:
+def test_unreadable_results_of_other_runs_are_learnt_again() -> None:
     assert Divergence().load({"shared-results": b"{}"}) == ["shared-results"]
 
 

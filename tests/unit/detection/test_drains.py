@@ -31,7 +31,7 @@ def test_ours_are_no_news() -> None:
     assert found(node("IDLE", "DRAIN", reason="healer:gpu-lost inc:12345678 GPU fell off the bus")) == []
 
 
-def test_what_slurm_appends_to_ours_leaves_it_ours() -> None:
+def test_drain_of_healer_stays_its_own_after_slurm_appends_text() -> None:
     assert found(node("DOWN", "DRAIN", reason="healer:gpu-lost inc:12345678 x : Not responding")) == []
 
 

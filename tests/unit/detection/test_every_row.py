@@ -48,7 +48,7 @@ def test_each_row_of_the_sxids() -> None:
 
 
 @pytest.mark.parametrize("ask", RULES.recovery_actions.values(), ids=lambda ask: ask.fault)
-def test_what_the_driver_asks_by_number_and_by_words(ask: object) -> None:
+def test_each_recovery_action_is_read_by_number_and_by_words(ask: object) -> None:
     assert isinstance(ask, type(next(iter(RULES.recovery_actions.values()))))
     for now in (f"0x{ask.code:x} ({ask.words})", f"({ask.words})"):
         line = f"NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x9 (Other) to {now}"

@@ -33,7 +33,7 @@ def test_node_that_differs_from_its_peers_is_an_outlier_in_that_feature_only() -
     assert peers == pytest.approx(60, abs=2)
 
 
-def test_what_all_nodes_share_is_no_feature() -> None:
+def test_deviation_shared_by_all_nodes_does_not_change_a_feature() -> None:
     fleet = Fleet()
     _, cool = features_after(fleet)
     for name in fleet.names:
@@ -56,7 +56,7 @@ def test_growth_of_a_counter_counts_and_not_its_height() -> None:
     assert peers == 0
 
 
-def test_what_is_not_measured_is_unknown_and_so_is_what_went_silent() -> None:
+def test_features_of_unmeasured_signals_and_silent_nodes_are_unknown() -> None:
     fleet = Fleet()
     features, matrix = features_after(fleet)
     assert np.isnan(column(matrix, "NVLink CRC errors")).all()

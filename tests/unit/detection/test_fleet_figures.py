@@ -66,7 +66,7 @@ def test_a_node_far_below_the_others_is_low_with_its_figures() -> None:
 
 
 @pytest.mark.parametrize("value", [680.0, 705.0, 900.0])
-def test_what_is_near_or_above_the_median_is_well(value: float) -> None:
+def test_figures_near_or_above_the_median_are_healthy(value: float) -> None:
     assert low(standings(CLUSTER, fleet({3: value}), kinds(20))) == []
 
 
@@ -152,7 +152,7 @@ def test_it_clears_when_a_later_test_is_halfway_back_but_not_when_unknown() -> N
     assert len(site.tick(EVERY, node_name(3)).clear_since) == 1
 
 
-def test_what_was_measured_before_a_repair_counts_no_more() -> None:
+def test_figures_measured_before_a_repair_no_longer_count() -> None:
     site = Fleet(fleet({3: 610.0}))
     site.tick()
     site.detector.forget(UNMEASURED, node_name(3), site.now)

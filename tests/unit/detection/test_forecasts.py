@@ -320,7 +320,7 @@ def test_an_entry_as_short_as_it_can_be(tmp_path: Path) -> None:
         ("  models: [z9]", "no GPU model z9"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, more: str, text: str) -> None:
+def test_forecast_rules_with_forbidden_fields_are_refused(tmp_path: Path, more: str, text: str) -> None:
     _, problems = read(tmp_path, f"{GOOD}{more}\n")
     assert any(text in str(one) and "forecasts.yaml" in str(one) for one in problems), problems
 
@@ -336,6 +336,6 @@ def test_what_is_refused(tmp_path: Path, more: str, text: str) -> None:
         ("name: rows", "name: Rows And More", "lowercase letters"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, text: str) -> None:
+def test_invalid_value_in_a_forecast_rule_is_named(tmp_path: Path, old: str, new: str, text: str) -> None:
     _, problems = read(tmp_path, GOOD.replace(old, new))
     assert any(text in str(one) for one in problems), problems

@@ -69,7 +69,7 @@ def test_a_pause_of_less_than_a_minute_is_no_rest() -> None:
     assert site.rests() is True
 
 
-def test_what_is_not_measured_of_one_node_or_gpu_is_not_known() -> None:
+def test_idleness_is_unknown_if_one_gpu_is_not_measured() -> None:
     site = Nodes()
     assert site.rests() is None
     site.gpus(90, 0, 90, nodes=("n1",))

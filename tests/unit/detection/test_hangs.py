@@ -154,7 +154,9 @@ def test_many_missing_ranks_share_a_cause_and_none_is_named() -> None:
         ({"collective": others(3), "compute": [3]}, 55, "one rank collects its garbage"),
     ],
 )
-def test_what_only_looks_like_a_hang(says: dict[str, list[int]] | None, seconds: float, why: str) -> None:
+def test_pauses_and_lost_senders_are_not_reported_as_hangs(
+    says: dict[str, list[int]] | None, seconds: float, why: str
+) -> None:
     assert standing(says, seconds).found == [], why
 
 

@@ -171,7 +171,9 @@ def test_processes_that_wait_in_the_kernel_there_alone_are_enough_after_a_minute
         ({}, "not measured"),
     ],
 )
-def test_what_waits_everywhere_or_is_not_known_does_not_shorten_it(blocked: dict[str, int], why: str) -> None:
+def test_blocked_processes_everywhere_or_nowhere_do_not_shorten_the_wait(
+    blocked: dict[str, int], why: str
+) -> None:
     job = Job()
     job.life(600)
     job.blocked = blocked
@@ -295,7 +297,7 @@ def test_a_loss_is_remembered_for_the_whole_start_but_not_over_a_repair() -> Non
     assert found == [{BROKEN}, set()]
 
 
-def test_what_starts_took_outlives_the_detector() -> None:
+def test_learnt_start_times_survive_a_restart_of_the_detector() -> None:
     job = Job()
     job.life(100)
     packed = job.detector.pack(job.telemetry)

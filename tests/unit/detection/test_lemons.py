@@ -96,7 +96,7 @@ def test_time_out_of_service_is_shown_and_worth_nothing() -> None:
     assert score_of(past(1, 5, out=1.0)) == score_of(past(1, 5))
 
 
-def test_what_people_and_jobs_say_never_reaches_the_limit_alone() -> None:
+def test_marks_of_people_and_jobs_alone_never_make_a_lemon() -> None:
     marks = JobMarks()
     jobs = [ended(f"{user}", "n1", user=user) for user in "abcdefgh"]
     sound = [ended(f"{user}x", "n2", "n3", user=user, state="COMPLETED") for user in "abcdefgh"]
@@ -202,7 +202,7 @@ def test_faults_of_the_hardware_count_and_notes_false_alarms_and_others_do_not()
     assert record.out == pytest.approx(0.2 / 14)  # of the drain too
 
 
-def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_is_not() -> None:
+def test_lemon_record_drops_repaired_faults_but_keeps_cleared_ones() -> None:
     old, new = incident(1, 9), incident(3, 2)
     repaired = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="returned to service")
     by_itself = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="well again since 03:00:00 UTC")

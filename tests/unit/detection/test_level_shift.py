@@ -124,7 +124,7 @@ def test_slow_drift_is_reported_too_and_clears_when_gone(site: Site) -> None:
     assert (DRIFTED, where("n05")) in site.clear
 
 
-def test_what_the_job_decides_is_not_looked_at(site: Site) -> None:
+def test_signals_that_the_job_decides_are_not_watched(site: Site) -> None:
     site.odd["n05", MEMORY] = lambda _: 8.0
     assert site.run(8) == []
 

@@ -32,7 +32,7 @@ def onset(above: np.ndarray) -> int:
     return int(np.argmax(above[:, 0, 7])) if above[:, 0, 7].any() else -1
 
 
-def test_what_stays_where_it_is_is_never_beyond_in_four_weeks() -> None:
+def test_steady_level_is_not_flagged_in_four_weeks() -> None:
     assert not flagged(Levels(ROWS), 28 * 96).any()
     # The budget of 0.02 a day is 0.6 in four weeks, of noise that the band hardly covers.
     wild = flagged(Levels(ROWS), 28 * 96, noise=1.5, seed=3)
@@ -65,7 +65,7 @@ def test_one_wild_point_is_no_change() -> None:
     assert onset(flagged(levels, 96, lambda point: 10.0 * (point % 24 == 5), seed=2)) == -1
 
 
-def test_what_is_unknown_changes_nothing_and_what_is_new_is_learnt_first() -> None:
+def test_levels_ignore_unknown_values_and_learn_new_series_first() -> None:
     levels = Levels(ROWS)
     levels.reserve(COLUMNS)
     nothing = np.full((len(ROWS), COLUMNS), np.nan)

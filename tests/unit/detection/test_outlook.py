@@ -40,7 +40,7 @@ def test_the_range_holds_the_truth_in_noise() -> None:
 
 
 @pytest.mark.parametrize("kind", ["white", "counts", "constant", "spike"])
-def test_what_leads_nowhere_is_silent(kind: str) -> None:
+def test_series_without_a_trend_give_no_forecast(kind: str) -> None:
     rng = np.random.default_rng(11)
     values = {
         "white": rng.normal(0, 1, (56, 3000)),

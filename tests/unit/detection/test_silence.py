@@ -89,7 +89,7 @@ def test_a_node_that_slurm_reaches_is_not_blamed_for_its_sender() -> None:
     assert rule.playbook is None
 
 
-def test_who_speaks_is_not_silent() -> None:
+def test_node_that_sends_beats_is_not_silent() -> None:
     assert found(site()) == []
 
 
@@ -143,7 +143,7 @@ def heard(picture: Picture, numbers: Iterable[int], until: float) -> None:
     picture.update(observed, Topology())
 
 
-def test_what_rebooting_nodes_did_not_say_was_not_missed() -> None:
+def test_silence_counts_only_after_a_rebooted_node_should_speak() -> None:
     """They register with Slurm before their senders speak; after that three beats must be missing."""
     picture = site(stopped=range(1, 9))
     rebooted(picture, range(1, 9), until=300)

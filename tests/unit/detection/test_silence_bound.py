@@ -27,7 +27,7 @@ def beat(node: str, second: int) -> Observation:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
+def test_skipped_looks_at_silence_change_no_finding(seed: int) -> None:
     drawn = random.Random(seed)
     picture, looks = Picture(CLUSTER, watching_since=START), 0
     shown = {name(number): SlurmNode(name=name(number), state=("IDLE",)) for number in range(NODES)}

@@ -50,7 +50,7 @@ def test_few_workers_on_shared_machines() -> None:
     assert first(found, 2) - 100 <= 10
 
 
-def test_who_was_slow_all_along_is_still_seen() -> None:
+def test_rank_that_was_always_slow_is_found() -> None:
     x = times(60)
     x[:, 7] *= 2.35
     found = score(x[:20], x[20:])
@@ -108,7 +108,7 @@ def test_too_few_have_no_peers(nodes: int) -> None:
     assert slow(score(x[:10], x[10:])) == []
 
 
-def test_what_is_unknown_is_not_slow() -> None:
+def test_rank_with_unknown_times_is_not_slow() -> None:
     x = times(200)
     x[100:, 5], x[:, 6], x[120] = np.nan, np.inf, 0.0
     x[150:, 7] *= 1.1

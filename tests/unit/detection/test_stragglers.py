@@ -384,7 +384,7 @@ def test_a_requeued_job_blames_no_node_of_its_new_life_for_the_old_one(started: 
     assert job.found[before:] == []
 
 
-def test_what_was_learnt_of_a_rank_does_not_move_with_it() -> None:
+def test_baseline_of_a_rank_does_not_move_to_another_node() -> None:
     """A sender that counts no lives and reports no nodes: only Slurm says where its ranks are."""
     job = Job(more={"placed": False})
     job.run(130)

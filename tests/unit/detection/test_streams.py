@@ -53,7 +53,7 @@ def test_the_first_steps_are_never_judged() -> None:
     assert run(Streams(64), found, 0.004, only(3, 2.0)) == found
 
 
-def test_what_a_series_always_was_is_learnt_and_more_than_that_is_not() -> None:
+def test_small_constant_shift_is_learnt_and_a_large_one_is_reported() -> None:
     streams = Streams(64)
     shift = only(3, 0.025)
     assert run(streams, 200, 0.004, shift) is None
@@ -152,7 +152,7 @@ def test_a_job_that_was_not_watched_for_long_has_to_show_it_for_longer() -> None
     assert run(streams, 20, 0.004, only(3, 0.06)) == PATIENCE + 1
 
 
-def test_what_was_there_before_a_hiccup_is_no_part_of_it() -> None:
+def test_earlier_slowness_does_not_count_towards_a_hiccup() -> None:
     """The network makes four nodes slow for a while; when it is well again one of them has a hiccup."""
     streams, four = Streams(64), only(3, 0.045) + only(9, 0.045) + only(20, 0.045) + only(33, 0.045)
     assert run(streams, 60, 0.004) is None
@@ -188,7 +188,7 @@ def test_a_series_that_was_fast_and_is_like_the_others_now_is_well() -> None:
     assert run(streams, 300, 0.004) is None
 
 
-def test_who_was_always_far_from_its_kind_is_slow_and_who_is_near_is_not() -> None:
+def test_large_constant_distance_is_slow_and_a_small_one_is_not() -> None:
     streams = Streams(32)
     assert run(streams, 200, 0.004, only(3, 0.02, 32)) is None
     assert run(Streams(32), 20, 0.004, only(3, 0.10, 32)) is not None

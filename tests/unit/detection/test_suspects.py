@@ -54,7 +54,7 @@ def test_one_slow_job_proves_nothing_and_an_open_fault_does() -> None:
     assert suspected[0].share > 0.4 > 10 * suspected[1].share
 
 
-def test_what_was_fast_before_it_began_says_nothing_and_what_was_fast_since_does() -> None:
+def test_only_fast_jobs_after_the_onset_clear_a_suspect() -> None:
     own = outcome("1", 0, 1, 2, 3, slow_h=0, until_h=2)
     before, since = outcome("2", 0, 1, until_h=-1), outcome("3", 2, 3, until_h=1)
     share = {one.node: one.share for one in suspects(own, [own, before, since], {})}

@@ -45,7 +45,7 @@ def picture(nodes: tuple[str, ...] = ("gpu0", "gpu1"), state: str | None = "RUNN
         (JOB, picture((), state=None), False),
     ],
 )
-def test_what_slurm_has_no_more_is_clear_since_then(
+def test_finding_clears_when_slurm_no_longer_has_its_subject(
     where: Component, after: SlurmSnapshot, clear: bool
 ) -> None:
     senses = Senses(CLUSTER, shipped(), MemoryColumns())
@@ -95,7 +95,7 @@ def whole(marks: JobMarks | None = None) -> Senses:
     return Senses(CLUSTER, shipped(), MemoryColumns(), Forest(lambda: (), lambda _: None), lemons)
 
 
-def test_what_took_days_to_learn_is_kept_and_what_knows_nothing_keeps_nothing() -> None:
+def test_detectors_save_learnt_state_and_save_nothing_when_empty() -> None:
     first = whole()
     assert first.has_samples, "lemons need no samples"
     assert first.pack() == {}

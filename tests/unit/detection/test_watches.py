@@ -329,7 +329,7 @@ def test_job_end_that_is_missing_or_in_the_future_counts_from_first_sight(
     assert slurm.faults == [("jobs-completing", name(4))]
 
 
-def test_jobs_that_slurm_holds_after_failed_launches(slurm: Watched) -> None:
+def test_jobs_held_after_failed_launches_are_one_incident_per_partition(slurm: Watched) -> None:
     about = {"priority": 0, "held_by": "admin"}
     slurm.jobs = {
         "1": waiting("1", "JobHeldUser", START, why="launch failed requeued held", **about),

@@ -25,7 +25,7 @@ def test_it_is_tried_again_until_the_last_try() -> None:
 
 
 @pytest.mark.parametrize(("may_end", "state"), [(True, DeliveryState.failed), (False, DeliveryState.due)])
-def test_what_is_refused_ends_where_it_may(may_end: bool, state: DeliveryState) -> None:
+def test_refused_delivery_fails_or_stays_due(may_end: bool, state: DeliveryState) -> None:
     refused = DeliveryFailed("invalid_auth", refused=True)
     outcome = outcome_of_failure(attempt(1), refused, NOW, 0.5, may_end=may_end)
     assert (outcome.state, outcome.word, outcome.text) == (state, "refused", "invalid_auth")

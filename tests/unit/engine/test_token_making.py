@@ -36,7 +36,7 @@ def account(**fields: Any) -> NewToken:
         (account(name="healer"), "name"),
     ],
 )
-def test_what_no_account_may_be_names_its_field(new: NewToken, field: str) -> None:
+def test_invalid_account_is_refused_with_its_field(new: NewToken, field: str) -> None:
     with pytest.raises(Invalid) as refused:
         checked_token(new, NOW)
     assert refused.value.field == field
@@ -75,7 +75,7 @@ def test_a_successor_has_the_same_rights_and_lasts_as_long() -> None:
 @pytest.mark.parametrize(
     "ended", [{"revoked_at": NOW}, {"expires_at": NOW}, {"once": True}, {"node": "gpu0001"}, {"job": "4711"}]
 )
-def test_what_has_ended_or_renews_itself_has_no_successor(ended: dict[str, Any]) -> None:
+def test_ended_or_self_renewing_token_has_no_successor(ended: dict[str, Any]) -> None:
     with pytest.raises(Conflict):
         successor(row(**ended), NOW)
 

@@ -85,7 +85,7 @@ def after_a_fault(mode: Mode) -> Site:
         (Mode.auto, RunState.waiting),
     ],
 )
-def test_what_each_mode_makes_of_a_fatal_fault(mode: Mode, state: RunState | None) -> None:
+def test_each_mode_handles_a_fatal_fault_in_its_own_way(mode: Mode, state: RunState | None) -> None:
     site = after_a_fault(mode)
     assert [run.state for run in site.runs] == ([state] if state else [])
     assert site.node(1).drain is (mode is Mode.auto)
@@ -121,7 +121,7 @@ def test_a_rule_set_back_takes_what_waited_with_it(before: Mode, after: Mode) ->
     assert {run.state for run in site.runs if not run.shadow} == {RunState.rejected}
 
 
-def test_what_a_guard_held_goes_nowhere_once_its_rule_is_only_watched() -> None:
+def test_held_run_does_not_start_after_its_rule_goes_to_shadow() -> None:
     site = Site(10)
     site.pause()
     lost(site)
@@ -167,7 +167,7 @@ def test_shadow_goes_through_an_incident_once() -> None:
 # --- severity and pages -------------------------------------------------------------------------------------
 
 
-def test_what_healer_may_not_mend_is_p0_and_pages_once_after_ten_seconds() -> None:
+def test_fault_that_healer_may_not_repair_pages_once_after_ten_seconds() -> None:
     site = Site(10, mode=Mode.suggest)
     site.slurm.add_job(nodes=2)
     lost(site)
@@ -355,7 +355,7 @@ def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None
     assert site.audited("breaker.opened") == 1
 
 
-def test_what_arose_under_maintenance_is_no_storm_when_it_ends() -> None:
+def test_faults_during_maintenance_are_no_storm_when_it_ends() -> None:
     site = Site(60)
     under_work = tuple(name(number) for number in range(1, 6))
     site.slurm.reserve(Reservation(name="firmware", nodes=under_work, users=("root",), maintenance=True))
@@ -504,7 +504,7 @@ def test_a_persons_drain_in_place_of_ours_is_no_veto() -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.cancelled, RunState.rejected])
-def test_what_a_person_stopped_stays_stopped_until_reopened(state: RunState) -> None:
+def test_incident_stopped_by_a_person_stays_stopped_until_reopened(state: RunState) -> None:
     site = after_a_fault(Mode.approve)
     (run,) = site.runs
     site.cancel(run.id, state)

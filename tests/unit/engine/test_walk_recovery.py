@@ -287,7 +287,7 @@ def test_a_playbook_that_takes_nothing_takes_no_slot_and_runs_once() -> None:
     assert site.ledger.tables.granted == []
 
 
-def test_what_has_ended_stays_so() -> None:
+def test_ended_run_does_not_run_again() -> None:
     site = Site(10)
     drained(site)
     site.cancel(site.runs[0].id)

@@ -197,7 +197,7 @@ def test_the_hour_that_comes_twice_is_seen_from_lines_of_no_interest(tmp_path: P
     assert kernel_lines(entries) == [("gpu0001", "2026-10-25T01:10:00Z")]
 
 
-def test_slurmctld_that_writes_to_syslog(tmp_path: Path) -> None:
+def test_slurmctld_lines_in_syslog_are_imported(tmp_path: Path) -> None:
     text = (
         "Nov 25 20:56:33 ctl slurmctld[77]: update_node: node gpu0001 reason set to: fan\n"
         "Nov 25 20:56:33 ctl slurmctld[77]: update_node: node gpu0001 state set to DRAINED\n"
@@ -258,7 +258,7 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
 
 
-def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:
+def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))
     done, entries = imported(tmp_path, path, CAPTURED / "slurmctld-22.05.log")
@@ -343,7 +343,9 @@ def test_the_log_of_24_11(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("release", "without_gpu"), [("22.05", "gpu0003"), ("24.11", "gpu0002")])
-def test_what_slurmd_says(tmp_path: Path, release: str, without_gpu: str) -> None:
+def test_hooks_missing_gpus_and_boots_are_read_from_slurmd_logs(
+    tmp_path: Path, release: str, without_gpu: str
+) -> None:
     """Prolog, epilog and health check with their words; a GPU without its device; a boot."""
     logs = sorted((CAPTURED / f"slurmd-{release}").iterdir())
     done, entries = imported(tmp_path, *logs)
@@ -367,7 +369,7 @@ def test_what_slurmd_says(tmp_path: Path, release: str, without_gpu: str) -> Non
     assert {("node-check", "gpu0004"), ("node-check", without_gpu)} <= opened
 
 
-def test_slurmd_that_writes_to_syslog(tmp_path: Path) -> None:
+def test_slurmd_lines_in_syslog_are_imported(tmp_path: Path) -> None:
     text = (
         "Nov 25 20:56:30 gpu0001 slurmd[77]: CPUs=2 Boards=1 Memory=24105 Uptime=90 CPUSpecList=(null)\n"
         "Nov 25 20:56:31 ctl slurmctld[7]: sched: Allocate JobId=6 NodeList=gpu0001 #CPUs=1 Partition=train\n"
@@ -445,7 +447,7 @@ def test_the_accounting_and_the_log_say_one_thing(tmp_path: Path) -> None:
     assert [row[:2] for row in seen[0]] == [row[:2] for row in seen[1]]
 
 
-def test_who_drained_is_known_by_sinfo(tmp_path: Path) -> None:
+def test_user_of_a_drain_is_read_from_sinfo(tmp_path: Path) -> None:
     text = (
         "REASON               USER      TIMESTAMP           NODELIST\n"
         "xid 79               mara      2026-11-25T20:56:31 gpu0002\n"
@@ -490,7 +492,7 @@ def test_a_list_of_nodes_says_which_there_are(tmp_path: Path) -> None:
 # --- samples
 
 
-def test_samples_that_healer_knows(tmp_path: Path) -> None:
+def test_known_samples_are_imported_from_every_format(tmp_path: Path) -> None:
     labels = 'gpu="0",Hostname="gpu0001"'
     dump = "".join(
         f'{{__name__="DCGM_FI_DEV_GPU_TEMP", gpu="0", Hostname="gpu0001"}} {60 + n} {at_s}000\n'
@@ -586,7 +588,7 @@ def test_an_interrupted_import_goes_on_and_gives_the_same_bytes(
     assert reads[-2] < reads[-1] / 2
 
 
-def test_what_another_import_left_is_not_used(tmp_path: Path) -> None:
+def test_files_left_by_another_import_are_not_used(tmp_path: Path) -> None:
     log = written(tmp_path / "m", f"Nov 25 20:56:33 gpu0001 kernel: {XID}\n")
     folder = tmp_path / ".import-r.jsonl.zst"
     folder.mkdir(0o700)

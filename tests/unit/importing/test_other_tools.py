@@ -34,7 +34,7 @@ ERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted
 """
 
 
-def test_nodes_that_nhc_took_out(tmp_path: Path) -> None:
+def test_nodes_drained_by_nhc_are_imported(tmp_path: Path) -> None:
     done, entries = imported(tmp_path, written(tmp_path / "nhc.log", NHC))
     (source,) = done.sources
     assert source.kind == "nhc" and source.lines == 8
@@ -48,7 +48,7 @@ def test_nodes_that_nhc_took_out(tmp_path: Path) -> None:
     assert "node-check" in {incident["rule"] for incident in played(entries)["incidents"]}
 
 
-def test_nhc_that_writes_to_syslog(tmp_path: Path) -> None:
+def test_nhc_lines_in_syslog_are_imported(tmp_path: Path) -> None:
     text = "2026-11-25T20:56:33Z gpu0001 nhc[812]: Health check failed:  check_ps_loadavg:  load is 900\n"
     _, entries = imported(tmp_path, written(tmp_path / "messages", text))
     ((_, body),) = bodies(entries, "signals/hooks/health-check")

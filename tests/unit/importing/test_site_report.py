@@ -111,7 +111,7 @@ def test_assumptions_move_the_hours() -> None:
     assert saved.on_bad_nodes == round(8 * 600 / HOUR, 1)
 
 
-def test_what_people_alone_saw_and_what_healer_alone_saw() -> None:
+def test_report_separates_missed_from_unneeded_drains() -> None:
     report = reported(
         nodes(HOUR, gpu0003=drained("fan")),
         nodes(2 * HOUR, gpu0003={}),
@@ -134,7 +134,7 @@ def test_a_job_that_dies_there_confirms_a_drain() -> None:
     assert report.saved.on_bad_nodes == 8.0
 
 
-def test_what_a_check_printed_explains_slurms_drain() -> None:
+def test_failed_check_explains_the_drain_by_slurm() -> None:
     failed = {"name": "prolog", "text": "rc 7: GPU 3 is missing"}
     check = {"cluster": "pod1", "node": "gpu0005", "checks": [failed]}
     row = {"state": ["IDLE", "DRAIN"], "reason": "Prolog error", "reason_user": "slurm"}

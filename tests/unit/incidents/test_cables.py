@@ -137,7 +137,7 @@ def test_each_rail_has_its_own_leaf() -> None:
     assert one.root == Component(cluster=CLUSTER, switch="leaf2")
 
 
-def test_what_a_place_explained_an_hour_ago_is_news_now() -> None:
+def test_finding_an_hour_after_a_switch_outage_opens_its_own_incident() -> None:
     fleet = Fleet(switch=["leaf1"] * 8 + ["leaf2"] * 24)
     fleet.hear(*(finding_at("ib-port-down", at_node(number)) for number in (1, 2, 3)))
     after = fleet.hear(finding_at("ib-port-down", at_node(5), at_s=3600), at_s=3600)

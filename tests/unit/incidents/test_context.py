@@ -49,7 +49,7 @@ def test_in_no_mode_is_planned_work_urgent(mode: Mode) -> None:
     assert the_one(played(*rows, mode=mode))["severity"] == "P3"
 
 
-def test_what_is_seen_again_when_the_work_is_over_is_handled_then() -> None:
+def test_fault_seen_again_after_maintenance_is_handled() -> None:
     rows = (
         with_state(0, "IDLE", "MAINTENANCE"),
         kernel(10, 1, LOST),
@@ -129,7 +129,7 @@ def test_fault_of_a_manually_drained_node_pages_no_one_and_touches_nothing() -> 
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-def test_what_ships_names_every_kind() -> None:
+def test_shipped_rules_cover_every_kind_of_context() -> None:
     assert {one.when for one in rules_in(Mode.auto).context} == set(ContextKind)
 
 

@@ -131,7 +131,7 @@ def test_a_job_that_began_after_the_fault_lost_nothing_by_it() -> None:
         (None, HitBasis.unknown, None),
     ],
 )
-def test_what_only_degrades_costs_nothing_before_the_work_ends_by_it(
+def test_degraded_fault_costs_gpu_hours_only_if_it_ends_the_job(
     then: SlurmJob | None, basis: HitBasis, lost: float | None
 ) -> None:
     pictures = (shown(job()), shown(then) if then else shown())
@@ -144,7 +144,7 @@ def test_a_restart_that_healer_made_for_it_costs_the_work_before() -> None:
     assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 34.67)
 
 
-def test_what_slurm_never_showed_is_unknown_and_asked_no_more() -> None:
+def test_job_that_slurm_never_showed_is_settled_as_unknown() -> None:
     one = with_hits(incident(), shown(), lambda _: None, START)
     assert [(it.basis, it.lost_gpu_hours) for it in one.hit] == [(HitBasis.unknown, None)]
     assert not has_unsettled_hits(one)

@@ -48,7 +48,7 @@ def job(number: int, gpus: tuple[int, ...] | None) -> SlurmJob:
         ([], UNKNOWN, [], True),
     ],
 )
-def test_who_is_hit(
+def test_jobs_hit_follow_from_the_gpus_that_they_hold(
     held: list[tuple[int, ...] | None], where: Component, hit: list[int], certain: bool
 ) -> None:
     jobs = [job(number, gpus) for number, gpus in enumerate(held, 1)]

@@ -145,7 +145,7 @@ class Drained:
         return found
 
 
-def test_what_healer_remembers_is_no_line_of_the_kernel() -> None:
+def test_evidence_from_history_is_not_counted_as_a_kernel_line() -> None:
     gpu = Gpu()
     gpu.ends(HUNG, gpu.fails(HUNG, 0.2), "booted")
     seen = [(one.sense, one.text.partition(",")[0]) for one in gpu.fails(HUNG, 0.2).evidence]

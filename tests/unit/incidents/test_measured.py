@@ -61,7 +61,7 @@ def test_a_kernel_fault_that_may_wait_is_taken_in_as_another_sense() -> None:
     assert Sense.kernel in senses_of(site.incident, site.now)
 
 
-def test_what_a_check_measured_last_week_is_no_second_sense_today() -> None:
+def test_check_from_last_week_is_no_second_sense_today() -> None:
     site = SlowSite()
     site.find("straggler", gpu=3)
     finding = found("slower-than-fleet", site.now)
@@ -74,7 +74,7 @@ def test_what_a_check_measured_last_week_is_no_second_sense_today() -> None:
         assert senses_of(msgspec.structs.replace(site.incident, heard=heard), site.now) == senses
 
 
-def test_where_nothing_acts_the_one_with_a_playbook_still_takes_the_other_in() -> None:
+def test_incident_with_a_playbook_takes_the_other_in_also_in_shadow() -> None:
     site = SlowSite(rules=slow_rules(Mode.shadow, straggler=Mode.shadow))
     site.find("gpu-clock-low", gpu=3)
     site.find("straggler", gpu=3)

@@ -54,7 +54,7 @@ def test_a_finding_goes_where_the_first_placer_puts_it(book: Book, finding: Find
     assert placement_of(finding, book).way is way
 
 
-def test_what_just_opened_becomes_the_fault_that_it_follows_from(book: Book) -> None:
+def test_new_incident_moves_to_the_root_fault_that_arrives_later(book: Book) -> None:
     take_findings(book, [finding_of("xid-63", FaultClass.degraded, node=2)])
     moved = placement_of(finding_of("xid-79", node=2), book)
     before = next(one for one in book.by_id.values() if one.root.node == name(2))
@@ -78,7 +78,7 @@ def test_the_last_placer_always_answers(book: Book) -> None:
 
 @pytest.mark.parametrize("fault", ["node-stopped-job", "straggler", "hook:probe", "hook:fs-full"])
 @pytest.mark.parametrize("place", ["switch-silent", "shared:leaf-switch", "switch-offline"])
-def test_what_is_said_of_a_member_belongs_to_its_place_while_that_is_out(fault: str, place: str) -> None:
+def test_finding_on_a_member_joins_the_outage_of_its_place(fault: str, place: str) -> None:
     book = Book(rules_in(), [], Picture(CLUSTER, watching_since=START), START)
     members = tuple(Component(cluster=CLUSTER, node=name(number)) for number in (1, 2, 3))
     out = finding_of(place, FaultClass.degraded)

@@ -54,7 +54,9 @@ def test_a_fault_of_the_same_part_is_one_severity_more_urgent() -> None:
         (PENDING, 3, CommandKind.resolve),  # it never was taken out and returned
     ],
 )
-def test_what_is_no_relapse_is_judged_as_ever(line: str, days: float, ended: CommandKind) -> None:
+def test_fault_that_is_no_relapse_keeps_its_usual_severity(
+    line: str, days: float, ended: CommandKind
+) -> None:
     gpu = Gpu(PENDING)
     gpu.ends(ended, gpu.first)
     later = gpu.fails(line, days)

@@ -85,7 +85,7 @@ def result(seen: NodeLook, line: str = XID, *, ago_s: float = 1) -> LookResult:
     ],
 )
 @pytest.mark.parametrize("line", [XID, LOST, DISK])
-def test_what_is_asked_for_is_the_same_by_every_route(prefix: str, line: str) -> None:
+def test_second_look_asks_for_the_same_text_by_every_route(prefix: str, line: str) -> None:
     assert opening_of(f"{prefix}{line}") == opening_of(line)
 
 

@@ -228,7 +228,7 @@ def test_wave_is_one_incident_that_names_the_shared_cause_and_drains_no_node() -
     assert [one for one in actions(document) if one[0] == "notify"] == [("notify", None, None)]
 
 
-def test_what_comes_to_a_wave_later_is_the_same_one_incident() -> None:
+def test_later_members_join_the_same_wave_incident() -> None:
     faults = each(range(1, 41), GSP, apart=5)
     document = played(placed(200, driver=["580.65"] * 40 + ["575.57"] * 160), *faults, clock(600))
     (wave,) = [one for one in document["incidents"] if one["rule"] == "wave"]

@@ -95,7 +95,7 @@ def test_the_jobs_other_nodes_are_said_to_be_well() -> None:
     assert "are healthy" not in two_blamed
 
 
-def test_what_destroys_a_jobs_data_names_the_jobs_that_must_restart() -> None:
+def test_verdict_names_the_jobs_that_must_restart() -> None:
     several = verdict_sentence(hit=(crash("4711", 4, 1), crash("4712", 4, 1)))
     assert several.endswith("jobs 4711, 4712 crashed because of it and must restart.")
     many = verdict_sentence(hit=tuple(crash(str(number), 1, 1) for number in range(8)))
@@ -216,7 +216,9 @@ def test_a_second_sense_halves_the_doubt_and_an_alert_does_not() -> None:
         ({"evidence": (evidence(Sense.alert),)}, 0.6),
     ],
 )
-def test_what_is_never_sure(fields: dict[str, Any], at_most: float) -> None:
+def test_unknown_class_application_or_lone_alert_limits_certainty(
+    fields: dict[str, Any], at_most: float
+) -> None:
     assert certainty_of(incident(confidence=1.0)) == 1.0
     assert certainty_of(incident(confidence=1.0, **fields)) == at_most
 
@@ -394,7 +396,7 @@ def test_drain_is_described_as_slurm_shows_it(by: str) -> None:
 
 
 @pytest.mark.parametrize("derived", [Sense.alert, Sense.history])
-def test_what_is_concluded_from_the_others_agrees_with_none_of_them(derived: Sense) -> None:
+def test_derived_evidence_does_not_raise_certainty(derived: Sense) -> None:
     measured = incident(confidence=0.7, evidence=(evidence(Sense.metrics),))
     both = incident(confidence=0.7, evidence=(evidence(Sense.metrics), evidence(derived)))
     assert certainty_of(both) == certainty_of(measured)

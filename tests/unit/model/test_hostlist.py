@@ -23,7 +23,7 @@ def test_expand(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "gpu[]x[5-1]", "gpu[1-]", "gpu[1--2]", "gpu[0-999999]", "a[1-999]b[1-999]"]
 )
-def test_what_cannot_be_expanded(text: str) -> None:
+def test_invalid_or_oversized_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         expand(text)
 

@@ -91,5 +91,7 @@ def test_pitfall_22_unknown_flag_is_reported_and_blocks_a_resume() -> None:
         (node("IDLE", "MAINTENANCE"), None),
     ],
 )
-def test_who_keeps_a_node_out(shown: SlurmNode, owner: ReasonOwner | None) -> None:
+def test_owner_of_a_node_is_read_from_its_state_and_reason(
+    shown: SlurmNode, owner: ReasonOwner | None
+) -> None:
     assert shown.owner == owner

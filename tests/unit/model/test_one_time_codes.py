@@ -32,7 +32,7 @@ def test_a_neighbouring_step_counts_and_no_other(later_s: int, counts: bool) -> 
     assert found == (at // 30 if counts else None)
 
 
-def test_what_is_no_code_is_refused() -> None:
+def test_text_that_is_no_one_time_code_is_refused() -> None:
     for typed in ("", "12345", "2870820", "２８７０８２", "abcdef"):
         assert step_of(SECRET, typed, datetime.fromtimestamp(59, UTC)) is None, typed
 

@@ -85,12 +85,12 @@ def test_our_reason_is_recognised_with_anything_slurm_appended() -> None:
     "added",
     [" ; ann: RMA 4711", ", RMA", " : RMA", " | RMA", " : reboot issued : RMA", " x" * 60, " : "],
 )
-def test_who_adds_to_our_words_has_the_node(added: str) -> None:
+def test_person_who_adds_to_the_reason_of_healer_owns_the_drain(added: str) -> None:
     owner = owner_of(f"healer:gpu-lost inc:01234567 x{added}", "ann")
     assert owner.kind is OwnerKind.person
 
 
-def test_slurm_that_appended_to_a_persons_words_does_not_become_its_owner() -> None:
+def test_text_that_slurm_appends_does_not_make_slurm_the_owner() -> None:
     owner = owner_of("ann: PSU : Not responding", "slurm")
     assert (owner.kind, owner.name, str(owner)) == (OwnerKind.person, "", "somebody")
 

@@ -239,7 +239,7 @@ def test_tickets() -> None:
     assert hidden(desk.ticket.text, "\n\t") == ""
 
 
-def test_what_a_webhook_gets() -> None:
+def test_webhook_messages_contain_no_hidden_characters() -> None:
     sent: list[Any] = []
     hook: Any = SimpleNamespace(post=sent.append)
     WebhookNotifier(hook).send(Message(id="1", cluster="pod1", title=ALL, text=ALL, severity=Severity.P1))
@@ -247,7 +247,7 @@ def test_what_a_webhook_gets() -> None:
     assert hidden(sent[0]["data"]["text"], "\n\t") == ""
 
 
-def test_what_slurm_gets() -> None:
+def test_slurm_reasons_contain_no_hidden_characters() -> None:
     assert all(" " <= letter <= "~" for letter in plain(ALL))
     for piece in PIECES:
         assert hidden(with_remark("", Remark(text=piece))) == ""
@@ -283,7 +283,7 @@ def test_charts_and_what_a_pointer_shows_on_them() -> None:
     assert hidden(bytes(file.body).decode(), "\n\t") == ""
 
 
-def test_what_the_pages_scripts_get() -> None:
+def test_data_for_page_scripts_contains_no_hidden_characters() -> None:
     """They put it on the page, and into what a pointer shows."""
     asks: Any = SimpleNamespace(headers={})
     text = json.dumps({"name": BAD.encode("utf-8", "replace").decode()}, ensure_ascii=False)
@@ -309,7 +309,7 @@ def test_the_console_answers_in_these_ways_only() -> None:
     }  # fmt: skip
 
 
-def test_what_the_api_answers() -> None:
+def test_api_answers_escape_hidden_characters() -> None:
     """People print it: the same documents, with escapes in place of hidden characters."""
     foreign = {"line": ALL.encode("utf-8", "replace").decode()}
     asks: Any = SimpleNamespace(method="GET", headers={})
@@ -320,7 +320,7 @@ def test_what_the_api_answers() -> None:
 
 
 @pytest.mark.parametrize("program", ["healer-hook", "healer-follow", "healer-ship"])
-def test_what_nodes_print(program: str) -> None:
+def test_node_programs_print_no_hidden_characters(program: str) -> None:
     """Into slurmd's log, the journal and syslog. A blank letter hides nothing."""
     loader = SourceFileLoader(program.replace("-", "_"), str(Path(hooks.__path__[0]) / program))
     spec = spec_from_loader(loader.name, loader)

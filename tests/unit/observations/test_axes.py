@@ -56,7 +56,7 @@ def test_a_row_is_found_by_what_its_scope_looks_at() -> None:
     assert axes.axis(Scope.fabric).row(Component(cluster=CLUSTER)) == 0
 
 
-def test_what_a_part_is_in_is_known_before_slurm_shows_anything() -> None:
+def test_parents_of_parts_are_known_before_slurm_answers() -> None:
     axes = Axes(CLUSTER)
     hear(axes, "gpu0")
     assert parents(axes, Scope.gpu, Scope.node) == {"gpu0 0": "gpu0", "gpu0 1": "gpu0"}
@@ -88,7 +88,9 @@ def test_a_link_finds_its_gpu_when_that_is_heard_of_later() -> None:
         ((job("7", {"gpu0": (-1, 1, GPUS_MAX)}),), None, "7"),
     ],
 )
-def test_which_job_holds_a_gpu(jobs: tuple[SlurmJob, ...], gpu0: str | None, gpu1: str | None) -> None:
+def test_gpu_is_assigned_to_its_only_job(
+    jobs: tuple[SlurmJob, ...], gpu0: str | None, gpu1: str | None
+) -> None:
     axes = Axes(CLUSTER)
     hear(axes, "gpu0")
     show(axes, node("gpu0", gpus=2, state="MIXED"), jobs=jobs)
@@ -165,7 +167,7 @@ def test_a_job_that_came_back_within_the_hour_keeps_its_row() -> None:
     assert axes.axis(Scope.job).row(Component(cluster=CLUSTER, job="7")) == 0
 
 
-def test_what_has_no_room_has_no_row() -> None:
+def test_parts_beyond_the_limit_get_no_row() -> None:
     axes = Axes(CLUSTER)
     axes.axis(Scope.gpu).most = 3
     hear(axes, "gpu0")

@@ -116,7 +116,7 @@ def test_another_boot_is_another_event() -> None:
     assert len(history.of(name(1), "0000:9b:00", "xid-31")) == 2
 
 
-def test_what_was_noted_by_address_is_the_gpus_that_is_named_there_first() -> None:
+def test_fault_noted_by_pci_address_belongs_to_the_first_gpu_named_there() -> None:
     history = History(CLUSTER)
     history.note(noted("xid-63", 0))
     history.keep()
@@ -256,7 +256,7 @@ def test_a_fault_that_outlives_its_remedy_is_permanent() -> None:
     assert the_one(site).cause is Cause.permanent
 
 
-def test_what_is_back_to_normal_while_a_run_is_at_work_is_noted_and_stays_open() -> None:
+def test_recovery_during_a_run_is_noted_and_the_incident_stays_open() -> None:
     site = Site(10)
     site.run_for(5, *site.say(1, ASKED, boot_id="b1"))
     assert the_one(site).drained_at is not None

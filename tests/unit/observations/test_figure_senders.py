@@ -69,7 +69,7 @@ def test_of_two_relays_either_may_have_said_it(fleet: Fleet) -> None:
     assert fleet.said_by(16, "heat_c") == f"{OTHER} or {RELAY}"
 
 
-def test_who_sends_no_more_is_forgotten_after_two_quarters(fleet: Fleet) -> None:
+def test_silent_sender_is_forgotten_after_two_quarters_of_an_hour(fleet: Fleet) -> None:
     fleet.send(0, OTHER, HEAT)
     for minute in range(31):
         fleet.send(1 + 60 * minute, RELAY, HEAT)
@@ -91,14 +91,14 @@ def test_a_repair_ends_it(fleet: Fleet) -> None:
     assert fleet.said_by(2) == ""
 
 
-def test_what_came_after_the_repair_stays_its_sender_s(fleet: Fleet) -> None:
+def test_figure_sent_after_a_repair_keeps_its_sender(fleet: Fleet) -> None:
     fleet.send(0, RELAY)
     fleet.send(5, RELAY)
     fleet.telemetry.forget("a", after(3))
     assert fleet.said_by(6) == RELAY
 
 
-def test_who_sends_many_peers_shifts_what_one_is_compared_with(fleet: Fleet) -> None:
+def test_sender_of_many_peers_is_named_for_the_comparison(fleet: Fleet) -> None:
     fleet.send(0, OWN, nodes="abcdefgh")
     fleet.send(5, RELAY, nodes="b")
     assert fleet.said_by(6, "heat_c") == ""
@@ -107,7 +107,7 @@ def test_who_sends_many_peers_shifts_what_one_is_compared_with(fleet: Fleet) -> 
     assert fleet.said_by(11, "heat_c", peers=True) == OTHER
 
 
-def test_who_sends_one_of_many_peers_shifts_nothing(fleet: Fleet) -> None:
+def test_sender_of_one_peer_is_not_named_for_the_comparison(fleet: Fleet) -> None:
     fleet.send(0, OWN, nodes="abcdefgh")
     fleet.send(5, RELAY, HEAT, nodes="b")
     assert fleet.said_by(6, "heat_c", peers=True) == ""

@@ -102,7 +102,7 @@ def test_alike_or_mixed_makes_no_difference(batches: list[list[Report]]) -> None
         assert as_matrix.axis(Scope.gpu).n == by_sample.axis(Scope.gpu).n
 
 
-def test_what_the_book_learns_later_is_taken_from_then_on() -> None:
+def test_column_learnt_later_is_accepted_from_then_on() -> None:
     book, telemetry = MemoryColumns(), Telemetry(CLUSTER, catalogue())
     numbers = np.array([1], np.int32)  # the first that the book will give
     with alike_from(1):

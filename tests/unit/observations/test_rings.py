@@ -62,7 +62,7 @@ def test_a_window_may_end_in_the_past_and_reach_back_before_the_ring() -> None:
     assert of_row(made, SLOTS, 2 - SLOTS) == [None] * SLOTS
 
 
-def test_what_is_older_than_the_ring_is_late_and_what_is_not_newer_is_out_of_order() -> None:
+def test_old_values_count_as_late_and_repeated_ones_as_out_of_order() -> None:
     made = rings()
     put(made, SLOTS * SLOT_S, 1)
     assert put(made, 4.9, 2, row=1) == (1, 0)
@@ -102,7 +102,7 @@ def test_falling_counter_restarts_the_ring() -> None:
         ((5, 0, 5, 6), 1),  # what grows after it came back
     ],
 )
-def test_what_falls_and_comes_back_did_not_grow(values: tuple[float, ...], growth: float) -> None:
+def test_counter_that_falls_and_returns_did_not_grow(values: tuple[float, ...], growth: float) -> None:
     made = rings(counters=True)
     for step, value in enumerate(values):
         put(made, 15 * step, value)
@@ -163,7 +163,7 @@ def test_growth_is_the_sum_of_its_slots_in_any_order_of_reads_and_writes(seed: i
         np.testing.assert_array_equal(grew, expected)
 
 
-def test_what_is_back_after_the_window_has_grown_again() -> None:
+def test_counter_that_returns_after_the_window_has_grown() -> None:
     made = rings(counters=True)
     for at_s, value in ((0, 2), (10, 0), (500, 0), (911, 2)):
         put(made, at_s, value)

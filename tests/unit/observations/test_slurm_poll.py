@@ -111,5 +111,5 @@ def test_it_is_asked_less_and_less_while_it_is_behind_and_at_once_as_before_afte
     assert rest_s(0.01, seen(), rests[-1]) == POLL_S
 
 
-def test_one_that_is_away_is_tried_at_the_usual_pace() -> None:
+def test_unreachable_slurm_is_polled_at_the_usual_pace() -> None:
     assert rest_s(0.01, seen(problem="refused", since={Trouble.away: START}), 8.0) == POLL_S

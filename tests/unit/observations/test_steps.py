@@ -350,7 +350,7 @@ def test_other_clusters_are_not_ours() -> None:
     assert len(times) == 0
 
 
-def test_what_is_news_of_a_job_and_how_often_it_comes() -> None:
+def test_first_report_of_each_newer_step_counts_as_news() -> None:
     """The first word of a newer step, by whichever rank; a rank that reports the same step later does not
     count."""
     _, job = fed(batch(1, np.ones(4)))

@@ -101,6 +101,6 @@ def test_a_restart_keeps_everything_by_part() -> None:
 
 
 @pytest.mark.parametrize("packed", [b"", b"nonsense", Series(counter=True).pack([])[:-3]])
-def test_what_cannot_be_read_is_said(packed: bytes) -> None:
+def test_unreadable_trends_are_refused(packed: bytes) -> None:
     with pytest.raises(ValueError, match="no series"):
         Saved(packed)

@@ -222,7 +222,7 @@ def test_every_log_has_a_next_intent_and_always_the_same(log: list[LogEntry], bo
 
 
 @given(log=LOGS)
-def test_what_is_over_is_never_done_again_without_a_persons_word(log: list[LogEntry]) -> None:
+def test_finished_step_is_not_repeated_without_a_person(log: list[LogEntry]) -> None:
     last = {one.step: one for one in log}
     intent = advance(BOOK, log, START)
     if isinstance(intent, Do) and intent.key in last:

@@ -56,7 +56,7 @@ KNOWS: dict[str, Any] = {
         ("not false", True),
     ],
 )
-def test_what_it_says(text: str, value: bool | None) -> None:
+def test_conditions_evaluate_to_true_false_or_unknown(text: str, value: bool | None) -> None:
     assert truth(parse(text), STEPS.get, KNOWS) is value
 
 
@@ -76,7 +76,7 @@ def test_what_it_says(text: str, value: bool | None) -> None:
         ("a" * 600, 1, "at most 500"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_column(text: str, column: int, says: str) -> None:
+def test_invalid_condition_is_reported_with_its_column(text: str, column: int, says: str) -> None:
     with pytest.raises(ConditionError) as caught:
         parse(text)
     assert caught.value.column == column, str(caught.value)

@@ -22,7 +22,7 @@ BOOK = Playbook(
 )
 
 
-def test_what_is_left_out_is_the_default_and_a_duration_is_seconds() -> None:
+def test_omitted_inputs_get_defaults_and_durations_become_seconds() -> None:
     assert read_inputs(BOOK, {"service": "slurmd"}) == {"service": "slurmd", "lasts": 600, "fast": False}
 
 

@@ -42,7 +42,7 @@ def test_every_playbook_that_ships_fits(file: Any) -> None:
         {"inputs": {"x": {"type": "float"}}},
     ],
 )
-def test_what_is_wrong_does_not(change: dict[str, Any]) -> None:
+def test_invalid_playbook_does_not_match_the_schema(change: dict[str, Any]) -> None:
     schema = playbook_schema()
     jsonschema_rs.validate(schema, GOOD)
     assert not jsonschema_rs.is_valid(schema, GOOD | change)

@@ -19,6 +19,8 @@ from healer.ports.callers import KERNEL, Caller
         ({}, "gpu0001", "vector (t1)"),
     ],
 )
-def test_who_speaks_for_which_node(bound: dict[str, Any], node: str | None, relay: str) -> None:
+def test_caller_is_a_relay_unless_it_is_bound_to_the_node(
+    bound: dict[str, Any], node: str | None, relay: str
+) -> None:
     caller = Caller(id="t1", name="vector", role=Role.signals, cluster="pod1", **bound)
     assert caller.relay_of(node) == relay

@@ -43,7 +43,7 @@ def test_lease_taken_and_released_meanwhile_restarts_the_wait() -> None:
     assert left.epoch("r") is None
 
 
-def test_what_was_seen_long_ago_is_forgotten_where_there_is_much() -> None:
+def test_old_leases_are_forgotten_when_there_are_many() -> None:
     watch = Stopwatch()
     left = Left(watch)
     for number in range(1001):

@@ -59,11 +59,11 @@ def test_people_are_informed_two_weeks_and_three_days_ahead_and_at_the_end() -> 
     assert notices(account(-2 * DAY)) == notices(account(DAY, revoked_at=NOW)) == []
 
 
-def test_one_that_has_ended_and_was_replaced_is_no_news() -> None:
+def test_replaced_account_gives_no_notice_after_its_end() -> None:
     assert notices(account(-DAY), account(80 * DAY, id="b")) == []
 
 
-def test_one_that_was_rotated_or_made_for_a_short_time_is_no_news() -> None:
+def test_rotated_or_short_lived_account_gives_no_notice() -> None:
     assert notices(account(5 * DAY), account(80 * DAY, id="b")) == []
     assert notices(account(5 * DAY), account(80 * DAY, id="b", revoked_at=NOW)) == [("a", AHEAD[0])]
     assert notices(account(5 * DAY), account(4 * DAY, id="b")) == [("a", AHEAD[0])]

@@ -26,7 +26,7 @@ class Later:
                 future.set_exception(error)
 
 
-def test_what_stays_due_is_driven_without_a_message_and_never_twice_at_once() -> None:
+def test_run_that_stays_due_is_driven_without_a_message_and_only_once() -> None:
     now, due, driven, pool = [0.0], ["r1"], list[str](), Later()
     look = missed_runs(lambda: due, driven.append, pool, lambda: now[0])  # type: ignore[arg-type]
 

@@ -81,7 +81,7 @@ def test_targets_are_those_of_the_job_and_of_its_groups_each_once() -> None:
     ]
 
 
-def test_what_is_another_clusters_is_not_fetched() -> None:
+def test_targets_of_another_cluster_are_not_scraped() -> None:
     groups = (TargetGroup(("h1:1",), {"cluster": "pod2"}), TargetGroup(("h2:1",), {"cluster": "pod1"}))
     jobs = (
         ScrapeJob(name="a", groups=groups),

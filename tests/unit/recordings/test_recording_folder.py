@@ -89,7 +89,7 @@ def about_first_frame(folder: Path) -> int:
     return file.read_bytes().index(b"\x28\xb5\x2f\xfd", 4) + 4
 
 
-def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
+def test_file_that_is_no_recording_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x-events.jsonl.zst"
     file.write_bytes(b"not zstd at all")
     with pytest.raises(BadFrame, match=r"x-events\.jsonl\.zst is not a zstd file"):

@@ -53,7 +53,7 @@ def test_a_signal_of_a_device_says_of_which_kind(tmp_path: Path, change: tuple[s
     assert wrong in problems[0]
 
 
-def test_what_ships() -> None:
+def test_shipped_catalogue_has_every_scope_and_derived_slurm_signals() -> None:
     catalogue = shipped()
     assert len(catalogue.signals) >= 150
     assert {signal.scope for signal in catalogue.signals.values()} == {
@@ -171,7 +171,9 @@ def test_an_entry(tmp_path: Path) -> None:
         (("kind: gauge", "kind: bits\n  bits: {x: 3}"), "signals.yaml:4: bits: x is 3, not one bit"),
     ],
 )
-def test_what_is_wrong_is_named_by_line(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+def test_invalid_catalogue_entry_is_reported_with_its_line(
+    tmp_path: Path, change: tuple[str, str], problem: str
+) -> None:
     _, problems = read(tmp_path, GOOD.replace(*change))
     assert problems
     assert problems[0].startswith(problem)

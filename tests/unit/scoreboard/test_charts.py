@@ -31,7 +31,7 @@ def test_a_figure_lies_on_its_axis_with_its_bounds() -> None:
     assert "10 (1.00 to 100)" in words_of(svg) and "a job" in words_of(svg)
 
 
-def test_what_is_never_found_has_no_dot() -> None:
+def test_scorer_that_finds_nothing_has_no_dot() -> None:
     svg = drawn(Line("a baseline", Dot(math.inf, math.inf, math.inf), ours=False))
     assert "not found" in words_of(svg)
     assert svg.count("<circle") == 2, "those of the legend alone"

@@ -288,7 +288,7 @@ def test_each_required_attribute_is_missed_by_name(name: str) -> None:
     ],
     ids=["version", "time", "number", "long", "xml", "base64", "data"],
 )
-def test_what_is_wrong_with_an_event_is_named(wrong: dict[str, Any], reason: str) -> None:
+def test_rejected_event_names_its_reason(wrong: dict[str, Any], reason: str) -> None:
     _, rejects = taken(event(**wrong))
     assert reason in rejects.listed[0].reason
 

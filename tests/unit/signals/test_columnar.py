@@ -116,7 +116,7 @@ def test_words_of_enums_and_flags(bench: Bench) -> None:
     }
 
 
-def test_what_has_no_place_is_counted_by_name(bench: Bench) -> None:
+def test_unknown_or_misplaced_metrics_are_counted_by_name(bench: Bench) -> None:
     taken = take(
         bench,
         {
@@ -245,9 +245,7 @@ def test_a_list_of_far_too_many_entries_is_refused_whole(bench: Bench) -> None:
     ],
     ids=["values", "lists", "objects"],
 )
-def test_what_would_fill_the_memory_is_refused_before_it_is_read(
-    bench: Bench, raw: bytes, reason: str
-) -> None:
+def test_body_that_would_fill_the_memory_is_refused_unread(bench: Bench, raw: bytes, reason: str) -> None:
     with pytest.raises(BadBody, match=f"more than {reason}"):
         bench.translator.columnar(raw, known, NOW)
 

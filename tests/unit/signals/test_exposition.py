@@ -207,7 +207,7 @@ def test_bad_lines_are_counted_and_a_few_listed(bench: Bench) -> None:
     assert (len(taken.rejected), taken.rejected_more) == (1000, 500)
 
 
-def test_what_names_no_node_of_ours(bench: Bench) -> None:
+def test_series_that_name_no_known_node_are_not_kept(bench: Bench) -> None:
     taken = take(bench, 'node_load1{instance="cpu7:9100"} 3\nnode_load1 4\n')
     assert taken.reports == []
     assert (taken.unknown["node_load1"].why, taken.unknown["node_load1"].count) == (

@@ -82,7 +82,7 @@ def test_virtual(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x1", "eth", "eth0.100", "mlx5_0/1/2", "mlx5_0/a", "eth0\n"])
-def test_what_is_no_name_of_a_port(name: str) -> None:
+def test_invalid_port_name_is_refused(name: str) -> None:
     assert wrong_port(name) == NO_PORT
 
 

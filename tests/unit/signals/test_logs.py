@@ -164,7 +164,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("form", list(FORGED))
-def test_what_is_not_marked_as_the_kernels_is_only_counted(form: str) -> None:
+def test_log_record_that_is_not_marked_as_kernel_is_only_counted(form: str) -> None:
     logged = take(FORGED[form])
     assert (logged.accepted.observations, logged.not_kernel) == ((), 1)
     assert (logged.accepted.unrecognised, logged.accepted.rejected, logged.nodes) == (0, (), frozenset())
@@ -366,7 +366,7 @@ def test_no_bytes_break_the_json_reader(raw: bytes) -> None:
         st.tuples(st.sampled_from(["A", "MESSAGE", "_B"]), st.binary(max_size=30)), min_size=1, max_size=8
     )
 )
-def test_what_the_journal_exports_is_read_back(fields: list[tuple[str, bytes]]) -> None:
+def test_journal_export_is_read_back_unchanged(fields: list[tuple[str, bytes]]) -> None:
     record = {name: value for name, value in fields}
     (read,) = export_records(export(record))
     encoded = {name: value.encode() if isinstance(value, str) else value for name, value in read.items()}

@@ -306,6 +306,6 @@ def test_a_node_that_is_not_ours(bench: Bench) -> None:
         (b" " * (8 * 2**20 + 1), "at most"),
     ],
 )
-def test_what_is_not_its_xml_is_a_bad_body(bench: Bench, raw: bytes, reason: str) -> None:
+def test_body_that_is_no_nvidia_smi_xml_is_refused(bench: Bench, raw: bytes, reason: str) -> None:
     with pytest.raises(BadBody, match=reason):
         bench.translator.nvidia_smi(raw, known, NOW, node="gpu0001")

@@ -80,7 +80,7 @@ def test_gauges_and_sums_become_reports(bench: Bench, encoding: str) -> None:
         assert (taken.samples, taken.unrecognised, taken.rejected) == (4, 0, ())
 
 
-def test_what_can_be_no_sample_is_refused_with_its_reason(bench: Bench, encoding: str) -> None:
+def test_otlp_points_that_cannot_be_samples_are_rejected_with_reasons(bench: Bench, encoding: str) -> None:
     request = metrics(
         SCRAPED,
         histogram("DCGM_FI_DEV_GPU_TEMP", 2),
@@ -371,7 +371,7 @@ def test_null_is_as_left_out_in_metrics(bench: Bench) -> None:
 
 @pytest.mark.parametrize("field", ["asDouble", "asInt"])
 @pytest.mark.parametrize("word", ["1_000", "\uff13"])
-def test_what_only_python_calls_a_number_is_refused(bench: Bench, field: str, word: str) -> None:
+def test_otlp_numbers_in_python_only_syntax_are_refused(bench: Bench, field: str, word: str) -> None:
     metric = {"name": "node_load1", "gauge": {"dataPoints": [{field: word}]}}
     raw = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}).encode()
     with pytest.raises(BadBody, match=r"number|integer"):

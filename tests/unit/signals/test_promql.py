@@ -118,7 +118,7 @@ def test_points_of_several_series_are_put_together_by_moment() -> None:
         (b'{"status":"success","data":' + b"[" * 5000, "not from a Prometheus-compatible server"),
     ],
 )
-def test_what_cannot_be_read_is_refused_as_a_whole(raw: bytes, why: str) -> None:
+def test_unreadable_query_result_is_refused_as_a_whole(raw: bytes, why: str) -> None:
     with pytest.raises(BadBody, match=why):
         Bench().translator.queried(raw, known, NOW)
 

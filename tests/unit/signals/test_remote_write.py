@@ -79,7 +79,7 @@ def test_the_node_is_the_first_label_that_names_one(bench: Bench, labels: dict[s
     assert [one.node for one in take(bench, series("node_load1", labels, (1, MS))).reports] == [node]
 
 
-def test_what_is_not_kept_is_counted_each_time(bench: Bench) -> None:
+def test_series_that_are_not_kept_are_counted_each_time(bench: Bench) -> None:
     sent = (
         series("up", {"job": "x"}, (1, MS)),
         series("node_load1", {"instance": "cpu1:9100"}, (1, MS)),
@@ -149,7 +149,7 @@ def test_metadata_exemplars_and_histograms_are_passed_over(bench: Bench) -> None
 @pytest.mark.parametrize(
     "raw", [b"", b"plain text", b"\xff\xff\xff\xff\x7f", snappy(b"not protobuf"), snappy(b"\x0a\x7f")]
 )
-def test_what_is_no_remote_write_is_a_bad_body(bench: Bench, raw: bytes) -> None:
+def test_body_that_is_no_remote_write_is_refused(bench: Bench, raw: bytes) -> None:
     with pytest.raises(BadBody):
         bench.translator.remote_write(raw, known, NOW)
 
@@ -188,7 +188,7 @@ def test_series_that_are_not_kept_never_push_out_those_that_are(
     assert sum(map(len, remembered.refused)) <= 2_100
 
 
-def test_what_series_are_known_by_is_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_series_keys_are_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "KEY_BYTES_MAX", 3_000)
     remembered = bench.translator._remote_write._slots
     sent = [series("node_load1", {"node": "gpu0001", "x": f"{n:03}" * 30}, (1, MS + n)) for n in range(50)]
@@ -355,7 +355,7 @@ def test_a_block_gets_the_slot_that_it_has_now() -> None:
     assert _placed(order, blocks, again) == [100 - number for number in range(32)]
 
 
-def test_what_is_known_of_the_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_series_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_write, "_ORDER_MAX", 100)
     monkeypatch.setattr(remote_write, "_ORDER_BYTES_MAX", 400)
     known = {b"%4d" % number: number for number in range(1000)}

@@ -185,7 +185,7 @@ def test_half_a_surrogate_pair_is_a_letter_like_others(book: LineBook) -> None:
     assert parse_line(SAID[7] + "\ud800", book) is None
 
 
-def test_what_accuses_no_hardware_may_begin_with_the_name_of_a_process(tmp_path: Path) -> None:
+def test_application_line_may_begin_with_the_name_of_a_process(tmp_path: Path) -> None:
     (tmp_path / "kernel_lines.yaml").write_text(
         "- name: one\n  pattern: '[^ ]{1,16} gave up'\n  text: t\n  fault: some-fault\n"
         "  fault_class: application\n  component: app\n  remedy: none\n  cause: application\n  source: s\n"

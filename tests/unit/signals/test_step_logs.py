@@ -196,7 +196,7 @@ def test_a_validation_between_two_bars_is_no_step(val: str) -> None:
 @pytest.mark.parametrize(
     "line", ["INFO Validation loss: 0.31", "Validation 3/10 is next", "Validation: 5/10 batches were good"]
 )
-def test_what_a_program_says_of_a_validation_is_none(line: str) -> None:
+def test_mention_of_a_validation_does_not_start_one(line: str) -> None:
     lines = [tqdm(1, 60), line, tqdm(2, 90), line, tqdm(3, 120), line, tqdm(4, 180)]
     assert [(one.step, one.step_s) for one in read(*lines)] == [(3, 30.0), (4, 60.0)]
 
@@ -248,7 +248,7 @@ def test_step_logged_by_each_rank_counts_once() -> None:
      "Epoch 3: 100%", "step,step", "1,2", "x" * (LINE_MAX + 1), MEGATRON + " " * LINE_MAX],
     ids=range(12),
 )  # fmt: skip
-def test_what_says_nothing_is_passed_over(line: str) -> None:
+def test_lines_without_a_valid_step_are_skipped(line: str) -> None:
     assert read(line, every_s=1.0) == []
 
 

@@ -170,7 +170,7 @@ def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.size <= 5_000
 
 
-def test_what_never_comes_twice_is_made_less_and_less_often() -> None:
+def test_template_that_never_repeats_is_made_less_often() -> None:
     store, key = Templates(), (("", b"x "), 1)
     assert sum(store.worth_making(key) for _ in range(1000)) == 10
     store.add(key, made("x "))
@@ -196,7 +196,7 @@ def test_a_node_that_slurm_shows_no_more_is_not_kept_from_memory() -> None:
     assert (taken.samples, taken.unrecognised) == (0, 1)
 
 
-def test_what_was_not_kept_is_looked_at_again_after_a_minute() -> None:
+def test_series_of_an_unknown_node_is_checked_again_after_a_minute() -> None:
     bench, there = Bench(), {"gpu0001"}
     text = 'node_load1{instance="gpu0001:9100"} 1\nnode_load1{instance="new:9100"} 2\n'
 
@@ -246,7 +246,7 @@ def test_an_empty_value_is_none_though_nothing_was_seen_before() -> None:
     ]  # fmt: skip
 
 
-def test_what_a_template_takes_is_counted() -> None:
+def test_memory_of_a_template_is_not_underestimated() -> None:
     lines = [Line(b"go_goroutines ", UNWANTED, "go_goroutines"), Line(b"", NO_SAMPLE)]
     tracemalloc.start()
     try:

@@ -29,6 +29,6 @@ def test_the_shape_stays() -> None:
 
 
 @pytest.mark.parametrize("word", ["1_000", "\uff13", "1\uff13", "_1"])
-def test_what_only_python_calls_a_number_is_none(word: str) -> None:
+def test_numbers_in_python_only_syntax_are_unknown(word: str) -> None:
     assert math.isnan(number(shipped().signals["gpu_temp_c"], word))
     assert number(shipped().signals["gpu_temp_c"], "61 C") == 61

@@ -169,7 +169,7 @@ def test_a_time_is_read_as_rfc_3339_writes_it(time: str, counts: str) -> None:
         "\uff12026-11-20T02:59:00Z",
     ],
 )
-def test_what_rfc_3339_does_not_write_is_no_time(time: str) -> None:
+def test_time_that_is_not_rfc_3339_is_rejected(time: str) -> None:
     taken = take({"line": LOST, "time": time}, {"line": LOST})
     assert [(one.index, one.reason[:23]) for one in taken.rejected] == [(0, "time: not an RFC 3339 t")]
     assert len(taken.observations) == 1
@@ -332,7 +332,7 @@ def test_a_full_host_name_is_the_node_of_its_first_part(host: str, node: str | N
     assert [one.component.node for one in seen] == [one.component.node for one in beats] == expected
 
 
-def test_nodes_that_a_body_names() -> None:
+def test_nodes_named_in_a_body_are_listed_with_their_cluster() -> None:
     body = {
         "node": "gpu0001",
         "entries": [{"line": LOST}, {"line": LOST, "node": "gpu0002", "cluster": "pod2"}],
@@ -404,7 +404,7 @@ def test_a_body_read_at_once_says_what_its_json_says(body: Any) -> None:
     )
 
 
-def test_what_is_read_at_once_and_what_is_not() -> None:
+def test_only_plain_kernel_log_bodies_take_the_fast_path() -> None:
     good = {"node": "gpu0001", "entries": [{"line": LOST, "seq": 1}]}
     assert kernel_log_body(msgspec.json.encode(good)) is not None
     for other in ([good], {**good, "node": 5}, {"node": "gpu0001"}, {**good, "entries": [{"line": 5}]}):

@@ -57,7 +57,7 @@ def test_the_same_twice_differs_in_nothing() -> None:
     assert not any(differs(found, kind) for kind in ("new-actions", "lost", "any"))
 
 
-def test_what_only_one_of_them_has_is_new_or_lost_and_counted_by_rule() -> None:
+def test_new_and_lost_incidents_and_actions_are_counted_by_rule() -> None:
     other_root = {"cluster": "pod1", "node": "n2", "gpu": 3}
     old = document(incidents=[incident("a")], actions=[action("a")])
     new = document(

@@ -54,7 +54,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("shows: something", "Expected `float`, got `str` - at `$.job.startup_s`"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, changed: str, said: str) -> None:
+def test_invalid_scenario_is_reported_with_file_and_field(tmp_path: Path, changed: str, said: str) -> None:
     instead = {
         "nodes: 8": "nodes: 4",
         "days: 1": "days: 1\nweather: bad",

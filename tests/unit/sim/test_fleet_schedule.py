@@ -49,7 +49,7 @@ def test_causes_come_in_the_shares_of_the_mix(faults: list[Fault]) -> None:
         assert {one.way_name for one in faults if one.cause == row.cause} == set(row.ways)
 
 
-def test_what_one_fault_draws_changes_no_other() -> None:
+def test_random_draws_of_one_fault_change_no_other() -> None:
     chance = Chance(LLAMA, 1)
     alone = chance.draw(7, LLAMA.start, "gpu0001")
     for number in range(20):
@@ -72,5 +72,5 @@ def test_relapses_and_repairs_that_did_not_take_follow_the_return_of_the_node(fa
     assert returned < again.at <= returned + timedelta(hours=1.1 * LLAMA.faults.not_taken_h)
 
 
-def test_what_is_no_fault_of_the_node_never_comes_again(faults: list[Fault]) -> None:
+def test_fault_outside_the_hardware_never_repeats(faults: list[Fault]) -> None:
     assert all(one.again_s is None and one.took for one in faults if not one.way.hardware)

@@ -69,7 +69,7 @@ def made() -> MemoryLedger:
     return ledger
 
 
-def test_what_a_failed_transaction_wrote_is_gone_from_every_table() -> None:
+def test_failed_transaction_leaves_no_trace_in_any_table() -> None:
     ledger = made()
     kept = copy.deepcopy(ledger.tables)
     with pytest.raises(RuntimeError, match="torn"), ledger.transaction() as tx:
@@ -81,7 +81,7 @@ def test_what_a_failed_transaction_wrote_is_gone_from_every_table() -> None:
     assert vars(ledger.tables) == vars(kept)
 
 
-def test_what_went_through_stays() -> None:
+def test_committed_transaction_is_kept() -> None:
     tables = made().tables
     assert tables.breaker is not None
     assert tables.breaker.why == "r1"

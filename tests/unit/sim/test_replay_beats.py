@@ -63,7 +63,7 @@ def test_plain_beats_are_what_the_api_would_make_of_them(body: Any) -> None:
         7,
     ],
 )
-def test_what_says_more_or_is_wrong_is_left_to_the_api_s_own_decoder(body: Any) -> None:
+def test_unusual_or_invalid_beats_are_left_to_the_decoder_of_the_api(body: Any) -> None:
     beats = Beats(CLUSTER, START)
     assert beats.plain(entry(body), known) is None
     assert beats.plain(entry({"node": name(1)}), known)  # nothing of it was taken for heard
@@ -153,7 +153,7 @@ def test_an_hour_of_slow_senders_is_a_walk_a_minute_too() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_falls_silent_is_found_within_a_second_of_a_replay_that_walks_over_each_beat(seed: int) -> None:
+def test_short_replay_finds_silence_within_a_second_of_the_full_one(seed: int) -> None:
     draw = random.Random(seed)
     gaps = {}
     for number in draw.sample(range(1, 9), 3):

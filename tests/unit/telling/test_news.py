@@ -74,7 +74,7 @@ def test_continuing_alarm_repeats_after_5_10_20_40_80_and_every_80_minutes() -> 
     assert minutes == [0, 5, 15, 35, 75, 155, 235, 315]
 
 
-def test_one_that_waits_is_due_at_its_time_and_counts_from_there() -> None:
+def test_repeated_alarm_is_delayed_by_the_back_off() -> None:
     first = schedule_alarm(None, AT)
     again = schedule_alarm(first, AT + timedelta(minutes=1))
     assert (again.again, again.last_at) == (1, AT + BACK_OFF[0])
@@ -89,7 +89,7 @@ def test_after_a_long_quiet_it_is_news_again() -> None:
 
 
 @pytest.mark.parametrize("times", range(1, 9))
-def test_one_that_was_over_before_its_time_does_not_count(times: int) -> None:
+def test_alarm_withdrawn_before_its_time_does_not_count(times: int) -> None:
     before, raised = None, schedule_alarm(None, AT)
     for _ in range(times):
         before, raised = raised, schedule_alarm(raised, raised.last_at)

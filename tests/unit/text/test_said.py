@@ -45,7 +45,7 @@ def test_a_sentence_is_its_english_text():
     assert in_language(said, "zh") == "11 月 20 日 03:00 UTC"
 
 
-def test_what_is_stored_reads_in_both_languages():
+def test_stored_sentences_read_in_both_languages():
     held = Held(at(MOMENT), (joined([say("words.hours", n=3), "gpu1"], "and"), quoted("site's own")))
     doc = to_stored(held)
     assert doc["why"]["text"] == "03:00 on 20 Nov UTC" and doc["why"]["key"] == "words.moment"
@@ -74,7 +74,7 @@ def test_a_key_of_another_version_keeps_its_text():
     assert back.why == "Later words." and in_language(back.why, "zh") == "Later words."
 
 
-def test_what_leaves_is_text():
+def test_plain_form_of_a_sentence_is_text():
     assert to_plain(Held(at(MOMENT))) == {"why": "03:00 on 20 Nov UTC"}
     assert type(to_plain(Held(at(MOMENT)))["why"]) is str
 
@@ -126,7 +126,7 @@ def test_a_stored_sentence_whose_arguments_do_not_fit_keeps_its_english():
     assert in_language(from_stored(stored, Said), "zh") == "It was 3.0 s old."
 
 
-def test_what_is_no_number_can_be_stored():
+def test_sentence_with_an_infinite_value_can_be_stored():
     said = say("decisions.picture_old", age_s=float("inf"), limit_s=30.0)
     assert "inf" in said and "decisions." not in said
     assert msgspec.json.encode(to_stored(said)) and to_stored(said)["args"]["age_s"] == "inf"
@@ -153,7 +153,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
         '{"n": ', '{"n": 1} 2', "{n}", "[1,]",
     ],
 )  # fmt: skip
-def test_what_a_decoder_says_is_in_both_languages(raw: str) -> None:
+def test_decoder_errors_are_in_both_languages(raw: str) -> None:
     with pytest.raises(msgspec.MsgspecError) as failed:
         msgspec.json.decode(raw, type=_Entry)
     sentence = said_by(failed.value)

@@ -117,7 +117,7 @@ def adapter(said: str) -> str:
         ("x" * 20_000, "line 1: more than 16384 characters"),
     ],
 )
-def test_what_is_no_ibnetdiscover(text: str, why: str) -> None:
+def test_text_that_is_no_ibnetdiscover_output_is_refused(text: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         read_ibnetdiscover(text)
 
@@ -198,7 +198,7 @@ def test_any_lldp_is_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("form", sorted(LLDPD_PRINTED))
-def test_what_lldpd_printed(form: str) -> None:
+def test_cables_are_read_from_lldpd_output(form: str) -> None:
     found = read_lldp(LLDPD_PRINTED[form], "gpu0001")
     assert found.cables == (Cable("tor1", "sw1", "gpu0001", "ens1f0", False),)
 
@@ -248,7 +248,7 @@ def test_interface_index_follows_its_description(port: dict[str, Any], name: str
         ('{"host": 1, "lldp": {}}', "does not name its host"),
     ],
 )
-def test_what_is_no_lldp(text: str, why: str) -> None:
+def test_text_that_is_no_lldp_output_is_refused(text: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         read_lldp(text)
 
@@ -276,7 +276,7 @@ def test_mlx5_10_is_not_before_mlx5_2() -> None:
     assert topology_of(Found(cables=tuple(cables))).places == {"n1": Place(switch="leaf2")}
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_topology_is_read_back_unchanged(tmp_path: Path) -> None:
     topology = topology_of(read_ibnetdiscover(IB))
     text = as_yaml(topology)
     again = read_again(text, tmp_path)
@@ -301,7 +301,7 @@ def test_merging_keeps_what_the_new_input_does_not_speak_of() -> None:
     assert merged(both, lldp) == both
 
 
-def test_what_a_site_wrote_wins() -> None:
+def test_topology_written_by_the_site_has_priority() -> None:
     hand = Topology(
         places={"gpu0001": Place(rack="r1", switch="mine"), "gpu0009": Place(pod="p")},
         links={"leaf1": {"1": Peer("gpu0042")}},
@@ -326,7 +326,7 @@ def test_changes_are_listed_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) 
     assert "  and 9 more of these" in changes(before, after)
 
 
-def test_where_slurm_says_something_else() -> None:
+def test_differences_from_the_topology_of_slurm_are_listed() -> None:
     topology = topology_of(read_ibnetdiscover(IB))
     assert differences_to_slurm(topology, {"gpu0001": ("leaf2", "top"), "gpu0002": ("leaf1",)}) == []
     assert differences_to_slurm(topology, {"gpu0001": ("leaf7",), "gpu0003": ("leaf1",)}) == [
@@ -346,7 +346,7 @@ def test_where_slurm_says_something_else() -> None:
         ("link: {}", "unknown field link"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named(text: str, why: str, tmp_path: Path) -> None:
+def test_error_in_the_topology_file_is_named(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "topology.yaml").write_text(text, encoding="utf-8")
     problems: list[Problem] = []
     read_topology(Source(tmp_path / "topology.yaml", "topology.yaml", problems))

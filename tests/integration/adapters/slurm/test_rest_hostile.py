@@ -113,7 +113,7 @@ def test_without_a_cluster_from_slurmrestd_the_setting_is_used() -> None:
 # --- time
 
 
-def test_who_finds_slurmrestd_hanging_shares_that_and_leaves_the_next_its_time() -> None:
+def test_hanging_slurmrestd_leaves_time_for_the_next_adapter() -> None:
     sim = SimScheduler("pod1", SystemClock(), 4)
     held: list[socket.socket] = []
     with listening(held.append) as url:

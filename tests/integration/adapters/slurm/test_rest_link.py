@@ -114,7 +114,7 @@ def test_a_controller_that_is_away_is_no_refusal(
         (403, b"Forbidden", False),
     ],
 )
-def test_what_a_proxy_says_is_no_answer_of_slurms(
+def test_answer_of_a_proxy_is_not_taken_for_an_answer_of_slurm(
     rest: RestServer, status: int, body: bytes, sent: bool
 ) -> None:
     rest.set_answer("POST", "/node/n1", body, status)

@@ -75,7 +75,7 @@ def test_a_file_that_others_may_read_is_refused_with_the_way_out(tmp_path: Path,
         "ä.b.c", "eyJ.!!!.c", "eyJhbGciOiJIUzI1NiJ9.bm8ganNvbg.c2lnbmVk", "eyJhbGciOiJIUzI1NiJ9.A.c2lnbmVk",
     ],
 )  # fmt: skip
-def test_what_is_no_token_is_said_and_never_shown(tmp_path: Path, text: str) -> None:
+def test_file_without_a_token_is_reported_and_its_text_is_not_shown(tmp_path: Path, text: str) -> None:
     path = put(tmp_path / "token", text)
     with pytest.raises(SchedulerUnavailable, match=r"contains no (readable )?token") as caught:
         FileToken(path).current(NOW)
@@ -144,7 +144,7 @@ def test_an_issuer_whose_clock_differs_is_not_asked_all_the_time(maker: Maker, a
     assert maker.times == 2
 
 
-def test_what_is_left_of_a_token_that_was_made_before_counts(maker: Maker) -> None:
+def test_token_made_earlier_is_renewed_by_its_remaining_life(maker: Maker) -> None:
     token = CommandToken(maker.argv, timeout_s=20)
     maker.says.write_text(lives("a", NOW - timedelta(seconds=900), 1000))
     token.current(NOW)

@@ -94,7 +94,9 @@ def test_gpu_indices(gres: str, indices: tuple[int, ...]) -> None:
         ("", SchedulerUnavailable, None),
     ],
 )
-def test_what_slurms_words_mean(said: str, kind: type[SchedulerError], code: int | None) -> None:
+def test_each_error_text_of_slurm_gives_its_error_class_and_code(
+    said: str, kind: type[SchedulerError], code: int | None
+) -> None:
     error = words.error("Slurm did not drain gpu0001", said)
     assert type(error) is kind
     assert getattr(error, "code", None) == code

@@ -212,7 +212,7 @@ def test_columns_equal_the_scalar_form(
             assert columns == [words[value] for value in expected], text  # type: ignore[index]
 
 
-def test_what_two_rules_share_is_computed_once() -> None:
+def test_signals_that_two_rules_share_are_read_once() -> None:
     fleet = Fleet()
     fleet.send_gpus("n1", heat=[1, 2, 3, 4], work=[1, 1, 1, 1])
     asked: list[str] = []

@@ -102,14 +102,14 @@ def test_every_call_that_the_first_lacks_goes_to_the_next(call: SlurmCall, ways:
     assert ways.rest.asked[-1] == ways.cli.asked[-1] == call
 
 
-def test_what_one_lacks_the_next_does(ways: Ways) -> None:
+def test_call_that_one_adapter_lacks_goes_to_the_next(ways: Ways) -> None:
     ways.rest.broken = lacks(SlurmCall.drain, "slurmrestd 22.05 can only read nodes")
     ways.chain.drain("gpu0001", OURS)
     assert ways.slurm.node("gpu0001").reason == OURS
     assert ways.chain.unavailable() == {}
 
 
-def test_what_none_can_do_says_each_ones_reason(ways: Ways) -> None:
+def test_call_that_no_adapter_has_names_the_reason_of_each(ways: Ways) -> None:
     ways.rest.broken, ways.cli.broken = lacks(SlurmCall.reboot, "no such route"), lacks(SlurmCall.reboot, "x")
     assert ways.chain.unavailable() == {SlurmCall.reboot: "rest: no such route; cli: x"}
 
@@ -151,7 +151,7 @@ def test_a_refusal_by_rights_goes_to_an_adapter_with_another_account(ways: Ways,
     assert str(caught.value) == "rest: healer may not; cli: nobody may not"
 
 
-def test_who_may_is_unknown_while_one_that_may_be_allowed_does_not_answer(ways: Ways) -> None:
+def test_refusal_is_not_final_while_another_adapter_does_not_answer(ways: Ways) -> None:
     ways.rest.broken = {"drain": SchedulerRefused("healer may not", 2010)}
     ways.cli.broken = {"drain": DEAD}
     with pytest.raises(SchedulerUnavailable) as caught:
@@ -250,7 +250,7 @@ def test_after_its_rest_one_caller_tries_it_and_the_others_do_not_wait(ways: Way
     first.join(20)
 
 
-def test_one_that_rests_is_asked_where_no_other_can(ways: Ways) -> None:
+def test_resting_adapter_is_asked_when_no_other_can(ways: Ways) -> None:
     ways.rest.broken = {"snapshot": DEAD}
     ways.chain.snapshot()
     ways.cli.broken = lacks(SlurmCall.drain, "an old release")
@@ -279,7 +279,7 @@ def test_the_controller_names_who_answered_and_why_the_others_did_not(ways: Ways
         assert found.fallbacks == ("rest: connection refused", "pyslurm: not available here: an old release")
 
 
-def test_what_a_silent_one_can_do_is_not_known(ways: Ways) -> None:
+def test_call_is_not_unavailable_while_one_adapter_is_silent(ways: Ways) -> None:
     ways.rest.broken = lacks(SlurmCall.reboot, "no such route")
     ways.cli.broken = {"": DEAD}
     assert ways.chain.unavailable() == {}

@@ -177,7 +177,9 @@ def test_a_user_without_a_name_here_and_a_text_that_is_no_utf_8_hide_nothing_els
         (2010, "Invalid user id", SchedulerRefused, None),
     ],
 )
-def test_what_a_number_means(code: int | None, text: str, kind: type[Exception], sent: bool | None) -> None:
+def test_each_pyslurm_error_code_gives_its_error_class(
+    code: int | None, text: str, kind: type[Exception], sent: bool | None
+) -> None:
     error = pyslurm_reads.error("Slurm did not drain", {"kind": "slurm", "code": code, "text": text})
     assert type(error) is kind
     assert getattr(error, "sent", None) == sent

@@ -40,7 +40,7 @@ def test_missing_figure_is_none() -> None:
     assert parse_json.queues(b'{"statistics": {}}') == Queues()
 
 
-def test_who_answers_is_the_first_that_is_up() -> None:
+def test_first_controller_that_is_up_answers() -> None:
     servers = parse_text.servers(
         "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
         "*****************************************\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\n"

@@ -175,7 +175,7 @@ def test_bytes_that_are_no_utf_8_are_replaced() -> None:
         (b'{"errors": [{"error": "Invalid user id", "error_number": 2010}]}', "Invalid user id"),
     ],
 )
-def test_what_is_not_understood_says_why(raw: bytes, words: str) -> None:
+def test_unreadable_slurm_json_is_refused_with_the_reason(raw: bytes, words: str) -> None:
     with pytest.raises(parse_json.NotUnderstood, match=words):
         parse_json.jobs(raw)
 

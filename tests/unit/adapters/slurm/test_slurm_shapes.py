@@ -128,7 +128,9 @@ def test_parts_of_a_heterogeneous_job(release: str) -> None:
         ("Priority", "", 4, ""),
     ],
 )
-def test_who_holds_a_job(release: str, reason: str, why: str, priority: int, held: str) -> None:
+def test_holder_of_a_job_is_read_from_reason_and_priority(
+    release: str, reason: str, why: str, priority: int, held: str
+) -> None:
     found = job(release, "PENDING", state_reason=reason, state_description=why, priority=priority)
     assert (found.held_by, found.reason, found.why) == (held, reason, why)
 
@@ -199,7 +201,7 @@ def test_whose_a_job_is_is_known_by_number() -> None:
     assert {one.uid for one in parse_json.jobs(untold).values()} == {None}
 
 
-def test_what_24_11_shows_of_the_same_kinds() -> None:
+def test_job_json_of_slurm_24_11_is_read() -> None:
     jobs = parse_json.jobs((CAPTURED / "jobs_24.11.json").read_bytes())
     assert (jobs["3"].held_by, jobs["3"].admin_comment) == ("user", "healer: said this")
     assert (jobs["8"].exit_code, jobs["9"].exit_code, jobs["9"].why) == ("3", "0:9", "RaisedSignal:9(Killed)")

@@ -133,7 +133,7 @@ def test_columns_count_characters_of_the_text_as_written() -> None:
         'state in ("Bad", "Worse") and heat not in (1, -2)',
     ],
 )
-def test_what_fits(text: str) -> None:
+def test_conditions_with_matching_units_are_accepted(text: str) -> None:
     assert parse.condition(text, SIGNALS, Scope.gpu).truth
 
 
@@ -184,6 +184,6 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 m", "m", "80%", "1h30m"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         parse.duration_s(text)

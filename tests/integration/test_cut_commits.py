@@ -133,7 +133,7 @@ def test_a_run_left_so_is_not_taken_up_before_the_standby_has_it(pair: Pair, eng
 
 
 def test_an_uncertain_commit_is_not_answered_as_done(pair: Pair, engines: Engines) -> None:
-    """A repeat finds the rows, and hears nothing before the standby has them."""
+    """A repeat finds the rows, but gets no answer before the standby has them."""
     engine = engines()
     signal = Arrival(lines(name(1), LOST, at=START)[0])
     ask = HookRequest(id="h1", cluster=CLUSTER, node=name(1), hook="prolog")

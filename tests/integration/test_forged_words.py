@@ -129,7 +129,7 @@ def test_a_node_that_the_worker_sees_dead_passes_the_caps_at_once(place: Place, 
 
 
 def test_confirmed_drain_frees_its_place_under_the_cap(place: Place) -> None:
-    """And one that cannot be reached uses its slot."""
+    """A node that cannot be reached keeps its slot."""
     place.nodes.keep_log(name(3), LINE)
     by_api(place)
     place.work(6)

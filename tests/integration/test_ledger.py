@@ -478,7 +478,7 @@ def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench)
 
 
 def test_runs_waiting_for_capacity_are_listed_with_their_urgency(bench: Bench) -> None:
-    """A run that a cap keeps from its begin, and one that it keeps at a step; not who waits for people."""
+    """A cap holds one run at its start and one at a step; runs that wait for people are not listed."""
     slots, asks, held, shadow = (incident(number) for number in range(1, 5))
     slots = msgspec.structs.replace(slots, held_by=Guard.slots, severity=Severity.P1, jobs_hit=("4711",))
     asks = msgspec.structs.replace(asks, held_by=Guard.approval)

@@ -93,7 +93,7 @@ def test_a_second_upgrade_takes_back_what_was_granted_by_hand(fresh_database: sa
 def test_migration_without_the_right_to_make_roles_reports_statements(
     postgres: Postgres, admin: sa.Connection, empty_database: sa.Engine
 ) -> None:
-    """As on a managed PostgreSQL; here one role is away for a moment."""
+    """As on a managed PostgreSQL; here one role is renamed for a moment."""
     admin.execute(sa.text("ALTER ROLE healer_scraper RENAME TO elsewhere"))
     said: list[str] = []
     try:

@@ -41,7 +41,7 @@ def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:
 
 
 def test_runs_started_together_reach_the_workers_in_one_message(fresh_database: sa.Engine) -> None:
-    """While the gate is locked starts come together: their runs leave in one message, after the commit."""
+    """Starts wait together while the gate is locked; one message names their runs after the commit."""
     begun = list[int]()
 
     def counted() -> Ruleset:

@@ -97,7 +97,7 @@ def test_stored_samples_come_back_whole_and_once(store: PostgresSamples) -> None
 def test_relay_of_stored_samples_is_read_back_or_unnamed(
     store: PostgresSamples, fresh_database: sa.Engine
 ) -> None:
-    """An earlier healer writes no sender, also beside this one during an upgrade."""
+    """An earlier version stores no sender, even next to this one during an upgrade."""
     relayed = [msgspec.structs.replace(report(1), relayed_by=by) for by in ("", "relay (a1)", "other (b2)")]
     store.put(relayed)
     assert [one.relayed_by for one in store.new()[0]] == ["", "relay (a1)", "other (b2)"]

@@ -86,7 +86,7 @@ def test_it_finds_out_what_it_speaks_to(scheduler: RestScheduler) -> None:
 def test_unavailable_calls_match_the_openapi_description_of_slurmrestd(
     small: TrixieSlurm, scheduler: RestScheduler
 ) -> None:
-    """The table of addresses by release, held against the real one's own description."""
+    """Compares the table of addresses by release with the description that slurmrestd serves."""
     headers = {"X-SLURM-USER-TOKEN": small.token()}
     described = httpx.get(f"{small.rest_url}/openapi/v3", headers=headers, timeout=20).json()["paths"]
     paths = {

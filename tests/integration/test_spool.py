@@ -224,7 +224,7 @@ def test_a_bad_place_costs_what_it_hits_and_is_counted_and_kept(
 
 
 def test_record_forged_inside_a_body_is_not_read_from_the_spool(tmp_path: Path) -> None:
-    """The head of the record that holds it is destroyed: its content is searched, and believed nowhere."""
+    """The outer record has a destroyed head: its content is searched, but no record in it is accepted."""
     (tmp_path / "forge").mkdir()
     forge = FileSpool(tmp_path / "forge")
     forge.append([Spooled(b"e", b"a forged event")])

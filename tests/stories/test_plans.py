@@ -56,7 +56,7 @@ def until(end: float, line: str, *more: Any) -> dict[str, Any]:
     ],
 )
 def test_deferrable_remedy_waits_for_the_end_of_the_job(line: str) -> None:
-    """New jobs go on until then: the vendor lets them."""
+    """The vendor allows new jobs until then."""
     document = until(40 * H, line)
     assert done(document) == RESET
     assert min(one["at"] for one in document["actions"]) >= "2026-11-21T19:00:00Z"

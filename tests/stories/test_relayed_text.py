@@ -60,7 +60,7 @@ def test_the_nodes_own_word_acts_as_ever() -> None:
 
 @pytest.mark.parametrize("line", [LOST, FATAL])
 def test_later_report_of_the_node_itself_requeues_the_job(line: str) -> None:
-    """Also of the very same line, which another sender would only have repeated."""
+    """This holds even for the same line, which would be a repeat from another sender."""
     site = Site(32)
     job = site.slurm.add_job(nodes=1)
     own = site.say(1, line, boot_id="b1", first_seq=7)

@@ -183,7 +183,7 @@ def test_a_person_lists_and_ends_his_own_sessions_and_an_administrator_all(site:
 
 
 def test_break_glass_user_can_act_while_the_provider_is_away(site: Site) -> None:
-    """A token of another name, which names no person, does not."""
+    """A token whose name is no person cannot act."""
     emergency = site.api.services.emergency
     opening = emergency.use(emergency.seal(by="root"), person="ada", reason="the provider is away")
     assert opening is not None

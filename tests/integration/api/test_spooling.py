@@ -338,7 +338,7 @@ def test_events_come_back_as_they_went(api: Api, bench: Bench) -> None:
 
 
 def test_entries_both_stored_and_spooled_are_stored_once(api: Api, bench: Bench) -> None:
-    """It is in the inbox, and still in the spool: that is how a kill between the two leaves it."""
+    """A kill between the two steps leaves an entry in the inbox and in the spool."""
     lane = events_lane(bench.spooling, api.services)
     entries = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
     assert lane.submit(entries[:3]).result(60) == [True] * 3

@@ -79,7 +79,7 @@ def test_members_that_were_added_or_exchanged_are_found(whole: bytes, tmp_path: 
 
 
 def test_dump_cannot_be_exchanged_without_the_passphrase(whole: bytes, tmp_path: Path) -> None:
-    """Not even with sums that fit: those in the keys do not."""
+    """Matching sums in the manifest do not help: the sealed sums differ."""
     import json
     from hashlib import sha256
 

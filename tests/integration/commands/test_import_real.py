@@ -107,7 +107,7 @@ TEMPLATES = ("RSYSLOG_TraditionalFileFormat", "RSYSLOG_FileFormat", "RSYSLOG_Sys
 
 
 def test_kernel_lines_from_each_rsyslog_template_are_imported(scratch: Path) -> None:
-    """The same kernel line by three templates, and by the name of a user's program none."""
+    """The kernel line is found with each of three templates; a line of a user's program is not."""
     relay = Rsyslog(scratch, "http://127.0.0.1:9", "none")
     files = [scratch / f"{name}.log" for name in TEMPLATES]
     actions = [

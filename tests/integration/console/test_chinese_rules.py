@@ -124,7 +124,7 @@ def test_an_incidents_sentence_begins_with_every_title(root: Component) -> None:
 
 
 def test_every_measured_signal_and_unit_has_a_chinese_label() -> None:
-    """Each signal that a rule measures or gives as evidence, and what a forecast counts in."""
+    """Signals that a rule measures or gives as evidence, and units of forecasts."""
     names = {name for rule in RULES.detection for name in (rule.signal, *rule.evidence)}
     words = {label(RULES.catalogue.signals[name]) for name in names}
     words |= {rule.unit for rule in RULES.forecasts if " " in rule.unit}

@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 def test_model_that_misses_injected_deviations_is_refused() -> None:
-    """Half of the samples lay far off in many features: what is put in passes for usual."""
+    """Half of the samples deviate in many features, so that injected deviations look usual."""
     rows = history(NOW - timedelta(days=3), NOW)
     train(rows, len(rows), {})
     random = np.random.default_rng(4)

@@ -75,7 +75,7 @@ def test_new_detector_processes_lines_that_came_while_none_ran(place: Place, kno
 def test_next_pass_processes_the_input_of_a_pass_that_failed(
     place: Place, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database goes away between its reading and its commit."""
+    """The database goes away between the read and the commit of the first pass."""
 
     def away(*_: object) -> None:
         raise LedgerAway("the connection is closed")

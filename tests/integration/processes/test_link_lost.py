@@ -143,7 +143,7 @@ def test_a_link_that_flaps_in_a_pause_did_not_begin_it() -> None:
 
 
 def test_lost_link_between_two_ticks_keeps_findings_cleared() -> None:
-    """The walk takes the newest word for all that is over: it must not be lost by a look at one job."""
+    """The walk uses the newest list of cleared findings; a look at one job must not shorten it."""
     job = Job(9)
     site = Site(job)
     other = ("hang", Component(cluster=CLUSTER, job="1"))

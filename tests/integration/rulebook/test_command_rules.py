@@ -109,7 +109,7 @@ def test_doctor_finds_nothing_wrong_with_an_empty_list(tmp_path: Path) -> None:
 
 
 def test_steps_of_an_included_playbook_are_checked_in_the_outer_one(folder: Path) -> None:
-    """The inner one has a drain of its own; the outer takes its command alone."""
+    """The inner playbook has its own drain; the outer one includes only its command."""
     (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
     inner = (folder / "playbooks" / "switch-or-link.yaml").read_text()
     (folder / "playbooks" / "switch-or-link.yaml").unlink()

@@ -79,7 +79,7 @@ def others(stack: Stack, token: str) -> None:
 
 
 def test_steps_checkpoints_and_hooks_sent_during_the_outage_are_stored(stack: Stack) -> None:
-    """The step times and the checkpoint of the test before lie where all such things lie."""
+    """The step times and the checkpoint of the previous test are in their usual tables."""
     with connect(stack) as database:
         kinds = database.execute(
             "SELECT kind, count(*) FROM inbox WHERE doc #>> '{component,job}' = '4711' GROUP BY kind"

@@ -222,7 +222,7 @@ def test_prometheus_evaluates_every_rule_that_ships(site: Site) -> None:
 
 
 def test_series_of_every_alert_exist_while_the_alert_is_silent(site: Site) -> None:
-    """Else a misspelt name would keep it silent for ever. A witness and the database's disk are not here."""
+    """A misspelt name would keep an alert silent for ever. This site has no witness and no database disk."""
     named = {name for alert in alerts() for name in names_in(alert["expr"])}
     missing = {name for name in named if not site.series(name)}
     assert missing <= {"healer_audit_witness_age_seconds", "healer_database_disk_free_ratio"}

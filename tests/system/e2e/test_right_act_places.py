@@ -136,7 +136,7 @@ def test_faults_under_planned_work_are_not_due_at_its_end_and_a_gpu_lost_after_i
 
 
 def test_reports_of_nodes_in_an_outage_are_part_of_it(site: Site, leaf: Leaf) -> None:
-    """Two of them are still away."""
+    """Two of the nodes are still away."""
     for node in (LEAF[0], LEAF[1], FLAPS):
         for _ in range(3):
             site.kernel(node, NIC_DOWN)

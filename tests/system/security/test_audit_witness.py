@@ -239,7 +239,7 @@ def test_checkpoints_withheld_from_the_witness_are_reported(site: Site) -> None:
 
 @pytest.mark.parametrize("place", ["stamps"], indirect=True)
 def test_writer_of_the_stamp_file_cannot_backdate_a_line(site: Site, tmp_path: Path) -> None:
-    """An authority stamps what is sent now. What was changed has no stamp."""
+    """An authority stamps new checkpoints only. A changed line has no stamp."""
     seal_by_a_clock_behind(site, timedelta(days=2))
     site.deliver()
     assert f"of seq {COUNT + 1}" in site.against()[1]

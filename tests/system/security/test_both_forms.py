@@ -458,7 +458,7 @@ ESCAPES, TURNS = "\x1b]0;owned\x07\x9b2J", "\u202egpu\u2066"
 
 
 def test_escape_characters_are_refused_or_shown_as_symbols(product: Attacked) -> None:
-    """A node's own word, so that it reaches Slurm too, and a person's words."""
+    """Text from the node itself, which also reaches Slurm, and text from a person."""
     node = DEAD
     programs_of(product, node).kmsg(XID_79.format(pci=GPU))
     itself = product.headers("signals", "--node", node)

@@ -96,7 +96,7 @@ def test_a_forged_claim_about_a_healthy_node_drains_nothing_and_names_its_sender
 
 
 def test_unreachable_node_is_drained_within_the_caps_without_a_requeue(place: Place) -> None:
-    """The node does not answer: that is no denial."""
+    """A node that does not answer denies nothing."""
     site = place.site
     job = site.sbatch("-w", SILENT)
     with relay_of(site, "rack 4 relay") as other:

@@ -50,7 +50,7 @@ def node(*state: str, reason: str = "", user: str = "") -> SlurmNode:
     ],
 )
 def test_person_who_appends_to_the_reason_of_this_run_holds_the_node(reason: str, holder: str | None) -> None:
-    """Only what was read back before shows that such a reason is not ours."""
+    """Only the reason that was read back earlier shows that this one is not ours."""
     shown = node("IDLE", "DRAIN", reason=reason, user="ann")
     assert holder_of(shown, "healer:gpu-lost inc:01234567 x") == holder
     assert holder_of(shown) is None

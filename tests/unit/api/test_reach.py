@@ -86,7 +86,7 @@ def test_refusing_database_is_away_until_it_answers() -> None:
 
 
 def test_waiting_for_a_thread_does_not_mark_the_database_as_away() -> None:
-    """Strangers ask more than the threads can; each question would be answered at once."""
+    """Strangers send more queries than there are threads; the database would answer each at once."""
     release = threading.Event()
 
     async def ask() -> None:
@@ -324,7 +324,7 @@ def test_requests_of_one_token_share_a_look_that_is_young(api: Api, monkeypatch:
 
 
 def test_remembered_senders_are_not_accepted_during_an_overload(api: Api) -> None:
-    """The database is there: what it says now counts, not what it said before."""
+    """The database is reachable: its current answer counts, not an earlier one."""
     token = api.token(Role.signals)
     reach = Reach()
     access = Access(api.services, reach)

@@ -134,7 +134,7 @@ def test_every_value_under_the_name_of_a_secret_is_removed(secret: str) -> None:
 @pytest.mark.parametrize("alphabet", [string.ascii_letters + string.digits, BASE64, "0123456789abcdef"])
 @given(seed=st.integers())
 def test_random_looking_text_is_removed_without_any_name(alphabet: str, seed: int) -> None:
-    """Equal ones stay equal: one sees that the line is about the same."""
+    """Equal secrets get equal marks, so that a reader can see that they are the same."""
     draw = Random(seed)
     one, other = ("".join(draw.choices(alphabet, k=48)) for _ in range(2))
     text = Scrubber([])(f"unexpected answer {one}, then {other}, then {one}")

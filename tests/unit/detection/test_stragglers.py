@@ -385,7 +385,7 @@ def test_a_requeued_job_blames_no_node_of_its_new_life_for_the_old_one(started: 
 
 
 def test_baseline_of_a_rank_does_not_move_to_another_node() -> None:
-    """A sender that counts no lives and reports no nodes: only Slurm says where its ranks are."""
+    """The sender reports neither restarts nor nodes: only Slurm shows the place of its ranks."""
     job = Job(more={"placed": False})
     job.run(130)
     assert job.run(10, slower(13, 0.18))

@@ -153,7 +153,7 @@ def test_a_job_that_was_not_watched_for_long_has_to_show_it_for_longer() -> None
 
 
 def test_earlier_slowness_does_not_count_towards_a_hiccup() -> None:
-    """The network makes four nodes slow for a while; when it is well again one of them has a hiccup."""
+    """The network slows four nodes for a while; after its recovery one of them has a hiccup."""
     streams, four = Streams(64), only(3, 0.045) + only(9, 0.045) + only(20, 0.045) + only(33, 0.045)
     assert run(streams, 60, 0.004) is None
     assert run(streams, 12, 0.004, four) is None

@@ -346,7 +346,7 @@ def test_the_log_of_24_11(tmp_path: Path) -> None:
 def test_hooks_missing_gpus_and_boots_are_read_from_slurmd_logs(
     tmp_path: Path, release: str, without_gpu: str
 ) -> None:
-    """Prolog, epilog and health check with their words; a GPU without its device; a boot."""
+    """Prolog, epilog and health check with their output, a GPU without its device, and a boot."""
     logs = sorted((CAPTURED / f"slurmd-{release}").iterdir())
     done, entries = imported(tmp_path, *logs)
     assert [source.kind for source in done.sources] == ["slurmd"] * 3

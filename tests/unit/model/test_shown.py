@@ -284,7 +284,7 @@ def test_charts_and_what_a_pointer_shows_on_them() -> None:
 
 
 def test_data_for_page_scripts_contains_no_hidden_characters() -> None:
-    """They put it on the page, and into what a pointer shows."""
+    """Scripts put the data on the page and into tooltips."""
     asks: Any = SimpleNamespace(headers={})
     text = json.dumps({"name": BAD.encode("utf-8", "replace").decode()}, ensure_ascii=False)
     assert hidden(bytes(machine_pages._json(asks, text).body).decode()) == ""
@@ -310,7 +310,7 @@ def test_the_console_answers_in_these_ways_only() -> None:
 
 
 def test_api_answers_escape_hidden_characters() -> None:
-    """People print it: the same documents, with escapes in place of hidden characters."""
+    """People print answers: the documents are the same, with escapes for hidden characters."""
     foreign = {"line": ALL.encode("utf-8", "replace").decode()}
     asks: Any = SimpleNamespace(method="GET", headers={})
     body = bytes(answer(asks, foreign).body).decode()
@@ -321,7 +321,7 @@ def test_api_answers_escape_hidden_characters() -> None:
 
 @pytest.mark.parametrize("program", ["healer-hook", "healer-follow", "healer-ship"])
 def test_node_programs_print_no_hidden_characters(program: str) -> None:
-    """Into slurmd's log, the journal and syslog. A blank letter hides nothing."""
+    """The output goes to the log of slurmd, the journal and syslog. A blank letter hides nothing."""
     loader = SourceFileLoader(program.replace("-", "_"), str(Path(hooks.__path__[0]) / program))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None

@@ -351,8 +351,7 @@ def test_other_clusters_are_not_ours() -> None:
 
 
 def test_first_report_of_each_newer_step_counts_as_news() -> None:
-    """The first word of a newer step, by whichever rank; a rank that reports the same step later does not
-    count."""
+    """Any rank may report it; a later report of the same step by another rank does not count."""
     _, job = fed(batch(1, np.ones(4)))
     for step, later_s in ((2, 3), (2, 5), (3, 8)):
         sent = batch(step, np.ones(4))

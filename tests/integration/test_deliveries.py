@@ -502,7 +502,7 @@ def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
     class Unheard(DiesAfterSending):
         def send(self, notice: Notice, ref: str) -> str:
             self._teller.send(notice, ref)
-            raise DeliveryFailed("Slack did not answer in 10 s")
+            raise DeliveryFailed("Slack did not answer within 10 s")
 
     deliver_to_ops(site, lambda: Unheard(book.of(channel)))
     site.round(60)

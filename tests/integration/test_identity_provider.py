@@ -167,7 +167,7 @@ def test_names_that_could_be_taken_for_others_are_passed_over(site: Site) -> Non
 
 def test_new_logins_fail_while_the_provider_is_down(site: Site) -> None:
     site.at.status = 503
-    with pytest.raises(ProviderAway, match="answers 503"):
+    with pytest.raises(ProviderAway, match="answered 503"):
         site.client.begin("/")
     site.at.status = 200
     begun = site.client.begin("/")

@@ -49,9 +49,9 @@ def test_what_an_exporter_prints_is_stored_like_what_is_sent(
 @pytest.mark.parametrize(
     ("path", "text", "reason"),
     [
-        ("/broken", "answers 503", None),
+        ("/broken", "answered 503", None),
         ("/moved", "answers 302", None),
-        ("/nowhere", "answers 404", None),
+        ("/nowhere", "answered 404", None),
         ("/stalled", "no complete answer within 1 s", LossReason.stalled),
         ("/endless", "larger than", LossReason.too_large),
         ("/huge", "larger than", LossReason.too_large),

@@ -215,11 +215,11 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             (2004, "drain", "started", "", 1),
             (2019, "drain", "done", "Drained: healer:gpu-fatal", 1),
             (3100, "reset", "started", "", 1),
-            (63100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 1),
+            (63100, "reset", "failed", "The connection to gpu0020 was lost: ssh gave no reason", 1),
             (64100, "reset", "started", "", 2),
-            (124100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 2),
+            (124100, "reset", "failed", "The connection to gpu0020 was lost: ssh gave no reason", 2),
         ],
-        question="The connection to gpu0020 broke: ssh gave no reason",
+        question="The connection to gpu0020 was lost: ssh gave no reason",
     )
     collected.append(stuck)
 

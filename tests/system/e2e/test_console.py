@@ -351,7 +351,7 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
     expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
     page.get_by_text("More playbooks").click()
     page.get_by_role("button", name="Restart service").click()
-    chosen = page.get_by_label("what is restarted")
+    chosen = page.get_by_label("service to restart")
     expect(chosen).to_be_focused()
     expect(page.locator("#act-preview")).to_have_text("First step: what is restarted.")
     page.fill("#act-text", "it hangs")
@@ -369,4 +369,4 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
         ("POST /api/v1/playbooks/restart-service/runs", node | given | {"reason": "it hangs"}),
     ]
     page.get_by_role("button", name="Drain", exact=True).click()
-    expect(page.get_by_label("what is restarted")).to_have_count(0)
+    expect(page.get_by_label("service to restart")).to_have_count(0)

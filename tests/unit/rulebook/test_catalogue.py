@@ -42,8 +42,14 @@ def test_several_files_are_one_catalogue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (("scope: gpu", "scope: device"), "signals.yaml:1: device: `device` is required for signals of a device"),
-        (("scope: gpu", "scope: gpu\n  device: switch"), "signals.yaml:5: device: `device` is required for signals of a device"),
+        (
+            ("scope: gpu", "scope: device"),
+            "signals.yaml:1: device: `device` is required for signals of a device",
+        ),
+        (
+            ("scope: gpu", "scope: gpu\n  device: switch"),
+            "signals.yaml:5: device: `device` is required for signals of a device",
+        ),
         (("source: a test", "source: a test\n  aliases: [{name: A, part: x}]"), "aliases: A names a part"),
     ],
 )
@@ -132,7 +138,8 @@ def test_an_entry(tmp_path: Path) -> None:
         ),
         (
             ("kind: gauge", "kind: bits"),
-            "signals.yaml:3: kind: `bits` is required for signals of kind bits, and not allowed for other kinds",
+            "signals.yaml:3: kind: `bits` is required for signals of kind bits, "
+            "and not allowed for other kinds",
         ),
         (
             ("scope: gpu", "scope: job"),
@@ -168,7 +175,10 @@ def test_an_entry(tmp_path: Path) -> None:
             ("source: a test", "aliases: [{name: A, scale: 0}]\n  source: a"),
             "signals.yaml:6: aliases: a scale of 0",
         ),
-        (("kind: gauge", "kind: bits\n  bits: {x: 3}"), "signals.yaml:4: bits: x is 3, which is not a single bit"),
+        (
+            ("kind: gauge", "kind: bits\n  bits: {x: 3}"),
+            "signals.yaml:4: bits: x is 3, which is not a single bit",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_by_line(tmp_path: Path, change: tuple[str, str], problem: str) -> None:

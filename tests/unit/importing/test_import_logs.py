@@ -409,7 +409,9 @@ def test_why_slurm_drained(tmp_path: Path) -> None:
 def test_an_accounting(tmp_path: Path, name: str) -> None:
     done, entries = imported(tmp_path, CAPTURED / name)
     assert done.sources[0].skipped == {}
-    assert done.assumed[-1] == "4 nodes are assumed to have 8 GPUs each, the most that a job used on one node."
+    assert (
+        done.assumed[-1] == "4 nodes are assumed to have 8 GPUs each, the most that a job used on one node."
+    )
     rows = [row for row in changes(entries, "jobs") if row["id"] in {"2", "5"}]
     assert [(row["at"][11:19], row["id"], row["state"], row["restarts"]) for row in rows] == [
         ("21:01:26", "2", "RUNNING", 0),

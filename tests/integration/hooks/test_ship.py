@@ -93,7 +93,7 @@ def test_each_record_is_confirmed_when_healer_has_it(shipping: Shipping, hub: Hu
 def test_what_may_pass_is_an_error_to_rsyslog(shipping: Shipping, hub: Hub, status: int) -> None:
     hub.answers.append((status, {}, {"detail": "not now"}))
     with shipping.running():
-        assert shipping.say(record(1)).startswith(f"Error: healer answers {status}")
+        assert shipping.say(record(1)).startswith(f"Error: healer answered {status}")
         assert shipping.say(record(1)) == "OK"
     assert taken(hub) == ["line 1"]
 
@@ -104,7 +104,7 @@ def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub:
     with shipping.running():
         assert [shipping.say(record(1)), shipping.say(record(2))] == ["OK", "OK"]
     assert taken(hub) == ["line 2"]
-    assert f"given up: healer answers {status}" in shipping.said.read_text()
+    assert f"dropped: healer answered {status}" in shipping.said.read_text()
 
 
 def test_what_a_stop_cut_short_is_sent_first(shipping: Shipping, hub: Hub) -> None:
@@ -178,7 +178,7 @@ def test_names_of_cluster_and_node_are_in_the_address(tmp_path: Path, hub: Hub) 
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ("", "names no HEALER_URL"),
+        ("", "does not set HEALER_URL"),
         ("HEALER_URL=ftp://x\n", "http or https"),
         ("what\n", "line 1: expected KEY=VALUE"),
     ],

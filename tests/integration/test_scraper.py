@@ -50,7 +50,7 @@ def test_what_an_exporter_prints_is_stored_like_what_is_sent(
     ("path", "text", "reason"),
     [
         ("/broken", "answered 503", None),
-        ("/moved", "answers 302", None),
+        ("/moved", "answered 302", None),
         ("/nowhere", "answered 404", None),
         ("/stalled", "no complete answer within 1 s", LossReason.stalled),
         ("/endless", "larger than", LossReason.too_large),

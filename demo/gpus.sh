@@ -1,4 +1,4 @@
 #!/bin/sh
-# The demo's GPUs are pretended: as many answer as Slurm has given.
+# The demo's GPUs are simulated: as many respond as Slurm has allocated.
 echo "healer-result gpu_count ${SLURM_GPUS_ON_NODE:-0}"
-echo "healer-says pretended GPUs answer"
+echo "healer-says simulated GPUs respond"

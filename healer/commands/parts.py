@@ -109,8 +109,10 @@ def upgrade(
         engine.dispose()
     if before == after:
         print_line(say("commands.upgraded_already", revision=after))
+    elif not before:
+        print_line(say("commands.database_created", after=after))
     else:
-        print_line(say("commands.upgraded", before=before or say("commands.nothing"), after=after))
+        print_line(say("commands.upgraded", before=before, after=after))
 
 
 def _print_plan(planned: "Sequence[Planned]", *, as_json: bool) -> None:

@@ -135,12 +135,12 @@ def names(items: Sequence[str], show: int = 3) -> Said:
     return name_some(items, show)
 
 
-#: Units that are not printed: `98 %` and `3 GPUs`, but `1.18` for a ratio.
+#: Units that are not printed: `98%` and `3 GPUs`, but `1.18` for a ratio.
 _BARE_UNITS = frozenset({"", "ratio", "count", "state", "bits", "bool"})
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """A measured value as people read it: `1,290 MHz`, `98 %`, `1.18`, `0.0042 /s`; empty for None."""
+    """A measured value as people read it: `1,290 MHz`, `98%`, `1.18`, `0.0042 /s`; empty for None."""
     if value is None or not math.isfinite(value):
         return ""
     size = abs(value)
@@ -153,6 +153,8 @@ def figure(value: float | None, unit: str = "") -> str:
     else:
         text = f"{value:.4g}" if size >= 1 else f"{value:.3g}"
     text = text.replace("-", "−")
+    if unit == "%":
+        return f"{text}%"
     return text if unit in _BARE_UNITS else f"{text} {unit}"
 
 

@@ -91,7 +91,7 @@ def _standing(name: str, figure: Figure, center: float, spread: float, nodes: in
 
 
 def sentence(figure: FleetFigure) -> Said:
-    """`gemm_tflop_per_s 612, 12 % below the median 698 of 40 nodes of its model (6.1 spreads)`"""
+    """`gemm_tflop_per_s 612, 12% below the median 698 of 40 nodes of its model (6.1 spreads)`"""
     away = (figure.median - figure.value) / figure.spread
     return say(
         "detection.fleet_figure",

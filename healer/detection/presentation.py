@@ -30,12 +30,12 @@ _TAIL = re.compile(r"(?:,? since |; |, in the GPU| of the GPU's life|, all ).*$"
 
 
 def label(signal: Signal) -> str:
-    """What a signal is called in a sentence, from its text: `port: symbols received wrongly; PAM4 …`."""
+    """What a signal is called in a sentence, from its text: `port: symbol errors; PAM4 …`."""
     return _TAIL.sub("", signal.text.rpartition(": ")[2]) or signal.name
 
 
 def shown_value(signal: Signal, value: float | None) -> str:
-    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; Said: yes, no, none, and of None unknown."""
+    """`1,290 MHz`, `98%`, `Completed`, `hw_slowdown`; Said: yes, no, none, and of None unknown."""
     if value is None or not math.isfinite(value):
         return say("detection.unknown")
     if signal.kind is SignalKind.bits:
@@ -53,7 +53,9 @@ def with_unit(value: float, unit: str) -> str:
         power = min(int(math.log(abs(value), 1024)), 4) if abs(value) >= 1 else 0
         return f"{number(value / 1024**power)} {_BINARY[power]}{unit[1:]}"
     if unit == "ratio":
-        return f"{number(100 * value)} %" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+        return f"{number(100 * value)}%" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+    if unit == "%":
+        return f"{number(value)}%"
     if unit.startswith("count"):
         return f"{number(value)}{unit[5:]}"
     return number(value) if unit in ("state", "bits", "bool", "a plain number") else f"{number(value)} {unit}"

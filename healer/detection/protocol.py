@@ -148,7 +148,7 @@ def new_evidence(
 
 
 def percent(share: float) -> Said:
-    """`12 %` of 0.12."""
+    """`12%` of 0.12."""
     return say("words.percent", n=f"{100 * share:.0f}")
 
 

@@ -536,10 +536,10 @@ class Tree:
             raise EmbeddedError(said_by(error)) from None
         finally:
             engine.dispose()
-        if before != after:
-            self.say(
-                say("embedded.database_upgraded_from", before=before or say("commands.nothing"), after=after)
-            )
+        if not before:
+            self.say(say("embedded.database_created", after=after))
+        elif before != after:
+            self.say(say("embedded.database_upgraded_from", before=before, after=after))
 
     def _say_roles(self, statements: Sequence[str]) -> None:
         names = [words[2] for words in map(str.split, statements) if words[1] == "ROLE"]

@@ -40,7 +40,7 @@ within() { # PATH: where a link in the image leads out of it, this machine would
     [ -n "$ROOT" ] || return 0
     case $(readlink -m "$ROOT${1%/*}") in
     "$(readlink -m "$ROOT")" | "$(readlink -m "$ROOT")"/*) ;;
-    *) fail "$ROOT${1%/*} leads out of $ROOT by a link: run this in the image, with chroot" ;;
+    *) fail "$ROOT${1%/*} leads out of $ROOT through a link: run this in the image, with chroot" ;;
     esac
 }
 
@@ -85,8 +85,8 @@ kept() { # PATH: what slurm.conf may still name
 proven() { # the key that an earlier package brought has signed this file up to its last line
     key=$ROOT$CONF/package.pub
     [ -e "$key" ] || return 0
-    [ -f "$0" ] || fail "$key is there, so only what it has signed is installed: run this as a file"
-    command -v openssl >/dev/null || fail "openssl is missing: the signature cannot be checked by $key"
+    [ -f "$0" ] || fail "$key exists, so only packages that it has signed are installed: run this as a file"
+    command -v openssl >/dev/null || fail "openssl is missing: the signature cannot be checked with $key"
     sed '$d' "$0" >"$WORK/signed"
     sed -n '$s/^# signature: //p' "$0" | openssl base64 -d -A >"$WORK/signature"
     openssl dgst -sha256 -verify "$key" -signature "$WORK/signature" "$WORK/signed" >/dev/null 2>&1 ||
@@ -102,7 +102,7 @@ install_all() {
     for path in /usr/bin/python3 /usr/libexec/platform-python /usr/local/bin/python3; do
         [ ! -e "$ROOT$path" ] && [ ! -L "$ROOT$path" ] || python=$path
     done
-    [ -n "$python" ] || echo "note: no Python 3 is there; hook and follower do nothing without one"
+    [ -n "$python" ] || echo "note: Python 3 is not installed; the hook and the follower do nothing without it"
     files
     within "$LINK"
     if [ ! -L "$ROOT$LINK" ]; then
@@ -120,7 +120,7 @@ install_all() {
             systemctl start healer-follow.service </dev/null
         fi
     elif [ -z "$ROOT" ] && [ -z "$DRY" ]; then
-        echo "no systemd runs here: have your supervisor keep $LIB/healer-follow running, as root"
+        echo "systemd is not running: let your supervisor keep $LIB/healer-follow running as root"
     fi
 }
 
@@ -152,11 +152,11 @@ main() {
             ROOT=${2%/}
             shift
             ;;
-        *) fail "$1 is no option" ;;
+        *) fail "$1 is not an option" ;;
         esac
         shift
     done
-    [ -n "$ROOT" ] || [ "$(id -u)" = 0 ] || fail "only root may change a node"
+    [ -n "$ROOT" ] || [ "$(id -u)" = 0 ] || fail "only root can change a node"
     WORK=$(mktemp -d)
     trap 'rm -rf "$WORK"' EXIT
     case $verb in
@@ -165,7 +165,7 @@ main() {
         install_all
         ;;
     uninstall) uninstall_all ;;
-    *) fail "install or uninstall?" ;;
+    *) fail "expected install or uninstall" ;;
     esac
     echo "healer-node: $CHANGED changed${DRY:+ (dry run: nothing was done)}"
 }

@@ -78,7 +78,7 @@ _MAY_WAIT = _UNTIL | {Remedy.requeue_job}
 
 
 def certainty_text(certainty: float) -> Said:
-    """`certain`, `very likely, 95 %`, `likely, 80 %`, `unsure, 50 %`."""
+    """`certain`, `very likely, 95%`, `likely, 80%`, `unsure, 50%`."""
     if certainty >= 0.98:
         return say("incidents.sure_certain")
     word = "very_likely" if certainty >= 0.9 else "likely" if certainty >= 0.7 else "unsure"

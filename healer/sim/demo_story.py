@@ -291,7 +291,7 @@ class Injector:
         if idle:
             self._say(say("simulation.demo_person", node=idle[-1]))
             self._broken.add(idle[-1])
-            self._site.person_drain(idle[-1], "PSU 2 makes noise - bob")
+            self._site.person_drain(idle[-1], "PSU 2 fan is noisy - bob")
 
     def _victim(self, name: str | None) -> SlurmJob | None:
         for _ in range(60):

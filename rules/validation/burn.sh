@@ -117,11 +117,11 @@ case $status in
 0 | 77) exit $status ;;
 3) exit 1 ;;
 124)
-    echo "healer-says it did not come to its end"
+    echo "healer-says the test did not finish"
     exit 1
     ;;
 *)
-    echo "healer-says it broke off with $status"
+    echo "healer-says the test exited with $status"
     exit 77
     ;;
 esac

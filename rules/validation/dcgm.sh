@@ -48,7 +48,7 @@ if failed:
     print("healer-says level %s: %s failed" % (level, ", ".join(failed)))
     sys.exit(3)
 if not passed or status != "0":
-    print("healer-says dcgmi ended with %s and told of %d tests that passed" % (status, passed))
+    print("healer-says dcgmi exited with %s and reported %d passed tests" % (status, passed))
     sys.exit(77)
 print("healer-says level %s: %d results passed" % (level, passed))
 PYTHON

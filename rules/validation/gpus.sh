@@ -3,8 +3,8 @@
 # Slurm has given the job all of them. A node without GPUs passes; one whose GPUs cannot be inspected is not tested.
 expected=${SLURM_GPUS_ON_NODE:-0}
 if ! command -v nvidia-smi >/dev/null 2>&1; then
-    [ "$expected" -gt 0 ] || { echo "healer-says no GPUs here, by Slurm"; exit 0; }
-    echo "healer-says no nvidia-smi here: $expected GPUs not looked at"
+    [ "$expected" -gt 0 ] || { echo "healer-says no GPUs here, according to Slurm"; exit 0; }
+    echo "healer-says no nvidia-smi here: $expected GPUs not checked"
     exit 77
 fi
 fail() {
@@ -19,21 +19,21 @@ status=$?
 # (an old driver that lacks a field, a right that is missing) say nothing of the GPUs.
 case $status in
 0) ;;
-8 | 9 | 10 | 14 | 15 | 124) fail "nvidia-smi ended with $status: $(printf '%s' "$shown" | head -n 1)" ;;
+8 | 9 | 10 | 14 | 15 | 124) fail "nvidia-smi exited with $status: $(printf '%s' "$shown" | head -n 1)" ;;
 *)
-    echo "healer-says nvidia-smi ended with $status: $(printf '%s' "$shown" | head -n 1)"
+    echo "healer-says nvidia-smi exited with $status: $(printf '%s' "$shown" | head -n 1)"
     exit 77
     ;;
 esac
 seen=$(printf '%s\n' "$shown" | grep -c '^ *[0-9]')
 echo "healer-result gpu_count $seen"
-[ "$seen" -ge "$expected" ] || fail "$seen GPUs answer, Slurm knows $expected"
+[ "$seen" -ge "$expected" ] || fail "$seen GPUs respond, Slurm expects $expected"
 
 # [N/A] is shown where a GPU has no such thing.
 wrong=$(printf '%s\n' "$shown" | awk -F ', *' '
     $3 ~ /abled$/ && $4 ~ /abled$/ && $3 != $4 { print "GPU " $1 ": ECC " $3 ", " $4 " from the next reset on"; exit }
     $3 ~ /abled$/ { if (mode != "" && mode != $3) { print "GPU " $1 ": ECC " $3 ", others " mode; exit } mode = $3 }
-    $5 == "Yes" { print "GPU " $1 ": a page waits to be retired"; exit }')
+    $5 == "Yes" { print "GPU " $1 ": a page retirement is pending"; exit }')
 [ -z "$wrong" ] || fail "$wrong"
 printf '%s\n' "$shown" | awk -F ', *' '
     $3 ~ /abled$/ { mode = $3 }
@@ -48,6 +48,6 @@ rows=$(timeout 120 nvidia-smi --query-remapped-rows=gpu_bus_id,remapped_rows.pen
     --format=csv,noheader 2>/dev/null) || rows=
 wrong=$(printf '%s\n' "$rows" | awk -F ', *' '
     $3 == "1" || $3 == "Yes" { print "GPU " $1 ": a row could not be remapped"; exit }
-    $2 == "1" || $2 == "Yes" { print "GPU " $1 ": a row waits for a reset to be remapped"; exit }')
+    $2 == "1" || $2 == "Yes" { print "GPU " $1 ": a row remap is pending until a reset"; exit }')
 [ -z "$wrong" ] || fail "$wrong"
-echo "healer-says $seen GPUs answer"
+echo "healer-says $seen GPUs respond"

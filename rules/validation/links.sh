@@ -12,7 +12,7 @@ if command -v nvidia-smi >/dev/null 2>&1; then
     looked=yes
     # An idle GPU takes its PCIe link to a lower generation, never to a lower width.
     shown=$(timeout 120 nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max \
-        --format=csv,noheader,nounits) || { echo "healer-says nvidia-smi ended with $?"; exit 77; }
+        --format=csv,noheader,nounits) || { echo "healer-says nvidia-smi exited with $?"; exit 77; }
     wrong=$(printf '%s\n' "$shown" | awk -F ', *' '
         $2 ~ /^[0-9]+$/ && $3 ~ /^[0-9]+$/ && $2 + 0 < $3 + 0 {
             print "GPU " $1 ": PCIe x" $2 " instead of x" $3

@@ -21,7 +21,7 @@ wrong=$(printf '%s\n' "$rows" | awk '$9 + 0 > 0 || $13 + 0 > 0' | wc -l)
 [ "$wrong" -eq 0 ] || fail "wrong sums at $wrong of its sizes"
 [ $status -ne 124 ] || fail "all_reduce_perf did not end within 300 s"
 [ $status -eq 0 ] ||
-    untested "all_reduce_perf ended with $status: $(printf '%s' "$shown" | grep -i -m 1 -e fail -e error -e warn)"
+    untested "all_reduce_perf exited with $status: $(printf '%s' "$shown" | grep -i -m 1 -e fail -e error -e warn)"
 busbw=$(printf '%s\n' "$rows" | tail -n 1 | awk '$8 ~ /^[0-9.]+$/ { print $8 }')
 [ -n "$busbw" ] || untested "all_reduce_perf printed no figures"
 echo "healer-result nccl_busbw_gb_per_s $busbw"

@@ -24,7 +24,7 @@ wrong=$(printf '%s\n' "$rows" | awk '$9 + 0 > 0 || $13 + 0 > 0' | wc -l)
 [ "$wrong" -eq 0 ] || fail "wrong sums at $wrong of its sizes between $SLURM_JOB_NODELIST"
 [ $status -ne 124 ] || fail "all_reduce_perf between $SLURM_JOB_NODELIST did not end within 300 s"
 [ $status -eq 0 ] ||
-    untested "all_reduce_perf ended with $status: $(printf '%s' "$shown" | grep -i -m 1 -e fail -e error -e warn)"
+    untested "all_reduce_perf exited with $status: $(printf '%s' "$shown" | grep -i -m 1 -e fail -e error -e warn)"
 # Without MPI each task is a world of its own, and nothing went over the fabric.
 printf '%s\n' "$shown" | grep -Eq "# *Rank +$((nodes * gpus - 1)) " || untested "all_reduce_perf was built without MPI"
 busbw=$(printf '%s\n' "$rows" | tail -n 1 | awk '$8 ~ /^[0-9.]+$/ { print $8 }')

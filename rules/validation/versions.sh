@@ -18,7 +18,7 @@ fi
 shown=$(timeout 120 nvidia-smi -q)
 status=$?
 if [ $status -ne 0 ]; then
-    echo "healer-says nvidia-smi ended with $status"
+    echo "healer-says nvidia-smi exited with $status"
     exit 77
 fi
 of() { # LABEL: its values in what nvidia-smi -q printed

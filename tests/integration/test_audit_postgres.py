@@ -381,8 +381,8 @@ def test_exchanged_records_are_named_together(sealed):
             )
         )
     assert what(sealed) == [
-        "seq 3 was exchanged with seq 6 after both were sealed",
-        "seq 6 was exchanged with seq 3 after both were sealed",
+        "seq 3 was swapped with seq 6 after both were sealed",
+        "seq 6 was swapped with seq 3 after both were sealed",
     ]
 
 
@@ -392,8 +392,8 @@ def test_exchanged_links_are_named_together(sealed, one, other):
         for seq, to in ((one, 1000), (other, one), (1000, other)):
             conn.execute(sa.update(audit_chain).where(audit_chain.c.seq == seq).values(seq=to))
     assert what(sealed) == [
-        f"seq {one} was exchanged with seq {other} after both were sealed",
-        f"seq {other} was exchanged with seq {one} after both were sealed",
+        f"seq {one} was swapped with seq {other} after both were sealed",
+        f"seq {other} was swapped with seq {one} after both were sealed",
     ]
 
 
@@ -432,7 +432,7 @@ def test_recomputed_chain_does_not_match_the_signed_head(sealed, tmp_path: Path)
 def test_a_forged_checkpoint_is_named(sealed):
     with unguarded(sealed) as conn:
         conn.execute(sa.text("UPDATE audit_checkpoints SET at = at - interval '1 day'"))
-    assert "has a signature that does not fit" in what(sealed)[0]
+    assert "has an invalid signature" in what(sealed)[0]
 
 
 def test_export_verifies_offline_and_reveals_tampering(sealed):
@@ -443,7 +443,7 @@ def test_export_verifies_offline_and_reveals_tampering(sealed):
     assert [item.seq for item in cut] == [8, 8]
     swapped = [*lines[:4], lines[5], lines[4], *lines[6:]]
     assert [item.what for item in verify_export(swapped).broken] == [
-        "seq 3 is out of its place, after seq 4: links were exchanged"
+        "seq 3 is out of order, after seq 4: records were swapped"
     ]
     forged = [line.replace(b"gpu0004", b"gpu0009") for line in lines]
     assert [item.seq for item in verify_export(forged).broken] == [4]

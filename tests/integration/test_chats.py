@@ -144,7 +144,7 @@ def test_it_goes_on_from_the_first_to_the_end(name: str, chats: Chats) -> None:
         ((404, {}, {}), "answered 404", True, None),
         ((302, {"location": "http://127.0.0.1:1/"}, {}), "answered 302", False, None),
         ("reset", "cannot be reached", False, None),
-        ("silent", "did not answer in 0.3 s", False, None),
+        ("silent", "did not answer within 0.3 s", False, None),
     ],
     ids=["500", "503", "429", "401", "404", "302", "reset", "silent"],
 )
@@ -386,7 +386,7 @@ def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> 
         ({"MAIL": b"421 too busy"}, "answered 421", False),
         ({"DATA": b"554 spam"}, "answered 554", True),
         ({"AUTH": b"535 no"}, "answered 535", True),
-        ({"DATA": b""}, "broke off", False),
+        ({"DATA": b""}, "was lost", False),
     ],
 )
 def test_refusal_of_the_mail_server_fails_the_delivery_with_its_text(

@@ -502,7 +502,7 @@ def test_message_accepted_without_an_answer_is_not_sent_twice(site: Site) -> Non
     class Unheard(DiesAfterSending):
         def send(self, notice: Notice, ref: str) -> str:
             self._teller.send(notice, ref)
-            raise DeliveryFailed("Slack did not answer in 10 s")
+            raise DeliveryFailed("Slack did not answer within 10 s")
 
     deliver_to_ops(site, lambda: Unheard(book.of(channel)))
     site.round(60)

@@ -47,9 +47,9 @@ def test_scraped_metrics_are_stored_like_pushed_ones(fresh_database: sa.Engine, 
 @pytest.mark.parametrize(
     ("path", "text", "reason"),
     [
-        ("/broken", "answers 503", None),
-        ("/moved", "answers 302", None),
-        ("/nowhere", "answers 404", None),
+        ("/broken", "answered 503", None),
+        ("/moved", "answered 302", None),
+        ("/nowhere", "answered 404", None),
         ("/stalled", "no complete answer within 1 s", LossReason.stalled),
         ("/endless", "larger than", LossReason.too_large),
         ("/huge", "larger than", LossReason.too_large),

@@ -166,7 +166,7 @@ def test_a_sink_that_is_not_there_or_silent_is_a_failure_in_words(sink):
     with pytest.raises(DeliveryFailed, match=r"^the sink cannot be reached: Connection refused$"):
         WebhookNotifier(SignedWebhook(address, SECRET)).send(page())
     sink.answers.append(None)
-    with pytest.raises(DeliveryFailed, match=r"^the sink did not answer in 0\.2 s$"):
+    with pytest.raises(DeliveryFailed, match=r"^the sink did not answer within 0\.2 s$"):
         WebhookNotifier(SignedWebhook(sink.url, SECRET, timeout_s=0.2)).send(page())
 
 
@@ -246,7 +246,7 @@ def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"))
     sink.answers.append(None)
     assert deliver(fresh_database, sink, hand, timeout_s=0.2) == 0
-    assert row(fresh_database, "a:p0").error["text"] == "the sink did not answer in 0.2 s"
+    assert row(fresh_database, "a:p0").error["text"] == "the sink did not answer within 0.2 s"
     assert row(fresh_database, "b:p0").tries == 0
 
 

@@ -19,22 +19,22 @@ MADE: dict[str, tuple[Callable[[], Desk], dict[str, str], str]] = {
     "jira-cloud": (
         lambda: desks.Jira(cloud=True),
         {"HEALER_TICKETS": "jira", "HEALER_TICKETS_PROJECT": "OPS", "HEALER_TICKETS_USER": USER},
-        "Jira Cloud: may create a Task in OPS",
+        "Jira Cloud: can create a Task in OPS",
     ),
     "jira-dc": (
         lambda: desks.Jira(cloud=False),
         {"HEALER_TICKETS": "jira", "HEALER_TICKETS_PROJECT": "OPS", "HEALER_TICKETS_TYPE": "Bug"},
-        "Jira Data Center: may create a Bug in OPS",
+        "Jira Data Center: can create a Bug in OPS",
     ),
     "github": (
         desks.GitHub,
         {"HEALER_TICKETS": "github", "HEALER_TICKETS_PROJECT": "site/repairs"},
-        "GitHub: may create issues in site/repairs",
+        "GitHub: can create issues in site/repairs",
     ),
     "servicenow": (
         desks.ServiceNow,
         {"HEALER_TICKETS": "servicenow", "HEALER_TICKETS_USER": USER, "HEALER_TICKETS_CLOSE": "Fixed"},
-        "ServiceNow: reads incident; may create tickets by the role itil",
+        "ServiceNow: reads incident; can create tickets through the role itil",
     ),
 }
 

@@ -213,7 +213,7 @@ def test_closed_but_the_line_was_cut_the_next_try_sees_that_it_is(name: str, des
         ((404, {}, {}), "answered 404", True, None),
         ((302, {"location": "http://127.0.0.1:1/"}, {}), "answered 302", False, None),
         ("reset", "cannot be reached", False, None),
-        ("silent", r"did not answer in 0\.3 s", False, None),
+        ("silent", r"did not answer within 0\.3 s", False, None),
     ],
     ids=["500", "502", "503", "429", "400", "401", "403", "404", "302", "reset", "silent"],
 )
@@ -274,7 +274,7 @@ def test_a_delivery_ends_before_its_claim_does(
     name: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "BUDGET_S", 0.0)
-    with pytest.raises(DeliveryFailed, match="did not answer everything in 0 s"):
+    with pytest.raises(DeliveryFailed, match="did not finish its answer within 0 s"):
         tickets(name, desk).send(ticket())
     assert desk.asked == []
 
@@ -455,7 +455,7 @@ def test_servicenow_takes_an_oauth_token_too(name: str, desk: desks.ServiceNow) 
     one = DeskTickets(ServiceNowDesk(Access(url=desk.url, project="", token=TOKEN)))
     assert one.send(ticket()) == "INC0000001"
     assert one.check() == (
-        "ServiceNow: reads incident; whether healer may create tickets shows at the first one"
+        "ServiceNow: reads incident; the first ticket will show whether healer can create tickets"
     )
 
 
@@ -466,11 +466,11 @@ def test_a_check_opens_nothing_and_says_what_healer_may(name: str, desk: Desk) -
     problem = tickets(name, desk).check()
     assert desk.texts() == []
     words = {
-        "webhook": "a webhook of the site",
-        "jira-cloud": "Jira Cloud: may create a Task in OPS",
-        "jira-dc": "Jira Data Center: may create a Task in OPS",
-        "github": "GitHub: may create issues in site/repairs",
-        "servicenow": "ServiceNow: reads incident; may create tickets by the role itil",
+        "webhook": "site webhook",
+        "jira-cloud": "Jira Cloud: can create a Task in OPS",
+        "jira-dc": "Jira Data Center: can create a Task in OPS",
+        "github": "GitHub: can create issues in site/repairs",
+        "servicenow": "ServiceNow: reads incident; can create tickets through the role itil",
     }
     assert problem.startswith(words[name])
 
@@ -502,4 +502,4 @@ def test_github_says_what_healer_lacks(name: str, desk: desks.GitHub) -> None:
 @pytest.mark.parametrize("roles", [None, []])
 def test_unreported_servicenow_rights_stay_unknown(name: str, desk: desks.ServiceNow, roles: Any) -> None:
     desk.roles = roles
-    assert tickets(name, desk).check().endswith("shows at the first one")
+    assert tickets(name, desk).check().endswith("will show whether healer can create tickets")

@@ -404,7 +404,7 @@ ENTRY = "- name: ours\n  title: Ours\n  alert: [Ours]\n  source: us\n"
         ("- name: ours\n  title: Ours\n  alert: [Ours]\n", 1, "field source is missing"),
         (ENTRY + "  severty: P1\n", 5, "did you mean severity?"),
         (ENTRY + "  severity: P7\n", 5, "is not an allowed value"),
-        (ENTRY + "  stays_h: 100\n", 5, "stays_h: must be above 0, and at most 72"),
+        (ENTRY + "  stays_h: 100\n", 5, "stays_h: must be above 0 and at most 72"),
         (ENTRY + "  playbook: drian\n", 5, "did you mean drain?"),
         (ENTRY + "  playbook: drain\n", 5, "only a fault_class of fatal or degraded"),
         (ENTRY + "  playbook: requeue\n", 5, "for a job, not for a node"),

@@ -48,7 +48,7 @@ def test_a_running_job_is_left_alone_and_its_end_is_waited_for() -> None:
 def test_the_slow_node_is_named_and_proposed_for_the_tests_that_decide() -> None:
     site, run = ended(8, (3,))
     text = done(site, run)
-    assert f"{name(3)} is slow (gemm_tflop_per_s 560, 80 % of 700)" in text
+    assert f"{name(3)} is slow (gemm_tflop_per_s 560, 80% of 700)" in text
     assert site.verdict(run)["passed"] is False and site.verdict(run)["slow"] == [name(3)]
     (incident,) = site.open_incidents
     assert (incident.fault, incident.root.node, incident.rule) == (

@@ -89,7 +89,7 @@ def test_node_with_unreadable_gpus_asks_a_person() -> None:
     site, run = in_test()
     ends(
         site,
-        "healer-test/1; gpus:untested:0; says gpus no nvidia-smi here: 8 GPUs not looked at",
+        "healer-test/1; gpus:untested:0; says gpus no nvidia-smi here: 8 GPUs not checked",
         code="77:0",
     )
     assert site.run_named(run).state is RunState.stuck
@@ -99,10 +99,10 @@ def test_node_with_unreadable_gpus_asks_a_person() -> None:
 
 def test_a_test_that_fails_is_named_with_what_was_not_run() -> None:
     site, run = in_test(depth="quick")
-    ends(site, "healer-test/1; gpus:failed:2; says gpus 7 GPUs answer, Slurm knows 8", code="1:0")
+    ends(site, "healer-test/1; gpus:failed:2; says gpus 7 GPUs respond, Slurm expects 8", code="1:0")
     assert site.run_named(run).state is RunState.waiting
     line = next(one.text for one in site.log(run, "test") if one.event is StepEvent.done)
-    assert "gpus (7 GPUs answer, Slurm knows 8) failed; versions, links not run" in line
+    assert "gpus (7 GPUs respond, Slurm expects 8) failed; versions, links not run" in line
 
 
 def test_a_worker_that_comes_later_reads_what_was_submitted() -> None:

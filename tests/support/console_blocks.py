@@ -18,7 +18,7 @@ XID154 = (
     "(GPU Reset Required)",
 )
 XID94 = (
-    "Xid 94: Contained memory error: only that job is hit",
+    "Xid 94: Contained memory error: only that job is affected",
     "NVRM: Xid (PCI:0000:9b:00): 94, pid=212345, name=python3, Contained: SM (0x1). RST: No, D-RST: No",
 )
 XID31 = (

@@ -193,12 +193,12 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=1,
         lines=(
             (
-                "Xid 95: Uncontained memory error: all jobs on the GPU are hit",
+                "Xid 95: Uncontained memory error: all jobs on the GPU are affected",
                 "NVRM: Xid (PCI:0000:9b:00): 95, Uncontained: LTC TAG (0x2,0x0)",
             ),
         ),
         fault_class=FaultClass.fatal,
-        title="Xid 95: Uncontained memory error: all jobs on the GPU are hit",
+        title="Xid 95: Uncontained memory error: all jobs on the GPU are affected",
         severity=Severity.P1,
         cause=Cause.permanent,
         state=IncidentState.mitigating,
@@ -215,11 +215,11 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
             (2004, "drain", "started", "", 1),
             (2019, "drain", "done", "Drained: healer:gpu-fatal", 1),
             (3100, "reset", "started", "", 1),
-            (63100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 1),
+            (63100, "reset", "failed", "The connection to gpu0020 was lost: ssh gave no reason", 1),
             (64100, "reset", "started", "", 2),
-            (124100, "reset", "failed", "The connection to gpu0020 broke: ssh gave no reason", 2),
+            (124100, "reset", "failed", "The connection to gpu0020 was lost: ssh gave no reason", 2),
         ],
-        question="The connection to gpu0020 broke: ssh gave no reason",
+        question="The connection to gpu0020 was lost: ssh gave no reason",
     )
     collected.append(stuck)
 
@@ -265,7 +265,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=4,
         lines=(XID94,),
         fault_class=FaultClass.degraded,
-        title="Xid 94: Contained memory error: only that job is hit",
+        title="Xid 94: Contained memory error: only that job is affected",
         severity=Severity.P2,
         cause=Cause.transient,
         remedy=(Remedy.reset_gpu_when_idle,),
@@ -381,7 +381,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         gpu=7,
         lines=(XID94,),
         fault_class=FaultClass.degraded,
-        title="Xid 94: Contained memory error: only that job is hit",
+        title="Xid 94: Contained memory error: only that job is affected",
         severity=Severity.P3,
         state=IncidentState.resolved,
         closed=NOW - timedelta(hours=19),

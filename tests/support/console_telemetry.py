@@ -106,8 +106,8 @@ def clock_chart() -> Chart:
         lines=(
             ChartLine(label="GPU 5", role="own", values=own),
             ChartLine(label="peers (7 GPUs)", role="peers", values=peers),
-            ChartLine(label="peers, 10 %", role="low", values=tuple(one - 32 for one in peers)),
-            ChartLine(label="peers, 90 %", role="high", values=tuple(one + 24 for one in peers)),
+            ChartLine(label="peers, 10%", role="low", values=tuple(one - 32 for one in peers)),
+            ChartLine(label="peers, 90%", role="high", values=tuple(one + 24 for one in peers)),
             ChartLine(label="limit", role="threshold", values=tuple(one * 0.85 for one in peers)),
         ),
         marks=(ChartMark(at=BEGAN, label="began"),),
@@ -130,8 +130,8 @@ def temperature_chart() -> Chart:
             ChartLine(label="GPU 5", role="own",
                       values=tuple(round(63 + 25 * share + rng.random()) for share in rise)),
             ChartLine(label="peers (7 GPUs)", role="peers", values=(62.0,) * 180),
-            ChartLine(label="peers, 10 %", role="low", values=(57.0,) * 180),
-            ChartLine(label="peers, 90 %", role="high", values=(67.5,) * 180),
+            ChartLine(label="peers, 10%", role="low", values=(57.0,) * 180),
+            ChartLine(label="peers, 90%", role="high", values=(67.5,) * 180),
             ChartLine(label="limit", role="threshold", values=(87.0,) * 180),
         ),
         marks=(ChartMark(at=BEGAN, label="began"),),
@@ -153,8 +153,8 @@ def ratio_chart() -> Chart:
         lines=(
             ChartLine(label="rank 53", role="own", values=own),
             ChartLine(label="peers (63 ranks)", role="peers", values=(1.0,) * 100),
-            ChartLine(label="peers, 10 %", role="low", values=(0.994,) * 100),
-            ChartLine(label="peers, 90 %", role="high", values=(1.006,) * 100),
+            ChartLine(label="peers, 10%", role="low", values=(0.994,) * 100),
+            ChartLine(label="peers, 90%", role="high", values=(1.006,) * 100),
             ChartLine(label="too slow", role="threshold", values=(1.02,) * 100),
         ),
         node=SLOW_NODE,
@@ -166,10 +166,10 @@ def clock_text() -> Said:
     """As the detector says what a rule measured."""
     clock = say("detection.figure", label=quoted("SM clock"), value="1290 MHz")
     peers = say("detection.of_peers", value="1755 MHz")
-    use = say("detection.figure", label=quoted("GPU utilization"), value="98 %")
+    use = say("detection.figure", label=quoted("GPU utilization"), value="98%")
     text = say(
         "detection.told",
-        head=quoted("GPU clock 15 % below its peers at high use"),
+        head=quoted("GPU clock 15% below its peers under high load"),
         text=joined((say("detection.noted", text=clock, note=peers), use), "comma"),
     )
     return say("detection.lasted", text=text, span=say("words.minutes", n=2))
@@ -203,7 +203,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
         minutes_ago=(NOW - FOUND).total_seconds() / 60,
         gpu=SLOW_GPU,
         fault_class=FaultClass.degraded,
-        title="GPU 18 % slower than its peers in job 4711",
+        title="GPU 18% slower than its peers in job 4711",
         severity=Severity.P2,
         state=IncidentState.mitigating,
         cause=Cause.unclear,
@@ -231,7 +231,7 @@ def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
         ),
         _finding(
             "straggler", Sense.step_times, FOUND + timedelta(seconds=20),
-            "rank 53 on gpu0007 GPU 5: 18 % more compute per unit of work than its stage for 6 steps, "
+            "rank 53 on gpu0007 GPU 5: 18% more compute per unit of work than its stage for 6 steps, "
             "since step 12460; job 4711 waits for it",
             charts=(ratio_chart(),),
         ),
@@ -306,7 +306,7 @@ def steps_of(
     job: str, nodes: tuple[str, ...], *, ranks_per_node: int = 8, steps: int = 180, stages: int = 1,
     whole_only: bool = False,
 ) -> list[StepBatch]:  # fmt: skip
-    """Equal work of 5 s a step; the rank on SLOW_GPU of SLOW_NODE needs 18 % more from step 120 on."""
+    """Equal work of 5 s a step; the rank on SLOW_GPU of SLOW_NODE needs 18% more from step 120 on."""
     rng = np.random.default_rng(int(job) if job.isdigit() else 1)
     ranks = np.arange(len(nodes) * ranks_per_node, dtype=np.int32)
     found = []

@@ -138,7 +138,7 @@ def test_the_file_has_the_same_names_and_the_environment_wins(tmp_path: Path) ->
     ("text", "words"),
     [
         ('mode = "auto"', "did you mean HEALER_MODE"),
-        ("HEALER_MODE = true", "HEALER_MODE must be a text"),
+        ("HEALER_MODE = true", "HEALER_MODE must be a string"),
         ("HEALER_MODE = ", "not TOML"),
         ("[HEALER_MODE]", "HEALER_MODE must be"),
     ],
@@ -338,7 +338,7 @@ def test_missing_cluster_lists_the_choices(tmp_path: Path, wanted: str | None) -
             '[clusters.pod1]\nHEALER_SLURM_ADAPTERS = "rest"',
             "[clusters.pod1]: HEALER_SLURM_ADAPTERS names rest",
         ),
-        ('[clusters."pod 1"]', "cannot be the ClusterName"),
+        ('[clusters."pod 1"]', "is not a valid ClusterName"),
         ("clusters = 2", "clusters must be tables"),
         ('SLURM_CONF = "/etc/slurm.conf"', "SLURM_CONF is not a setting"),
         ('HEALER_CLUSTER = "a"\n[clusters.pod1]', "HEALER_CLUSTER and the tables of clusters in"),
@@ -411,7 +411,7 @@ def test_plain_http_beyond_this_machine_needs_a_setting() -> None:
         ),
         (
             {"HEALER_PROXIES": "10.0.0.5, proxy"},
-            "HEALER_PROXIES must be a comma list of addresses",
+            "HEALER_PROXIES must be a comma-separated list of addresses",
         ),
         ({"HEALER_ALLOW_PLAIN_HTTP": "yes"}, "HEALER_ALLOW_PLAIN_HTTP must be on or off"),
     ],

@@ -11,7 +11,7 @@
     if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(1);
     return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? Math.ceil(Math.log10(size + 1)) : 4 }).replace("-", "−");
   }
-  const figure = (value, unit) => value == null || BARE.includes(unit) ? number(value) : number(value) + " " + unit;
+  const figure = (value, unit) => value == null || BARE.includes(unit) ? number(value) : number(value) + (unit === "%" ? "" : " ") + unit;
   const two = (count) => String(count).padStart(2, "0");
   function clock(seconds, fine) {
     const at = new Date(seconds * 1000);

@@ -152,7 +152,7 @@ function open(button) {
   if (data.preview) preview(press);
 }
 async function preview(mine) {
-  if (missing()) return $("act-preview").replaceChildren(el("p", w("First step: {name}.", missing())));
+  if (missing()) return $("act-preview").replaceChildren(el("p", w("Fill in first: {name}.", missing())));
   $("act-preview").textContent = w("Checking the guards…");
   let answer;
   try { answer = await send("POST", mine.data.preview + "?dry_run=true", { ...JSON.parse(mine.data.previewBody), ...given() }); } catch { answer = { ok: false, data: { detail: w("No answer.") } }; }

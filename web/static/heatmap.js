@@ -82,7 +82,7 @@
     const one = heat.rows[row], index = row * plan.steps + step, dev = heat.dev[index], seconds = heat.sec[index];
     const who = one.c ? w("slowest of {c} ranks from {r} to {to}", one) : w("rank {r}", one);
     const where = [one.n || w("node unknown"), one.g == null ? "" : `GPU ${one.g}`, one.s == null ? "" : w("stage {s}", one)].filter(Boolean).join(" ");
-    const what = dev === -32768 ? w("no data") : `${w(heat.mode === "compute" ? "{time} s compute" : "{time} s whole step", { time: (seconds * heat.scale_s).toFixed(3) })}, ${(dev > 0 ? "+" : dev < 0 ? "−" : "") + (Math.abs(dev) / 10).toFixed(1)} %`;
+    const what = dev === -32768 ? w("no data") : `${w(heat.mode === "compute" ? "{time} s compute" : "{time} s whole step", { time: (seconds * heat.scale_s).toFixed(3) })}, ${(dev > 0 ? "+" : dev < 0 ? "−" : "") + (Math.abs(dev) / 10).toFixed(1)}%`;
     return [w("{who}, {where}", { who, where }), w("step {step}: {what}", { step: heat.steps[step].toLocaleString("en"), what })];
   }
   function show(cell, aloud) {

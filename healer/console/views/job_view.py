@@ -42,8 +42,8 @@ def _slow_rank(pace: RankPace) -> Shown:
 
 
 def percent(share: float | None) -> str:
-    """`+18.2 %`, `−0.4 %`, empty when unknown."""
-    return "" if share is None else f"{share * 100:+.1f} %".replace("-", "−")
+    """`+18.2%`, `−0.4%`, empty when unknown."""
+    return "" if share is None else f"{share * 100:+.1f}%".replace("-", "−")
 
 
 def picture(made: StepGrid, away: Matrix, checkpoints: Sequence[int], cluster: str) -> dict[str, Any]:

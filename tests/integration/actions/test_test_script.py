@@ -153,9 +153,9 @@ GOOD = Reference(
         ("driver", "575.57.08", "NVIDIA driver 575.57.08, gpu0001 has 580.65.06"),
         ("vbios", "96.00.CF,96.00.D0", None),
         ("nccl_busbw_gb_per_s", "324", None),
-        ("nccl_busbw_gb_per_s", "323.9", "nccl_busbw_gb_per_s 323.9 is 90 % of 360 on gpu0001"),
+        ("nccl_busbw_gb_per_s", "323.9", "nccl_busbw_gb_per_s 323.9 is 90% of 360 on gpu0001"),
         ("gpu_count", "8", None),
-        ("gpu_count", "7", "gpu_count 7 is 88 % of 8 on gpu0001"),
+        ("gpu_count", "7", "gpu_count 7 is 88% of 8 on gpu0001"),
     ],
 )
 def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(

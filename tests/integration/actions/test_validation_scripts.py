@@ -44,11 +44,11 @@ def test_gpus_that_are_all_there_pass(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("1, 00000000:3B:00.0, Enabled, Enabled, [N/A], 2\n", "", "1 GPUs answer, Slurm knows 2"),
+        ("1, 00000000:3B:00.0, Enabled, Enabled, [N/A], 2\n", "", "1 GPUs respond, Slurm expects 2"),
         ("Enabled, Enabled, [N/A], 2", "Enabled, Disabled, [N/A], 2", "GPU 1: ECC Enabled, Disabled"),
         ("Enabled, Enabled, [N/A], 2", "Disabled, Disabled, [N/A], 2", "GPU 1: ECC Disabled, others Enabled"),
-        ("[N/A], 2", "Yes, 2", "GPU 1: a page waits"),
-        ("3B:00.0, No, No", "3B:00.0, Yes, No", "a row waits for a reset"),
+        ("[N/A], 2", "Yes, 2", "GPU 1: a page retirement is pending"),
+        ("3B:00.0, No, No", "3B:00.0, Yes, No", "a row remap is pending"),
         ("3B:00.0, No, No", "3B:00.0, 0, 1", "a row could not be remapped"),
     ],
 )
@@ -155,9 +155,9 @@ THREE = (
         (FOUR % ("Pass", "Pass"), 0, 0, "level 1: 1 results passed"),
         (FOUR % ("Fail", "Fail"), 226, 1, "level 1: memory of GPU 3 failed"),
         (THREE % "Fail", 226, 1, "level 1: NVML Library of GPU 3 failed"),
-        (THREE % "Skip", 0, 77, "dcgmi ended with 0 and told of 0 tests that passed"),
-        (FOUR % ("Pass", "Pass"), 226, 77, "dcgmi ended with 226 and told of 1 tests that passed"),
-        ("Error: Unable to connect to host engine.", 255, 77, "dcgmi ended with 255"),
+        (THREE % "Skip", 0, 77, "dcgmi exited with 0 and reported 0 passed tests"),
+        (FOUR % ("Pass", "Pass"), 226, 77, "dcgmi exited with 226 and reported 1 passed tests"),
+        ("Error: Unable to connect to host engine.", 255, 77, "dcgmi exited with 255"),
     ],
 )
 def test_dcgm_fails_by_a_result_alone(bench: Bench, prints: str, status: int, code: int, says: str) -> None:

@@ -227,7 +227,7 @@ def test_slurm_token_of_root_unknown_user_or_wrong_time_is_refused(
     monkeypatch.setattr(
         type(cluster.site.api.services.clock), "now", lambda _: now + FRESH + timedelta(seconds=20)
     )
-    refused("more than 5 minutes ago", token)
+    refused("more than 5 min ago", token)
 
 
 def test_slurm_tokens_are_refused_while_slurm_is_down(cluster: Cluster, slurm: TrixieSlurm) -> None:

@@ -74,7 +74,7 @@ def test_the_sdk_sends_kernel_lines(served: Served, session: Watched, packing: C
     assert [one.status_code for one in session.answers] == [200] * 3
     kept = [ExportLogsServiceResponse.FromString(one.content).partial_success for one in session.answers]
     assert [one.rejected_log_records for one in kept] == [0, 0, 1]
-    assert "not marked as the kernel's" in kept[2].error_message
+    assert "not marked as a kernel line" in kept[2].error_message
     assert rows(api) == 2
 
 

@@ -326,7 +326,7 @@ def test_rehearsal_that_takes_too_long_fails(running: Any) -> None:
     clock.advance(LONGEST_REHEARSAL.total_seconds() + 1)
     duty()
     assert child.stopped
-    assert "longer than 6 hours" in book.find(name).problem
+    assert "longer than 6 h" in book.find(name).problem
 
 
 def test_the_next_process_finds_that_the_last_one_died(running: Any) -> None:

@@ -44,7 +44,7 @@ def test_truncated_file_is_refused_at_any_length(whole: bytes, tmp_path: Path) -
     ends = {0, 1, 511, 512, 1024, len(whole) // 2, len(whole) // 2 // 512 * 512, len(whole) - 2048}
     for end in sorted(ends):
         text = refusal(whole[:end], tmp_path)
-        assert "cut short" in text and "\n" not in text, (end, text)
+        assert "incomplete" in text and "\n" not in text, (end, text)
 
 
 def test_changed_byte_is_found_at_any_position(whole: bytes, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_dump_cannot_be_exchanged_without_the_passphrase(whole: bytes, tmp_path:
     for name, content in members.items():
         writer.add(name, content)
     out.write(bytes(1024))
-    assert refusal(out.getvalue(), tmp_path).endswith("its sums differ from the sealed ones.")
+    assert refusal(out.getvalue(), tmp_path).endswith("its checksums differ from the sealed ones.")
 
 
 def test_the_passphrase_has_to_be_the_same_one(whole: bytes, tmp_path: Path) -> None:
     assert refusal(whole, tmp_path, b"another passphrase") == (
-        "the passphrase is not that of the backup, or its keys were changed."
+        "the passphrase does not match the backup, or the backup's keys were changed."
     )
     assert "--passphrase-file" in refusal(whole, tmp_path, None)
 
@@ -124,7 +124,7 @@ def test_one_of_a_newer_healer_names_it(
 
 
 def test_other_files_are_no_backup(tmp_path: Path) -> None:
-    assert "not a backup of healer" in refusal(b"hello\n" * 1000, tmp_path)
+    assert "is not a healer backup" in refusal(b"hello\n" * 1000, tmp_path)
     with pytest.raises(BackupUnusable, match="No such file"), reading(tmp_path / "none"):
         pass
 

@@ -170,7 +170,7 @@ def test_restore_is_refused_and_names_connected_parts(
     part = sa.create_engine(empty_database.url.set(username="healer_detector"))
     with part.connect() as conn:
         conn.execute(sa.text("SELECT 1"))
-        with pytest.raises(NotEmpty, match=r"connected \(healer_detector\): stop all of them first"):
+        with pytest.raises(NotEmpty, match=r"connected \(healer_detector\): stop them first"):
             restore(file, empty_database, tmp_path / "new")
     part.dispose()
     assert rows(empty_database, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]

@@ -35,9 +35,9 @@ def a_token(**claims: object) -> str:
 @pytest.mark.parametrize(
     ("left_s", "ok", "words"),
     [
-        (1830, True, "for healer, expires in 30 minutes"),
+        (1830, True, "for healer, expires in 30 min"),
         (-630, False, "for healer, expired 1[01] minutes ago"),
-        (-3, False, "for healer, expired 0 minutes ago"),
+        (-3, False, "for healer, expired 0 min ago"),
     ],
 )
 def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: str) -> None:

@@ -362,7 +362,7 @@ def test_node_figures_are_shown_beside_those_of_its_model(client: TestClient) ->
     text = client.get("/nodes/pod1/gpu0001", headers=COOKIE).text
     assert "Test results" in text and "compared with the other nodes with h100" in text
     row = text[text.index("gemm_tflop_per_s") :].partition("</tr>")[0]
-    assert [one in row for one in (">612<", ">698<", "-12.3 %, too slow", ">40<")] == [True] * 4, row
+    assert [one in row for one in (">612<", ">698<", "-12.3%, too slow", ">40<")] == [True] * 4, row
     assert "too slow" not in text[text.index("memory_gb_per_s") :].partition("</tr>")[0]
     assert "Test results" not in client.get("/nodes/pod1/gpu0003", headers=COOKIE).text
 
@@ -375,7 +375,7 @@ def test_signals_page_says_what_to_do_about_each_loss(client: TestClient) -> Non
     assert "<script>alert(1)</script>" not in page
     assert page.count(">silent<") == 1, "one sender has said nothing for 90 min; a job may be over"
     assert 'href="/jobs/pod1/4711"' in page and "16.8 MB" in page
-    assert "98 %" in page and "/nodes/pod1/gpu0007" in page
+    assert "98%" in page and "/nodes/pod1/gpu0007" in page
 
 
 def test_incident_page_shows_fault_then_cause_then_impact_then_actions() -> None:

@@ -108,6 +108,6 @@ def test_a_server_that_cannot_be_started_ends_nothing(tmp_path: Path) -> None:
         assert tree._restart_servers()
     assert server.tries == 2
     assert said[:2] == [
-        "_Server ended; starting it again",
+        "_Server exited; restarting it",
         "it cannot be started: Resource temporarily unavailable. Trying again.",
     ]

@@ -311,7 +311,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, hub: Hub) ->
         (node.spool / "follow").chmod(0o777)
         node.start()
         alive(hub)
-        assert "is not a folder of ours alone" in node.printed()
+        assert "is not a folder that only healer-follow can write" in node.printed()
         assert not list((node.spool / "follow").iterdir())
 
 
@@ -319,7 +319,7 @@ def test_a_second_one_in_the_same_spool_ends_at_once(node: Following, hub: Hub) 
     node.start()
     alive(hub)
     second = ended(node)
-    assert second.returncode == 1 and "another healer-follow works in" in second.stderr
+    assert second.returncode == 1 and "another healer-follow is using" in second.stderr
 
 
 def test_sigterm_delivers_what_waits_and_ends_within_2_s(node: Following, hub: Hub) -> None:
@@ -388,7 +388,7 @@ def test_an_answer_in_chunks_is_understood(node: Following, hub: Hub) -> None:
     hub.answers.append((202, {}, unknown))
     node.say("NVRM: Xid one")
     wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
-    assert "healer refused 1 of 1: node: gpu0001 is not a node" in node.printed() and hub.connections == 1
+    assert "healer rejected 1 of 1 entries: node: gpu0001 is not a node" in node.printed() and hub.connections == 1
 
 
 def test_a_new_token_in_the_file_is_used_without_a_restart(node: Following, hub: Hub) -> None:
@@ -595,7 +595,7 @@ def test_systemd_is_notified_of_ready_alive_and_stopping(node: Following, hub: H
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "names no HEALER_URL"),
+        ("", "does not set HEALER_URL"),
         ("HEALER_URL=http://x\nnonsense\n", "line 2: expected KEY=VALUE"),
         ("HEALER_URL=ftp://x\n", "must be an http or https address"),
         ("HEALER_URL=https://x\nHEALER_CA_FILE=/no/such\n", "HEALER_CA_FILE /no/such cannot be read"),

@@ -206,8 +206,8 @@ def test_half_a_script_does_nothing(root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((), "install or uninstall?"),
-        (("install", "--rot", "/x"), "--rot is no option"),
+        ((), "expected install or uninstall"),
+        (("install", "--rot", "/x"), "--rot is not an option"),
         (("install", "--root"), "--root needs a folder"),
         (("install", "--root", "/no/such/folder"), "--root needs a folder"),
     ],

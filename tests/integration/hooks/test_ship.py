@@ -95,7 +95,7 @@ def test_temporary_refusal_makes_rsyslog_send_the_record_again(
 ) -> None:
     hub.answers.append((status, {}, {"detail": "not now"}))
     with shipping.running():
-        assert shipping.say(record(1)).startswith(f"Error: healer answers {status}")
+        assert shipping.say(record(1)).startswith(f"Error: healer answered {status}")
         assert shipping.say(record(1)) == "OK"
     assert taken(hub) == ["line 1"]
 
@@ -106,7 +106,7 @@ def test_undeliverable_records_are_reported_and_dropped(shipping: Shipping, hub:
     with shipping.running():
         assert [shipping.say(record(1)), shipping.say(record(2))] == ["OK", "OK"]
     assert taken(hub) == ["line 2"]
-    assert f"given up: healer answers {status}" in shipping.said.read_text()
+    assert f"dropped: healer answered {status}" in shipping.said.read_text()
 
 
 def test_records_cut_short_by_a_stop_are_sent_first(shipping: Shipping, hub: Hub) -> None:
@@ -180,7 +180,7 @@ def test_names_of_cluster_and_node_are_in_the_address(tmp_path: Path, hub: Hub) 
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ("", "names no HEALER_URL"),
+        ("", "does not set HEALER_URL"),
         ("HEALER_URL=ftp://x\n", "http or https"),
         ("what\n", "line 1: expected KEY=VALUE"),
     ],

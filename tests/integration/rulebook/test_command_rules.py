@@ -51,10 +51,10 @@ def test_the_file_may_be_left_out(folder: Path) -> None:
         ),
         ("/site/reroute", "reroute", "must be the full path of a program"),
         ("/site/reroute", '"/site/{node}"', "must be the full path of a program"),
-        ("/site/reroute", "/bin/bash", "argv: bash runs any program that it is given"),
+        ("/site/reroute", "/bin/bash", "argv: bash can run any program"),
         ("{node}", "{secret}", "argv: there is no placeholder {secret}"),
         ('[/site/reroute, "{node}", "--port={port}"]', "[]", "argv: the list is empty"),
-        ("timeout_s: 300", "timeout_s: 0", "timeout_s: must be above 0, and at most 86400"),
+        ("timeout_s: 300", "timeout_s: 0", "timeout_s: must be above 0 and at most 86400"),
         ("timeout_s: 300", "timeout_s: 300, shell: true", "unknown field shell"),
     ],
 )

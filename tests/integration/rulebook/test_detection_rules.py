@@ -203,7 +203,7 @@ def test_condition_that_is_never_false_in_its_cases_is_refused(folder: Path) -> 
     fires = CASES[: CASES.index("- name: warm")].replace("{each: 50, n1 gpu1", "{n1 gpu1")
     (folder / "cases" / "detection-own.yaml").write_text(fires + silent)
     assert problems(folder) == [
-        "detection/own.yaml:3: too-hot: the condition was not false once in the cases of this rule"
+        "detection/own.yaml:3: too-hot: the condition was never false in this rule's cases"
     ]
 
 

@@ -94,7 +94,7 @@ def test_a_sites_own_file(folder: Path) -> None:
         ("{channel: feed}", "{channel: feed, every_s: 1}", "every_s: must be between 15 and 600"),
         ("to: [post]", "to: [ops]", "5: no route uses the channel post"),
         ("https://healer.example", "healer.example", "console_url: must be an http or https address"),
-        ("alive:", "digest_h: 0\nalive:", "digest_h: must be above 0, and at most 168"),
+        ("alive:", "digest_h: 0\nalive:", "digest_h: must be above 0 and at most 168"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_by_line_and_with_a_hint(folder: Path, old: str, new: str, words: str) -> None:

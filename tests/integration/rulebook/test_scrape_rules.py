@@ -65,7 +65,7 @@ def test_jobs_and_queries(folder: Path) -> None:
         ("gpu[0001-0003]:9400", "gpu0001:99999", "targets: 'gpu0001:99999' is not a host with a port"),
         ("gpu[0001-0003]:9400", f"gpu[0-{TARGETS_MAX}]:9400", f"at most {TARGETS_MAX}"),
         ("interval_s: 5", "interval_s: 0.5", "interval_s: must be between 1 and 3600"),
-        ("interval_s: 5", "timeout_s: 0", "timeout_s: must be more than 0"),
+        ("interval_s: 5", "timeout_s: 0", "timeout_s: must be above 0"),
         ("interval_s: 5", "intervall_s: 5", "did you mean interval_s?"),
         ("interval_s: 5", "path: metrics", "path: must begin with /"),
         ("interval_s: 5", "node: 7up", "node: '7up' must be host, series or the name of a label"),

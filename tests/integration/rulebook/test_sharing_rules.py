@@ -59,7 +59,7 @@ GOOD = "- {name: a-pdu, title: Power, place: pdu, faults: [x], source: ours}\n"
         ("faults: [x]", 'faults: ["xid-["]', "not a name or a glob"),
         ("faults: [x]", "faults: [x], at_least: 0", "at_least: must be between 1 and 1000"),
         ("faults: [x]", "faults: [x], share: 2", "share: must be between 0 and 1"),
-        ("faults: [x]", "faults: [x], within_s: 0", "within_s: must be above 0, and at most 3600"),
+        ("faults: [x]", "faults: [x], within_s: 0", "within_s: must be above 0 and at most 3600"),
         ("faults: [x]", "faults: [x], playbook: drain", "unknown field playbook"),
         ("name: a-pdu", "name: gpu-lost", "the name gpu-lost is already in use"),
         ("name: a-pdu", "name: A PDU", "name: 'A PDU' must consist of lowercase letters, digits and dashes"),

@@ -269,7 +269,7 @@ def test_killed_before_it_is_held_back_no_healer_starts_on_it(
     assert str(revision(data)).startswith("restoring-")
     up = healer("up", "--data-dir", data, "--listen", f"127.0.0.1:{20_000 + os.getpid() % 10_000}")
     assert (up.returncode, up.stderr.splitlines()[-1]) == (
-        1, "healer: a restore into this database was cut off: run `healer restore` again.",
+        1, "healer: a restore into this database was interrupted: run `healer restore` again.",
     )  # fmt: skip
     again = healer("restore", backup_file, "--data-dir", data)
     assert again.returncode == 0, again.stderr

@@ -351,12 +351,12 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
     expect(page.get_by_role("button", name="Drain", exact=True)).to_be_visible()
     page.get_by_text("More playbooks").click()
     page.get_by_role("button", name="Restart service").click()
-    chosen = page.get_by_label("what is restarted")
+    chosen = page.get_by_label("service to restart")
     expect(chosen).to_be_focused()
-    expect(page.locator("#act-preview")).to_have_text("First step: what is restarted.")
+    expect(page.locator("#act-preview")).to_have_text("Fill in first: service to restart.")
     page.fill("#act-text", "it hangs")
     page.locator("#act-go").click()
-    expect(page.locator("#act-problem")).to_have_text("what is restarted is required.")
+    expect(page.locator("#act-problem")).to_have_text("service to restart is required.")
     assert site.pressed == []
     chosen.select_option("slurmd")
     expect(page.locator("#act-preview")).to_contain_text("Reboot through Slurm")
@@ -369,4 +369,4 @@ def test_a_playbook_asks_for_what_it_needs_before_its_plan(browser: Browser, sit
         ("POST /api/v1/playbooks/restart-service/runs", node | given | {"reason": "it hangs"}),
     ]
     page.get_by_role("button", name="Drain", exact=True).click()
-    expect(page.get_by_label("what is restarted")).to_have_count(0)
+    expect(page.get_by_label("service to restart")).to_have_count(0)

@@ -56,7 +56,7 @@ def test_a_node_that_calls_itself_another_gets_no_token(
         node.token.unlink()
         node.start("--enroll")
         assert node.process is not None and node.process.wait(20) == 1
-        assert "healer refused the enrolment (403)" in node.printed() and "127.0.1.1" in node.printed()
+        assert "healer rejected the enrollment (403)" in node.printed() and "127.0.1.1" in node.printed()
         assert not node.token.exists()
 
 

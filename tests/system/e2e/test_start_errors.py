@@ -99,10 +99,10 @@ def test_a_listen_that_is_no_address_is_the_settings_sentence(command: str) -> N
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ("/proc/healer", "cannot be made: No such file or directory"),  # not even root writes there
+        ("/proc/healer", "cannot be created: No such file or directory"),  # not even root writes there
         ("/proc", "cannot be used (/proc/log: No such file or directory)"),
         ("{scratch}/file", "is a file"),
-        ("{scratch}/file/data", "cannot be made: Not a directory"),
+        ("{scratch}/file/data", "cannot be created: Not a directory"),
         ("{scratch}/other", "cannot be used ({scratch}/other/lock: Is a directory)"),
         ("{scratch}/" + "x" * 90, "has a name that is too long for the socket of the simulated Slurm"),
     ],

@@ -294,7 +294,7 @@ def test_a_token_made_by_a_person_is_not_replaced(cluster: Cluster) -> None:
 def test_a_persons_revocation_holds_until_a_person_makes_a_new_token(cluster: Cluster) -> None:
     made = cluster.enroll().json()["token"]
     cluster.api.tokens.revoke(made.split("_")[1], by="carol", now=datetime.now(UTC))
-    refused(cluster.enroll(), "was revoked by a person")
+    refused(cluster.enroll(), "a person revoked")
     cluster.api.token(Role.signals, node="gpu0001", cluster=CLUSTER)
     assert cluster.enroll().status_code == 201
 
@@ -397,7 +397,7 @@ def test_a_job_that_enrols_again_and_again_is_slowed_down(job: Cluster) -> None:
 def test_a_persons_revocation_is_a_no_to_the_job(job: Cluster) -> None:
     made = enrolled(job)["token"]
     job.api.tokens.revoke(made.split("_")[1], by="carol", now=datetime.now(UTC))
-    refused(enroll_job(job), "was revoked by a person")
+    refused(enroll_job(job), "a person revoked")
 
 
 def test_tokens_of_jobs_that_ended_long_ago_are_deleted(job: Cluster) -> None:

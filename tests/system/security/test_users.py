@@ -127,7 +127,7 @@ def test_a_port_for_root_alone_is_refused_with_a_sentence(scratch: Path) -> None
         [*command, "--listen", f"127.0.0.1:{limit - 1}"], capture_output=True, text=True, cwd="/", check=False
     )
     assert done.returncode == 1
-    assert "a port below 1024 is for a proxy before healer" in done.stderr
+    assert "for a port below 1024, put a proxy in front of healer" in done.stderr
     wait_until(lambda: not list((scratch / "data").glob("running.json")))
 
 
@@ -179,7 +179,7 @@ def test_two_users_of_one_id_are_refused(scratch: Path) -> None:
     environ = os.environ | {"HEALER_SLURM_ADAPTERS": "sim"}
     done = subprocess.run(unlogged(*enter, *up), capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 1
-    assert "needs its own user id" in done.stderr
+    assert "needs a user ID of its own" in done.stderr
 
 
 def test_the_key_is_the_service_users_alone(stack: Stack) -> None:

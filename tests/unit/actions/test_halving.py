@@ -53,7 +53,7 @@ def test_one_slow_node_is_named_at_any_position(count: int) -> None:
         found, asked = groups(count, slow(bad))
         assert list(found.slow) == [bad] and not found.between and not found.open
         assert len(asked) <= 2 * ceil(log2(count))
-        assert "80 % of 60" in found.slow[bad]
+        assert "80% of 60" in found.slow[bad]
 
 
 @pytest.mark.parametrize("count", [4, 9, 32, 100])

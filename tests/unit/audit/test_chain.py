@@ -110,8 +110,8 @@ def test_two_exchanged_records_are_named_together_in_every_way_of_exchanging(dat
         links[one] = msgspec.structs.replace(b, seq=a.seq)
         links[other] = msgspec.structs.replace(a, seq=b.seq)
     assert what(links) == [
-        f"seq {a.seq} was exchanged with seq {b.seq} after both were sealed",
-        f"seq {b.seq} was exchanged with seq {a.seq} after both were sealed",
+        f"seq {a.seq} was swapped with seq {b.seq} after both were sealed",
+        f"seq {b.seq} was swapped with seq {a.seq} after both were sealed",
     ]
 
 
@@ -121,7 +121,7 @@ def test_a_link_made_to_fit_its_changed_record_leaves_the_next_one_loose():
     forged = msgspec.structs.replace(old.record, actor="somebody")
     changed = msgspec.structs.replace(old, record=forged, hash=link(old.prev, old.seq, forged))
     assert what([*CHAIN[:4], changed, *CHAIN[5:]]) == [
-        "seq 6 does not follow seq 5: what was there was replaced later"
+        "seq 6 does not follow seq 5: the record there was replaced later"
     ]
 
 

@@ -38,7 +38,7 @@ def test_a_lost_checkpoint_is_no_broken_place_and_is_counted() -> None:
         found = verdict(chain(restored(6), record(7)), signed(seq, 5))
         assert found.broken == []
         assert [(gap.head, gap.lost) for gap in found.gaps] == [(5, seq)]
-    assert "after seq 5, up to seq 40 at least, is lost" in gap_text(found.gaps[0])
+    assert "from after seq 5 to at least seq 40, are lost" in gap_text(found.gaps[0])
 
 
 def test_gap_that_the_restore_does_not_explain_stays_broken() -> None:

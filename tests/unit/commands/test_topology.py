@@ -64,7 +64,7 @@ def test_one_fabric_after_the_other(rules: Path) -> None:
 def test_slurm_is_compared(rules: Path, tmp_path: Path) -> None:
     (tmp_path / "slurm.txt").write_text(SLURM, encoding="utf-8")
     output = run(rules, "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
-    assert "gpu0003: in Slurm's tree, and no cable was found" in output.output
+    assert "gpu0003: in Slurm's tree, but no cable was found" in output.output
     (tmp_path / "slurm.txt").write_text("No topology information available\n", encoding="utf-8")
     output = run(rules, "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
     assert "Slurm has no tree of switches to compare with" in output.output

@@ -36,7 +36,7 @@ def chart(**fields: object) -> Chart:
             ChartLine(label="GPU 3", role="own", values=(1700.0, 1300.0)),
             ChartLine(label="peers", role="peers", values=(1750.0, 1750.0)),
             ChartLine(label="limit", role="threshold", values=(1500.0, 1500.0)),
-            ChartLine(label="85 % of peers", role="threshold", values=(1480.0, 1490.0)),
+            ChartLine(label="85% of peers", role="threshold", values=(1480.0, 1490.0)),
         ),
         "signal": "clock_mhz",
         "node": "n1",
@@ -156,7 +156,7 @@ def test_later_samples_are_asked_for_while_they_are_kept() -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (1290.4, "MHz", "1,290 MHz"), (98.0, "%", "98 %"), (1.1834, "ratio", "1.183"), (-0.26, "", "−0.26"),
+        (1290.4, "MHz", "1,290 MHz"), (98.0, "%", "98%"), (1.1834, "ratio", "1.183"), (-0.26, "", "−0.26"),
         (0.0, "W", "0 W"), (0.004217, "/s", "0.00422 /s"), (655.25, "W", "655.2 W"), (None, "W", ""),
         (float("nan"), "W", ""), (2e-9, "/s", "2e−09 /s"),
     ],

@@ -74,7 +74,7 @@ def test_two_of_four_nodes_slow_from_the_start_are_found_by_other_jobs_times() -
     fleet.run(40, j1={"first": 0}, j2={"first": 8}, j3={"first": 4})
     assert nodes_of(fleet) == [NAMES[4], NAMES[5]]
     assert fleet.found[0].fault == "slower-than-elsewhere"
-    assert "10 % more compute per unit of work in job 3 than 8 other nodes" in fleet.found[0].text
+    assert "10% more compute per unit of work in job 3 than 8 other nodes" in fleet.found[0].text
     fleet.watched = frozenset({("slower-than-elsewhere", Component(cluster=CLUSTER, node=NAMES[4]))})
     fleet.run(5, j3={"first": 4})
     assert not fleet.clear

@@ -134,7 +134,7 @@ def test_finding_is_evidence_with_figures_a_person_can_check() -> None:
     (found,) = site.tick().findings
     assert (found.fault, found.fault_class) == (SLOWER_THAN_FLEET, FaultClass.informational)
     assert found.component.node == node_name(3)
-    assert f"{GEMM} 610, 12 % below the median 696.4 of 20 nodes of its model" in found.text
+    assert f"{GEMM} 610, 12% below the median 696.4 of 20 nodes of its model" in found.text
     assert [one.node for one in site.kept] == sorted(kinds(20))
     again = site.tick().findings
     assert [one.evidence[0].digest for one in again] == [found.evidence[0].digest], "one fact"

@@ -312,7 +312,7 @@ def test_an_entry_as_short_as_it_can_be(tmp_path: Path) -> None:
     [
         ("  mode: auto", "approve at most"),
         ("  remedy: [drain_then_reset]", "is for a fault that has already happened"),
-        ("  playbook: gpu-fatal", "first wait for the end of the jobs"),
+        ("  playbook: gpu-fatal", "first wait until the jobs end"),
         ("  counts: [row_remap_uncorrectable_rows]", "either counts (counters) or value"),
         ("  only: power_w", "only, column 1:"),
         ("  within_days: 90", "at most 30"),
@@ -329,7 +329,7 @@ def test_forecast_rules_with_forbidden_fields_are_refused(tmp_path: Path, more: 
     ("old", "new", "text"),
     [
         ("limit: 8", "limit: 1", "least: must be below limit"),
-        ("xid-48", "xid-4711", "healer knows no fault xid-4711"),
+        ("xid-48", "xid-4711", "unknown fault xid-4711"),
         ("value: row_remap_uncorrectable_rows", "value: nothing_known", "value, column 1:"),
         ("scope: gpu", "scope: job", "forecasts cannot follow a job"),
         ("fails: [xid-48]", "fails: []", "the list is empty"),

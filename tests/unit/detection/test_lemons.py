@@ -85,9 +85,7 @@ def test_several_faults_of_several_kinds_with_tickets_pass_the_limit() -> None:
     assert score_of(past(1, 5)) < LIMIT
     text = sentence(scores("c", [score_input], {}, START)[0])
     assert (
-        text.startswith("score 3.")
-        and "3 faults" in text
-        and "out of service for 30 % of two weeks 0" in text
+        text.startswith("score 3.") and "3 faults" in text and "out of service for 30% of two weeks 0" in text
     )
 
 

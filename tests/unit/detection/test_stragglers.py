@@ -84,7 +84,7 @@ def test_a_node_five_percent_slower_is_found_once_it_lasts_longer_than_a_hiccup(
     assert (found.fault, found.fault_class, found.unusable) == ("straggler", FaultClass.degraded, False)
     assert found.jobs == ("4711",)
     assert found.evidence[0].sense is Sense.step_times
-    assert "ranks 8, 9, 10, 11 and 4 more on gpu0001: 5 % more compute than its peers" in found.text
+    assert "ranks 8, 9, 10, 11 and 4 more on gpu0001: 5% more compute than its peers" in found.text
 
 
 def test_one_slow_rank_is_one_gpu() -> None:
@@ -93,7 +93,7 @@ def test_one_slow_rank_is_one_gpu() -> None:
     (found, *_) = job.run(10, slower(13, 0.18))
     assert found.component == on("gpu0001", 5)
     assert found.text.startswith(
-        "rank 13 on gpu0001 GPU 5: 18 % more compute per unit of work than its stage for 9 steps, since step"
+        "rank 13 on gpu0001 GPU 5: 18% more compute per unit of work than its stage for 9 steps, since step"
     )
 
 
@@ -335,7 +335,7 @@ def test_step_times_alone_name_the_job_and_no_node() -> None:
     assert found.component == Component(cluster=CLUSTER, job="4711")
     assert (found.fault, found.fault_class) == ("job-slow", FaultClass.informational)
     assert found.text == (
-        "job 4711: 2.4 s per step since step 61, 20 % more than its own 2 s before; "
+        "job 4711: 2.4 s per step since step 61, 20% more than its own 2 s before; "
         "step times alone do not show which node"
     )
     pair = ("job-slow", found.component)

@@ -262,7 +262,7 @@ def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))
     done, entries = imported(tmp_path, path, CAPTURED / "slurmctld-22.05.log")
-    assert list(done.sources[0].skipped) == ["format not recognised: set it with --as"]
+    assert list(done.sources[0].skipped) == ["format not recognized: set it with --as"]
     assert changes(entries, "nodes")
 
 
@@ -300,7 +300,7 @@ def test_a_message_within_an_export_is_no_record(tmp_path: Path) -> None:
     done, entries = imported(tmp_path, path, kinds=[Kind.journal_export])
     assert [node for node, _ in kernel_lines(entries)] == ["gpu0002"]
     skipped = {why: its.count for why, its in done.sources[0].skipped.items()}
-    assert skipped == {"not marked as the kernel's": 2}
+    assert skipped == {"not marked as a kernel line": 2}
 
 
 # --- Slurm
@@ -411,7 +411,9 @@ def test_why_slurm_drained(tmp_path: Path) -> None:
 def test_an_accounting(tmp_path: Path, name: str) -> None:
     done, entries = imported(tmp_path, CAPTURED / name)
     assert done.sources[0].skipped == {}
-    assert done.assumed[-1] == "4 nodes count as having 8 GPUs each, the most that a job used on one node."
+    assert (
+        done.assumed[-1] == "4 nodes are assumed to have 8 GPUs each, the most that a job used on one node."
+    )
     rows = [row for row in changes(entries, "jobs") if row["id"] in {"2", "5"}]
     assert [(row["at"][11:19], row["id"], row["state"], row["restarts"]) for row in rows] == [
         ("21:01:26", "2", "RUNNING", 0),

@@ -132,7 +132,7 @@ def test_an_application_blames_no_hardware() -> None:
         remedy=(Remedy.none,),
     )
     assert one == (
-        "GPU 3 of gpu0017: page fault (MMU) (Xid 31, likely, 80 %); "
+        "GPU 3 of gpu0017: page fault (MMU) (Xid 31, likely, 80%); "
         "caused by the job itself: no hardware is blamed."
     )
 
@@ -228,9 +228,9 @@ def test_unknown_class_application_or_lone_alert_limits_certainty(
     [
         (1.0, "certain"),
         (0.98, "certain"),
-        (0.95, "very likely, 95 %"),
-        (0.7, "likely, 70 %"),
-        (0.5, "unsure, 50 %"),
+        (0.95, "very likely, 95%"),
+        (0.7, "likely, 70%"),
+        (0.5, "unsure, 50%"),
     ],
 )
 def test_certainty_in_words(certainty: float, words: str) -> None:

@@ -42,8 +42,14 @@ def test_several_files_are_one_catalogue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (("scope: gpu", "scope: device"), "signals.yaml:1: device: a signal of a device"),
-        (("scope: gpu", "scope: gpu\n  device: switch"), "signals.yaml:5: device: a signal of a device"),
+        (
+            ("scope: gpu", "scope: device"),
+            "signals.yaml:1: device: `device` is required for signals of a device",
+        ),
+        (
+            ("scope: gpu", "scope: gpu\n  device: switch"),
+            "signals.yaml:5: device: `device` is required for signals of a device",
+        ),
         (("source: a test", "source: a test\n  aliases: [{name: A, part: x}]"), "aliases: A names a part"),
     ],
 )
@@ -121,10 +127,10 @@ def test_an_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (("unit: °C", "unit: C"), "signals.yaml:2: unit: healer does not know the unit 'C'"),
+        (("unit: °C", "unit: C"), "signals.yaml:2: unit: unknown unit 'C'"),
         (
             ("unit: °C", "unit: MHZ"),
-            "signals.yaml:2: unit: healer does not know the unit 'MHZ' (did you mean MHz?)",
+            "signals.yaml:2: unit: unknown unit 'MHZ' (did you mean MHz?)",
         ),
         (
             ("kind: gauge", "kind: guage"),
@@ -132,7 +138,8 @@ def test_an_entry(tmp_path: Path) -> None:
         ),
         (
             ("kind: gauge", "kind: bits"),
-            "signals.yaml:3: kind: a signal of kind bits needs `bits`, and no other kind may have them",
+            "signals.yaml:3: kind: `bits` is required for signals of kind bits, "
+            "and not allowed for other kinds",
         ),
         (
             ("scope: gpu", "scope: job"),
@@ -147,7 +154,7 @@ def test_an_entry(tmp_path: Path) -> None:
             ("source: a test", "words: {On: 1}\n  source: a"),
             "signals.yaml:6: words: only a signal of kind enum has words",
         ),
-        (("source: a test", "stale_s: 0\n  source: a"), "signals.yaml:6: stale_s: must be more than 0"),
+        (("source: a test", "stale_s: 0\n  source: a"), "signals.yaml:6: stale_s: must be above 0"),
         (
             ("source: a test", "aliases: [A B]\n  source: a"),
             "signals.yaml:6: aliases: 'A B' is not the name of a series",
@@ -168,7 +175,10 @@ def test_an_entry(tmp_path: Path) -> None:
             ("source: a test", "aliases: [{name: A, scale: 0}]\n  source: a"),
             "signals.yaml:6: aliases: a scale of 0",
         ),
-        (("kind: gauge", "kind: bits\n  bits: {x: 3}"), "signals.yaml:4: bits: x is 3, not one bit"),
+        (
+            ("kind: gauge", "kind: bits\n  bits: {x: 3}"),
+            "signals.yaml:4: bits: x is 3, which is not a single bit",
+        ),
     ],
 )
 def test_invalid_catalogue_entry_is_reported_with_its_line(

@@ -85,8 +85,8 @@ def test_host_is_found_by_any_adapter_name(said: str, peer: tuple[str, str]) -> 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("localhost mlx5_0", "no name yet: localhost"),
-        ("localhost.localdomain mlx5_0", "no name yet: localhost"),
+        ("localhost mlx5_0", "still named localhost"),
+        ("localhost.localdomain mlx5_0", "still named localhost"),
         ("(none) mlx5_0", "name no node"),
         ("Mellanox Technologies Aggregation Node", "name no node"),
         ("MT4129 ConnectX7", "name no node"),
@@ -242,7 +242,7 @@ def test_interface_index_follows_its_description(port: dict[str, Any], name: str
     [
         (LLDP_ONE, "does not name its host"),
         ("{}", "does not name its host"),
-        ('{"host": "a"}', "no `lldp` in it"),
+        ('{"host": "a"}', "`lldp` is missing"),
         ("{", "not JSON"),
         ('{"host": "a", "lldp": {}}\nx\n', "line 2: not JSON"),
         ('{"host": 1, "lldp": {}}', "does not name its host"),
@@ -323,7 +323,7 @@ def test_changes_are_listed_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) 
     assert "- cable tor1 Ethernet1/2: gpu0002 eth0" in listed
     assert "+ cable leaf1 40: 0xb8cef60300112400 1" in listed
     monkeypatch.setattr(topology_found, "_SHOWN", 1)
-    assert "  and 9 more of these" in changes(before, after)
+    assert "  and 9 more" in changes(before, after)
 
 
 def test_differences_from_the_topology_of_slurm_are_listed() -> None:
@@ -331,8 +331,8 @@ def test_differences_from_the_topology_of_slurm_are_listed() -> None:
     assert differences_to_slurm(topology, {"gpu0001": ("leaf2", "top"), "gpu0002": ("leaf1",)}) == []
     assert differences_to_slurm(topology, {"gpu0001": ("leaf7",), "gpu0003": ("leaf1",)}) == [
         "gpu0001: cables lead to leaf1, leaf2, Slurm says leaf7",
-        "gpu0002: cables were found, Slurm's tree has no such node",
-        "gpu0003: in Slurm's tree, and no cable was found",
+        "gpu0002: cables were found, but Slurm's tree does not list these nodes",
+        "gpu0003: in Slurm's tree, but no cable was found",
     ]
 
 

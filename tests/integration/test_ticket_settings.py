@@ -11,6 +11,7 @@ from healer.adapters.postgres.tables import messages
 from healer.bootstrap.doctor_checks import look_at_tickets
 from healer.bootstrap.messaging import delivery, tickets
 from healer.model import Ticket, TicketStage
+from healer.model.routes import Notifications
 from healer.settings import Settings, load
 from tests.support import desks
 from tests.support.desks import TOKEN, USER, Desk, serve_desk
@@ -59,7 +60,7 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
             )
             with fresh_database.begin() as conn:
                 outbox.queue(conn, one, at=now, has_sink=True)
-        delivery(known, fresh_database, lambda: "https://healer.example/")()
+        delivery(known, fresh_database, lambda: Notifications(console_url="https://healer.example/"))()
         assert (len(desk.texts()), desk.open_tickets(), desk.complaints) == (1, 0, [])
         assert desk.texts()[0].count("https://healer.example/incidents/1f2e") == 1
         if isinstance(desk, desks.ServiceNow):

@@ -388,7 +388,10 @@ def test_an_answer_in_chunks_is_understood(node: Following, hub: Hub) -> None:
     hub.answers.append((202, {}, unknown))
     node.say("NVRM: Xid one")
     wait_until(lambda: hub.lines() == ["NVRM: Xid one"] * 2, 10, what="it is sent again")
-    assert "healer rejected 1 of 1 entries: node: gpu0001 is not a node" in node.printed() and hub.connections == 1
+    assert (
+        "healer rejected 1 of 1 entries: node: gpu0001 is not a node" in node.printed()
+        and hub.connections == 1
+    )
 
 
 def test_a_new_token_in_the_file_is_used_without_a_restart(node: Following, hub: Hub) -> None:

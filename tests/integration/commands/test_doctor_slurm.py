@@ -36,7 +36,7 @@ def a_token(**claims: object) -> str:
     ("left_s", "ok", "words"),
     [
         (1830, True, "for healer, expires in 30 min"),
-        (-630, False, "for healer, expired 1[01] minutes ago"),
+        (-630, False, "for healer, expired 1[01] min ago"),
         (-3, False, "for healer, expired 0 min ago"),
     ],
 )

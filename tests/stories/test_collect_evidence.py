@@ -86,7 +86,7 @@ def test_bytes_that_are_not_those_of_the_node_are_not_shown(monkeypatch: pytest.
     run = asked(site)
     site.run_for(60)
     assert state(site, run) is RunState.stuck and site.evidence.files(run=run) == []
-    assert "do not match" in (site.ledger.tables.runs[run].question or "")
+    assert "does not match" in (site.ledger.tables.runs[run].question or "")
 
 
 def test_an_unreachable_node_is_asked_again_and_nothing_is_lost() -> None:

@@ -74,7 +74,7 @@ def test_members_that_were_added_or_exchanged_are_found(whole: bytes, tmp_path: 
 
     assert "added or removed" in refusal(built([("rules/evil.yaml", b"x"), *members]), tmp_path)
     assert "added or removed" in refusal(built(members[1:]), tmp_path)
-    assert "names are different" in refusal(built([("../evil", b"x"), *members]), tmp_path)
+    assert "file names differ" in refusal(built([("../evil", b"x"), *members]), tmp_path)
     assert "no manifest" in refusal(built([*members, ("later", b"x")]), tmp_path)
 
 

@@ -161,7 +161,8 @@ def test_an_image_whose_link_leads_onto_this_machine_is_refused(
     (root / "usr/local/lib").symlink_to(machine)
     *_, last = run(package(URL), verb, "--root", str(root), status=1)
     assert (
-        last == f"healer-node: {root}/{LIB} leads out of {root} by a link: run this in the image, with chroot"
+        last
+        == f"healer-node: {root}/{LIB} leads out of {root} through a link: run this in the image, with chroot"
     )
     assert {path: path.read_text() for path in machine.rglob("*") if path.is_file()} == {
         machine / "healer/healer-hook": "this machine's own\n"
@@ -217,7 +218,7 @@ def test_wrong_usage_is_reported_and_changes_nothing(arguments: tuple[str, ...],
 
 
 def test_machine_without_python_is_reported(tmp_path: Path) -> None:
-    assert install(package(URL), tmp_path)[0].startswith("note: no Python 3 is there")
+    assert install(package(URL), tmp_path)[0].startswith("note: Python 3 is not installed")
 
 
 def test_the_command_writes_the_script_with_cluster_and_certificate(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_killed_guardian_is_replaced_and_still_cleans_up(tree: Stack) -> None:
     )
     (guardian,) = named
     os.kill(guardian, signal.SIGKILL)
-    wait_until(lambda: "started another" in tree.said(), what="another guardian")
+    wait_until(lambda: "a new one was started" in tree.said(), what="another guardian")
     tree.kill()
     wait_until(lambda: not tree.left(), 10, what="every process of the tree has ended")
 

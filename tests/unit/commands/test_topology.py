@@ -73,7 +73,7 @@ def test_slurm_is_compared(rules: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text", "why"),
     [
-        (("-",), "nonsense", "no switch in it"),
+        (("-",), "nonsense", "contains no switch"),
         (("-",), LLDP_ONE, "give --host"),
         (("/nowhere/at/all",), "", "cannot be read"),
     ],

@@ -64,7 +64,7 @@ def test_the_slowest_rank_is_named_first() -> None:
     assert made is not None
     first, second, *_ = job_view.steps_view(made, JobHistory()).slowest
     assert (first.node, first.gpu, first.is_slow, second.is_slow) == (SLOW_NODE, str(SLOW_GPU), True, False)
-    assert first.slower.startswith("+1") and first.slower.endswith(" %")
+    assert first.slower.startswith("+1") and first.slower.endswith("%") and " " not in first.slower
 
 
 def test_a_plain_job_has_no_special_facts() -> None:

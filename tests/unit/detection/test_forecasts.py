@@ -310,7 +310,7 @@ def test_an_entry_as_short_as_it_can_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ("  mode: auto", "approve at most"),
+        ("  mode: auto", "the highest mode is approve"),
         ("  remedy: [drain_then_reset]", "is for a fault that has already happened"),
         ("  playbook: gpu-fatal", "first wait until the jobs end"),
         ("  counts: [row_remap_uncorrectable_rows]", "either counts (counters) or value"),

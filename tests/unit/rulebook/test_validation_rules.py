@@ -42,7 +42,7 @@ def test_a_site_has_depths_of_its_own_or_none(tmp_path: Path) -> None:
     [
         ("quick: {tests", "fit: {tests", 2, "depths: fit is reserved for the depth that fits the remedy"),
         ("[gpus, versions]", "[gpus, gpus]", 2, "each test only once"),
-        ("[gpus, versions]", "[]", 2, "not empty"),
+        ("[gpus, versions]", "[]", 2, "at least one test"),
         ("[gpus, versions]", "[gpu]", 2, "there is no script gpu (did you mean gpus?)"),
         ("limit_s: 60}", "limit_s: 0}", 2, "limit_s: must be above 0 and at most 86400"),
         ("limit_s: 60}", "limit: 60}", 2, "unknown field limit"),

@@ -87,10 +87,10 @@ def test_host_is_found_by_any_adapter_name(said: str, peer: tuple[str, str]) -> 
     [
         ("localhost mlx5_0", "still named localhost"),
         ("localhost.localdomain mlx5_0", "still named localhost"),
-        ("(none) mlx5_0", "name no node"),
-        ("Mellanox Technologies Aggregation Node", "name no node"),
-        ("MT4129 ConnectX7", "name no node"),
-        ("MT4129 ConnectX7   Mellanox Technologies", "name no node"),
+        ("(none) mlx5_0", "without a node name"),
+        ("Mellanox Technologies Aggregation Node", "without a node name"),
+        ("MT4129 ConnectX7", "without a node name"),
+        ("MT4129 ConnectX7   Mellanox Technologies", "without a node name"),
     ],
 )
 def test_an_adapter_that_names_no_host_is_skipped_with_its_reason(said: str, why: str) -> None:
@@ -111,8 +111,8 @@ def adapter(said: str) -> str:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no switch in it"),
-        ("hello\nworld\n", "no switch in it"),
+        ("", "contains no switch"),
+        ("hello\nworld\n", "contains no switch"),
         ('[1]\t"H-01"[1]\n', "line 1: a port before any switch"),
         ("x" * 20_000, "line 1: more than 16384 characters"),
     ],

@@ -34,5 +34,5 @@ def test_a_note_of_a_dead_process_is_not_believed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     note(tmp_path, msgspec.structs.replace(NOTE, pid=ended.pid))
-    with pytest.raises(EmbeddedError, match="has ended"):
+    with pytest.raises(EmbeddedError, match="has stopped"):
         find(tmp_path)

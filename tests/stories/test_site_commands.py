@@ -153,7 +153,7 @@ def test_a_site_without_the_command_asks_a_person_and_takes_their_word() -> None
     site = CommandSite({})
     run = site.ask_for("switch-or-link")
     site.pass_time(30)
-    assert site.state(run) is RunState.stuck and "Do it by hand: take the port" in site.question(run)
+    assert site.state(run) is RunState.stuck and "Do it by hand: at the switch" in site.question(run)
     site.retry(run, "reroute")
     site.pass_time(900)
     assert site.state(run) is RunState.done and site.said(run, "reroute") == "reroute done by hand: ann"

@@ -49,7 +49,7 @@ def test_a_node_slow_from_the_start_of_a_small_job_is_found_by_other_jobs() -> N
     site.slow(12, 1.1)
     site.begin(range(9, 13))  # two of four: they cannot be distinguished from the other two
     incident = site.train_until_found("slower-than-elsewhere", 400)
-    assert incident is not None and " % more compute per unit of work" in incident.evidence[0].text
+    assert incident is not None and "% more compute per unit of work" in incident.evidence[0].text
     site.train(200)
     assert site.blamed() == {name(11), name(12)}
     assert site.scheduler.writes == []

@@ -91,14 +91,20 @@ def test_the_worker_alone_holds_what_it_acts_with(product: Attacked) -> None:
     holders = {part for part, pid in product.pids().items() if memory_holds(pid, CANARY.encode())}
     assert holders == {"worker"}
     os.kill(worker, signal.SIGKILL)
+    after = successor(product, worker)
+    wait_until(lambda: memory_holds(after, CANARY.encode()), 30, what="the successor holds it too")
 
-    def has_successor() -> bool:
-        with suppress(OSError, AssertionError):  # it has just ended, or is not there yet
+
+def successor(product: Attacked, worker: int) -> int:
+    """The process that follows an ended worker, once it is there."""
+
+    def found() -> int:
+        with suppress(OSError, AssertionError):  # the unit is restarted a second later
             after = product.pids().get("worker", worker)
-            return after != worker and memory_holds(after, CANARY.encode())
-        return False
+            return after if after != worker else 0
+        return 0
 
-    wait_until(has_successor, 30, what="the worker's successor has it too")
+    return wait_until(found, 30, what="the worker has a successor")
 
 
 def connect(product: Attacked, role: str) -> psycopg.Connection:
@@ -554,12 +560,14 @@ def witnessed(product: Attacked) -> int:
     product.headers("operator")
     wait_until(lambda: product.sql("SELECT count(*) FROM audit_unsealed") == [(0,)], 30, what="all is sealed")
     [(head,)] = product.sql("SELECT max(seq) FROM audit_chain")
-    os.kill(product.pids()["worker"], signal.SIGTERM)  # it signs as it ends, and not only each minute
+    worker = product.pids()["worker"]
+    os.kill(worker, signal.SIGTERM)  # it signs as it ends, and not only each minute
 
     def last() -> int:
         return max((each.seq for each in read_checkpoints(witnessed_lines(str(product.witness)))), default=0)
 
     wait_until(lambda: last() >= int(str(head)), 60, what="the witness has the head")
+    successor(product, worker)
     return last()
 
 

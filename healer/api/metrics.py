@@ -183,7 +183,7 @@ FIGURES: dict[str, Figure] = {
     # Another process counts these two; they restart with it.
     "scrapes_total": Figure("Scrapes since the scraper started.", _by("result")),
     "scrape_samples_total": Figure("Samples stored from scrapes since the scraper started."),
-    "scrape_told_age_seconds": Figure("Time since the scraper last reported its state."),
+    "scrape_report_age_seconds": Figure("Time since the scraper last reported its state."),
     "database_bytes": Figure("Size of the database.", ()),
     "database_disk_free_ratio": Figure(
         "Free share of the disk that holds the database; missing if the database runs on another machine.", ()

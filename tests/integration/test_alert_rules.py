@@ -82,7 +82,7 @@ CASES = {
     "HealerWorkersBehind": of(
         "runs_due_oldest_seconds", "61", "60", "A run of pod1 has waited 1m 1s for a worker"
     ),
-    "HealerSlurmPictureOld": of(
+    "HealerSlurmSnapshotOld": of(
         "slurm_snapshot_age_seconds", "31", "30", "The Slurm snapshot of pod1 is 31s old"
     ),
     "HealerAuditNotSealed": of(
@@ -137,7 +137,7 @@ CASES = {
         "9% of the disk of the database is free",
     ),
     "HealerScraperDown": of(
-        "scrape_told_age_seconds", "121", "120", "The scraper of pod1 has been silent for 2m 1s"
+        "scrape_report_age_seconds", "121", "120", "The scraper of pod1 has been silent for 2m 1s"
     ),
     "HealerPausedLong": of("pauses", "1", "0", "pod1 has been paused for a day"),
 }  # fmt: skip

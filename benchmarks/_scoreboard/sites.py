@@ -40,4 +40,4 @@ def at_once(card: Card, scenario: Scenario) -> float:
     startups, in checkpoints and in planned stops is left."""
     planned = scenario.planned_stops_per_day * scenario.planned_stop_min * 60 / 86_400
     spent = card.spent
-    return card.effective + spent["stands"] + spent["waits"] + spent["slowed"] - planned
+    return card.effective + spent["hung"] + spent["queued"] + spent["slowed"] - planned

@@ -12,13 +12,14 @@ from healer.engine.command import Commands
 from healer.engine.command import Site as Managed
 from healer.model import Run, RunState
 from healer.model.faults import is_of_place
+from healer.model.goodput import Spent
 from healer.playbooks import takes_restarts
 from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid
 from healer.ports.scheduling import Scheduler
 from healer.sim.fleet.menders import Healer
 from healer.sim.fleet.schedule import Fault
-from healer.sim.fleet.site import CLUSTER, Record, Site, Spent
+from healer.sim.fleet.site import CLUSTER, Record, Site
 
 WHO = "people"
 #: Playbooks that people start by hand: for a node that stops or slows the job, and for its return.
@@ -129,7 +130,7 @@ class People:
     def _is_right(self, run: Run) -> bool:
         """Whether the node has a fault or Slurm took it out of service, or the job of the run is stalled."""
         if run.node is None:
-            return run.job == self.site.job and self.site.work.doing is Spent.stalled
+            return run.job == self.site.job and self.site.work.doing is Spent.hung
         shown = self.site.snapshot().nodes.get(run.node)
         return bool(self.site.active.get(run.node)) or (shown is not None and shown.held)
 
@@ -214,7 +215,7 @@ class People:
 
     def _watch_job(self) -> None:
         """People see a stalled job: soon if healer has reported its node, later if they have to search."""
-        fault = self.site.blocking() if self.site.work.doing is Spent.stalled else None
+        fault = self.site.blocking() if self.site.work.doing is Spent.hung else None
         if fault is None or fault.id == self._blocked:
             return
         self._blocked = fault.id

@@ -7,11 +7,15 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.model import FaultClass, Incident
+from healer.model.goodput import Spent
 from healer.sim.fleet.scenario import Scenario
 from healer.sim.fleet.schedule import Fault
-from healer.sim.fleet.site import Record, Site, Spent
+from healer.sim.fleet.site import Record, Site
 from healer.sim.planted_faults import WAYS, Way
 from healer.text import NO_WORDS, Said, joined, say
+
+#: The simulated job holds no spare GPUs, and the simulator knows all.
+SIMULATED = tuple(kind for kind in Spent if kind not in {Spent.spare, Spent.unknown})
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -83,8 +87,8 @@ def card_of(
         mender=site.mender.name,
         days=scenario.days,
         nodes=scenario.nodes,
-        effective=round(work.total(Spent.kept) / wall, 5),
-        spent={str(kind): round(work.total(kind) / wall, 5) for kind in Spent},
+        effective=round(work.total(Spent.productive) / wall, 5),
+        spent={str(kind): round(work.total(kind) / wall, 5) for kind in SIMULATED},
         job_gpu_hours=round(wall * gpu_hours, 1),
         lost_gpu_hours=_rounded({cause: seconds * gpu_hours for cause, seconds in work.by_cause().items()}),
         faults=len(records),
@@ -209,8 +213,8 @@ def card_text(card: Card) -> Said:
             mender=card.mender,
         ),
         "",
-        say("simulation.spent_kept", share=card.effective),
-        *(say(f"simulation.spent_{kind}", share=card.spent[kind]) for kind in Spent if kind != Spent.kept),
+        say("simulation.spent_productive", share=card.effective),
+        *(say(f"simulation.spent_{kind}", share=card.spent[kind]) for kind in SIMULATED[1:]),
         "",
         say("simulation.faults", faults=card.faults, stopped=card.stopped_job, skipped=card.skipped),
         say("simulation.found", after=_times_text(card.detect)),

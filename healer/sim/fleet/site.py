@@ -1,9 +1,8 @@
 """The simulated site: nodes that fail and are repaired, one large job, small ones, and Slurm between them.
 
 The site knows the true faults; its `Mender` gets only what nodes log and measure. `Work` books each second of
-the large job as kept, lost, or spent on something. Effective training time is what was
-kept, divided by the wall time, as Llama 3 defines it (arXiv 2407.21783, section 3.3.4). Work counts as kept
-once a checkpoint holds it.
+the large job by the classes of `healer.model.goodput`, from what truly happened: the truth that the goodput
+ledger is checked against.
 """
 
 import heapq
@@ -11,35 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Protocol
 
 from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.goodput import Spent
 from healer.sim.fleet.scenario import SPARES, JobSpec, Scenario
 from healer.sim.fleet.schedule import Chance, Fault, base_faults
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
-
-
-class Spent(StrEnum):
-    """What the job's seconds are spent on."""
-
-    #: Work that a checkpoint holds.
-    kept = "kept"
-    #: Work that no checkpoint holds yet: only at the end of the simulation.
-    open = "open"
-    #: Work that was done and had to be done again.
-    lost = "lost"
-    #: By how much steps took longer under a slow node.
-    slowed = "slowed"
-    checkpoints = "checkpoints"
-    #: It holds its nodes and makes no progress.
-    stalled = "stands"
-    #: It waits in Slurm's queue.
-    waits = "waits"
-    starts = "starts"
-
 
 #: The cause of time that no fault costs.
 NOBODY = "none"
@@ -51,7 +30,7 @@ class Work:
     def __init__(self, spec: JobSpec, start: datetime) -> None:
         self._spec = spec
         self._at = start
-        self._doing = Spent.waits
+        self._doing = Spent.queued
         self._cause = "start"
         self._slower, self._slow_cause = 1.0, NOBODY
         #: Seconds since the last checkpoint, and what they were spent on.
@@ -68,16 +47,16 @@ class Work:
     def be(
         self, doing: Spent, cause: str, now: datetime, *, slower: float = 1.0, slow_cause: str = NOBODY
     ) -> None:
-        """`doing`: `kept` for work, else `stalled`, `waits` or `starts`, because of `cause`."""
+        """`doing`: `productive` for work, else `hung`, `queued` or `starting`, because of `cause`."""
         self.pass_to(now)
-        if self._doing is Spent.kept and doing is not Spent.kept:
+        if self._doing is Spent.productive and doing is not Spent.productive:
             self._lose(cause)
         self._doing, self._cause = doing, cause
         self._slower, self._slow_cause = slower, slow_cause
 
     def pass_to(self, now: datetime) -> None:
         left = (now - self._at).total_seconds()
-        if self._doing is not Spent.kept:
+        if self._doing is not Spent.productive:
             self.spent[self._doing, self._cause] += left
             self._at = now
             return
@@ -95,14 +74,14 @@ class Work:
     def save(self, now: datetime) -> None:
         """Saves a checkpoint now, as before a planned stop."""
         self.pass_to(now)
-        if self._doing is Spent.kept:
+        if self._doing is Spent.productive:
             self._save()
 
     def close(self, now: datetime) -> None:
         """Ends the simulation: work that no checkpoint holds is neither lost nor kept."""
         self.pass_to(now)
         for seconds in self._unsaved.values():
-            self.spent[Spent.open, NOBODY] += seconds
+            self.spent[Spent.unsaved, NOBODY] += seconds
         self._unsaved.clear()
 
     def total(self, kind: Spent) -> float:
@@ -113,16 +92,16 @@ class Work:
         """Seconds that each cause took, of any kind."""
         found: dict[str, float] = defaultdict(float)
         for (kind, cause), seconds in self.spent.items():
-            if seconds and kind not in {Spent.kept, Spent.open}:
+            if seconds and kind not in {Spent.productive, Spent.unsaved}:
                 found[cause] += seconds
         return dict(found)
 
     def _work(self, begin: float, end: float) -> None:
         worked = max(0.0, min(end, self._spec.checkpoint_s) - begin)
         stalled = (end - begin) - worked
-        self._unsaved[Spent.kept, NOBODY] += worked / self._slower
+        self._unsaved[Spent.productive, NOBODY] += worked / self._slower
         self._unsaved[Spent.slowed, self._slow_cause] += worked - worked / self._slower
-        self._unsaved[Spent.checkpoints, NOBODY] += stalled
+        self._unsaved[Spent.checkpointing, NOBODY] += stalled
 
     def _save(self) -> None:
         for key, seconds in self._unsaved.items():
@@ -413,22 +392,22 @@ class Site:
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
             self._end_programs()
             # Notes why the job was taken off its nodes while it worked: a slow node, or a lost one.
-            if self.work.doing is Spent.kept:
+            if self.work.doing is Spent.productive:
                 slow = self._slow()[1]
                 self._stop = (slow if slow != NOBODY else "taken off", None)
-            self.work.be(Spent.waits, self._stop[0], now)
+            self.work.be(Spent.queued, self._stop[0], now)
             self._life = self.works_since = None
             return
         fault = self.blocking()
         if fault is not None:
-            if self.work.doing is not Spent.stalled:
+            if self.work.doing is not Spent.hung:
                 self._stop = fault.cause, self.records[fault.id]
-            self.work.be(Spent.stalled, fault.cause, now)
+            self.work.be(Spent.hung, fault.cause, now)
             self._life, self._ready_at = job.restarts, None
             return
         if self.planned_until is not None and now < self.planned_until:
             self._stop = "planned", None
-            self.work.be(Spent.stalled, "planned", now)
+            self.work.be(Spent.hung, "planned", now)
             self._ready_at = None
             return
         self._start(job.restarts, job.start_at or now)
@@ -446,9 +425,9 @@ class Site:
         elif self._ready_at is None:
             self._ready_at = now + timedelta(seconds=spec.restarts_s + spec.startup_s)
         if now < self._ready_at:
-            self.work.be(Spent.starts, self._stop[0], now)
+            self.work.be(Spent.starting, self._stop[0], now)
             return
-        if self.works_since is None or self.work.doing is not Spent.kept:
+        if self.works_since is None or self.work.doing is not Spent.productive:
             self.works_since = now
             for fault in (fault for faults in self.active.values() for fault in faults):
                 if fault.way.stops_after_s:
@@ -457,7 +436,7 @@ class Site:
         record = self._stop[1]
         if record is not None and record.running_at is None:
             record.running_at = self._ready_at
-        self.work.be(Spent.kept, NOBODY, now, slower=slower, slow_cause=cause)
+        self.work.be(Spent.productive, NOBODY, now, slower=slower, slow_cause=cause)
 
     def _slow(self) -> tuple[float, str]:
         job_nodes = self._nodes_of(self.snapshot().jobs[self.job])
@@ -472,7 +451,7 @@ class Site:
 
     def ready_at(self) -> datetime | None:
         """End of the job's startup; None if it is not starting."""
-        return self._ready_at if self.work.doing is Spent.starts else None
+        return self._ready_at if self.work.doing is Spent.starting else None
 
     # --- nodes that leave and come back ---
 

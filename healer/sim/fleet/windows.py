@@ -18,13 +18,14 @@ from healer.detection.divergence import SHARED_RESULTS
 from healer.detection.job_starts import STARTS
 from healer.detection.tick import Senses
 from healer.model import Component, SlurmJob, SlurmSnapshot
+from healer.model.goodput import Spent
 from healer.recordings.recorder import Recorder
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import checkpoint_observations
 from healer.sim.fleet.menders import Healer
 from healer.sim.fleet.schedule import DAY_S, Fault
-from healer.sim.fleet.site import CLUSTER, WATCHDOG_S, Site, Spent
+from healer.sim.fleet.site import CLUSTER, WATCHDOG_S, Site
 from healer.sim.fleet_steps import Pace
 from healer.sim.sim_telemetry import Sent, SimTelemetry
 from healer.sim.stores import MemoryColumns
@@ -49,7 +50,7 @@ def ranks_at(site: Site, at: datetime) -> Ranks:
     """What the ranks of the large job do at a moment since its last start."""
     fault = site.blocking()
     if fault is None:
-        return Ranks.works if site.work.doing is Spent.kept else Ranks.rests
+        return Ranks.works if site.work.doing is Spent.productive else Ranks.rests
     if site.works_since is None:
         return Ranks.rests
     stopped_s = (at - site.stops_at(fault)).total_seconds()
@@ -76,7 +77,7 @@ class Stalls:
 
     def look(self) -> None:
         site = self._site
-        if site.work.doing is Spent.kept:
+        if site.work.doing is Spent.productive:
             self._worked_since, self._stalled = self._worked_since or site.now, None
             return
         worked, self._worked_since = self._worked_since, None
@@ -97,7 +98,7 @@ class Stalls:
     def _stall(self) -> tuple[str, int] | None:
         """The fault that stalls the job now and the job's restart count; None if it is not stalled."""
         site = self._site
-        fault = site.blocking() if site.work.doing is Spent.stalled else None
+        fault = site.blocking() if site.work.doing is Spent.hung else None
         return (fault.id, site.snapshot().jobs[site.job].restarts) if fault is not None else None
 
 
@@ -369,7 +370,7 @@ class Windows:
         if window.fine_until is not None:
             # Whether the job has worked again long enough for its incident to resolve.
             now = self._site.now
-            works = self._site.work.doing is Spent.kept
+            works = self._site.work.doing is Spent.productive
             window.works_since = (window.works_since or now) if works else None
             return window.works_since is not None and (now - window.works_since).total_seconds() > WELL_S
         return bool(window.faults) and all(self._has_left(fault) for fault in window.faults)

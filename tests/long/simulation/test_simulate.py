@@ -11,10 +11,10 @@ import pytest
 
 from healer.bootstrap.offline import card_text, compared, load, replayed, rules_for, simulated
 from healer.model import Ruleset
+from healer.model.goodput import Spent
 from healer.sim.fleet.playing import MENDERS, simulate
 from healer.sim.fleet.scenario import BadScenario, FaultSpec, Happening, Scenario
 from healer.sim.fleet.score import Card
-from healer.sim.fleet.site import Spent
 from tests.support.loop import SHIPPED, shipped
 
 SEED = 1
@@ -80,10 +80,10 @@ def test_another_seed_is_another_day() -> None:
 @pytest.mark.parametrize("mender", MENDERS)
 def test_gpu_hours_add_up(mender: str) -> None:
     card = of_small(mender)
-    kept = (card.spent[Spent.kept] + card.spent[Spent.open]) * card.job_gpu_hours
+    kept = (card.spent[Spent.productive] + card.spent[Spent.unsaved]) * card.job_gpu_hours
     assert kept + sum(card.lost_gpu_hours.values()) == pytest.approx(card.job_gpu_hours, rel=1e-3)
     assert sum(card.spent.values()) == pytest.approx(1.0, abs=1e-3)
-    assert card.effective == card.spent[Spent.kept]
+    assert card.effective == card.spent[Spent.productive]
 
 
 def test_healer_detects_quickly_without_false_actions() -> None:

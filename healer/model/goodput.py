@@ -1,0 +1,132 @@
+"""What the GPU-time of jobs was spent on: one set of definitions for the ledger, the reports and the
+simulator.
+
+Effective training time is `productive` time divided by the time from submission to end, as Llama 3 defines it
+(arXiv 2407.21783, section 3.3.4); without `queued` and `spare` in the divisor it is ByteRobust's ETTR (arXiv
+2509.16293): productive time over the wall time of the job's runs.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Spent(StrEnum):
+    """What GPU-time is spent on."""
+
+    #: Steps that were kept: a durable checkpoint holds them, a later life went on after them, or the job
+    #: completed.
+    productive = "productive"
+    #: Steps that nothing is known to hold yet.
+    unsaved = "unsaved"
+    #: From the first step that was done again, or that no checkpoint held when the job ended, to the last.
+    lost = "lost"
+    #: By how much steps took longer than the job's own usual ones while an incident affected it.
+    slowed = "slowed"
+    #: Pauses between steps in which a checkpoint became durable.
+    checkpointing = "checkpointing"
+    #: The job holds its GPUs and makes no step, and an incident explains it.
+    hung = "hung"
+    #: It waits in Slurm's queue: the GPUs that it got later, or had before.
+    queued = "queued"
+    #: From its allocation to its first step, and from the end of a fault to the first step after it.
+    starting = "starting"
+    #: GPUs of the allocation on nodes that made no step in this life, while others did.
+    spare = "spare"
+    #: Telemetry is missing, or nothing explains a pause. Never counted as productive.
+    unknown = "unknown"
+
+
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
+    """Steps without a pause between them: from the start of step `first` to the end of step `last`. Without
+    step numbers `first` is -1 and `last` the number of steps less 2."""
+
+    begin: datetime
+    end: datetime
+    first: int
+    last: int
+
+    @property
+    def steps(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def is_numbered(self) -> bool:
+        return self.first >= 0
+
+    @property
+    def step_s(self) -> float:
+        return (self.end - self.begin).total_seconds() / self.steps
+
+
+class SavedStep(msgspec.Struct, frozen=True, array_like=True):
+    """A durable checkpoint holds all steps up to this one."""
+
+    at: datetime
+    step: int
+
+
+class Harm(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident that hit this life of the job. `stopped_at`: its work ended then, and what was done since
+    `lost_since` was lost (None: unknown, or its work went on). `until` None: it goes on."""
+
+    incident: str
+    cause: str
+    since: datetime
+    until: datetime | None = None
+    stopped_at: datetime | None = None
+    lost_since: datetime | None = None
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What a life holds from `since` on; `spare` of its `gpus` are on nodes without a rank. `racks` counts
+    `gpus` by rack."""
+
+    since: datetime
+    gpus: int
+    spare: int = 0
+    racks: dict[str, int] = {}
+
+
+class JobLife(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a job, from its submission or requeue. `started_at` None: it still waits, or never ran;
+    `ended_at` None: it goes on. `state` is Slurm's last word of it. Lists are sorted by time."""
+
+    restart: int
+    queued_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    state: str = "PENDING"
+    held: tuple[Held, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    saved: tuple[SavedStep, ...] = ()
+    harms: tuple[Harm, ...] = ()
+
+
+class Slice(NamedTuple):
+    """`gpus` that were spent on one thing from `begin` to `end`; `cause` and `incident` empty: none."""
+
+    begin: datetime
+    end: datetime
+    gpus: int
+    spent: Spent
+    cause: str = ""
+    incident: str = ""
+    restart: int = 0
+    racks: dict[str, int] | None = None
+
+    @property
+    def gpu_s(self) -> float:
+        return self.gpus * (self.end - self.begin).total_seconds()
+
+
+def effective(gpu_s: Iterable[tuple[Spent, float]]) -> float | None:
+    """Effective training time. None: nothing is known of any of it."""
+    sums = dict.fromkeys(Spent, 0.0)
+    for spent, seconds in gpu_s:
+        sums[spent] += seconds
+    certain = sum(sums.values()) - sums[Spent.unknown]
+    return sums[Spent.productive] / sum(sums.values()) if certain else None

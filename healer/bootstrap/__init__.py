@@ -425,10 +425,25 @@ def run_scheduler(settings: Settings) -> None:
         Duty("poll", POLL_S, switch.seen(poll)),
         Duty("alive", ALIVE_S, switch),
         *_database_duties(settings, db, telling_db, book, rules),
+        *_goodput_duties(db, snapshots, cluster),
         Duty("rehearse", REHEARSE_S, rehearsing),
     ]
     run_duties(duties, stopped)
     rehearsing.close()
+
+
+def _goodput_duties(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> list[Duty]:
+    from healer.adapters.postgres.goodput_rows import PostgresGoodput
+    from healer.adapters.postgres.sample_reads import PostgresSignalReads
+    from healer.adapters.postgres.samples import PostgresColumns
+    from healer.processes.goodput_duty import COUNT_S, FOLLOW_S, GoodputDuty
+
+    steps = PostgresSignalReads(db, PostgresColumns(db))
+    goodput = GoodputDuty(PostgresGoodput(db, cluster), steps, cluster, SystemClock())
+    return [
+        Duty("goodput lives", FOLLOW_S, lambda: goodput.follow(snapshots.latest(cluster))),
+        Duty("goodput", COUNT_S, goodput.count),
+    ]
 
 
 def _database_duties(

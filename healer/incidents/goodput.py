@@ -6,11 +6,12 @@ of `healer.model.goodput`."""
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import NamedTuple
 
-from healer.model.goodput import Harm, Held, JobLife, Slice, Spent, Stretch
+from healer.model import HitBasis, Incident
+from healer.model.goodput import Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
 
 #: Steps that take so much longer than usual are slow, where an incident explains it.
 _SLOW = 1.01
@@ -41,13 +42,16 @@ def partition(lives: Sequence[JobLife], now: datetime) -> list[Slice]:
     `queued_at` to its end, or to `now`. A wait counts the GPUs that it ended with, or else those of the life
     before; of a job that never ran, none."""
     usual_s, fates = _usual_step_s(lives), _fates(lives)
+    reports = any(life.stretches for life in lives)
     found: list[Slice] = []
     at, gpus, stopper = None, 0, None
     for life, its in zip(lives, fates, strict=True):
         begin = life.queued_at if at is None else max(at, life.queued_at)
         end = max(begin, life.ended_at or now)
         started = min(end, max(begin, life.started_at)) if life.started_at else end
-        parts = list(_allocated(life, its, (started, end), stopper)) if started < end else []
+        parts: Iterable[_Part] = ()
+        if started < end:
+            parts = (_allocated if reports else _without_steps)(life, its, (started, end), stopper)
         gpus = life.held[0].gpus if life.held else gpus
         if begin < started:
             found.append(_slice(_Part(begin, started, Spent.queued, stopper), gpus, life.restart))
@@ -57,28 +61,60 @@ def partition(lives: Sequence[JobLife], now: datetime) -> list[Slice]:
     return found
 
 
-def _slice(part: _Part, gpus: int, restart: int, racks: dict[str, int] | None = None) -> Slice:
+def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
+    """The sums of each hour, UTC."""
+    sums: dict[tuple[datetime, int, int | None, Spent, str, str], float] = {}
+    for each in slices:
+        begin = each.begin
+        while begin < each.end:
+            hour = begin.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+            end = min(each.end, hour + timedelta(hours=1))
+            key = hour, each.restart, each.held, each.spent, each.cause, each.incident
+            sums[key] = sums.get(key, 0.0) + each.gpus * (end - begin).total_seconds()
+            begin = end
+    return [HourSpent(*key, gpu_s) for key, gpu_s in sums.items() if gpu_s]
+
+
+def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Harm, ...]:
+    """The incidents that hit this life."""
+    found = [
+        Harm(
+            incident=incident.merged_into or incident.id,
+            cause=incident.fault,
+            since=min((evidence.at for evidence in incident.evidence), default=incident.opened),
+            until=incident.closed,
+            stopped_at=hit.ended_at,
+            lost_since=hit.since if hit.basis is HitBasis.checkpoint else None,
+        )
+        for incident in incidents
+        for hit in incident.hit
+        if (hit.job, hit.restart) == (job, restart)
+    ]
+    return tuple(sorted(found, key=lambda harm: harm.since))
+
+
+def _slice(part: _Part, gpus: int, restart: int, held: int | None = None) -> Slice:
     cause, incident = (part.harm.cause, part.harm.incident) if part.harm else ("", "")
-    return Slice(part.begin, part.end, gpus, part.spent, cause, incident, restart, racks)
+    return Slice(part.begin, part.end, gpus, part.spent, cause, incident, restart, held)
 
 
 def _of_gpus(life: JobLife, parts: Iterable[_Part]) -> Iterator[Slice]:
     """The parts by what the life held at the time; spare GPUs apart."""
     all_held = life.held or (Held(life.queued_at, 0),)
     windows = [
-        (held, None if at == 0 else held.since, after.since if after is not None else None)
+        (at, held, None if at == 0 else held.since, after.since if after is not None else None)
         for at, (held, after) in enumerate(zip_longest(all_held, all_held[1:]))
     ]
     for part in parts:
-        for held, since, until in windows:
+        for number, held, since, until in windows:
             begin = part.begin if since is None else max(part.begin, since)
             end = part.end if until is None else min(part.end, until)
             if begin >= end:
                 continue
             spare = min(held.spare, held.gpus)
-            yield _slice(part._replace(begin=begin, end=end), held.gpus - spare, life.restart, held.racks)
+            yield _slice(part._replace(begin=begin, end=end), held.gpus - spare, life.restart, number)
             if spare:
-                yield _slice(_Part(begin, end, Spent.spare), spare, life.restart, held.racks)
+                yield _slice(_Part(begin, end, Spent.spare), spare, life.restart, number)
 
 
 def _stopper(life: JobLife) -> Harm | None:
@@ -112,15 +148,37 @@ def _allocated(
         if begin >= until:
             continue
         if before is None and at < begin:
-            yield _Part(at, begin, Spent.starting, stopper)
+            yield from _start_up(life, (at, begin), stopper)
         elif before is not None and at < begin:
             yield from _pause(life, before, stretch, (at, begin))
         yield from _steps(stretch, fate, (begin, until))
         at, before = until, (stretch, fate)
-    if before is None:
-        yield from _without_steps(life, start, end)
-    elif at < end:
-        yield from _pause(life, before, None, (at, end))
+    if at < end:
+        pause = (
+            _start_up(life, (at, end), stopper) if before is None else _pause(life, before, None, (at, end))
+        )
+        yield from pause
+
+
+def _start_up(life: JobLife, span: tuple[datetime, datetime], stopper: Harm | None) -> Iterator[_Part]:
+    """Before the first step of a life."""
+    harm = _explains(life, *span)
+    if harm is None:
+        yield _Part(*span, Spent.starting, stopper)
+    else:
+        stops = min(max(span[0], harm.stopped_at or harm.since), span[1])
+        yield from _hung(harm, (span[0], stops, span[1]), Spent.starting, Spent.starting)
+
+
+def _hung(
+    harm: Harm, moments: tuple[datetime, datetime, datetime], before: Spent, after: Spent
+) -> Iterator[_Part]:
+    """From the first moment to the last; the work stopped at the second."""
+    begin, stops, end = moments
+    over = end if harm.until is None else min(max(stops, harm.until), end)
+    for since, until, spent in ((begin, stops, before), (stops, over, Spent.hung), (over, end, after)):
+        if since < until:
+            yield _Part(since, until, spent, harm)
 
 
 def _steps(stretch: Stretch, fate: _Fate, span: tuple[datetime, datetime]) -> Iterator[_Part]:
@@ -152,8 +210,14 @@ def _pause(
     (stretch, fate), step = before, timedelta(seconds=before[0].step_s)
     restarted = after is not None and after.is_numbered and after.first <= stretch.last
     is_lost = stretch.last >= fate.lost
-    if not restarted and _has_saved(life, begin - step, end + step):
-        yield _Part(begin, end, Spent.lost, fate.harm) if is_lost else _Part(begin, end, Spent.checkpointing)
+    saved_at = _saved_in(life, begin - step, end + step)
+    if saved_at is not None:
+        saved_at = end if end - saved_at <= _UNFINISHED * step else max(begin, saved_at)
+        if begin < saved_at:
+            spent, harm = (Spent.lost, fate.harm) if is_lost else (Spent.checkpointing, None)
+            yield _Part(begin, saved_at, spent, harm)
+        begin = saved_at
+    if begin >= end:
         return
     harm = _explains(life, begin, end)
     if harm is None:
@@ -161,25 +225,24 @@ def _pause(
         yield _Part(begin, end, Spent.starting if restarted else Spent.unsaved if short else Spent.unknown)
         return
     stops = min(max(begin, harm.stopped_at or harm.since), end)
-    if stops - begin > _UNFINISHED * step or not is_lost:
-        stops = begin
-    over = min(harm.until, end) if harm.until is not None else end
-    if begin < stops:
-        yield _Part(begin, stops, Spent.lost, harm)
-    if stops < over:
-        yield _Part(stops, over, Spent.hung, harm)
-    if max(stops, over) < end:
-        goes_on = after is not None
-        yield _Part(max(stops, over), end, Spent.starting if goes_on else Spent.unknown, harm)
+    if saved_at is not None or stops - begin > _UNFINISHED * step:
+        stops = begin  # no unfinished step is lost
+    yield from _hung(
+        harm, (begin, stops, end), Spent.lost, Spent.starting if after is not None else Spent.unknown
+    )
 
 
-def _has_saved(life: JobLife, begin: datetime, end: datetime) -> bool:
+def _saved_in(life: JobLife, begin: datetime, end: datetime) -> datetime | None:
     at = bisect_left(life.saved, begin, key=lambda saved: saved.at)
-    return at < len(life.saved) and life.saved[at].at <= end
+    return life.saved[at].at if at < len(life.saved) and life.saved[at].at <= end else None
 
 
-def _without_steps(life: JobLife, start: datetime, end: datetime) -> Iterator[_Part]:
-    """Only what an incident says is certain: what was lost until the work ended, and that it ended."""
+def _without_steps(
+    life: JobLife, _fates: object, span: tuple[datetime, datetime], _stopper: object
+) -> Iterator[_Part]:
+    """Of a job that sends no step times only what an incident says is certain: what was lost until the work
+    ended, and that it ended."""
+    start, end = span
     harm = next((harm for harm in life.harms if harm.stopped_at is not None), None)
     if harm is None or harm.stopped_at is None:
         yield _Part(start, end, Spent.unknown)

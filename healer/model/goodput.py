@@ -106,8 +106,60 @@ class JobLife(msgspec.Struct, frozen=True, kw_only=True):
     harms: tuple[Harm, ...] = ()
 
 
+class LifeSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A life of a job as Slurm showed it. `seen_at`: when Slurm last showed the job."""
+
+    job: str
+    restart: int
+    queued_at: datetime
+    seen_at: datetime
+    state: str
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    held: tuple[Held, ...] = ()
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+
+
+class HourSpent(NamedTuple):
+    """GPU-seconds of one hour, of one life."""
+
+    hour: datetime
+    restart: int
+    held: int | None
+    spent: Spent
+    cause: str
+    incident: str
+    gpu_s: float
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`rules/prices.yaml`: the price of a GPU-hour, by partition; None: the site names none."""
+
+    currency: str = ""
+    gpu_hour: float | None = None
+    partitions: dict[str, float] = {}
+
+    def of(self, partition: str) -> float | None:
+        return self.partitions.get(partition, self.gpu_hour)
+
+
+class GoodputRow(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-hours by class, of one job, user, cause… `effective`: the share that was productive; None: nothing
+    is known. `cost`: at the prices of the site; `wasted` what was neither productive nor unknown of it."""
+
+    name: str
+    gpu_hours: dict[Spent, float]
+    total: float
+    effective: float | None = None
+    cost: float | None = None
+    wasted: float | None = None
+
+
 class Slice(NamedTuple):
-    """`gpus` that were spent on one thing from `begin` to `end`; `cause` and `incident` empty: none."""
+    """`gpus` that were spent on one thing from `begin` to `end`; `cause` and `incident` empty: none. `held`:
+    index in the life's list; None: in the queue."""
 
     begin: datetime
     end: datetime
@@ -116,7 +168,7 @@ class Slice(NamedTuple):
     cause: str = ""
     incident: str = ""
     restart: int = 0
-    racks: dict[str, int] | None = None
+    held: int | None = None
 
     @property
     def gpu_s(self) -> float:

@@ -46,6 +46,7 @@ from healer.model import (
     VerdictAt,
     Veto,
 )
+from healer.model.goodput import Spent
 from healer.model.incident import bad_nodes
 from healer.model.node_states import NodeState
 from healer.model.telemetry import ScrapeState, Unusual
@@ -658,7 +659,18 @@ class ChartFigures(msgspec.Struct, frozen=True, kw_only=True):
     drains: tuple[BucketFigure, ...] = ()
     returns: tuple[BucketFigure, ...] = ()
     out: tuple[BucketFigure, ...] = ()
+    #: GPU-hours by class, without those in the queue.
+    goodput: tuple[BucketFigure, ...] = ()
     reviews: tuple[BucketReviews, ...] = ()
+
+
+class GoodputSum(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-hours of one class and partition, of one job, user, cause…"""
+
+    name: str
+    partition: str
+    spent: Spent
+    gpu_hours: float
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

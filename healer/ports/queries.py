@@ -38,6 +38,7 @@ from healer.ports.answers import (
     ClusterState,
     Event,
     FleetRows,
+    GoodputSum,
     IncidentRows,
     JobRows,
     NodeLife,
@@ -49,6 +50,7 @@ from healer.ports.answers import (
     RunRecord,
     Stats,
 )
+from healer.ports.goodput import GoodputBy
 from healer.ports.measurements import SignalReads
 from healer.ports.request_errors import Invalid
 from healer.text import say
@@ -223,6 +225,16 @@ class FigureQueries(Protocol):
 
     def charts(self, cluster: str, buckets: Buckets, reviewed: Buckets) -> ChartFigures:
         """The same over time; reviews by the buckets `reviewed`."""
+        ...
+
+    def goodput(
+        self, clusters: Sequence[str] | None, since: datetime, until: datetime, by: GoodputBy
+    ) -> Sequence[GoodputSum]:
+        """What GPU-time was spent on, in the hours that begin in that time."""
+        ...
+
+    def job_goodput(self, cluster: str, job: str) -> Sequence[GoodputSum]:
+        """Of one job over all its lives; `name` is the cause."""
         ...
 
     def gauges(self, now: datetime) -> dict[str, dict[tuple[str, ...], float]]:

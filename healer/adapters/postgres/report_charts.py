@@ -5,6 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import read_structs
+from healer.adapters.postgres.goodput_rows import goodput_buckets
 from healer.adapters.postgres.incident_counts import SEEN_AT, lives_lost, relapsed_later, returned_in, seconds
 from healer.adapters.postgres.tables import incidents, slots
 from healer.model import Review
@@ -34,6 +35,7 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
         ),
         returns=_returns(conn, cluster, buckets),
         out=_out(conn, cluster, buckets),
+        goodput=goodput_buckets(conn, cluster, buckets),
         reviews=_reviews(conn, cluster, reviewed),
     )
 

@@ -50,6 +50,9 @@ _WRITES: dict[str, dict[str, str]] = {
     "snapshots": {"scheduler": "iu"},
     "controllers": {"scheduler": "iu"},
     "node_states": {"scheduler": "iud"},
+    "job_lives": {"scheduler": "iud"},
+    "job_stretches": {"scheduler": "iud"},
+    "goodput": {"scheduler": "id"},
     "node_references": {"api": "iud"},
     "inventories": {"detector": "iu"},
     # --- incidents: append-only but for the incident itself

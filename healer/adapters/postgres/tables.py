@@ -173,6 +173,40 @@ node_states = _table(
     _index("node_states_out", "cluster", "until", where="state <> 'in_service'"),
 )
 
+# What the goodput ledger counts from: lives of jobs as Slurm showed them, and stretches of their steps.
+job_lives = _table(
+    "job_lives",
+    *_keys("cluster", "job"),
+    sa.Column("restart", sa.Integer, primary_key=True),
+    *_moments("ended_at?", "counted_at?"),
+    *_json("doc"),
+    _index("job_lives_open", "cluster", where="ended_at IS NULL"),
+    _index("job_lives_ended", "cluster", "ended_at"),
+)
+
+job_stretches = _table(
+    "job_stretches",
+    *_keys("cluster", "job"),
+    sa.Column("restart", sa.Integer, primary_key=True),
+    sa.Column("began_at", sa.DateTime(timezone=True), primary_key=True),
+    *_moments("ended_at"),
+    *_numbers("first", "last"),
+    _index("job_stretches_ended", "ended_at"),
+)
+
+# What GPU-time was spent on. The rows of a job are replaced each time that it is counted.
+goodput = _table(
+    "goodput",
+    _serial(),
+    *_texts("cluster", "job"),
+    *_integers("restart", "held?"),
+    *_moments("hour"),
+    *_texts("spent", "cause", "incident", "user_name", "account", "partition"),
+    *_columns(sa.Float, "gpu_s"),
+    _index("goodput_hour", "cluster", "hour"),
+    _index("goodput_job", "cluster", "job"),
+)
+
 controllers = _table("controllers", *_keys("cluster"), *_moments("at"), *_json("doc"))
 
 # Hooks that the gate permitted to fail, and hooks that failed without an answer: they identify the drains

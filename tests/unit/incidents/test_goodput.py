@@ -194,7 +194,7 @@ def _lives(draw: st.DrawFn) -> list[JobLife]:
 
 
 @given(lives=_lives(), now=_TIMES.map(at))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_classes_sum_to_the_time_in_the_queue_and_in_allocations(
     lives: list[JobLife], now: datetime
 ) -> None:

@@ -1,0 +1,205 @@
+"""Rows of the goodput ledger: what the scheduler keeps of jobs, and the hours that are counted from it."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+from sqlalchemy.dialects.postgresql import distinct_on
+
+from healer.adapters.postgres.engine import (
+    ClusterStore,
+    from_stored,
+    matches,
+    read_docs,
+    read_structs,
+    reading,
+    to_stored,
+    upsert,
+)
+from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
+from healer.model import Incident
+from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
+from healer.ports.answers import BucketFigure, Buckets, GoodputSum
+from healer.ports.goodput import GoodputBy, PastJob
+
+#: Jobs that are counted in one pass.
+_PASS = 100
+#: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
+RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
+
+_SAVED = sa.text("""
+SELECT (doc #>> '{data,restart}')::bigint AS restart, (doc #>> '{data,step}')::bigint AS step,
+  (doc ->> 'event_at')::timestamptz AS at
+FROM inbox
+WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
+  AND (doc #>> '{data,durable}')::boolean
+ORDER BY at
+""")
+
+
+class PostgresGoodput(ClusterStore):
+    """`healer.ports.goodput.GoodputBook`."""
+
+    def latest_lives(self) -> list[LifeSeen]:
+        row = job_lives.c
+        recent = sa.or_(row.ended_at.is_(None), row.ended_at > sa.func.now() - timedelta(days=1))
+        query = (
+            sa.select(row.doc, row.counted_at)
+            .ext(distinct_on(row.job))
+            .where(row.cluster == self.cluster, recent)
+            .order_by(row.job, row.restart.desc())
+        )
+        with reading(self._engine) as conn:
+            rows = conn.execute(query).all()
+        lives = ((from_stored(row.doc, LifeSeen), row.counted_at) for row in rows)
+        return [replace(life, seen_at=max(life.seen_at, counted or life.seen_at)) for life, counted in lives]
+
+    def put_lives(self, lives: Sequence[LifeSeen]) -> None:
+        with self._engine.begin() as conn:
+            for life in lives:
+                key = {"cluster": self.cluster, "job": life.job, "restart": life.restart}
+                values = {"ended_at": life.ended_at, "doc": to_stored(life)}
+                conn.execute(upsert(job_lives, key, values))
+
+    def last_stretch(self, job: str, restart: int) -> Stretch | None:
+        row = job_stretches.c
+        query = (
+            _stretches(self.cluster, job).where(row.restart == restart).order_by(row.began_at.desc()).limit(1)
+        )
+        with reading(self._engine) as conn:
+            found = conn.execute(query).first()
+        return None if found is None else Stretch(*found[1:])
+
+    def put_stretches(self, job: str, restart: int, stretches: Sequence[Stretch]) -> None:
+        with self._engine.begin() as conn:
+            for each in stretches:
+                key = {
+                    "cluster": self.cluster, "job": job, "restart": restart, "began_at": each.begin
+                }  # fmt: skip
+                values = {"ended_at": each.end, "first": each.first, "last": each.last}
+                conn.execute(upsert(job_stretches, key, values))
+
+    def to_count(self, now: datetime) -> list[str]:
+        """Jobs whose hours are due to be counted, those never counted first."""
+        life = job_lives.c
+        due = sa.or_(
+            life.counted_at.is_(None),
+            sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
+            sa.and_(life.counted_at < life.ended_at, life.ended_at > now - SETTLED),
+            sa.and_(
+                life.counted_at < life.ended_at + SETTLED,
+                life.ended_at <= now - SETTLED,
+                life.ended_at > now - 7 * SETTLED,
+            ),
+        )
+        oldest = sa.func.min(life.counted_at)
+        query = sa.select(life.job).where(life.cluster == self.cluster, due).group_by(life.job)
+        with reading(self._engine) as conn:
+            return list(conn.execute(query.order_by(oldest.nulls_first()).limit(_PASS)).scalars())
+
+    def past(self, job: str) -> PastJob:
+        """All that is kept of the job."""
+        lives = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
+        hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
+        with reading(self._engine) as conn:
+            stretches: dict[int, list[Stretch]] = {}
+            for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):
+                stretches.setdefault(row.restart, []).append(Stretch(*row[1:]))
+            saved: dict[int, list[SavedStep]] = {}
+            for row in conn.execute(_SAVED, {"cluster": self.cluster, "job": job}):
+                saved.setdefault(row.restart, []).append(SavedStep(row.at, row.step))
+            return PastJob(
+                lives=read_docs(conn, lives.order_by(job_lives.c.restart), LifeSeen),
+                stretches=stretches,
+                saved=saved,
+                incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
+            )
+
+    def put_hours(self, life: LifeSeen, hours: Sequence[HourSpent], now: datetime) -> None:
+        """Replaces the job's hours. `life`: the last one, for whose it is."""
+        whose = {"user_name": life.user, "account": life.account, "partition": life.partition}
+        rows = [{"cluster": self.cluster, "job": life.job, **whose, **each._asdict()} for each in hours]
+        with self._engine.begin() as conn:
+            its = _of(job_lives, self.cluster, life.job)
+            conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
+            conn.execute(sa.delete(goodput).where(_of(goodput, self.cluster, life.job)))
+            if rows:
+                conn.execute(sa.insert(goodput), rows)
+            conn.execute(sa.update(job_lives).where(its).values(counted_at=now))
+
+
+def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.cluster == cluster, table.c.job == job)
+
+
+def _stretches(cluster: str, job: str) -> sa.Select[Any]:
+    row = job_stretches.c
+    query = sa.select(row.restart, row.began_at, row.ended_at, row.first, row.last)
+    return query.where(_of(job_stretches, cluster, job))
+
+
+# --- sums
+
+_RACK = sa.text("""
+SELECT goodput.partition, goodput.spent, coalesce(rack.key, '') AS name, sum(goodput.gpu_s *
+  coalesce(rack.value::float / nullif((held.value ->> 1)::float, 0), 1)) / 3600 AS gpu_hours
+FROM goodput LEFT JOIN job_lives USING (cluster, job, restart)
+LEFT JOIN LATERAL (SELECT job_lives.doc -> 'held' -> goodput.held AS value) AS held ON true
+LEFT JOIN LATERAL jsonb_each_text(held.value -> 3) AS rack ON true
+WHERE (CAST(:all AS boolean) OR goodput.cluster = ANY(:clusters)) AND hour >= :since AND hour < :until
+GROUP BY 1, 2, 3
+""")
+
+
+def goodput_sums(
+    conn: sa.Connection, clusters: Sequence[str] | None, since: datetime, until: datetime, by: GoodputBy
+) -> list[GoodputSum]:
+    """GPU-hours of the hours that begin in that time."""
+    if by is GoodputBy.rack:
+        values = {"all": clusters is None, "clusters": list(clusters or ()), "since": since, "until": until}
+        return [_sum(row) for row in conn.execute(_RACK, values)]
+    row = goodput.c
+    names = {
+        GoodputBy.job: row.job,
+        GoodputBy.user: row.user_name,
+        GoodputBy.account: row.account,
+        GoodputBy.partition: row.partition,
+        GoodputBy.cause: row.cause,
+        GoodputBy.month: sa.func.to_char(sa.func.timezone("UTC", row.hour), "YYYY-MM"),
+    }
+    hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
+    query = sa.select(row.partition, row.spent, names[by].label("name"), hours)
+    its = query.where(matches(row.cluster, clusters), row.hour >= since, row.hour < until)
+    return [_sum(found) for found in conn.execute(its.group_by(sa.text("1, 2, 3")))]
+
+
+def _sum(row: Any) -> GoodputSum:
+    return GoodputSum(name=row.name, partition=row.partition, spent=Spent(row.spent), gpu_hours=row.gpu_hours)
+
+
+def job_goodput(conn: sa.Connection, cluster: str, job: str) -> list[GoodputSum]:
+    """Of one job, over all its lives; `name` is the cause."""
+    row = goodput.c
+    hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
+    query = sa.select(row.partition, row.spent, row.cause.label("name"), hours)
+    its = query.where(_of(goodput, cluster, job)).group_by(row.partition, row.spent, row.cause)
+    return [_sum(found) for found in conn.execute(its)]
+
+
+def goodput_buckets(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
+    """GPU-hours by class, without waits in the queue, which hold no GPU."""
+    row = goodput.c
+    since = sa.extract("epoch", row.hour - sa.literal(buckets.start, sa.DateTime(timezone=True)))
+    step = sa.literal_column(str(buckets.step_s), sa.Integer)
+    bucket = sa.cast(sa.func.floor(since / step), sa.Integer).label("bucket")
+    value = (sa.func.sum(row.gpu_s) / 3600.0).label("value")
+    query = (
+        sa.select(bucket, row.spent.label("name"), value)
+        .where(row.cluster == cluster, row.hour >= buckets.start, row.hour < buckets.end)
+        .where(row.spent != Spent.queued.value)
+        .group_by(sa.text("1, 2"))
+        .order_by(sa.text("1, 2"))
+    )
+    return tuple(read_structs(conn, query, BucketFigure))

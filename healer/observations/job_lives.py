@@ -1,0 +1,124 @@
+"""The lives of jobs as Slurm shows them one look after the other: when each waited, ran and ended, and on how
+many GPUs."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.goodput import Held, LifeSeen
+from healer.model.telemetry import StepBatch
+
+
+def changed_lives(snapshot: SlurmSnapshot, before: Mapping[str, LifeSeen]) -> list[LifeSeen]:
+    """Lives that differ from `before`, the newest one of each job. A job is recorded from its first start on:
+    until then it has no GPUs to count."""
+    found: list[LifeSeen] = []
+    for job in snapshot.jobs.values():
+        found += _changed(job, snapshot, before.get(job.id))
+    # Slurm forgot these: they ended, unseen, after the last look at which it still showed them.
+    gone = (life for life in before.values() if life.job not in snapshot.jobs and life.ended_at is None)
+    found += [replace(life, ended_at=max(life.seen_at, life.started_at or life.queued_at)) for life in gone]
+    return found
+
+
+def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) -> Iterator[LifeSeen]:
+    queued_at = (job.submit_at if job.restarts else job.eligible_at) or job.submit_at
+    at = snapshot.taken_at
+    if before is not None and before.restart < job.restarts:
+        if before.ended_at is None:
+            yield _requeued(before, job, at)
+        queued_at, before = max(queued_at or at, before.queued_at), None
+    if before is not None:
+        now = _as_shown(job, snapshot, before)
+        if replace(now, seen_at=before.seen_at) != before:
+            yield now
+    elif _ran(job) or (job.restarts and job.state == "PENDING"):
+        first = LifeSeen(
+            job=job.id, restart=job.restarts, queued_at=queued_at or job.start_at or at, seen_at=at,
+            state=job.state, user=job.user, account=job.account, partition=job.partition,
+        )  # fmt: skip
+        yield _as_shown(job, snapshot, first)
+
+
+def _requeued(life: LifeSeen, job: SlurmJob, at: datetime) -> LifeSeen:
+    """Slurm takes the requeue for a new submission: that ended this life."""
+    began = life.started_at or life.queued_at
+    is_known = job.submit_at is not None and began <= job.submit_at <= at
+    ended = job.submit_at if is_known else max(began, life.seen_at)
+    return replace(life, ended_at=ended, state="REQUEUED" if life.state == "RUNNING" else life.state)
+
+
+def _is_over(job: SlurmJob) -> bool:
+    return job.end_at is not None and job.state not in {"PENDING", "RUNNING", "SUSPENDED"}
+
+
+def _ran(job: SlurmJob) -> bool:
+    return bool(job.nodes) and (
+        job.state in {"RUNNING", "SUSPENDED"} or (_is_over(job) and job.start_at is not None)
+    )
+
+
+def _as_shown(job: SlurmJob, snapshot: SlurmSnapshot, life: LifeSeen) -> LifeSeen:
+    """The life with what the job shows now; one that ended keeps what it held."""
+    at, changes = snapshot.taken_at, dict[str, Any](state=job.state, seen_at=snapshot.taken_at)
+    if _ran(job) and not (life.held and _is_over(job)):
+        started = life.started_at or job.start_at or at
+        held = _held(job, snapshot.nodes, at if life.held else started)
+        last = life.held[-1] if life.held else None
+        same = last is not None and (last.gpus, last.racks) == (held.gpus, held.racks)
+        changes |= {"started_at": started, "held": life.held if same else (*life.held, held)}
+        changes |= {"partition": job.partition, "account": job.account}
+    if _is_over(job):
+        changes["ended_at"] = job.end_at
+    return replace(life, **changes)
+
+
+def _held(job: SlurmJob, nodes: Mapping[str, SlurmNode], since: datetime) -> Held:
+    racks: Counter[str] = Counter()
+    for name in job.nodes:
+        node = nodes.get(name)
+        gpus = len(job.gpus[name]) if name in job.gpus else node.gpus if node is not None else 0
+        racks[node.rack if node is not None else ""] += gpus
+    return Held(since, racks.total(), 0, dict(racks))
+
+
+def spare_gpus(job: SlurmJob, nodes: Mapping[str, SlurmNode], batches: Iterable[StepBatch]) -> int | None:
+    """GPUs of the job on nodes without a rank. None: unknown, because not every rank reports its node, or
+    there is not one rank for each GPU of the nodes that report."""
+    ranks, seen = _ranks(list(batches))
+    working = [name for name in job.nodes if name in seen]
+    counts = {
+        name: _held(replace(job, nodes=(name,)), nodes, job.start_at or _NEVER).gpus for name in job.nodes
+    }
+    gpus = sum(counts[name] for name in working)
+    if len(working) < 2 or seen - set(working) or not gpus or ranks != set(range(gpus)):
+        return None
+    return sum(counts.values()) - gpus
+
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def _ranks(batches: Sequence[StepBatch]) -> tuple[set[int], set[str]]:
+    """Ranks, and the nodes that they report; without a node: an empty name."""
+    ranks: set[int] = set()
+    seen: set[str] = set()
+    for batch in batches:
+        ranks.update(np.unique(batch.rank).tolist())
+        seen.update("" if index < 0 else batch.nodes[index] for index in np.unique(batch.node).tolist())
+    return ranks, seen
+
+
+def with_spares(life: LifeSeen, spare: int, now: datetime) -> LifeSeen:
+    """The first word on spares holds from the life's start; later ones from now on."""
+    if not life.held or life.held[-1].spare == spare:
+        return life
+    last = life.held[-1]
+    if len(life.held) == 1 and not last.spare:
+        return replace(life, held=(replace(last, spare=spare),))
+    return replace(life, held=(*life.held, replace(last, since=now, spare=spare)))

@@ -1,0 +1,107 @@
+"""Stretches of steps without a pause, from the step times that a job sends: what the goodput ledger keeps of
+them."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from healer.model.goodput import Stretch
+from healer.model.telemetry import StepBatch
+
+#: A stretch ends after so long, so that steps that got slower have one of their own.
+MOST_S = 300.0
+#: Between steps, beyond what is usual: longer is a pause.
+_PAUSE_S, _PAUSE_SHARE = 0.2, 0.05
+
+
+class _Step(NamedTuple):
+    number: int
+    begin: float
+    end: float
+
+
+def stretches(last: Stretch | None, batches: Sequence[StepBatch]) -> list[Stretch]:
+    """The stretches that these batches of one life add. The first one replaces `last` where it goes on.
+
+    Steps that `last` holds already change nothing, so batches may be read twice. Steps are told apart by
+    their number; where a job sends none, the steps of its lowest rank count.
+    """
+    steps = _steps(batches)
+    gaps = [after.begin - before.end for before, after in pairwise(steps)]
+    usual_s = max(0.0, float(np.median(gaps))) if gaps else 0.0
+    found = [last] if last is not None else []
+    for step in steps:
+        now = found[-1] if found else None
+        grown = _grown(now, step, usual_s) if now is not None else None
+        if grown is not None:
+            found[-1] = grown
+        elif now is None or step.end > now.end.timestamp() + 1e-6:
+            found.append(_stretch(step, now))
+    return found if last is None or (found and found[0] != last) else found[1:]
+
+
+def _stretch(step: _Step, before: Stretch | None) -> Stretch:
+    begin = max(step.begin, before.end.timestamp()) if before is not None else step.begin
+    first = step.number if step.number >= 0 else -1
+    return Stretch(_time(begin), _time(max(step.end, begin + 1e-6)), first, first)
+
+
+def _grown(now: Stretch, step: _Step, usual_s: float) -> Stretch | None:
+    """The stretch with this step; itself where it holds the step already; None: a new one begins."""
+    begin, end = now.begin.timestamp(), now.end.timestamp()
+    if now.is_numbered != (step.number >= 0):
+        return None
+    if now.is_numbered and step.number <= now.last:
+        return now if step.begin < end - _PAUSE_S else None
+    if not now.is_numbered and step.end <= end + 1e-6:
+        return now
+    more = step.number - now.last if now.is_numbered else 1
+    each_s = step.end - step.begin
+    # Of steps that were not reported, as in a log of every tenth step, each took as long.
+    gap = step.end - more * each_s - end
+    if gap > usual_s + max(_PAUSE_S, _PAUSE_SHARE * each_s) or step.end - begin > MOST_S:
+        return None
+    return Stretch(now.begin, _time(step.end), now.first, now.last + more)
+
+
+def _steps(batches: Sequence[StepBatch]) -> list[_Step]:
+    """Finished steps by their ends: a numbered one from its earliest to its latest rank."""
+    parts = list(_columns(batches))
+    if not parts:
+        return []
+    numbers, ranks, ends, spans = (np.concatenate(column) for column in zip(*parts, strict=True))
+    begins = ends - spans
+    numbered = numbers >= 0
+    if not numbered.any():
+        its = ranks == ranks.min()
+        order = np.argsort(ends[its], kind="stable")
+        rows = zip(begins[its][order].tolist(), ends[its][order].tolist(), strict=True)
+        return [_Step(-1, begin, end) for begin, end in rows]
+    return sorted(_numbered(numbers[numbered], begins[numbered], ends[numbered]), key=lambda step: step.end)
+
+
+def _columns(batches: Sequence[StepBatch]) -> Iterator[tuple[np.ndarray, ...]]:
+    for batch in batches:
+        if batch.doing is None:
+            good = np.isfinite(batch.step_s) & (batch.step_s > 0) & np.isfinite(batch.at)
+            yield batch.step[good], batch.rank[good], batch.at[good], batch.step_s[good]
+
+
+def _numbered(numbers: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Iterator[_Step]:
+    """A step that is made again after a restart within the same life has the same number, and is another."""
+    order = np.lexsort((ends, numbers))
+    numbers, begins, ends = numbers[order], begins[order], ends[order]
+    apart = np.empty(numbers.size, np.bool_)
+    apart[:1] = True
+    apart[1:] = (numbers[1:] != numbers[:-1]) | (begins[1:] > ends[:-1])
+    starts = np.flatnonzero(apart)
+    firsts, lasts = np.minimum.reduceat(begins, starts), np.maximum.reduceat(ends, starts)
+    for number, begin, end in zip(numbers[starts].tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        yield _Step(number, begin, end)
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

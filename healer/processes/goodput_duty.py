@@ -1,0 +1,113 @@
+"""The scheduler's goodput ledger: follows the lives of jobs and their steps, and counts their hours."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from healer.incidents.goodput import by_hour, harms_of, partition
+from healer.model import SlurmSnapshot
+from healer.model.goodput import JobLife, LifeSeen
+from healer.model.telemetry import StepBatch
+from healer.observations.job_lives import changed_lives, spare_gpus, with_spares
+from healer.observations.step_stretches import stretches
+from healer.ports.clock import Clock
+from healer.ports.goodput import GoodputBook, PastJob
+
+#: Slurm forgets a job MinJobAge (300 s) after its end.
+FOLLOW_S = 15.0
+COUNT_S = 60.0
+#: Step times are read so far back after a start; samples are kept longer.
+_BACK = timedelta(minutes=30)
+#: And from a life that has ended for so long.
+_LATE = timedelta(minutes=10)
+
+
+class StepReads(Protocol):
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]: ...
+
+
+class GoodputDuty:
+    """`follow` and `count` run in threads of their own: `follow` alone writes lives, `count` reads steps."""
+
+    def __init__(self, book: GoodputBook, steps: StepReads, cluster: str, clock: Clock) -> None:
+        self._book, self._steps, self._cluster, self._clock = book, steps, cluster, clock
+        #: The newest life of each job that Slurm shows; None: not read yet.
+        self._lives: dict[str, LifeSeen] | None = None
+        self._spares: dict[tuple[str, int], int] = {}
+        self._read: dict[tuple[str, int], datetime] = {}
+        self._shown: SlurmSnapshot | None = None
+
+    def follow(self, snapshot: SlurmSnapshot | None) -> None:
+        """Writes the lives that changed."""
+        if snapshot is None:
+            return
+        if self._lives is None:
+            self._lives = {life.job: life for life in self._book.latest_lives()}
+        changed = {(life.job, life.restart): life for life in changed_lives(snapshot, self._lives)}
+        for life in self._lives.values():
+            key = life.job, life.restart
+            if (spare := self._spares.get(key)) is not None:
+                now = with_spares(changed.get(key, life), spare, snapshot.taken_at)
+                if now != life:
+                    changed[key] = now
+        if changed:
+            self._book.put_lives(list(changed.values()))
+        newest = sorted(changed.values(), key=lambda life: life.restart)
+        lives = self._lives | {life.job: life for life in newest}
+        at = snapshot.taken_at
+        self._lives = {
+            job: life if life.ended_at else replace(life, seen_at=at)
+            for job, life in lives.items()
+            if job in snapshot.jobs
+        }
+        self._shown = snapshot
+
+    def count(self) -> None:
+        """Keeps new steps of running jobs, then counts the hours of those that are due."""
+        for life in list((self._lives or {}).values()):
+            if life.started_at is not None and self._still_reports(life):
+                self._take_steps(life)
+        now = self._clock.now()
+        for job in self._book.to_count(now):
+            past = self._book.past(job)
+            if past.lives:
+                self._book.put_hours(past.lives[-1], by_hour(partition(lives_of(past), now)), now)
+
+    def _still_reports(self, life: LifeSeen) -> bool:
+        """The last steps of a life arrive after its end."""
+        return life.ended_at is None or self._clock.now() - life.ended_at < _LATE
+
+    def _take_steps(self, life: LifeSeen) -> None:
+        key, now = (life.job, life.restart), self._clock.now()
+        batches = self._steps.job_steps(self._cluster, life.job, self._read.get(key, now - _BACK))
+        its = [batch for batch in batches if batch.restart == life.restart and batch.doing is None]
+        if not its:
+            return
+        self._read[key] = max(batch.arrived_at for batch in its)
+        last = self._book.last_stretch(*key)
+        self._book.put_stretches(*key, stretches(last, its))
+        job = self._shown.jobs.get(life.job) if self._shown is not None else None
+        if job is not None and self._shown is not None and job.restarts == life.restart:
+            spare = spare_gpus(job, self._shown.nodes, its)
+            if spare is not None:
+                self._spares[key] = spare
+
+
+def lives_of(past: PastJob) -> Sequence[JobLife]:
+    """What is kept of a job, as the partition takes it."""
+    return [
+        JobLife(
+            restart=life.restart,
+            queued_at=life.queued_at,
+            started_at=life.started_at,
+            ended_at=life.ended_at,
+            state=life.state,
+            held=life.held,
+            stretches=tuple(past.stretches.get(life.restart, ())),
+            saved=tuple(past.saved.get(life.restart, ())),
+            harms=harms_of(life.job, life.restart, past.incidents),
+        )
+        for life in past.lives
+    ]

@@ -1,0 +1,83 @@
+"""Lives of jobs from Slurm's pictures: by Slurm's own times, whatever the looks miss."""
+
+from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
+
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.goodput import Held, LifeSeen
+from healer.observations.job_lives import changed_lives, with_spares
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+NODES = {name: SlurmNode(name=name, gpus=8, rack=f"r{name[-1]}") for name in ("n1", "n2")}
+RUNS = SlurmJob(
+    id="7", state="RUNNING", nodes=("n1", "n2"), submit_at=START, start_at=START + timedelta(seconds=60),
+    user="ann", account="lab", partition="train",
+)  # fmt: skip
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def look(before: dict[str, LifeSeen], seconds: float, *jobs: SlurmJob) -> dict[str, LifeSeen]:
+    """The newest lives after this look; `written` gets what changed."""
+    shown = {job.id: job for job in jobs}
+    snapshot = SlurmSnapshot(cluster="c", taken_at=at(seconds), nodes=NODES, jobs=shown)
+    changed = changed_lives(snapshot, before)
+    return before | {life.job: life for life in sorted(changed, key=lambda life: life.restart)}
+
+
+def test_a_job_is_recorded_by_slurms_own_times() -> None:
+    seen = look({}, 90, RUNS)
+    over = replace(RUNS, state="COMPLETED", end_at=at(600))
+    life = look(seen, 615, over)["7"]
+    assert (life.queued_at, life.started_at, life.ended_at) == (at(0), at(60), at(600))
+    assert (life.user, life.account, life.partition, life.state) == ("ann", "lab", "train", "COMPLETED")
+    assert life.held == (Held(at(60), 16, 0, {"r1": 8, "r2": 8}),)
+
+
+def test_a_job_that_came_and_went_between_two_looks_counts() -> None:
+    life = look({}, 900, replace(RUNS, state="FAILED", end_at=at(70)))["7"]
+    assert (life.started_at, life.ended_at, life.held[0].gpus) == (at(60), at(70), 16)
+
+
+def test_a_requeue_ends_one_life_and_begins_the_next() -> None:
+    first = look({}, 90, RUNS)
+    waits = replace(RUNS, state="PENDING", nodes=(), restarts=1, submit_at=at(300), start_at=None)
+    snapshot = SlurmSnapshot(cluster="c", taken_at=at(315), nodes=NODES, jobs={"7": waits})
+    ended, begun = changed_lives(snapshot, first)
+    assert (ended.restart, ended.ended_at, ended.state) == (0, at(300), "REQUEUED")
+    assert (begun.restart, begun.queued_at, begun.started_at, begun.held) == (1, at(300), None, ())
+
+
+def test_nothing_is_written_while_nothing_changes() -> None:
+    seen = look({}, 90, RUNS)
+    assert look(seen, 105, RUNS) == seen
+    over = replace(RUNS, state="COMPLETED", end_at=at(600))
+    ended = look(seen, 615, over)
+    assert look(ended, 630, over) == ended
+
+
+def test_a_job_that_slurm_forgot_ended_when_it_was_last_seen() -> None:
+    seen = {"7": replace(look({}, 90, RUNS)["7"], seen_at=at(400))}
+    assert look(seen, 9000)["7"].ended_at == at(400)
+
+
+def test_nodes_that_leave_a_running_job_end_its_hold_on_them() -> None:
+    seen = look({}, 90, RUNS)
+    life = look(seen, 500, replace(RUNS, nodes=("n1",)))["7"]
+    assert [(held.since, held.gpus) for held in life.held] == [(at(60), 16), (at(500), 8)]
+
+
+def test_a_waiting_job_that_never_ran_holds_nothing_to_count() -> None:
+    assert look({}, 90, replace(RUNS, state="PENDING", nodes=(), start_at=None)) == {}
+
+
+def test_spares_hold_from_the_start_of_the_life_and_change_later() -> None:
+    life = with_spares(look({}, 90, RUNS)["7"], 8, at(200))
+    assert [(held.since, held.spare) for held in life.held] == [(at(60), 8)]
+    assert [(held.since, held.spare) for held in with_spares(life, 0, at(900)).held] == [
+        (at(60), 8),
+        (at(900), 0),
+    ]

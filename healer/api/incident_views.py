@@ -29,6 +29,7 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
+from healer.model.goodput import GoodputRow
 from healer.model.telemetry import StepBatch
 from healer.observations.step_grid import RankPace, StepGrid, deviation, grid, median_over_ranks, slowest
 from healer.playbooks import BEGIN
@@ -155,6 +156,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: list[CheckpointView] = []
     gpu_hours_lost: float | None = None
     gpu_hours_at_most: bool = False
+    #: What its GPU-hours were spent on (docs/jobs.md); None: not counted yet.
+    goodput: GoodputRow | None = None
 
 
 #: How a done step is undone. Verbs that are missing leave nothing, or cannot be undone.

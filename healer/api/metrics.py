@@ -158,6 +158,9 @@ FIGURES: dict[str, Figure] = {
     "gpu_time_lost_last_day_seconds": Figure(
         "GPU time that jobs lost to incidents opened in the last 24 h, as far as known.", _CLUSTER, ()
     ),
+    "gpu_time_last_day_seconds": Figure(
+        "GPU time of jobs in the last 24 whole hours, by what it was spent on (docs/jobs.md).", _by("spent")
+    ),
     "inbox_waiting": Figure("Stored signals that the detector has not processed yet.", _CLUSTER, ()),
     "inbox_oldest_seconds": Figure(
         "Age of the oldest signal that the detector has not processed yet.", _CLUSTER, ()

@@ -29,7 +29,14 @@ from healer.api.responses import answer, event_stream
 from healer.api.rule_views import BreakerView, RuleView, rule_list
 from healer.api.services import Services, services_of
 from healer.detection.reported import firing
-from healer.engine.records import incident_record, job_history
+from healer.engine.records import (
+    NO_HOURS,
+    goodput_csv,
+    goodput_rows,
+    incident_record,
+    job_history,
+    under_one_name,
+)
 from healer.model import (
     AuditRecord,
     Incident,
@@ -42,8 +49,10 @@ from healer.model import (
     node_kind,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.goodput import GoodputRow
 from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
 from healer.ports.callers import Caller
+from healer.ports.goodput import GoodputBy
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 from healer.ports.request_errors import NotFound
 from healer.text import say
@@ -109,7 +118,8 @@ def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))
     if found is None:
         raise NotFound(say("api.reading_routes_neither_slurm_nor_healer_knows", job=job, cluster=cluster))
-    return answer(request, found)
+    rows = goodput_rows(under_one_name(history.goodput), services.rules().prices)
+    return answer(request, msgspec.structs.replace(found, goodput=rows[0] if rows else None))
 
 
 @dataclass
@@ -279,6 +289,70 @@ def stats(
         )
     clusters = clusters_shown(request, caller, cluster)
     return answer(request, services_of(request).queries.figures.stats(clusters, since))
+
+
+class GoodputView(msgspec.Struct, frozen=True, kw_only=True):
+    """`since` and `until` are whole hours. `currency` is that of `rules/prices.yaml`."""
+
+    since: datetime
+    until: datetime
+    by: GoodputBy
+    currency: str
+    sum: GoodputRow
+    items: list[GoodputRow]
+
+
+#: The longest period that can be summed, and the usual one.
+GOODPUT_LONGEST, GOODPUT_USUAL = timedelta(days=400), timedelta(days=30)
+
+
+@dataclass
+class GoodputFilter:
+    since: Annotated[datetime | None, Query(alias="from")] = None
+    until: Annotated[datetime | None, Query(alias="to")] = None
+    by: Annotated[GoodputBy, Query()] = GoodputBy.partition
+    cluster: Name = None
+    format: Annotated[Literal["json", "csv"], Query()] = "json"
+
+
+@router.get("/goodput", responses=answers(GoodputView, "sums"))
+def goodput(request: Request, caller: Viewer, wanted: Annotated[GoodputFilter, Depends()]) -> Response:
+    """What GPU-hours were spent on (docs/jobs.md), in sums."""
+    services = services_of(request)
+    if caller.node or caller.job:
+        raise Problem(403, say("api.reading_routes_token_bound_node_or_job"))
+    since, until = _goodput_span(wanted, services.clock.now())
+    clusters = clusters_shown(request, caller, wanted.cluster)
+    sums = services.queries.figures.goodput(clusters, since, until, wanted.by)
+    prices = services.rules().prices
+    rows = goodput_rows(sums, prices)
+    whole = goodput_rows(under_one_name(sums), prices) or [NO_HOURS]
+    if wanted.format == "csv":
+        file = f'attachment; filename="goodput-by-{wanted.by}.csv"'
+        text, headers = goodput_csv(rows, wanted.by), {"Content-Disposition": file}
+        return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+    view = GoodputView(
+        since=since, until=until, by=wanted.by, currency=prices.currency, sum=whole[0], items=rows
+    )  # fmt: skip
+    return answer(request, view)
+
+
+def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datetime]:
+    """Whole hours: the one that `from` is in is the first, the one before `to` the last."""
+    for name, moment in (("from", wanted.since), ("to", wanted.until)):
+        if moment is not None and moment.tzinfo is None:
+            detail = say("api.reading_routes_no_zone")
+            raise Problem(
+                422,
+                say("api.reading_routes_since_time_needs_zone_such"),
+                errors=[{"field": name, "detail": detail}],
+            )
+    until = wanted.until or now
+    since = (wanted.since or until - GOODPUT_USUAL).replace(minute=0, second=0, microsecond=0)
+    if not since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
+        text = say("api.goodput_period", days=GOODPUT_LONGEST.days)
+        raise Problem(422, text, errors=[{"field": "from", "detail": text}])
+    return since, until
 
 
 @router.get("/events/stream", response_class=StreamingResponse)

@@ -26,6 +26,7 @@ COMMANDS = (
     "person_access",
     "send",
     "nodes",
+    "goodput",
     "node_package",
     "learn",
     "incidents",

@@ -195,6 +195,7 @@ def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
         "view": job_view.view_job(shown, rows, steps, history),
         "facts": job_view.facts(shown) if shown else [],
         "history": history,
+        "spent": job_view.spent_rows(history.goodput),
         "incidents": [
             incident_view.incident_row(incident, asking, context["now"]) for incident in history.incidents
         ],

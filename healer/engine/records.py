@@ -1,6 +1,9 @@
 """What the API and the console derive from stored rows, the same for both."""
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -11,9 +14,19 @@ from healer.incidents.incident_verdict import newest_verdict
 from healer.incidents.node_history import similar_to
 from healer.incidents.part_history import describe_fault
 from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
+from healer.model.goodput import WASTED, GoodputRow, Prices, Spent, effective
 from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import SEAL, CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
+from healer.ports.answers import (
+    SEAL,
+    CheckpointSeen,
+    GoodputSum,
+    IncidentRows,
+    JobRows,
+    Pulse,
+    Readiness,
+    Requeue,
+)
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
 from healer.text import joined, quoted, said_by, say
@@ -121,6 +134,55 @@ def gpu_hours_lost(
             return Lost(None)
         hours += gpus * (requeue.at - max(saved)).total_seconds() / 3600
     return Lost(round(hours, 2), any(loss.at_most for loss in losses.values()))
+
+
+def goodput_rows(sums: Iterable[GoodputSum], prices: Prices) -> list[GoodputRow]:
+    """A row for each name, the most GPU-hours first; with prices where every partition of it has one."""
+    by_name: dict[str, list[GoodputSum]] = {}
+    for each in sums:
+        by_name.setdefault(each.name, []).append(each)
+    rows = [_goodput_row(name, its, prices) for name, its in by_name.items()]
+    return sorted(rows, key=lambda row: (-row.total, row.name))
+
+
+def under_one_name(sums: Iterable[GoodputSum]) -> list[GoodputSum]:
+    return [msgspec.structs.replace(each, name="") for each in sums]
+
+
+NO_HOURS = GoodputRow(name="", gpu_hours={}, total=0.0)
+
+
+def goodput_csv(rows: Iterable[GoodputRow], by: str) -> str:
+    """For a spreadsheet; an empty cell where nothing is known."""
+    file = io.StringIO()
+    write = csv.writer(file, lineterminator="\n").writerow
+    write([by, *(f"{spent}_gpu_hours" for spent in Spent), "gpu_hours", "effective", "cost", "wasted"])
+    for row in rows:
+        # A spreadsheet runs a text that begins like a formula.
+        name = f"'{row.name}" if row.name[:1] in ("=", "+", "-", "@", "\t", "\r") else row.name
+        hours = (row.gpu_hours.get(spent, 0.0) for spent in Spent)
+        write([name, *hours, row.total, row.effective, row.cost, row.wasted])
+    return file.getvalue()
+
+
+def _goodput_row(name: str, sums: Sequence[GoodputSum], prices: Prices) -> GoodputRow:
+    hours: dict[Spent, float] = {}
+    cost, wasted = 0.0, 0.0
+    for each in sums:
+        hours[each.spent] = hours.get(each.spent, 0.0) + each.gpu_hours
+        # Waits in the queue hold no GPU.
+        price = prices.of(each.partition) if each.spent is not Spent.queued else 0.0
+        cost += each.gpu_hours * price if price is not None else math.nan
+        wasted += each.gpu_hours * (price or 0.0) if each.spent in WASTED else 0.0
+    priced = not math.isnan(cost)
+    return GoodputRow(
+        name=name,
+        gpu_hours={spent: round(hours[spent], 4) for spent in Spent if spent in hours},
+        total=round(sum(hours.values()), 4),
+        effective=effective(hours.items()),
+        cost=round(cost, 2) if priced else None,
+        wasted=round(wasted, 2) if priced else None,
+    )
 
 
 def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: float) -> Readiness:

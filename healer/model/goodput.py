@@ -40,6 +40,10 @@ class Spent(StrEnum):
     unknown = "unknown"
 
 
+#: GPU-time that was paid for and brought nothing. Spares are a choice, and what is unknown is not judged.
+WASTED = frozenset({Spent.lost, Spent.slowed, Spent.hung, Spent.starting})
+
+
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """Steps without a pause between them: from the start of step `first` to the end of step `last`. Without
     step numbers `first` is -1 and `last` the number of steps less 2."""
@@ -147,7 +151,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class GoodputRow(msgspec.Struct, frozen=True, kw_only=True):
     """GPU-hours by class, of one job, user, cause… `effective`: the share that was productive; None: nothing
-    is known. `cost`: at the prices of the site; `wasted` what was neither productive nor unknown of it."""
+    is known. `cost`: at the site's prices, without the queue; `wasted`: of it, what was lost, slowed, hung or
+    starting."""
 
     name: str
     gpu_hours: dict[Spent, float]

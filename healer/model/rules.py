@@ -12,6 +12,7 @@ import msgspec
 from healer.model.detection import AlertRule, Component, DetectionRule, ForecastRule, GpuModel
 from healer.model.faults import Escalations, Ladder, Sharing, fits
 from healer.model.gate import Maintenance, digest
+from healer.model.goodput import Prices
 from healer.model.grants import AccessRules
 from healer.model.kernel_lines import NO_LINES, LineBook
 from healer.model.node import SiteCommand
@@ -540,6 +541,8 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     notifications: Notifications = Notifications()
     #: Who may do what by the groups of the identity provider.
     access: AccessRules = AccessRules()
+    #: What a GPU-hour costs.
+    prices: Prices = Prices()
 
     @cached_property
     def by_name(self) -> dict[str, Rule]:

@@ -16,6 +16,9 @@ MOST_S = 300.0
 #: Between steps, beyond what is usual: longer is a pause.
 _PAUSE_S, _PAUSE_SHARE = 0.2, 0.05
 
+#: A job that sends no step numbers has the second of its end in their place.
+_SECONDS = 10**9
+
 
 class _Step(NamedTuple):
     number: int
@@ -74,7 +77,7 @@ def _steps(batches: Sequence[StepBatch]) -> list[_Step]:
         return []
     numbers, ranks, ends, spans = (np.concatenate(column) for column in zip(*parts, strict=True))
     begins = ends - spans
-    numbered = numbers >= 0
+    numbered = (numbers >= 0) & (numbers < _SECONDS)
     if not numbered.any():
         its = ranks == ranks.min()
         order = np.argsort(ends[its], kind="stable")

@@ -390,9 +390,19 @@ class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
     text: Said = msgspec.field(default_factory=no_words)
 
 
+class GoodputSum(msgspec.Struct, frozen=True, kw_only=True):
+    """GPU-hours of one class and partition, of one job, user, cause…"""
+
+    name: str
+    partition: str
+    spent: Spent
+    gpu_hours: float
+
+
 class JobRows(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored of a job. `incidents` that hit it newest first, the rest oldest first; `checkpoints` are
-    the last 50 reported; `errors` of its own programs in the last 7 days, the most frequent first."""
+    the last 50 reported; `goodput` by class and cause, which is its name; `errors` of its own programs in the
+    last 7 days, the most frequent first."""
 
     snapshot: SlurmSnapshot | None = None
     incidents: tuple[Incident, ...] = ()
@@ -400,10 +410,12 @@ class JobRows(msgspec.Struct, frozen=True, kw_only=True):
     done: tuple[JobDone, ...] = ()
     errors: tuple[JobErrors, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
+    goodput: tuple[GoodputSum, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not (self.incidents or self.requeues or self.done or self.errors or self.checkpoints)
+        found = self.incidents, self.requeues, self.done, self.errors, self.checkpoints, self.goodput
+        return not any(found)
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -662,15 +674,6 @@ class ChartFigures(msgspec.Struct, frozen=True, kw_only=True):
     #: GPU-hours by class, without those in the queue.
     goodput: tuple[BucketFigure, ...] = ()
     reviews: tuple[BucketReviews, ...] = ()
-
-
-class GoodputSum(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-hours of one class and partition, of one job, user, cause…"""
-
-    name: str
-    partition: str
-    spent: Spent
-    gpu_hours: float
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

@@ -233,10 +233,6 @@ class FigureQueries(Protocol):
         """What GPU-time was spent on, in the hours that begin in that time."""
         ...
 
-    def job_goodput(self, cluster: str, job: str) -> Sequence[GoodputSum]:
-        """Of one job over all its lives; `name` is the cause."""
-        ...
-
     def gauges(self, now: datetime) -> dict[str, dict[tuple[str, ...], float]]:
         """The figures that /metrics shows, by name and label values: see `healer.api.metrics`."""
         ...

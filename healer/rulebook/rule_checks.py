@@ -1,5 +1,6 @@
 """What files of `rules/` must hold beyond the right types: what several share; guards, watches, topology."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from healer.model import (
     Topology,
     WatchSettings,
 )
+from healer.model.goodput import Prices
 from healer.model.hostlist import expand
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.source import Source, Where
@@ -165,6 +167,20 @@ def read_watches(source: Source) -> WatchSettings:
     for name, value in msgspec.structs.asdict(settings).items():
         check(name, isinstance(value, tuple) or value > 0, say("rulebook.more_than"))
     return settings
+
+
+def read_prices(source: Source) -> Prices:
+    """Without the file there are no prices."""
+    prices = source.whole(Prices)
+    at, text = source.at(), say("rulebook.price_at_least_0")
+    at.check("gpu_hour", _is_price(prices.gpu_hour or 0.0), text)
+    for name, price in prices.partitions.items():
+        source.at("partitions").check(name, _is_price(price), text)
+    return prices
+
+
+def _is_price(price: float) -> bool:
+    return 0 <= price < math.inf
 
 
 def read_topology(source: Source) -> Topology:

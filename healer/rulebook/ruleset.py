@@ -3,7 +3,7 @@
 Files: `xid.yaml`, `sxid.yaml`, `policies.yaml` and `playbooks/*.yaml` have to be there; `nvlink5.yaml`,
 `xid154.yaml`, `xid74.yaml`, `guards.yaml`, `topology.yaml`, `watches.yaml`, `signals.yaml`, `scrape.yaml`,
 `alerts.yaml`, `commands.yaml`, `sharing.yaml`, `escalations.yaml`, `ladders.yaml`, `forecasts.yaml`,
-`notifications.yaml`, `access.yaml` may be left out.
+`notifications.yaml`, `access.yaml`, `prices.yaml` may be left out.
 Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`, `docs/sign-in.md`.
 """
 
@@ -61,6 +61,7 @@ from healer.rulebook.rule_checks import (
     check_known_fault,
     check_name,
     is_glob,
+    read_prices,
     read_topology,
     read_watches,
 )
@@ -198,6 +199,7 @@ def _about_site(folder: "_Folder") -> dict[str, Any]:
         "topology": by_hand_first(hand, found),
         "context": read_context(folder.optional("context.yaml")),
         "watches": read_watches(folder.optional("watches.yaml")),
+        "prices": read_prices(folder.optional("prices.yaml")),
     }
 
 

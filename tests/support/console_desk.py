@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from healer.model import Controller, Incident, Review, Trouble
+from healer.model.goodput import Spent
 from healer.model.telemetry import ScrapeState, TargetState
 from healer.ports.answers import (
     Backlog,
@@ -149,8 +150,14 @@ def chart_figures(buckets: Buckets, reviewed: Buckets, incidents: Sequence[Incid
             [(one.closed, "relapsed" if one.id < "3" else "stayed") for one in away if one.closed],
         ),
         out=tuple(_held(at, name) for at in range(buckets.count) for name in _HELD_H if incidents),
+        goodput=tuple(_spent(at, spent) for at in range(buckets.count) for spent in Spent if incidents),
         reviews=_reviews(reviewed, incidents),
     )
+
+
+def _spent(at: int, spent: Spent) -> BucketFigure:
+    hours = 700.0 if spent is Spent.productive else 4.0 * ((at + len(spent)) % 5)
+    return BucketFigure(bucket=at, name=spent.value, value=hours)
 
 
 _HELD_H = {"healer": 6.0, "slurm": 2.0, "person": 4.0, "planned": 8.0}

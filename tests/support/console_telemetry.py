@@ -36,10 +36,12 @@ from healer.model import (
 )
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, Evidence, Finding
 from healer.model.faults import REPLACED
+from healer.model.goodput import Spent
 from healer.model.telemetry import FeatureShare, Report, ScorerResult, StepBatch, Unusual
 from healer.ports.answers import (
     Arriving,
     CheckpointSeen,
+    GoodputSum,
     JobErrors,
     JobRows,
     NodeLife,
@@ -357,6 +359,18 @@ ERRORS = JobErrors(
 )
 
 
+SPENT = tuple(
+    GoodputSum(name=cause, partition="train", spent=spent, gpu_hours=hours)
+    for cause, spent, hours in (
+        ("", Spent.productive, 1204.5),
+        ("xid-79", Spent.lost, 64.0),
+        ("xid-79", Spent.hung, 3.25),
+        ("", Spent.starting, 12.0),
+        ("", Spent.queued, 8.5),
+    )
+)
+
+
 def job_rows(job: str, details: list[IncidentRecord], snapshot: SlurmSnapshot) -> JobRows:
     hit = [one.incident for one in details if job in one.incident.jobs_hit]
     seen = tuple(
@@ -371,6 +385,7 @@ def job_rows(job: str, details: list[IncidentRecord], snapshot: SlurmSnapshot) -
         requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
         errors=(ERRORS,) if job == "4711" else (),
         checkpoints=seen if job == "4711" else (),
+        goodput=SPENT if job == "4711" else (),
     )
 
 

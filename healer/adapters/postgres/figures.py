@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import PostgresStore, matches, reads
-from healer.adapters.postgres.goodput_rows import goodput_sums, job_goodput
+from healer.adapters.postgres.goodput_rows import goodput_sums
 from healer.adapters.postgres.incident_counts import (
     DRAINED_AT,
     HIT_LIST,
@@ -311,5 +311,4 @@ class PostgresFigures(PostgresStore):
     period = reads(_period)
     charts = reads(chart_figures)
     goodput = reads(goodput_sums)
-    job_goodput = reads(job_goodput)
     gauges = reads(gauges)

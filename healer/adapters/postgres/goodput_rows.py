@@ -70,7 +70,7 @@ class PostgresGoodput(ClusterStore):
         )
         with reading(self._engine) as conn:
             found = conn.execute(query).first()
-        return None if found is None else Stretch(*found[1:])
+        return None if found is None else _stretch(found)
 
     def put_stretches(self, job: str, restart: int, stretches: Sequence[Stretch]) -> None:
         with self._engine.begin() as conn:
@@ -106,7 +106,7 @@ class PostgresGoodput(ClusterStore):
         with reading(self._engine) as conn:
             stretches: dict[int, list[Stretch]] = {}
             for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):
-                stretches.setdefault(row.restart, []).append(Stretch(*row[1:]))
+                stretches.setdefault(row.restart, []).append(_stretch(row))
             saved: dict[int, list[SavedStep]] = {}
             for row in conn.execute(_SAVED, {"cluster": self.cluster, "job": job}):
                 saved.setdefault(row.restart, []).append(SavedStep(row.at, row.step))
@@ -134,7 +134,11 @@ def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.cluster == cluster, table.c.job == job)
 
 
-def _stretches(cluster: str, job: str) -> sa.Select[Any]:
+def _stretch(row: Any) -> Stretch:
+    return Stretch(row.began_at, row.ended_at, row.first, row.last)
+
+
+def _stretches(cluster: str, job: str) -> sa.Select:
     row = job_stretches.c
     query = sa.select(row.restart, row.began_at, row.ended_at, row.first, row.last)
     return query.where(_of(job_stretches, cluster, job))

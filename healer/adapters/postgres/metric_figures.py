@@ -24,6 +24,7 @@ from healer.adapters.postgres.tables import (
     beats,
     deliveries,
     gate,
+    goodput,
     inbox,
     incidents,
     messages,
@@ -190,6 +191,10 @@ def _history(now: datetime, clusters: Sequence[str]) -> Iterator[_Asked]:
             .where(opened >= now - DAY)
             .group_by(cluster),
         )
+    begun = now.replace(minute=0, second=0, microsecond=0)
+    spent = sa.select(goodput.c.cluster, goodput.c.spent, sa.func.sum(goodput.c.gpu_s))
+    last_day = spent.where(goodput.c.hour >= begun - DAY, goodput.c.hour < begun)
+    yield ("gpu_time_last_day_seconds",), last_day.group_by(goodput.c.cluster, goodput.c.spent)
     for name in clusters:
         lost = lives_lost([cluster == name, opened >= now - DAY])
         hours = sa.func.coalesce(sa.func.sum(lost.c.hours), 0.0)

@@ -12,6 +12,7 @@ from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
 from healer.adapters.postgres.glass_rows import glass_state
+from healer.adapters.postgres.goodput_rows import job_goodput
 from healer.adapters.postgres.incident_rows import (
     OpenIncidents,
     PostgresIncidents,
@@ -236,6 +237,7 @@ class PostgresJobs(SnapshotStore):
                 done=_steps_on_job(conn, cluster, job, [incident.id for incident in found]),
                 errors=tuple(read_structs(conn, _ERRORS, JobErrors, errors)),
                 checkpoints=tuple(_checkpoints(conn, cluster, job)),
+                goodput=tuple(job_goodput(conn, cluster, job)),
             )
 
 

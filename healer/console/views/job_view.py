@@ -15,8 +15,10 @@ from healer.console.views.fleet_view import NodeRow
 from healer.engine.records import JobHistory
 from healer.model import SlurmJob
 from healer.model.detection import Chart, ChartLine, ChartMark
+from healer.model.goodput import Spent
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
+from healer.ports.answers import GoodputSum
 from healer.text import joined, quoted, say
 
 #: More ranks than that are drawn as nodes.
@@ -25,6 +27,24 @@ RANK_ROWS = 256
 _NO_DEVIATION = -32_768
 _NO_SECONDS = 65_535
 _UNPLACED = 8
+
+
+def spent_rows(sums: Sequence[GoodputSum]) -> list[Shown]:
+    """What the job's GPU-hours were spent on, the most first; parts of a class by cause."""
+    found: dict[tuple[Spent, str], float] = {}
+    for each in sums:
+        found[each.spent, each.name] = found.get((each.spent, each.name), 0.0) + each.gpu_hours
+    whole = sum(found.values())
+    return [
+        Shown(
+            word=say(f"console.spent_{spent}"),
+            cause=cause,
+            hours=f"{hours:,.2f}",
+            share=f"{hours / whole:.1%}",
+        )
+        for (spent, cause), hours in sorted(found.items(), key=lambda item: -item[1])
+        if hours
+    ]
 
 
 def _slow_rank(pace: RankPace) -> Shown:

@@ -8,6 +8,7 @@ import msgspec
 
 from healer.console.views.csv_table import csv_table
 from healer.console.views.svg_charts import COLORS, Kind, Series, SvgChart, Unit
+from healer.model.goodput import Spent
 from healer.model.node_states import Holder, NodeCondition
 from healer.ports.answers import (
     BucketFigure,
@@ -73,6 +74,7 @@ def _parts(span: Span, step_s: int) -> Buckets:
 def charts(figures: ChartFigures, parts: Buckets, reviewed: Buckets) -> list[SvgChart]:
     drawn = _Drawn(parts)
     return [
+        drawn.bars("goodput", Unit.hours, _stacks(_together(figures.goodput), parts, SPENT_WORDS)),
         drawn.bars("incidents", Unit.whole, _stacks(figures.incidents, parts)),
         drawn.bars("lost", Unit.hours, _stacks(figures.lost, parts)),
         drawn.bars("out", Unit.hours, _stacks(figures.out, parts, _OUT)),
@@ -101,6 +103,21 @@ _OUT = {
     Holder.none.value: "unknown",
     NodeCondition.planned.value: say("console.reports_chart_planned"),
 }
+
+
+#: As many as there are colors.
+SPENT_WORDS = {
+    spent.value: say(f"console.spent_{spent}") for spent in Spent if spent not in {Spent.queued, Spent.slowed}
+}
+
+
+def _together(figures: Iterable[BucketFigure]) -> list[BucketFigure]:
+    """Slow steps and hangs are one series."""
+    hung = Spent.hung.value
+    return [
+        msgspec.structs.replace(figure, name=hung) if figure.name == Spent.slowed.value else figure
+        for figure in figures
+    ]
 
 
 class _Drawn:

@@ -1,0 +1,129 @@
+"""The goodput ledger on a real PostgreSQL: from Slurm's pictures and step times to sums."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
+from healer.adapters.postgres.retention import COUNTED, tidy
+from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.goodput import Spent
+from healer.model.telemetry import StepBatch
+from healer.ports.answers import Buckets
+from healer.ports.goodput import GoodputBy
+from healer.processes.goodput_duty import GoodputDuty
+
+START = datetime(2026, 11, 20, 2, 0, tzinfo=UTC)
+CLUSTER = "pod1"
+NODES = {f"n{at}": SlurmNode(name=f"n{at}", gpus=8, rack=f"r{at}") for at in (1, 2)}
+
+
+def at(minutes: float) -> datetime:
+    return START + timedelta(minutes=minutes)
+
+
+class Clock:
+    """Moved by hand."""
+
+    moment = START
+
+    def now(self) -> datetime:
+        return self.moment
+
+
+class Steps:
+    """Step times of one job, as they are read from the samples."""
+
+    def __init__(self) -> None:
+        self.batches: list[StepBatch] = []
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
+        return [batch for batch in self.batches if batch.arrived_at > since]
+
+    def send(self, minutes: float, first: int, count: int, step_s: float = 30.0) -> None:
+        """`count` steps that end at this minute."""
+        ends = at(minutes).timestamp() - step_s * np.arange(count - 1, -1, -1)
+        none, unset = np.full(count, -1, np.int32), np.full(count, np.nan)
+        numbers, zero = np.arange(first, first + count), np.zeros(count, np.int32)
+        sent = CLUSTER, "7", 0, at(minutes), (), zero, numbers, ends, none, none, none
+        self.batches.append(StepBatch(*sent, np.full(count, step_s), *(unset,) * 6))
+
+
+def job(state: str = "RUNNING", **fields: object) -> SlurmJob:
+    given: dict[str, object] = {
+        "nodes": ("n1", "n2"), "submit_at": at(0), "start_at": at(10), "user": "ann", "account": "lab",
+        "partition": "train",
+    }  # fmt: skip
+    return SlurmJob(id="7", state=state, **(given | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ran(fresh_database: sa.Engine) -> Callable[[], GoodputDuty]:
+    """The job waited 10 min and ran 60, of which it made steps for 45; the duty ran each minute."""
+    clock, steps = Clock(), Steps()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), steps, CLUSTER, clock)
+    for minute in range(11, 73):
+        clock.moment = at(minute)
+        shown = job() if minute < 70 else job("COMPLETED", end_at=at(70))
+        duty.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(minute), nodes=NODES, jobs={"7": shown}))
+        if 16 <= minute <= 60:
+            steps.send(minute, 2 * (minute - 15) - 1, 2)
+        duty.count()
+    return lambda: duty
+
+
+def hours(engine: sa.Engine, by: GoodputBy) -> dict[tuple[str, str], float]:
+    with engine.connect() as conn:
+        found = goodput_sums(conn, [CLUSTER], START, at(180), by)
+    return {(each.name, each.spent.value): round(each.gpu_hours, 4) for each in found}
+
+
+EXPECTED = {"queued": 16 / 6, "starting": 16 * 5 / 60, "productive": 12.0, "unknown": 16 / 6}
+
+
+def test_hours_are_counted_by_class_and_sum_to_the_allocation(fresh_database: sa.Engine, ran: object) -> None:
+    for by, name in ((GoodputBy.user, "ann"), (GoodputBy.account, "lab"), (GoodputBy.partition, "train"),
+                     (GoodputBy.job, "7"), (GoodputBy.month, "2026-11")):  # fmt: skip
+        assert hours(fresh_database, by) == {
+            (name, spent): pytest.approx(value, abs=1e-3) for spent, value in EXPECTED.items()
+        }, by
+
+
+def test_a_rack_has_its_share_and_the_queue_has_none(fresh_database: sa.Engine, ran: object) -> None:
+    found = hours(fresh_database, GoodputBy.rack)
+    assert found["r1", "productive"] == found["r2", "productive"] == pytest.approx(6.0, abs=1e-3)
+    assert found["", "queued"] == pytest.approx(16 / 6, abs=1e-3)
+
+
+def test_the_chart_leaves_out_the_queue(fresh_database: sa.Engine, ran: object) -> None:
+    with fresh_database.connect() as conn:
+        found = goodput_buckets(conn, CLUSTER, Buckets(start=START, step_s=3600, count=2))
+        its = job_goodput(conn, CLUSTER, "7")
+    assert sum(figure.value for figure in found) == pytest.approx(16.0, abs=1e-3)
+    assert sum(each.gpu_hours for each in its if each.spent is Spent.queued) == pytest.approx(
+        16 / 6, abs=1e-3
+    )
+
+
+def test_a_restarted_scheduler_counts_the_same(
+    fresh_database: sa.Engine, ran: Callable[[], GoodputDuty]
+) -> None:
+    before = hours(fresh_database, GoodputBy.job)
+    clock = Clock()
+    clock.moment = at(110)
+    again = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    shown = {"7": job("COMPLETED", end_at=at(70))}
+    again.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(110), nodes=NODES, jobs=shown))
+    again.count()
+    assert hours(fresh_database, GoodputBy.job) == before
+
+
+def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:
+    tidy(fresh_database, at(60) + COUNTED + timedelta(days=1))
+    with fresh_database.connect() as conn:
+        for table in (goodput, job_lives, job_stretches):
+            assert conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0

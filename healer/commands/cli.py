@@ -27,6 +27,7 @@ COMMANDS = (
     "send",
     "nodes",
     "goodput",
+    "plan",
     "node_package",
     "learn",
     "incidents",

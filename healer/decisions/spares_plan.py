@@ -1,0 +1,79 @@
+"""How many spare nodes a job should hold: effective training time and idle GPUs, by the number of spares.
+
+A renewal process. Nodes fail independently at a constant rate. A fault of a working node stops the job: while
+a spare is left, the job goes on without the bad node after a swap; without one it is requeued, and the new
+allocation has all its spares again. A fault of a spare stops nothing and uses it up. Bad nodes leave the job.
+"""
+
+import math
+
+import msgspec
+
+
+class SparesAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """`nodes` that work; `mtbf_h`: mean time between faults of one node that stop a job. `checkpoint_s`: work
+    between two checkpoints, each of which stops it for `stall_s`; `swap_s` and `requeue_s`: from a fault to
+    the next step, with a spare and with a requeue (detection, queue, start-up)."""
+
+    nodes: int
+    mtbf_h: float
+    gpus_per_node: int = 8
+    checkpoint_s: float = 1800.0
+    stall_s: float = 0.0
+    swap_s: float = 60.0
+    requeue_s: float = 900.0
+
+
+class SparesPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`effective`: productive time over wall time; `per_gpu`: productive GPU-time over the GPU-time that is
+    held or waits, spares included. Means in the long run."""
+
+    spares: int
+    effective: float
+    per_gpu: float
+    idle_gpus: float
+    swaps_per_day: float
+    requeues_per_day: float
+
+
+def plan_spares(asked: SparesAsked, spares: int) -> SparesPlan:
+    """Over one cycle, from one requeue to the next. Time passes faults by as well: in a stop of `d` seconds
+    the next fault comes with probability 1 - exp(-rate × d), and begins the stop again."""
+    rate = 1 / (asked.mtbf_h * 3600)
+    up_s, idle_s, swaps = 0.0, 0.0, 0.0
+    for left in range(spares, -1, -1):
+        stay_s = 1 / (rate * (asked.nodes + left))
+        up_s += stay_s
+        idle_s += left * stay_s
+        swaps += asked.nodes / (asked.nodes + left) if left else 0.0
+    job_rate = rate * asked.nodes
+    down_s = swaps * _stop_s(asked.swap_s, job_rate) + _stop_s(asked.requeue_s, job_rate)
+    wall_s = up_s + down_s
+    kept_s = _kept_share(asked, job_rate) * up_s
+    idle = idle_s / up_s
+    day = 86_400 / wall_s
+    return SparesPlan(
+        spares=spares,
+        effective=kept_s / wall_s,
+        per_gpu=kept_s / wall_s * asked.nodes / (asked.nodes + idle),
+        idle_gpus=idle * asked.gpus_per_node,
+        swaps_per_day=swaps * day,
+        requeues_per_day=day,
+    )
+
+
+def _stop_s(seconds: float, rate: float) -> float:
+    """The mean length of a stop that each further fault begins again."""
+    return math.expm1(rate * seconds) / rate
+
+
+def _kept_share(asked: SparesAsked, rate: float) -> float:
+    """Of the time between two stops: work that a checkpoint holds. The number of whole checkpoints before a
+    fault is geometric."""
+    cycle_s = asked.checkpoint_s + asked.stall_s
+    return asked.checkpoint_s * rate / math.expm1(rate * cycle_s)
+
+
+def best_of(plans: list[SparesPlan]) -> SparesPlan:
+    """The most productive time for each GPU that is held; of equals the fewest spares."""
+    return max(plans, key=lambda plan: (round(plan.per_gpu, 6), -plan.spares))

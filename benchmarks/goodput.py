@@ -7,7 +7,7 @@ import argparse
 import time
 
 from healer.bootstrap.offline import load
-from healer.incidents.goodput import partition
+from healer.incidents.goodput_partition import partition
 from tests.support.watched_work import Watched
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.incidents.goodput import partition
+from healer.embedded.user import system_users
+from healer.incidents.goodput_partition import partition
 from healer.model.goodput import LifeSeen, Spent
 from healer.observations.job_lives import changed_lives
-from healer.ports.goodput import PastJob
+from healer.ports.goodput_book import PastJob
 from healer.processes.goodput_duty import FOLLOW_S, lives_of
 from tests.support.slurm import sbatch
 from tests.support.wait import wait_until
@@ -107,7 +108,8 @@ def _mariadb(folder: Path, port: int) -> "subprocess.Popen[bytes]":
 
 def _slurmdbd(folder: Path, program: str, plugins: str, port: int, munge: Path) -> "subprocess.Popen[bytes]":
     conf = folder / "slurmdbd.conf"
-    user = "slurm" if "slurm" in system_names() else "root"
+    worker = system_users().worker
+    user = worker.name if worker.drop and worker.can_enter(folder) else "root"  # as slurmctld has it
     text = _DBD.format(port=port, munge=munge, user=user, folder=folder, plugins=plugins, sql_port=port + 1)
     conf.write_text(text)
     conf.chmod(0o600)
@@ -117,10 +119,6 @@ def _slurmdbd(folder: Path, program: str, plugins: str, port: int, munge: Path) 
     log = folder / "slurmdbd.log"
     wait_until(lambda: log.exists() and "started" in log.read_text())
     return process
-
-
-def system_names() -> list[str]:
-    return [line.split(":")[0] for line in Path("/etc/passwd").read_text().splitlines()]
 
 
 def submitted(cluster: RealSlurm) -> dict[str, str]:

@@ -52,7 +52,7 @@ from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.goodput import GoodputRow
 from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
 from healer.ports.callers import Caller
-from healer.ports.goodput import GoodputBy
+from healer.ports.goodput_book import GoodputBy
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 from healer.ports.request_errors import NotFound
 from healer.text import say

@@ -26,7 +26,7 @@ COMMANDS = (
     "person_access",
     "send",
     "nodes",
-    "goodput",
+    "goodput_sums",
     "plan",
     "node_package",
     "learn",

@@ -18,7 +18,7 @@ EXAMPLES = {
     "nodes": "healer nodes --verdict isolate\nhealer nodes --search gpu01 --json\nhealer nodes --lemons",
     "goodput": "healer goodput --by user\nhealer goodput --by cause --from 2026-11-01T00:00:00Z --json",
     "plan spares": "healer plan spares --nodes 128 --mtbf 2000\n"
-    "healer plan spares --job 4711 --checkpoint 20 --requeue 25 --json",
+    "healer plan spares --job 4711 --assume checkpoint_s=1200 --json",
     "node-package": "healer node-package --url https://healer.example:8443 | clush -a -b 'sh -s install'",
     "node-keys": "healer node-keys /etc/healer/keys",
     "learn": "healer learn --node gpu0001\nhealer learn --node gpu0001 --yes\nhealer learn --show",

@@ -1,18 +1,20 @@
 """`healer plan`: what a choice would come to, by figures; nothing is changed."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import typer
 
 from healer.commands import print_line
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
-from healer.decisions.spares_plan import SparesAsked, SparesPlan, best_of, plan_spares
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list
+from healer.decisions.spares_plan import SparesAsked, best_of, plans_up_to_best
 from healer.model.vocabulary import UserError
-from healer.text import say
+from healer.text import said_by, say
 
-#: Fewer incidents than this are too few for a rate.
-_LEAST = 10
+#: The site's own rate is taken from so many days; fewer incidents than this are too few for one.
+_DAYS, _LEAST = 90, 10
 _MOST_READ = 10_000
 
 
@@ -22,71 +24,70 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="plan")
 
 
-# Wide: one option for each assumption.
 def spares(
     *,
-    job: str | None = typer.Option(None, help="Take nodes and GPUs of this job instead of --nodes."),
+    job: str | None = typer.Option(None, help="Take the number of nodes from this job."),
     nodes: int | None = typer.Option(None, min=1, help="Nodes that work, without spares."),
-    gpus: int = typer.Option(8, min=1, help="GPUs of a node."),
     mtbf: float | None = typer.Option(
-        None,
-        min=1e-3,
-        help="Hours between faults of one node that stop a job; by default the site's own.",
+        None, min=1e-3, help="Hours between faults of one node that stop a job; by default the site's own."
     ),
-    days: int = typer.Option(90, min=1, help="Days of incidents that the site's own rate is taken from."),
-    checkpoint: float = typer.Option(30.0, min=0.01, help="Minutes of work between two checkpoints."),
-    stall: float = typer.Option(0.0, min=0.0, help="Seconds that a checkpoint stops the job."),
-    swap: float = typer.Option(1.0, min=0.0, help="Minutes from a fault to the next step, with a spare."),
-    requeue: float = typer.Option(15.0, min=0.0, help="The same, with a requeue."),
-    most: int = typer.Option(8, min=0, max=1000, help="Largest number of spares to show."),
+    assume: list[str] = typer.Option(
+        [],
+        metavar="NAME=NUMBER",
+        help="checkpoint_s, stall_s, swap_s, requeue_s or gpus_per_node, like swap_s=60; repeat for more.",
+    ),
     cluster: str | None = CLUSTER,
     json: bool = AS_JSON,
 ) -> None:
     """Show what spare nodes inside a job's allocation give in effective time and cost in idle GPUs."""
     if job is not None or mtbf is None:
         with Client() as api:
-            if job is not None:
-                nodes, gpus = _of_job(api, job, cluster, gpus)
-            mtbf = mtbf if mtbf is not None else _own_mtbf_h(api, cluster, days)
+            nodes = _nodes_of(api, job, cluster) if job is not None else nodes
+            mtbf = mtbf if mtbf is not None else _own_mtbf_h(api, cluster)
     if nodes is None:
         raise typer.BadParameter(say("commands.plan_needs_nodes"))
-    asked = SparesAsked(
-        nodes=nodes, mtbf_h=mtbf, gpus_per_node=gpus, checkpoint_s=checkpoint * 60, stall_s=stall,
-        swap_s=swap * 60, requeue_s=requeue * 60,
-    )  # fmt: skip
-    plans = [plan_spares(asked, number) for number in range(most + 1)]
+    asked = _asked(nodes, mtbf, assume)
+    plans = plans_up_to_best(asked)
     best = best_of(plans)
     if json:
-        print_json({"asked": asked, "plans": plans, "best": best.spares})
+        print_json({"asked": msgspec.structs.asdict(asked), "best": best.spares,
+                    "plans": [msgspec.structs.asdict(plan) for plan in plans]})  # fmt: skip
         return
-    print_table(
-        ["SPARES", "EFFECTIVE", "PER GPU HELD", "IDLE GPUS", "SWAPS/DAY", "REQUEUES/DAY"],
-        [_row(plan) for plan in plans],
-    )
+    print_list([msgspec.structs.asdict(plan) for plan in plans], _COLUMNS, as_json=False)
     print_line(say("commands.plan_best", spares=best.spares, nodes=nodes, hours=mtbf))
 
 
-def _row(plan: SparesPlan) -> list[str]:
-    shares = [f"{plan.effective:.2%}", f"{plan.per_gpu:.2%}"]
-    return [str(plan.spares), *shares, f"{plan.idle_gpus:.1f}", f"{plan.swaps_per_day:.2f}",
-            f"{plan.requeues_per_day:.2f}"]  # fmt: skip
+_COLUMNS: dict[str, Column] = {
+    "SPARES": "spares",
+    "EFFECTIVE": lambda plan: f"{plan['effective']:.2%}",
+    "PER GPU HELD": lambda plan: f"{plan['per_gpu']:.2%}",
+    "IDLE GPUS": lambda plan: f"{plan['idle_gpus']:.1f}",
+    "SWAPS/DAY": lambda plan: f"{plan['swaps_per_day']:.2f}",
+    "REQUEUES/DAY": lambda plan: f"{plan['requeues_per_day']:.2f}",
+}
 
 
-def _of_job(api: Client, job: str, cluster: str | None, gpus: int) -> tuple[int, int]:
-    """Nodes of a running job, and GPUs that it holds of each."""
+def _asked(nodes: int, mtbf_h: float, assume: Sequence[str]) -> SparesAsked:
+    pairs = {name: value for name, _, value in (option.partition("=") for option in assume)}
+    try:
+        return msgspec.convert({**pairs, "nodes": nodes, "mtbf_h": mtbf_h}, SparesAsked, strict=False)
+    except msgspec.ValidationError as error:
+        raise typer.BadParameter(said_by(error), param_hint="--assume") from error
+
+
+def _nodes_of(api: Client, job: str, cluster: str | None) -> int:
+    """Of a running job."""
     named = cluster or next(iter(api.items("/nodes", 1)))["cluster"]
-    found = api.get(f"/jobs/{named}/{job}")
-    names = found["nodes"]
+    names = api.get(f"/jobs/{named}/{job}")["nodes"]
     if not names:
         raise UserError(say("commands.plan_job_has_no_nodes", job=job))
-    held = (found["job"] or {}).get("gpus", {})
-    return len(names), len(held.get(names[0], ())) or gpus
+    return len(names)
 
 
-def _own_mtbf_h(api: Client, cluster: str | None, days: int) -> float:
-    """Node-hours of the site for each incident that hit a job, over the last days or since the first one."""
+def _own_mtbf_h(api: Client, cluster: str | None) -> float:
+    """Node-hours of the site for each incident that stopped a job, in 90 days or since the first incident."""
     now = datetime.now(UTC)
-    since = now - timedelta(days=days)
+    since = now - timedelta(days=_DAYS)
     count, oldest = 0, now
     for incident in api.items("/incidents", _MOST_READ, cluster=cluster):
         opened = datetime.fromisoformat(incident["opened"])
@@ -96,7 +97,7 @@ def _own_mtbf_h(api: Client, cluster: str | None, days: int) -> float:
         oldest = min(oldest, opened)
         count += _stopped_a_job(incident)
     if count < _LEAST:
-        raise UserError(say("commands.plan_too_few", count=count, days=days))
+        raise UserError(say("commands.plan_too_few", count=count, days=_DAYS))
     nodes = sum(1 for node in api.items("/nodes", _MOST_READ, cluster=cluster) if node["slurm"].get("gpus"))
     return nodes * ((now - oldest) / timedelta(hours=1)) / count
 

@@ -6,22 +6,29 @@ allocation has all its spares again. A fault of a spare stops nothing and uses i
 """
 
 import math
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
+_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+_Above0 = Annotated[float, msgspec.Meta(gt=0)]
+#: Plans that are shown past the best, and at most.
+_PAST_BEST, _MOST = 3, 100
 
-class SparesAsked(msgspec.Struct, frozen=True, kw_only=True):
+
+class SparesAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`nodes` that work; `mtbf_h`: mean time between faults of one node that stop a job. `checkpoint_s`: work
     between two checkpoints, each of which stops it for `stall_s`; `swap_s` and `requeue_s`: from a fault to
     the next step, with a spare and with a requeue (detection, queue, start-up)."""
 
-    nodes: int
-    mtbf_h: float
-    gpus_per_node: int = 8
-    checkpoint_s: float = 1800.0
-    stall_s: float = 0.0
-    swap_s: float = 60.0
-    requeue_s: float = 900.0
+    nodes: Annotated[int, msgspec.Meta(ge=1)]
+    mtbf_h: _Above0
+    gpus_per_node: Annotated[int, msgspec.Meta(ge=1)] = 8
+    checkpoint_s: _Above0 = 1800.0
+    stall_s: _AtLeast0 = 0.0
+    swap_s: _AtLeast0 = 60.0
+    requeue_s: _AtLeast0 = 900.0
 
 
 class SparesPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +81,16 @@ def _kept_share(asked: SparesAsked, rate: float) -> float:
     return asked.checkpoint_s * rate / math.expm1(rate * cycle_s)
 
 
-def best_of(plans: list[SparesPlan]) -> SparesPlan:
+def plans_up_to_best(asked: SparesAsked) -> list[SparesPlan]:
+    """From none up to a few more spares than are best."""
+    plans: list[SparesPlan] = []
+    for spares in range(_MOST + 1):
+        plans.append(plan_spares(asked, spares))
+        if spares >= best_of(plans).spares + _PAST_BEST:
+            break
+    return plans
+
+
+def best_of(plans: Sequence[SparesPlan]) -> SparesPlan:
     """The most productive time for each GPU that is held; of equals the fewest spares."""
     return max(plans, key=lambda plan: (round(plan.per_gpu, 6), -plan.spares))

@@ -29,8 +29,8 @@ class _Step(NamedTuple):
 def stretches(last: Stretch | None, batches: Sequence[StepBatch]) -> list[Stretch]:
     """The stretches that these batches of one life add. The first one replaces `last` where it goes on.
 
-    Steps that `last` holds already change nothing, so batches may be read twice. Steps are told apart by
-    their number; where a job sends none, the steps of its lowest rank count.
+    Steps that `last` holds already change nothing, so batches may be read twice. A step is known by its
+    number; where a job sends none, the steps of its lowest rank count.
     """
     steps = _steps(batches)
     gaps = [after.begin - before.end for before, after in pairwise(steps)]

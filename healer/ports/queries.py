@@ -50,7 +50,7 @@ from healer.ports.answers import (
     RunRecord,
     Stats,
 )
-from healer.ports.goodput import GoodputBy
+from healer.ports.goodput_book import GoodputBy
 from healer.ports.measurements import SignalReads
 from healer.ports.request_errors import Invalid
 from healer.text import say

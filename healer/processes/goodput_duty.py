@@ -6,14 +6,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from healer.incidents.goodput import by_hour, harms_of, partition
+from healer.incidents.goodput_partition import by_hour, harms_of, partition
 from healer.model import SlurmSnapshot
 from healer.model.goodput import JobLife, LifeSeen
 from healer.model.telemetry import StepBatch
 from healer.observations.job_lives import changed_lives, spare_gpus, with_spares
 from healer.observations.step_stretches import stretches
 from healer.ports.clock import Clock
-from healer.ports.goodput import GoodputBook, PastJob
+from healer.ports.goodput_book import GoodputBook, PastJob
 
 #: Slurm forgets a job MinJobAge (300 s) after its end.
 FOLLOW_S = 15.0

@@ -14,7 +14,7 @@ from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import Spent
 from healer.model.telemetry import StepBatch
 from healer.ports.answers import Buckets
-from healer.ports.goodput import GoodputBy
+from healer.ports.goodput_book import GoodputBy
 from healer.processes.goodput_duty import GoodputDuty
 
 START = datetime(2026, 11, 20, 2, 0, tzinfo=UTC)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from msgspec.structs import replace
 
-from healer.incidents.goodput import partition
+from healer.incidents.goodput_partition import partition
 from healer.model.goodput import Harm, Held, JobLife, SavedStep, Spent, Stretch
 from healer.model.telemetry import StepBatch
 from healer.observations.step_stretches import stretches

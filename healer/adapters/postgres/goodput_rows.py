@@ -22,7 +22,7 @@ from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_s
 from healer.model import Incident
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
-from healer.ports.goodput import GoodputBy, PastJob
+from healer.ports.goodput_book import GoodputBy, PastJob
 
 #: Jobs that are counted in one pass.
 _PASS = 100
@@ -40,7 +40,7 @@ ORDER BY at
 
 
 class PostgresGoodput(ClusterStore):
-    """`healer.ports.goodput.GoodputBook`."""
+    """`healer.ports.goodput_book.GoodputBook`."""
 
     def latest_lives(self) -> list[LifeSeen]:
         row = job_lives.c

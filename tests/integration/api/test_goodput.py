@@ -43,11 +43,14 @@ def test_hours_are_summed_by_what_was_asked(counted: Served) -> None:
     assert (ann["cost"], found["currency"]) == (None, "")
 
 
-def test_a_price_turns_hours_into_money_without_the_queue(counted: Served) -> None:
+def test_a_price_turns_hours_into_money_without_the_queue(
+    counted: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, client = counted
-    prices = Prices(currency="EUR", partitions={"train": 2.0})
-    rules = api.services.rules()
-    api.services.rules = lambda: msgspec.structs.replace(rules, prices=prices)  # type: ignore[method-assign]
+    priced = msgspec.structs.replace(
+        api.services.rules(), prices=Prices(currency="EUR", partitions={"train": 2.0})
+    )
+    monkeypatch.setitem(api.services.__dict__, "rules", lambda: priced)
     found = client.get(PATH, params={"by": "partition"}, headers=api.headers("viewer")).json()
     train, debug = found["items"]
     assert (train["cost"], train["wasted"], debug["cost"], found["sum"]["cost"]) == (192.0, 12.0, None, None)

@@ -3,9 +3,16 @@
 import random
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from healer.decisions.spares_plan import SparesAsked, SparesPlan, best_of, plan_spares
+from healer.decisions.spares_plan import (
+    SparesAsked,
+    SparesPlan,
+    best_of,
+    plan_spares,
+    plans_up_to_best,
+)
 from healer.model.goodput import Spent
 from healer.sim.fleet.scenario import JobSpec
 from healer.sim.fleet.site import NOBODY, Work
@@ -75,3 +82,14 @@ def test_of_equals_the_fewest_spares_are_best() -> None:
     first = SparesPlan(spares=0, effective=0.9, per_gpu=0.9, idle_gpus=0, swaps_per_day=0, requeues_per_day=1)
     again = SparesPlan(spares=1, effective=0.9, per_gpu=0.9, idle_gpus=8, swaps_per_day=0, requeues_per_day=1)
     assert best_of([again, first]).spares == 0
+
+
+def test_plans_are_shown_a_little_past_the_best() -> None:
+    plans = plans_up_to_best(ASKED)
+    assert [plan.spares for plan in plans] == list(range(best_of(plans).spares + 4))
+
+
+@pytest.mark.parametrize("wrong", [{"swap_s": -1}, {"mtbf_h": 0}, {"nodes": 0}, {"swap": 3}])
+def test_a_wrong_assumption_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"nodes": 8, "mtbf_h": 100} | wrong, SparesAsked)

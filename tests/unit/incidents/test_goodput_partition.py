@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from healer.incidents.goodput import partition
+from healer.incidents.goodput_partition import partition
 from healer.model.goodput import Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
 
 START = datetime(2026, 1, 5, tzinfo=UTC)

@@ -11,7 +11,7 @@ from tests.support.loop import Crash, Site, name
 
 WRITES = frozenset(
     {
-        "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "reserve", "unreserve", "requeue",
+        "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "reserve", "unreserve", "shrink", "requeue",
         "submit", "cancel",
     }
 )  # fmt: skip

@@ -44,7 +44,7 @@ WRITE_S = 7.0
 WRITES = frozenset(
     {
         "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "annotate", "reserve",
-        "change_reservation", "unreserve", "requeue", "revive", "start_now", "hold", "release", "exclude",
+        "change_reservation", "unreserve", "shrink", "requeue", "revive", "start_now", "hold", "release", "exclude",
         "signal", "notify", "remark", "submit", "cancel",
     }
 )  # fmt: skip

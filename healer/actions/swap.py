@@ -1,8 +1,9 @@
 """A job goes on without its bad node: it has left the node by itself, and Slurm takes the node out of it.
 
-healer does not make the job leave: its own launcher does (elastic agents). What Slurm takes out it kills first,
-and `srun --kill-on-bad-exit` then ends the whole step (docs/slurm.md, "Shrink"). So nothing is taken before the
-node itself says that no process of the job is left there, and another node of the job that it is at work.
+healer does not make the job leave: its own launcher does (elastic agents). What Slurm takes out it kills
+first, and `srun --kill-on-bad-exit` then ends the whole step (docs/slurm.md, "Shrink"). So nothing is taken
+before the node itself says that no process of the job is left there, and another node that the job is at
+work.
 """
 
 from datetime import timedelta
@@ -34,8 +35,8 @@ LOOK_AGAIN_S = 2.0
 
 
 def spare_inside(ctx: Context) -> Result:
-    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs beside a
-    requeue. Skipped where not: the job is then restarted like any other.
+    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs beside
+    a requeue. Skipped where not: the job is then restarted like any other.
 
     A requeue loses the work since the checkpoint, and so does a launcher that begins again from there. The
     start and the turn in the queue come on top of the requeue alone, the time limit of the wait on top of a

@@ -192,7 +192,14 @@ _WORDS = {
 #: They work on a job: the run's own, or each of a list. All others, unless in the next set, work on the node.
 _OF_JOB = frozenset(
     {
-        Verb.shrink, Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint",
+        Verb.shrink,
+        Verb.requeue,
+        Verb.revive,
+        Verb.release,
+        Verb.bisect,
+        "hung",
+        "stacks",
+        "checkpoint",
         "job_runs",
     }
 )

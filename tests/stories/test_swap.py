@@ -173,7 +173,9 @@ def test_a_process_that_is_back_before_the_shrink_stops_it() -> None:
     """An approval or a pause may lie between the look and the effect."""
     site, job = training()
     leaves(site, job)
-    site.on_checkpoint = lambda where: at_work(site, job, NODE) if where.startswith("performed:left") else None
+    site.on_checkpoint = lambda where: (
+        at_work(site, job, NODE) if where.startswith("performed:left") else None
+    )
     run = loses_a_gpu(site, 30)
     assert "shrink" not in site.scheduler.writes and job_of(site, job).nodes == ALL
     assert "still has 8 processes" in site.log(run.id)[-1].text

@@ -759,7 +759,11 @@ def test_slurms_own_step_is_no_process_of_the_jobs_program(node: StandIns) -> No
 @pytest.mark.parametrize(
     ("program", "processes", "counted"),
     [
-        ("echo 'PID JOBID STEPID LOCALID GLOBALID'; echo '11 4711 extern 0 0'; echo '12 4711 0 0 0'", 1, True),
+        (
+            "echo 'PID JOBID STEPID LOCALID GLOBALID'; echo '11 4711 extern 0 0'; echo '12 4711 0 0 0'",
+            1,
+            True,
+        ),
         ("echo 'scontrol: error: Job 4711 does not exist on this node.' >&2; exit 1", 0, True),
         ("echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1", 0, False),
         (None, 0, False),

@@ -20,7 +20,14 @@ class TestShrink:
     def asked(self, number=3, by=None, approved_by=None, **fields):
         known = job(**({"comment": "healer:swap=4", "nodes": self.NODES} | fields))
         proposal = propose(
-            Verb.shrink, number, job="4711", restarts=0, ride=True, unusable=True, by=by, approved_by=approved_by
+            Verb.shrink,
+            number,
+            job="4711",
+            restarts=0,
+            ride=True,
+            unusable=True,
+            by=by,
+            approved_by=approved_by,
         )
         return answer(Guard.consent, proposal, facts(jobs=[known]))
 

@@ -103,7 +103,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
             error=said_by(error),
         )
         return Again(text, 0, data=data)
-    quiet = is_quiet(_gpus_of_job(job, node, seen.gpus))
+    quiet = is_quiet(gpus_of_job(job, node, seen.gpus))
     data = {name: node, "quiet": quiet}
     words = [say(f"actions.hang_gpus_{_GPUS[quiet]}")]
     if with_dumps:
@@ -119,7 +119,7 @@ def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -
     return Again(text, 0, data=data)
 
 
-def _gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
+def gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
     """The job's GPUs, where Slurm reports which; nvidia-smi lists GPUs by index. One that it does not list is
     unknown."""
     indices, unknown = job.gpus.get(node), GpuActivity(pci="")
@@ -245,7 +245,7 @@ def job_works(ctx: Context) -> Result:
             seen = ctx.tools.nodes.job_on_node(node, job.id)
         except NodeError:
             continue
-        if is_quiet(_gpus_of_job(job, node, seen.gpus)) is False:
+        if is_quiet(gpus_of_job(job, node, seen.gpus)) is False:
             return Skipped(say("actions.job_works", job=job.title, node=node, id=job.id))
     return Failed(say("actions.job_works_unseen", job=job.title))
 

@@ -89,11 +89,11 @@ def _not_yet(ctx: Context, job: SlurmJob) -> Said | None:
 
 def is_saved(ctx: Context, job: SlurmJob) -> bool:
     """It has reported a durable checkpoint of its present restart count since this step began."""
-    at = _saved_at(ctx, job)
+    at = saved_at(ctx, job)
     return at is not None and at > ctx.began_at
 
 
-def _saved_at(ctx: Context, job: SlurmJob) -> datetime | None:
+def saved_at(ctx: Context, job: SlurmJob) -> datetime | None:
     """When the job's newest durable checkpoint was saved, by the earlier of the job's clock and ours."""
     saved = ctx.tools.checkpoints.newest_durable(job.id) if ctx.tools.checkpoints is not None else None
     # A job that does not count restarts reports 0.
@@ -115,7 +115,7 @@ def far_from_checkpoint(ctx: Context, lasts: timedelta) -> Again | None:
         return None
     if wish_of(job).signal:
         return None
-    kept = (job.start_at, _saved_at(ctx, job))
+    kept = (job.start_at, saved_at(ctx, job))
     if any(at is not None and ctx.tools.now() - at <= lasts for at in kept):
         return None
     return Again(say("actions.next_checkpoint", job=job.id), LOOK_AGAIN_S)

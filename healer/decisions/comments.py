@@ -58,6 +58,8 @@ OPT_IN = "healer:requeue"
 KEEP = "healer:keep"
 #: `healer:signal=USR1@60`: the job saves its work on this signal within so many seconds. An opt-in too.
 SIGNAL = "healer:signal="
+#: `healer:swap=4`: its launcher leaves a bad node by itself, and the job goes on with at least so many.
+SWAP = "healer:swap="
 
 #: Signals that a job may ask for. KILL and STOP save nothing.
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
@@ -65,19 +67,22 @@ SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
 GRACE_S, GRACE_MAX_S = 60, 600
 
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT", "23": "URG"}
+_LEAST = re.compile(rf"{SWAP}([1-9][0-9]{{0,5}})", re.ASCII)
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?")
 #: sbatch's own option; R and B select the processes that Slurm signals.
 _OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,6})?)(?=\s|$)")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """`signal`: the job saves its work on it within `grace_s` seconds; empty: none. `unknown`: words that
-    begin with `healer:` and mean nothing."""
+    """`signal`: the job saves its work on it within `grace_s` seconds; empty: none. `least`: the nodes
+    without which it does not go on; 0: it gives none up. `unknown`: words that begin with `healer:` and mean
+    nothing."""
 
     requeue: bool = False
     keep: bool = False
     signal: str = ""
     grace_s: int = 0
+    least: int = 0
     unknown: tuple[str, ...] = ()
 
 
@@ -86,7 +91,7 @@ def wish_of(job: SlurmJob) -> Wish:
     requeue = keep = False
     option = _OPTION.search(job.submit_line)
     signal = (_signal(option[1].upper()) if option else None) or ("", 0)
-    unknown = []
+    unknown, least = [], 0
     for word in re.split(r"[\s,;]+", f"{job.comment} {job.extra}"):
         found = _signal(word.removeprefix(SIGNAL)) if word.startswith(SIGNAL) else None
         if word == OPT_IN:
@@ -95,9 +100,18 @@ def wish_of(job: SlurmJob) -> Wish:
             keep = True
         elif found is not None:
             requeue, signal = True, found
+        elif match := _LEAST.fullmatch(word):
+            least = max(least, int(match[1]))  # of two words the more careful one
         elif word.startswith("healer:"):
             unknown.append(word)
-    return Wish(requeue=requeue, keep=keep, signal=signal[0], grace_s=signal[1], unknown=tuple(unknown))
+    return Wish(
+        requeue=requeue,
+        keep=keep,
+        signal=signal[0],
+        grace_s=signal[1],
+        least=least,
+        unknown=tuple(unknown),
+    )
 
 
 def _signal(text: str) -> tuple[str, int] | None:

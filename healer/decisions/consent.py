@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.decisions.book_mismatch import CLOCKS_DIFFER
-from healer.decisions.comments import KEEP, OPT_IN, restart_consent, wish_of
+from healer.decisions.comments import KEEP, OPT_IN, SWAP, restart_consent, wish_of
 from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, rides, settings_of, unknown_node
 from healer.decisions.sweeps import spares
 from healer.model import (
@@ -96,6 +96,8 @@ def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
     """Law 8, for jobs. What Slurm itself refuses binds a person's request too."""
     if proposal.verb in RESTARTING_VERBS:
         return _restart(proposal, facts, rules)
+    if proposal.verb is Verb.shrink:
+        return _shrink(proposal, facts)
     if proposal.verb in _NEEDS_EMPTY or proposal.empties:
         return _needs_empty(proposal, facts)
     return allow(Guard.consent, say("decisions.no_consent_needed"))
@@ -127,6 +129,43 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         cause = "unusable" if proposal.unusable else "fatal"
         return allow(Guard.consent, say(f"decisions.requeue_{cause}", job=job.id))
     return refuse(Guard.consent, say("decisions.did_not_agree", job=job.id, word=OPT_IN))
+
+
+def _shrink(proposal: Proposal, facts: GateFacts) -> Answer:
+    """Only the job's own word gives up a node, whoever asks: a person cannot know that it goes on."""
+    job = job_of(proposal, facts)
+    if facts.snapshot is None:
+        return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))
+    if job is None:
+        return _answer_unseen_job(proposal, facts, facts.snapshot.taken_at)
+    if proposal.node not in job.nodes:
+        return allow(Guard.consent, say("decisions.swap_has_left", job=job.id, node=proposal.node))
+    if why := why_not_without(job, proposal.node):
+        return refuse(Guard.consent, why)
+    wish = wish_of(job)
+    return allow(
+        Guard.consent,
+        say("decisions.swap_agrees", job=job.id, word=f"{SWAP}{wish.least}"),
+        used=len(job.nodes) - 1,
+        limit=wish.least,
+    )
+
+
+def why_not_without(job: SlurmJob, node: str) -> Said | None:
+    """Why the job keeps this node of its own until it is restarted; None: it agreed to go on without it, and
+    Slurm can take it."""
+    wish = wish_of(job)
+    if wish.keep:
+        return say("decisions.left_to_owner", job=job.id, word=KEEP)
+    if not wish.least:
+        return say("decisions.did_not_agree", job=job.id, word=f"{SWAP}N")
+    if not job.batch or job.het_job or job.state != "RUNNING" or job.flags:
+        return say("decisions.swap_not_running", job=job.id)
+    if len(job.nodes) - 1 < wish.least:
+        return say("decisions.swap_no_spare", job=job.id, nodes=len(job.nodes), least=wish.least)
+    if node == job.nodes[0]:
+        return say("decisions.swap_batch_host", job=job.id, node=node)
+    return None
 
 
 def is_agreed(proposal: Proposal) -> bool:

@@ -438,6 +438,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.reset_gpu: _NODE_OUT,
     Verb.reboot: _NODE_OUT,
     Verb.power_cycle: _NODE_OUT,
+    Verb.shrink: _JOB - {Guard.requeue_cap, Guard.reserved},
     Verb.requeue: _JOB,
     Verb.revive: _JOB,
     Verb.cancel: _JOB - {Guard.requeue_cap, Guard.reserved},

@@ -32,6 +32,7 @@ from healer.text import Said, quoted
 _PAST = {
     Verb.drain: "node.drained",
     Verb.resume: "node.resumed",
+    Verb.shrink: "job.shrunk",
     Verb.requeue: "job.requeued",
     Verb.revive: "job.revived",
     Verb.release: "job.released",

@@ -118,9 +118,11 @@ class RecorderFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A job on one node, as it may hang there. `text` says what could not be read."""
+    """A job on one node, as it may hang there. `text` says what could not be read. `counted`: Slurm itself
+    says that these are all of its processes there."""
 
     processes: int
+    counted: bool = False
     gpus: tuple[GpuActivity, ...] = ()
     dumps: tuple[RecorderFile, ...] = ()
     text: Said = msgspec.field(default_factory=no_words)

@@ -511,6 +511,7 @@ class SlurmCall(StrEnum):
     reserve = "reserve"
     change_reservation = "change_reservation"
     unreserve = "unreserve"
+    shrink = "shrink"
     requeue = "requeue"
     revive = "revive"
     start_now = "start_now"

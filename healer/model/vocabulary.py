@@ -130,6 +130,7 @@ class Verb(StrEnum):
     undrain = "undrain"
     resume = "resume"
     down = "down"
+    shrink = "shrink"
     requeue = "requeue"
     revive = "revive"
     cancel = "cancel"
@@ -154,17 +155,19 @@ class Verb(StrEnum):
 #: Verbs that take capacity away (or work from a job): each passes the gate.
 REMOVING_VERBS = frozenset(
     {
-        Verb.drain, Verb.down, Verb.requeue, Verb.cancel, Verb.reserve,
+        Verb.drain, Verb.down, Verb.shrink, Verb.requeue, Verb.cancel, Verb.reserve,
         Verb.reset_gpu, Verb.reboot, Verb.power_cycle,
     }
 )  # fmt: skip
 
 #: Those of them that take a node: what the breaker counts as failing actions. A job that cannot be requeued
 #: says nothing of the cluster.
-NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
+NODE_REMOVING = REMOVING_VERBS - {Verb.shrink, Verb.requeue, Verb.cancel}
 
 #: Verbs on a job: a step says which one, the run's node is only where it is hit.
-JOB_VERBS = frozenset({Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude, Verb.bisect})
+JOB_VERBS = frozenset(
+    {Verb.shrink, Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude, Verb.bisect}
+)
 
 #: Verbs that start a job again; a job's life is restarted once, no matter who asks.
 RESTARTING_VERBS = frozenset({Verb.requeue, Verb.revive})

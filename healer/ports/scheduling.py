@@ -156,6 +156,12 @@ class Scheduler(SlurmReads, Protocol):
 
     # --- jobs
 
+    def shrink(self, job: str, node: str) -> None:
+        """Takes the node out of a running job. Slurm kills what the job still runs there; with
+        `srun --kill-on-bad-exit` that ends the whole step. Refused for the batch host, the last node, a job
+        that does not run and parts of a heterogeneous job. Nothing happens where the job has not the node.
+        """
+
     def requeue(self, job: str) -> None:
         """`requeue Incomplete`: nothing happens to a job that is not running or suspended."""
 

@@ -50,6 +50,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "told_out": {"still_s": (int, True)},
     "lifted": {"lasts_s": (int, False)},
     "history": {"days": (int, False)},
+    "spare_inside": {"limit_s": (int, True)},
     Verb.drain: {"adopt": (bool, False), "also_adopt": (bool, False)},
     Verb.release: {"hold": (bool, False), "begin": (bool, False)},
     Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
@@ -190,7 +191,17 @@ _WORDS = {
 }
 #: They work on a job: the run's own, or each of a list. All others, unless in the next set, work on the node.
 _OF_JOB = frozenset(
-    {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
+    {
+        Verb.shrink,
+        Verb.requeue,
+        Verb.revive,
+        Verb.release,
+        Verb.bisect,
+        "hung",
+        "stacks",
+        "checkpoint",
+        "job_runs",
+    }
 )
 _OF_EITHER = frozenset({Verb.ticket, Verb.notify, "time", "approval"})
 #: Ends by a person or by itself, never at a limit.

@@ -193,7 +193,11 @@ class SimNodes:
     def job_on_node(self, node: str, job: str) -> JobOnNode:
         with self._lock:
             seen = self._reached(node).jobs.get(job)
-        return seen[0] if seen else JobOnNode(processes=0, text=say("nodes.node_no_process", job=job))
+        return (
+            seen[0]
+            if seen
+            else JobOnNode(processes=0, counted=True, text=say("nodes.node_no_process", job=job))
+        )
 
     # --- control ---
 

@@ -256,6 +256,9 @@ class ReplaySlurm:
 
     # --- jobs
 
+    def shrink(self, job: str, node: str) -> None:
+        self._set_job(job, nodes=tuple(name for name in self._job(job).nodes if name != node))
+
     def requeue(self, job: str) -> None:
         found = self._job(job)
         if found.active:

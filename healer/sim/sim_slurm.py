@@ -220,6 +220,17 @@ class SimScheduler:
 
     # --- ports.Scheduler: jobs
 
+    def shrink(self, job: str, node: str) -> None:
+        with self._write():
+            found, leaves = require_running(self._world.job(job)), self._world.node(node)
+            if found.het_job:
+                raise SchedulerRefused(say("slurm.shrink_not_running", job=job, state=found.state), 2020)
+            if node not in found.nodes:
+                return
+            if node == found.nodes[0]:
+                raise SchedulerRefused(say("slurm.shrink_batch_host", job=job, node=node), 2018)
+            self._world.shrink(found, leaves)
+
     def requeue(self, job: str) -> None:
         with self._write() as now:
             found = self._world.job(job)

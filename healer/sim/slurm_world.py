@@ -257,12 +257,12 @@ class World:
             if job.completing_until:
                 job.completing_until = now
             elif job.no_kill and len(job.nodes) > 1:
-                self._shrink(job, node)
+                self.shrink(job, node)
             else:
                 self._lose(job, node, now)
 
-    def _shrink(self, job: Job, node: Node) -> None:
-        """`--no-kill`: the job continues without the node."""
+    def shrink(self, job: Job, node: Node) -> None:
+        """The job continues without the node; its next life asks for as many nodes as before."""
         job.nodes = tuple(name for name in job.nodes if name != node.spec.name)
         node.free.update(job.gpus.pop(node.spec.name, ()))
         node.jobs.discard(job.id)

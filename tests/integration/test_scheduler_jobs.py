@@ -117,6 +117,69 @@ def test_trap_crash_a_job_that_failed_is_revived_once_and_a_requeue_does_nothing
     assert job_of(bench, job).restarts == 1
 
 
+# --- shrink
+
+
+def test_a_shrink_takes_the_one_node_out_of_the_running_job_and_again_it_is_nothing(bench: Bench) -> None:
+    first, bad, last = sorted(bench.free(3))
+    job = running(bench, first, bad, last)
+    bench.scheduler.drain(bad, OURS)
+    for _ in range(2):
+        bench.scheduler.shrink(job, bad)
+        found = job_of(bench, job)
+        assert (found.state, found.nodes, found.restarts) == ("RUNNING", (first, last), 0)
+    wait_until(lambda: bench.scheduler.node(bad).state == ("IDLE", "DRAIN"), PATIENCE_S, what="it is empty")
+    assert bench.scheduler.jobs_on(bad) == []
+    assert [each.id for each in bench.scheduler.jobs_on(last)] == [job]
+
+
+def test_the_node_that_left_is_returned_and_used_while_the_job_runs(bench: Bench) -> None:
+    first, bad = sorted(bench.free(2))
+    job = running(bench, first, bad, gpus=8)
+    bench.scheduler.drain(bad, OURS)
+    bench.scheduler.shrink(job, bad)
+    wait_until(lambda: bench.scheduler.node(bad).state == ("IDLE", "DRAIN"), PATIENCE_S, what="it is empty")
+    bench.scheduler.resume(bad)
+    other = running(bench, bad, gpus=8)
+    assert job_of(bench, other).nodes == (bad,)
+    assert (job_of(bench, job).state, job_of(bench, job).nodes) == ("RUNNING", (first,))
+
+
+def test_a_requeue_after_a_shrink_asks_for_the_old_size(bench: Bench) -> None:
+    first, left = sorted(bench.free(2))
+    job = running(bench, first, left)
+    bench.scheduler.shrink(job, left)
+    bench.scheduler.requeue(job)
+    wait_for(bench, job, "PENDING")
+    bench.scheduler.start_now(job)
+    again = wait_for(bench, job, "RUNNING")
+    assert (again.nodes, again.restarts) == ((first, left), 1)
+
+
+def test_a_shrink_never_takes_the_batch_host_the_last_node_or_a_node_of_others(bench: Bench) -> None:
+    first, second, others = sorted(bench.free(3))
+    job, alone = running(bench, first, second), running(bench, others)
+    for target, node in ((job, first), (alone, others)):
+        with pytest.raises(SchedulerRefused) as caught:
+            bench.scheduler.shrink(target, node)
+        assert caught.value.code == 2018
+    bench.scheduler.shrink(job, others)
+    assert (job_of(bench, job).nodes, job_of(bench, alone).nodes) == ((first, second), (others,))
+
+
+def test_only_a_running_job_shrinks(bench: Bench) -> None:
+    node, other = sorted(bench.free(2))
+    waiting = bench.submit(node, other, held=True)
+    with pytest.raises(SchedulerRefused) as caught:
+        bench.scheduler.shrink(waiting, other)
+    assert caught.value.code == 2020
+    ended = running(bench, node, other)
+    bench.finish(ended)
+    wait_for(bench, ended, "COMPLETED")
+    with pytest.raises(SchedulerRefused):
+        bench.scheduler.shrink(ended, other)
+
+
 def test_pitfall_12_a_requeue_of_one_array_task_leaves_the_others_alone(bench: Bench) -> None:
     node, blocked = bench.free(2)
     base = bench.submit(node, array=3)

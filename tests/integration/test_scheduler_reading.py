@@ -43,6 +43,7 @@ ON_NODES: dict[SlurmCall, Call] = {
 }
 ON_JOBS: dict[SlurmCall, Call] = {
     SlurmCall.job: lambda slurm, job: slurm.job(job),
+    SlurmCall.shrink: lambda slurm, job: slurm.shrink(job, "gpu0032"),
     SlurmCall.requeue: lambda slurm, job: slurm.requeue(job),
     SlurmCall.revive: lambda slurm, job: slurm.revive(job),
     SlurmCall.start_now: lambda slurm, job: slurm.start_now(job),

@@ -11,8 +11,8 @@ from tests.support.loop import Crash, Site, name
 
 WRITES = frozenset(
     {
-        "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "reserve", "unreserve", "requeue",
-        "submit", "cancel",
+        "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "reserve", "unreserve", "shrink",
+        "requeue", "submit", "cancel",
     }
 )  # fmt: skip
 

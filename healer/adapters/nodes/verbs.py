@@ -387,7 +387,10 @@ def read_job_on_node(node: str, answer: Mapping[str, Any]) -> JobOnNode:
             for dump in answer["dumps"]
         )
         text = said_by_node(answer)
-        return JobOnNode(processes=int(answer["processes"]), gpus=gpus, dumps=dumps, text=text)
+        counted = answer.get("counted") is True
+        return JobOnNode(
+            processes=int(answer["processes"]), counted=counted, gpus=gpus, dumps=dumps, text=text
+        )
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
         raise NodeError(say("nodes.job_unread", node=node, error=str(error))) from error
 

@@ -94,6 +94,11 @@ class CliScheduler(CliReads, SlurmAdapter):
 
     # --- jobs
 
+    def shrink(self, job: str, node: str) -> None:
+        found, rest = self._rest_without(job, node)
+        if rest:
+            self._update_job(job, words.command_id(found), f"NodeList={','.join(rest)}")
+
     def requeue(self, job: str) -> None:
         found = self._existing_job(job)
         if not self._is_untouchable(found):

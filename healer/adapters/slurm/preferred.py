@@ -45,6 +45,7 @@ class PreferredScheduler(PreferredReads[Scheduler]):
     reserve = _write(Scheduler.reserve)
     change_reservation = _write(Scheduler.change_reservation)
     unreserve = _write(Scheduler.unreserve)
+    shrink = _write(Scheduler.shrink)
     requeue = _write(Scheduler.requeue)
     revive = _write(Scheduler.revive)
     start_now = _write(Scheduler.start_now)

@@ -169,6 +169,7 @@ _NEVER = (
     SlurmCall.reserve,
     SlurmCall.change_reservation,
     SlurmCall.unreserve,
+    SlurmCall.shrink,
 )
 #: The time-out of a complete list, in time-outs of one call.
 _PATIENCE = 6

@@ -85,6 +85,11 @@ class RestScheduler(RestReads, SlurmAdapter):
 
     # --- jobs
 
+    def shrink(self, job: str, node: str) -> None:
+        found, rest = self._rest_without(job, node)
+        if rest:
+            self._change_job(found, "shrink", {"required_nodes": rest})
+
     def requeue(self, job: str) -> None:
         self._must_have(SlurmCall.requeue)
         found = self._existing_job(job)

@@ -11,6 +11,9 @@ from healer.model import Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import Nodes, SchedulerRefused
 from healer.text import say
 
+#: Slurm's own number for a job that may not be changed now.
+_NOT_NOW = 2020
+
 
 # Wide: implements half of `ports.Scheduler`.
 class SlurmAdapter(SlurmReader):
@@ -67,6 +70,26 @@ class SlurmAdapter(SlurmReader):
         raise self._lacking(SlurmCall.unreserve)
 
     # --- jobs
+
+    def shrink(self, job: str, node: str) -> None:
+        raise self._lacking(SlurmCall.shrink)
+
+    def _rest_without(self, job: str, node: str) -> tuple[SlurmJob, list[str]]:
+        """The job and the nodes that a shrink leaves it; none where the job has not the node.
+
+        Only of a running job: for a pending one Slurm takes the same change as the list of nodes that it
+        needs (seen on 22.05).
+        """
+        words.checked_node(node)
+        found = self._single(job)
+        if found.state != "RUNNING" or found.flags or found.het_job:
+            raise SchedulerRefused(say("slurm.shrink_not_running", job=job, state=found.state), _NOT_NOW)
+        if node not in found.nodes:
+            return found, []
+        # Slurm starts the batch script on the first node of the allocation, and refuses to take that one.
+        if node == found.nodes[0] or len(found.nodes) < 2:
+            raise SchedulerRefused(say("slurm.shrink_batch_host", job=job, node=node), words.NODE_UNKNOWN)
+        return found, [words.checked_node(name) for name in found.nodes if name != node]
 
     def notify(self, job: str, text: str) -> None:
         raise self._lacking(SlurmCall.notify)

@@ -744,6 +744,45 @@ def test_the_files_are_read_as_the_jobs_own_user(node: StandIns) -> None:
     assert [one["rank"] for one in found] == [0], "only root could read the other"
 
 
+EXTERN = "/system.slice/slurmstepd.scope/job_4711/step_extern/user/task_special"
+
+
+def test_slurms_own_step_is_no_process_of_the_jobs_program(node: StandIns) -> None:
+    node.process(11, "sleep", cgroup=EXTERN)
+    answer = node.ask("job-recorder", "4711")
+    assert (answer["processes"], answer["counted"]) == (0, True)
+    node.process(12, "python3", cgroup=SLURM_V2)
+    assert node.ask("job-recorder", "4711")["processes"] == 1
+    assert node.asked("scontrol") == [], "the cgroups say it"
+
+
+@pytest.mark.parametrize(
+    ("program", "processes", "counted"),
+    [
+        (
+            "echo 'PID JOBID STEPID LOCALID GLOBALID'; echo '11 4711 extern 0 0'; echo '12 4711 0 0 0'",
+            1,
+            True,
+        ),
+        ("echo 'scontrol: error: Job 4711 does not exist on this node.' >&2; exit 1", 0, True),
+        ("echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1", 0, False),
+        (None, 0, False),
+    ],
+)
+def test_without_cgroups_only_slurms_own_answer_counts(
+    node: StandIns, program: str | None, processes: int, counted: bool
+) -> None:
+    for pid in (11, 12):
+        node.process(pid, "python3")
+    scontrol = node.bin / "scontrol"
+    scontrol.unlink()
+    if program is not None:
+        scontrol.write_text(f"#!/bin/sh\n{program}\n")
+        scontrol.chmod(0o755)
+    answer = node.ask("job-recorder", "4711")
+    assert (answer["processes"], answer["counted"]) == (processes, counted)
+
+
 def test_unknown_job_has_no_dumps_and_a_broken_nvidia_smi_is_reported(node: StandIns) -> None:
     answer = node.ask("job-recorder", "4711")
     assert (answer["dumps"], answer["text"], len(answer["gpus"])) == (

@@ -44,8 +44,8 @@ WRITE_S = 7.0
 WRITES = frozenset(
     {
         "drain", "undrain", "resume", "down", "reboot", "cancel_reboot", "annotate", "reserve",
-        "change_reservation", "unreserve", "requeue", "revive", "start_now", "hold", "release", "exclude",
-        "signal", "notify", "remark", "submit", "cancel",
+        "change_reservation", "unreserve", "shrink", "requeue", "revive", "start_now", "hold", "release",
+        "exclude", "signal", "notify", "remark", "submit", "cancel",
     }
 )  # fmt: skip
 NODE_WRITES = frozenset({"restart_service", "start_diagnosis", "start_reset"})

@@ -187,6 +187,13 @@ def test_node_reports_on_a_job() -> None:
     )
 
 
+def test_only_a_node_that_says_so_has_counted_the_processes() -> None:
+    """A healer-node of before says nothing: what it lists may not be all."""
+    assert not verbs.read_job_on_node("n1", on_node()).counted
+    assert verbs.read_job_on_node("n1", on_node(counted=True)).counted
+    assert not verbs.read_job_on_node("n1", on_node(counted="yes")).counted
+
+
 def test_words_that_are_no_figures_are_unknown_and_a_large_file_is_named_alone() -> None:
     gpu = {"pci": "0", "util": "N/A", "power": "[N/A]", "limit": ""}
     found = verbs.read_job_on_node("n1", on_node(gpus=[gpu], dumps=[{"rank": 3, "at": 1, "bytes": 9}]))

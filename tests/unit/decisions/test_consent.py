@@ -14,6 +14,57 @@ DRAINED = node(1, state=("IDLE", "DRAIN"), reason="healer:gpu-lost inc:00000001 
 REST = [node(n) for n in range(2, 33)]
 
 
+class TestShrink:
+    NODES = tuple(name(n) for n in range(1, 6))
+
+    def asked(self, number=3, by=None, approved_by=None, **fields):
+        known = job(**({"comment": "healer:swap=4", "nodes": self.NODES} | fields))
+        proposal = propose(
+            Verb.shrink,
+            number,
+            job="4711",
+            restarts=0,
+            ride=True,
+            unusable=True,
+            by=by,
+            approved_by=approved_by,
+        )
+        return answer(Guard.consent, proposal, facts(jobs=[known]))
+
+    def test_the_jobs_own_number_agrees(self):
+        said = self.asked()
+        assert (said.kind, said.used, said.limit) == (AnswerKind.allow, 4, 4)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"comment": ""},
+            {"comment": OPT_IN},
+            {"comment": "healer:swap=5"},
+            {"comment": "healer:swap=4 healer:keep"},
+            {"batch": False},
+            {"het_job": "4711"},
+            {"state": "PENDING"},
+            {"state": "SUSPENDED"},
+            {"flags": ("COMPLETING",)},
+            {"number": 1},
+            {"nodes": (name(3),), "comment": "healer:swap=1"},
+        ],
+    )
+    def test_everything_else_refuses_no_matter_who_asks(self, fields):
+        for people in ({}, {"by": "ann"}, {"approved_by": "bob"}):
+            assert self.asked(**fields, **people).kind is AnswerKind.refuse
+
+    def test_a_node_that_is_no_part_of_the_job_is_nothing_to_take(self):
+        assert self.asked(number=9).kind is AnswerKind.allow
+
+    def test_unknown_job_is_refused_and_an_old_picture_holds(self):
+        proposal = propose(Verb.shrink, 3, job="99", restarts=0)
+        assert answer(Guard.consent, proposal, facts()).kind is AnswerKind.refuse
+        held = slot(3, drained_at=ago(seconds=-1))
+        assert answer(Guard.consent, proposal, facts(slots=(held,))).kind is AnswerKind.hold
+
+
 class TestRequeue:
     @pytest.mark.parametrize("fields", [{"requeue": False}, {"batch": False}])
     def test_refusal_by_slurm_applies_to_every_actor(self, fields):

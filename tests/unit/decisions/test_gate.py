@@ -42,7 +42,7 @@ def test_every_verb_has_its_guards_and_every_guard_of_the_contract_its_function(
 
 
 def test_taking_a_node_needs_capacity_and_returning_one_does_not():
-    jobs = {Verb.requeue, Verb.cancel}
+    jobs = {Verb.shrink, Verb.requeue, Verb.cancel}
     assert {verb for verb, asked in ASKED.items() if asked >= SLOT_GUARDS} == REMOVING_VERBS - jobs
     for verb in (Verb.resume, Verb.undrain):
         assert ASKED[verb] == {Guard.pause, Guard.stale, Guard.ownership}

@@ -93,7 +93,7 @@ def test_every_call_that_the_first_lacks_goes_to_the_next(call: SlurmCall, ways:
     ways.rest.broken = ways.cli.broken = lacks(call, "an old release")
     given = {"reserve": (None,), "submit": (None,), "topology": (), "snapshot": (), "controller": ()}
     given |= {"reserved": ()}
-    two = ("drain", "down", "reboot", "change_reservation", "exclude", "signal", "notify", "remark")
+    two = ("drain", "down", "reboot", "change_reservation", "exclude", "shrink", "signal", "notify", "remark")
     arguments = given.get(call, ("gpu0001", "words") if call in two else ("gpu0001",))
     with pytest.raises(NotAvailable) as caught:
         getattr(ways.chain, call)(*arguments)

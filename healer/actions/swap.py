@@ -1,0 +1,163 @@
+"""A job goes on without its bad node: it has left the node by itself, and Slurm takes the node out of it.
+
+healer does not make the job leave: its own launcher does (elastic agents). What Slurm takes out it kills
+first, and `srun --kill-on-bad-exit` then ends the whole step (docs/slurm.md, "Shrink"). So nothing is taken
+before the node itself says that no process of the job is left there, and another node that the job is at
+work.
+"""
+
+from datetime import timedelta
+
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    cause,
+    read_back,
+    read_job,
+    read_node_and_jobs,
+    read_slurm,
+    restarts_known,
+)
+from healer.actions.hang import gpus_of_job, is_quiet
+from healer.actions.waits import saved_at
+from healer.decisions.consent import why_not_without
+from healer.model import HARDWARE, SlurmCall, SlurmJob
+from healer.playbooks.advance import jobs_hit
+from healer.ports.node_exec import NodeError
+from healer.text import Said, quoted, said_by, say
+
+LOOK_AGAIN_S = 2.0
+
+
+def spare_inside(ctx: Context) -> Result:
+    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs beside
+    a requeue. Skipped where not: the job is then restarted like any other.
+
+    A requeue loses the work since the checkpoint, and so does a launcher that begins again from there. The
+    start and the turn in the queue come on top of the requeue alone, the time limit of the wait on top of a
+    swap that fails.
+    """
+    if ctx.tools.nodes is None:
+        return Skipped(say("actions.swap_no_way"))
+    if ctx.incident is not None and ctx.incident.fault_class not in HARDWARE:
+        return Skipped(say("actions.swap_wrong_fault", node=ctx.node))
+    lacking = ctx.tools.scheduler.unavailable().get(SlurmCall.shrink)
+    if lacking is not None:
+        return Skipped(say("slurm.not_available", why=lacking))
+    _, jobs = read_node_and_jobs(ctx)
+    if len(jobs) != 1:
+        return Skipped(say("actions.swap_jobs", node=ctx.node, n=len(jobs)))
+    (job,) = jobs
+    if why := why_not_without(job, ctx.node):
+        return Skipped(why)
+    if jobs_hit(ctx.log).get(job.id) != job.restarts:
+        return Skipped(say("actions.swap_restarted", job=job.title))
+    return _costs(ctx, job)
+
+
+def _costs(ctx: Context, job: SlurmJob) -> Done:
+    seen = read_slurm(ctx.tools.scheduler.snapshot)
+    idle = sum(
+        job.partition in node.partitions and node.in_service and not node.busy for node in seen.nodes.values()
+    )
+    kept = [at for at in (job.start_at, saved_at(ctx, job)) if at is not None]
+    lost = ctx.tools.now() - max(kept) if kept else None
+    text = say(
+        "actions.swap_costs",
+        job=job.title,
+        node=ctx.node,
+        nodes=len(job.nodes),
+        left=len(job.nodes) - 1,
+        work=_minutes(lost),
+        idle=idle,
+        partition=job.partition,
+        limit_s=int(ctx.step.input["limit_s"]),
+    )
+    data = {"swap": job.id, "lost_s": lost.total_seconds() if lost is not None else None, "idle": idle}
+    return Done(text, data)
+
+
+def _minutes(lost: timedelta | None) -> str:
+    return "? min" if lost is None else f"{lost.total_seconds() / 60:.0f} min"
+
+
+def goes_on_without(ctx: Context) -> Result:
+    """Waits until the job has left the node by itself and is at work on its others. Unknown is not left."""
+    name = next((entry.data["swap"] for entry in reversed(ctx.log) if entry.data.get("swap")), None)
+    job = read_slurm(lambda: ctx.tools.scheduler.job(name)) if name is not None else None
+    if job is None or jobs_hit(ctx.log).get(job.id) != job.restarts:
+        return Skipped(say("actions.swap_restarted", job=str(name)))
+    if why := why_not_without(job, ctx.node):
+        return Skipped(why)
+    if why := _why_still_there(ctx, job):
+        return Again(why, LOOK_AGAIN_S)
+    others = [node for node in job.nodes if node != ctx.node]
+    working = [node for node in dict.fromkeys((others[0], others[-1])) if _is_at_work(ctx, job, node)]
+    if not working:
+        return Again(say("actions.swap_not_at_work", job=job.title, node=ctx.node), LOOK_AGAIN_S)
+    text = say("actions.swap_goes_on", job=job.title, node=ctx.node, others=", ".join(working))
+    return Done(text, {"passed": True})
+
+
+def _why_still_there(ctx: Context, job: SlurmJob) -> Said | None:
+    """Why the job may still run something on the node; None: the node says that it does not."""
+    named = {"job": job.title, "node": ctx.node}
+    if ctx.tools.nodes is None:
+        return say("actions.swap_no_way")
+    ctx.fence()
+    try:
+        seen = ctx.tools.nodes.job_on_node(ctx.node, job.id)
+    except NodeError as error:
+        return say("actions.swap_unknown", why=said_by(error), **named)
+    if seen.processes:
+        return say("actions.swap_still_there", n=seen.processes, **named)
+    if not seen.counted:
+        return say("actions.swap_unknown", why=quoted(say("actions.swap_not_counted")), **named)
+    return None
+
+
+def _is_at_work(ctx: Context, job: SlurmJob, node: str) -> bool:
+    if ctx.tools.nodes is None:
+        return False
+    ctx.fence()
+    try:
+        seen = ctx.tools.nodes.job_on_node(node, job.id)
+    except NodeError:
+        return False
+    return seen.processes > 0 and is_quiet(gpus_of_job(job, node, seen.gpus)) is False
+
+
+def _probe(ctx: Context) -> Result | None:
+    job = read_job(ctx)
+    if job.restarts != restarts_known(ctx):
+        return Skipped(say("actions.swap_restarted", job=job.title))
+    if job.state != "RUNNING" or job.flags:
+        return Skipped(say("actions.shrink_not_running", job=job.title, state=job.state))
+    if ctx.node in job.nodes:
+        return None
+    text = say("actions.shrink_done", job=job.title, n=len(job.nodes), node=ctx.node)
+    return Done(text, {"nodes": list(job.nodes), "restarts": job.restarts})
+
+
+def _do(ctx: Context) -> Result | None:
+    """Looks once more: an approval or a pause may have delayed the step for hours."""
+    job = read_job(ctx)
+    if why := why_not_without(job, ctx.node):
+        return Failed(why, final=True)
+    if why := _why_still_there(ctx, job):
+        return Again(why, LOOK_AGAIN_S)
+    return cause(ctx, lambda: ctx.tools.scheduler.shrink(job.id, ctx.node), needs_right=True)
+
+
+SHRINK = Action(
+    probe=_probe,
+    do=_do,
+    verify=read_back(
+        _probe, lambda ctx: say("actions.shrink_not_yet", job=ctx.job, node=ctx.node), LOOK_AGAIN_S / 8
+    ),
+)

@@ -1,12 +1,12 @@
 """A fleet at its design size under the whole product, and a restart with full windows.
 
-    python -m benchmarks.fleet [--nodes 1250] [--minutes 10]
+    python -m benchmarks.fleet [--nodes 1250] [--minutes 10] [--every 5]
 
-Each node sends 8 GPUs x 30 signals and its host's every 5 s, jobs of 8 nodes their step times. Prints CPU by
-process, memory (PSS), and the lag from arrival to the end of the tick that looked at it, minute by minute.
-Then the detector is killed with `kill -9`: how long until it leads again, its windows are full, its lag is as
-before. The fleet is well: what healer found is counted as false alarms. The load comes from this process, on
-the same machine: its CPU is told apart.
+Each node sends 8 GPUs x 30 signals and its host's every 5 s or `--every` so many, jobs of 8 nodes their step
+times. Prints CPU by process, memory (PSS), and the lag from arrival to the end of the tick that looked at it,
+minute by minute. Then the detector is killed with `kill -9`: how long until it leads again, its windows are
+full, its lag is as before. The fleet is well: what healer found is counted as false alarms. The load comes
+from this process, on the same machine: its CPU is told apart.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from healer.embedded import running as embedded
 from healer.sim.sim_telemetry import SimTelemetry
 from tests.support.stack import make_scratch
 
-EVERY_S = 5.0
 CONNECTIONS = 4
 NODES_PER_REQUEST = 25
 JOB_NODES = 8
@@ -38,8 +37,8 @@ BACK_S = 180.0
 class Fleet:
     """Sends what the fleet measures, round by round, spread over the round."""
 
-    def __init__(self, running: Product) -> None:
-        self._slurm, self._port = running.slurm, running.stack.port
+    def __init__(self, running: Product, every_s: float) -> None:
+        self._slurm, self._port, self._every_s = running.slurm, running.stack.port, every_s
         names = list(self._slurm.snapshot().nodes)
         for _ in range(len(names) * 4 // 5 // JOB_NODES):
             self._slurm.add_job(name="pretrain", nodes=JOB_NODES)
@@ -49,9 +48,9 @@ class Fleet:
 
     async def run(self, seconds: float) -> None:
         begun = time.monotonic()
-        for number in range(1, int(seconds / EVERY_S) + 1):
-            await self._round(begun + number * EVERY_S)
-            rest = begun + number * EVERY_S - time.monotonic()
+        for number in range(1, int(seconds / self._every_s) + 1):
+            await self._round(begun + number * self._every_s)
+            rest = begun + number * self._every_s - time.monotonic()
             self.behind += rest < 0
             await asyncio.sleep(max(0.0, rest))
 
@@ -143,11 +142,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--every", type=float, default=5.0)
     asked = parser.parse_args()
     folder = make_scratch()
     try:
         with product(folder, asked.nodes) as running:
-            fleet = Fleet(running)
+            fleet = Fleet(running, asked.every)
             print(f"at rest: {running.at_rest() * 100:.1f} % of a core")
             under_load(running, fleet, asked.minutes)
             print_false_alarms(running)

@@ -3,12 +3,15 @@
     python benchmarks/path.py [--nodes 32] [--count 200]
 
 Command-line adapter, settling time off, caps wide open, one fault at a time on an idle machine. Prints p50,
-p99 and where the time goes. Needs root and Debian's Slurm (`make test` installs it).
+p99 and where the time goes. After each fault a bare `scontrol update` drains a node that is drained already,
+so that both meet the same load: the figures to compare are the ratios. Needs root and Debian's Slurm (`make
+test` installs it).
 """
 
 import argparse
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -85,9 +88,9 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
     log = Log(slurm.slurmctld_log)
     drained: dict[str, datetime] = {}
     answered: dict[str, datetime] = {}
-    costs, post = [], []
+    costs, post, bare = [], [], []
     for number in range(count + WARM_UP):
-        node = slurm.node_names[number % slurm.nodes]
+        node = slurm.node_names[number % (slurm.nodes - 1)]
         drained.pop(node, None)
         body = {
             "cluster": "pod1",
@@ -108,8 +111,24 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
         wait(seen, f"the drain of {node}")
         if number >= WARM_UP:
             costs.append((drained[node] - answered[node]).total_seconds() * 1000)
+            bare.append(bare_drain_ms(slurm))
         give_back(ask, db, node)
     report(costs, post, db)
+    compare(costs, bare)
+
+
+def bare_drain_ms(slurm: RealSlurm) -> float:
+    """The command alone, on the last node, which was drained before healer began."""
+    begun = time.perf_counter()
+    command = ("scontrol", "update", f"NodeName={slurm.node_names[-1]}", "State=DRAIN", "Reason=benchmark")
+    subprocess.run(command, env=slurm.env, capture_output=True, check=True)
+    return (time.perf_counter() - begun) * 1000
+
+
+def compare(costs: list[float], bare: list[float]) -> None:
+    p50, p99 = quantile(bare, 0.5), quantile(bare, 0.99)
+    print(f"bare scontrol: p50 {p50:.1f} ms  p99 {p99:.1f} ms")
+    print(f"ratio: p50 {quantile(costs, 0.5) / p50:.1f} x  p99 {quantile(costs, 0.99) / p99:.1f} x")
 
 
 def give_back(ask: httpx.Client, db: sa.Engine, node: str) -> None:
@@ -182,6 +201,7 @@ def main() -> None:
         folder.chmod(0o711)
         with RealSlurm(folder / "s", nodes=given.nodes) as slurm:
             print(f"real Slurm of {given.nodes} nodes", flush=True)
+            bare_drain_ms(slurm)
             stack = Stack(folder, **OPEN_CAPS, **slurm.env)
             stack.start()
             try:

@@ -120,6 +120,7 @@ def hold_back_database(db: sa.Engine, backup_at: datetime, *, by: str, source: s
             tx = _transaction(db, conn, cluster)
             tx.add_pause(pause)  # one: it has the same id each time
             asking += hold_back(tx, cluster, restore, heads.get(cluster, 0))
+            tx.send()
     return Restored(pause.id, asking, (before, after), ended, [], statements)
 
 

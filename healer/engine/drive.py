@@ -151,6 +151,8 @@ class _Drive:
             validation=rules.validation,
         )
         self.entries = claim.log()
+        #: As just read for the run's facts; the step that follows at once needs no other look.
+        self.seen: Incident | None = None
 
     def go(self) -> None:
         entries = self.entries
@@ -252,7 +254,7 @@ class _Drive:
 
     def _do(self, intent: Do) -> LogEntry:
         action, run = action_of(intent.step), self.run
-        incident = self.claim.incident()
+        incident, self.seen = self.seen or self.claim.incident(), None
         ctx = self._context(intent, incident)
         started = is_started(self.entries, intent.key)
         asks, keeps = intent.step.do not in SENDING_VERBS or intent.item is not None, False
@@ -388,7 +390,8 @@ class _Drive:
 
     def _know(self) -> LogEntry:
         """Logs the facts of the run as its first entry, for conditions and inputs."""
-        data: dict[str, object] = {"knows": facts_of(self.run, self.playbook, self.claim.incident())}
+        self.seen = self.claim.incident()
+        data: dict[str, object] = {"knows": facts_of(self.run, self.playbook, self.seen)}
         if agreed := self.run.input.get("restart"):
             data["restart"] = agreed
         return self._keep(BEGIN, StepEvent.done, NO_WORDS, data)

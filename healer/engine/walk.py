@@ -117,9 +117,9 @@ def walk(
         decide_all(state, batch)
         note_merged(state)
         note_cost(state)
-        _save(state)
         settle_forecasts(tx, rules, picture, findings, state.work.placed, now)
         note_inventories(tx, picture, now)
+        _save(state)
         tx.consume(batch)
     _note_for_next_walk(state, findings)
     return state.started

@@ -17,8 +17,8 @@ from healer.model import Component, Part, Scope, SlurmJob, SlurmNode, SlurmSnaps
 
 #: Rows at most; what comes beyond is dropped and counted.
 ROWS_MAX = {
-    Scope.gpu: 100_000,
-    Scope.node: 12_500,
+    Scope.gpu: 150_000,
+    Scope.node: 18_750,
     Scope.link: 400_000,
     Scope.job: 100_000,
     Scope.switch: 10_000,

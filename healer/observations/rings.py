@@ -86,8 +86,9 @@ class Rings:
         if signals <= had and rows <= had_rows:
             return
         if rows > had_rows:
-            # Half as much again: the fleet's size is mostly known before (`Telemetry.show`), and this is big.
-            rows = max(rows, had_rows + had_rows // 2)
+            # An eighth more: the fleet's size is mostly known before (`Telemetry.show`), and while this grows
+            # the old array and the new one are in memory together, gigabytes each in a large fleet.
+            rows = max(rows, had_rows + had_rows // 8)
         rows = max(rows, had_rows)
         signals = max(signals, had)
         self._last = larger(self._last, (signals, rows), np.nan)

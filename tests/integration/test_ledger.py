@@ -153,6 +153,25 @@ def test_saving_an_incident_again_replaces_it(bench: Bench) -> None:
     assert one == incident(title="two", jobs_hit=("4711",))
 
 
+def test_an_incident_saved_twice_in_one_transaction_is_as_the_second_time(bench: Bench) -> None:
+    with bench.ledger.transaction() as tx:
+        for title in ("one", "two"):
+            tx.save_incident(incident(title=title))
+    with bench.ledger.transaction() as tx:
+        assert [one.title for one in tx.open_incidents()] == ["two"]
+
+
+def test_a_transaction_reads_what_it_wrote(bench: Bench) -> None:
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(incident())
+        tx.create_run(run())
+        assert tx.incident(incident().id) == incident()
+        tx.set_run_state(run().id, RunState.cancelled, why="x", at=START)
+        tx.save_incident(incident(title="later"))
+        assert [one.title for one in tx.open_incidents()] == ["later"]
+        assert tx.active_runs() == []
+
+
 def verdict(sentence: str) -> IncidentVerdict:
     return IncidentVerdict(
         nodes={node(): Verdict.isolate},
@@ -384,6 +403,18 @@ def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(ben
         why = "its run could not drain the node"
         claim.gate(lambda tx: tx.release_slot(node(), at=START, why=why))
     assert (facts(bench).slots, facts(bench).granted) == ((), ())
+
+
+def test_a_slot_granted_and_released_in_one_question_is_free(bench: Bench) -> None:
+    begin(bench, run())
+
+    def judge(tx: GateTx) -> None:
+        tx.grant_slot(slot())
+        tx.release_slot(node(), at=START, why="x")
+
+    with ExitStack() as stack:
+        claimed(stack, bench).gate(judge)
+    assert facts(bench).slots == ()
 
 
 def test_releasing_a_free_slot_is_a_no_op(bench: Bench) -> None:

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import sqlalchemy as sa
 
+from healer.adapters.postgres.engine import write_docs
 from healer.adapters.postgres.node_life import read_life
-from healer.adapters.postgres.node_rows import read_inventories, save_bursts, save_inventories
+from healer.adapters.postgres.node_rows import SAVE_BURSTS, read_inventories, save_inventories
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.run_rows import write_entries
 from healer.adapters.postgres.tables import fault_bursts, slots
@@ -84,8 +85,10 @@ def test_a_life_has_repairs_that_were_done_and_replaced_parts(fresh_database: sa
                 entry("run-3", 16, "reboot"),
             ],
         )
-        save_bursts(
-            conn, [burst("part-replaced", 19), burst("xid-79", 20), burst("part-replaced", 18, "gpu0002")]
+        write_docs(
+            conn,
+            SAVE_BURSTS,
+            [burst("part-replaced", 19), burst("xid-79", 20), burst("part-replaced", 18, "gpu0002")],
         )
         life = read_life(conn, CLUSTER, "gpu0001", SINCE)
     assert [(step.verb, step.at, step.run) for step in life.steps] == [
@@ -111,7 +114,11 @@ def test_each_change_of_a_version_is_kept_for_a_year(fresh_database: sa.Engine) 
 
 def test_replaced_parts_are_kept_for_a_year(fresh_database: sa.Engine) -> None:
     with fresh_database.begin() as conn:
-        save_bursts(conn, [burst("part-replaced", 380), burst("part-replaced", 300), burst("xid-79", 100)])
+        write_docs(
+            conn,
+            SAVE_BURSTS,
+            [burst("part-replaced", 380), burst("part-replaced", 300), burst("xid-79", 100)],
+        )
     tidy(fresh_database, NOW)
     with fresh_database.connect() as conn:
         life = read_life(conn, CLUSTER, "gpu0001", SINCE)

@@ -41,7 +41,7 @@ from healer.ports.queries import AuditQuery, decode_cursor, encode_cursor
 SEALER_LOCK = int.from_bytes(b"healaudi", "big")
 _READ_ROWS = 5000
 
-_APPEND = sa.text("""
+APPEND = sa.text("""
 INSERT INTO audit_records (cluster, at, actor, verb, subject, data)
 SELECT doc->>'cluster', (doc->>'at')::timestamptz, doc->>'actor', doc->>'verb', doc->>'subject', doc->'data'
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
@@ -70,10 +70,10 @@ def append(conn: sa.Connection, record: AuditRecord) -> None:
 def append_many(conn: sa.Connection, records: Sequence[AuditRecord]) -> None:
     """Stores records in their order, like `append`."""
     if records:
-        conn.execute(_APPEND, {"rows": json.dumps([_row(record) for record in records])})
+        conn.execute(APPEND, {"rows": json.dumps([row_of(record) for record in records])})
 
 
-def _row(record: AuditRecord) -> dict[str, object]:
+def row_of(record: AuditRecord) -> dict[str, object]:
     if record.at.tzinfo is None:
         raise ValueError(
             f"an audit record's time needs a zone: {record.verb} {record.subject} at {record.at}"

@@ -22,7 +22,7 @@ from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres.engine import Lane, ledger_errors, read_docs
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
-from healer.adapters.postgres.run_rows import ENDED, Lines, logs_of, store
+from healer.adapters.postgres.run_rows import ENDED, Lines, log_entry, store
 from healer.adapters.postgres.tables import incidents, permits, requeues, runs
 from healer.model import (
     ENDED_RUN_STATES,
@@ -93,6 +93,13 @@ FROM due WHERE runs.id = due.id RETURNING runs.id, runs.epoch, runs.doc
 _LEFT = sa.text(
     "SELECT id, epoch FROM runs WHERE id = ANY(:ids) AND state = 'running' AND lease_until IS NOT NULL"
 )
+#: The log and the incident of each of these runs.
+_ABOUT = sa.text("""
+SELECT runs.id, incidents.doc AS incident, coalesce((
+    SELECT json_agg(json_build_object('seq', seq, 'doc', doc) ORDER BY seq) FROM run_log
+    WHERE run = runs.id), '[]') AS log
+FROM runs LEFT JOIN incidents ON incidents.id = runs.incident WHERE runs.id = ANY(:ids)
+""")
 _INCIDENTS = sa.text("SELECT id, doc FROM incidents WHERE id = ANY(:ids)")
 _FREE = sa.text("UPDATE runs SET lease_until = NULL WHERE id = ANY(:ids)")
 
@@ -209,17 +216,15 @@ def claim_due(
         # We hold the lock, so a run that still has a lease was abandoned by its worker.
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
-    logs = logs_of(conn, ids)
-    by_id = {row.id: from_stored(row.doc, Run) for row in rows}
-    incidents_by_id = read_incidents(
-        conn, [run.incident for run in by_id.values() if run.incident is not None]
-    )
+    about = {row.id: row for row in conn.execute(_ABOUT, {"ids": ids})} if ids else {}
     claimed = []
     for row in rows:
         left.taken(row.id)
-        run = msgspec.structs.replace(by_id[row.id], epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
-        incident = incidents_by_id.get(run.incident or "")
-        claimed.append((run, logs[row.id], incident))
+        run = from_stored(row.doc, Run)
+        run = msgspec.structs.replace(run, epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
+        log, doc = about[row.id].log, about[row.id].incident
+        entries = [log_entry(line["seq"], line["doc"]) for line in log]
+        claimed.append((run, entries, None if doc is None else from_stored(doc, Incident)))
     return claimed
 
 
@@ -319,10 +324,12 @@ class PostgresGateTx:
 
     def grant_slot(self, slot: Slot) -> None:
         self.changed = True
-        gate.grant_slots(self._conn, [slot])
+        self.lines.granted.append(slot)
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         self.changed = True
+        granted, self.lines.granted = self.lines.granted, []
+        gate.grant_slots(self._conn, granted)  # in their order: it may be the same node
         gate.release_slot(self._conn, self._run.cluster, node, at=at, why=why)
 
     def add_remedy(self, use: RemedyUse) -> None:

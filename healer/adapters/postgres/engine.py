@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -143,6 +144,11 @@ def _decoded(text: bytes | str) -> Any:
         return _decode(text)
     except msgspec.DecodeError:
         return json.loads(text)  # a number beyond all floats: valid JSON, stored by PostgreSQL
+
+
+def alone(engine: sa.Engine) -> sa.Engine:
+    """The same pool, each statement a transaction of its own: for reads, without two round trips around."""
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def connect_outside_pool(engine: sa.Engine) -> psycopg.Connection:
@@ -516,6 +522,40 @@ def write_docs(
     """Executes one statement for all rows, passed as one JSON text, so that it is planned once."""
     if rows:
         conn.execute(statement, {"rows": stored_json(rows).decode(), **values})
+
+
+class Writes:
+    """Rows that a transaction inserts or updates and does not read again, sent as one statement.
+
+    Each kind of row has its own table and statement with `:rows`; other values are common to all of them. A
+    round trip costs more than most rows, and a drain waits for each.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[sa.TextClause, list[object]] = {}
+        self._values: dict[str, object] = {}
+
+    def add(self, statement: sa.TextClause, rows: Sequence[object], **values: object) -> None:
+        if rows:
+            self._rows.setdefault(statement, []).extend(rows)
+            self._values |= values
+
+    def send(self, conn: sa.Connection) -> None:
+        """Sends what was added since the last time."""
+        if not self._rows:
+            return
+        kinds, self._rows = self._rows, {}
+        values = {f"rows_{place}": stored_json(rows).decode() for place, rows in enumerate(kinds.values())}
+        conn.execute(_together(tuple(kinds)), {**values, **self._values})
+        self._values = {}
+
+
+@cache
+def _together(statements: tuple[sa.TextClause, ...]) -> sa.TextClause:
+    """Data-modifying statements as one: the first ones as its common table expressions."""
+    *before, last = (part.text.replace(":rows ", f":rows_{at} ") for at, part in enumerate(statements))
+    parts = ", ".join(f"part_{place} AS ({text})" for place, text in enumerate(before))
+    return sa.text(f"WITH {parts} {last}" if parts else last)
 
 
 def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import confirm, pick, read_doc, reading, write_docs, writing
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, SnapshotStore
-from healer.adapters.postgres.run_rows import ENDED
+from healer.adapters.postgres.run_rows import ENDED, GRANT
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
     HARDWARE,
@@ -37,7 +37,7 @@ from healer.ports.transactions import HookStanding
 from healer.text import from_stored, read_said, to_stored
 
 FACTS = sa.text("""
-SELECT json_build_object(
+SELECT pictured.version, pictured.taken_at, json_build_object(
   'slots', coalesce((SELECT json_agg(item) FROM (
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
      WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS item), '[]'),
@@ -89,23 +89,9 @@ SELECT json_build_object(
        WHERE runs.cluster = :cluster AND NOT runs.shadow
          AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
      WHERE guard = ANY(:capacity) ORDER BY severity, since) AS item), '[]')
-)::text
+)::text AS facts
+FROM (SELECT) AS always LEFT JOIN snapshots AS pictured ON pictured.cluster = :cluster
 """)
-
-_GRANT = sa.text("""
-INSERT INTO slots (cluster, node, incident, run, granted_at, unusable, drained_at)
-SELECT doc->>'cluster', doc->>'node', doc->>'incident', doc->>'run', (doc->>'granted_at')::timestamptz,
-  (doc->>'unusable')::boolean, (doc->>'drained_at')::timestamptz
-FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
-ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
-SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
-  granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END,
-  unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable
-    ELSE slots.unusable OR slots.run = excluded.run AND excluded.unusable END
-WHERE slots.drained_at IS NULL OR slots.run = excluded.run
-  OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
-""")
-
 
 SWEEPS = sa.text("""
 SELECT json_build_object(
@@ -180,9 +166,10 @@ def read_facts(
         breaker = from_stored(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
     values |= {"capacity": CAPACITY, "ended": ENDED}
-    facts = _decode(conn.execute(FACTS, values).scalar_one())
-    fields = msgspec.structs.asdict(facts)
-    return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
+    row = conn.execute(FACTS, values).one()
+    fields = msgspec.structs.asdict(_decode(row.facts))
+    snapshot = snapshots.read_of(conn, cluster, row)
+    return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshot, **fields)
 
 
 def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
@@ -193,9 +180,7 @@ def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], sin
 
 
 def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
-    """Grants one slot per node; `many` names each node once. A run takes over the slot of a run that has
-    ended or has not drained the node yet; in the latter case its time begins again."""
-    write_docs(conn, _GRANT, many, ended=ENDED)
+    write_docs(conn, GRANT, many, ended=ENDED)
 
 
 def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, why: str) -> None:

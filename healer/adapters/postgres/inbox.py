@@ -19,6 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer.adapters.postgres.engine import (
     ClusterStore,
     DedicatedConnection,
+    Lane,
+    alone,
     confirm,
     ledger_errors,
     matches,
@@ -189,11 +191,11 @@ def observation_of(row: sa.Row) -> Observation:
     )
 
 
-def consume(conn: sa.Connection, observations: Iterable[Observation], at: datetime) -> None:
-    """Marks rows as consumed, in the walk's transaction."""
-    ids = [observation.inbox_id for observation in observations if observation.inbox_id is not None]
-    if ids:
-        conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
+#: Marks rows as consumed, in the walk's transaction.
+CONSUME = sa.text("""
+UPDATE inbox SET consumed_at = :at
+WHERE id IN (SELECT given::bigint FROM jsonb_array_elements_text(CAST(:rows AS jsonb)) AS given)
+""")
 
 
 def alerts(
@@ -294,14 +296,15 @@ class PostgresInbox:
         self._engine = engine
         self._cluster = cluster
         self._signals = PostgresSignals(engine)
-        self._queue = FairQueue(cluster)
+        queue = FairQueue(cluster)
+        #: A connection of its own: one from the pool takes three round trips more, in each walk.
+        self._looks = Lane[int](alone(engine), lambda conn, limits: [queue.take(conn, n) for n in limits])
 
     def add(self, observations: Sequence[Observation]) -> int:
         return sum(self._signals.store([Arrival(observation) for observation in observations]))
 
     def unconsumed(self, limit: int) -> list[Observation]:
-        with self._engine.connect() as conn:
-            return [observation_of(row) for row in self._queue.take(conn, limit)]
+        return [observation_of(row) for row in self._looks.do(limit)]
 
     def since(self, moment: datetime, *, lines: datetime) -> Iterator[Observation]:
         """Reads with a server-side cursor, so that an hour of a storm fits into memory."""

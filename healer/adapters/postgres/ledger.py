@@ -15,6 +15,7 @@ from healer.adapters.postgres import inbox as inbox_rows
 from healer.adapters.postgres.claims import Claims, LedgerParts, PostgresClaim
 from healer.adapters.postgres.engine import (
     Lane,
+    Writes,
     ledger_errors,
     pick,
     read_doc,
@@ -39,10 +40,8 @@ from healer.adapters.postgres.tables import (
     run_log,
     runs,
     slots,
-    verdicts,
     vetoes,
 )
-from healer.adapters.postgres.tables import findings as findings_table
 from healer.model import (
     LIFTING_VERBS,
     AuditRecord,
@@ -85,6 +84,23 @@ _WAITING = ("waiting", "held", "stuck", "proposed", "waiting_approval")
 T = TypeVar("T")
 
 
+_SAVE_INCIDENTS = sa.text("""
+INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, closed, doc)
+SELECT doc->>'id', doc->>'cluster', doc->>'rule', doc->>'state', doc->>'severity', doc#>>'{root,node}',
+  (doc->>'opened')::timestamptz, (doc->>'updated')::timestamptz, (doc->>'closed')::timestamptz, doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (id) DO UPDATE SET cluster = excluded.cluster, rule = excluded.rule, state = excluded.state,
+  severity = excluded.severity, node = excluded.node, opened = excluded.opened, updated = excluded.updated,
+  closed = excluded.closed, doc = excluded.doc
+""")
+_ADD = """
+INSERT INTO {} (incident, at, doc)
+SELECT item->>'incident', (item->>'at')::timestamptz, item->'doc'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (item, place) ORDER BY place
+"""
+_ADD_FINDINGS, _ADD_VERDICTS = sa.text(_ADD.format("findings")), sa.text(_ADD.format("verdicts"))
+
+
 class PostgresLedger:
     """`healer.ports.Ledger` of one cluster.
 
@@ -100,11 +116,18 @@ class PostgresLedger:
     def transaction(self) -> Iterator["PostgresTx"]:
         with ledger_errors():
             if self._connection is not None:
-                with self._connection.begin():
-                    yield PostgresTx(self._connection, self._parts)
+                with self._connection.begin(), self._sent(self._connection) as tx:
+                    yield tx
             else:
-                with self._engine.begin() as conn:
-                    yield PostgresTx(conn, self._parts)
+                with self._engine.begin() as conn, self._sent(conn) as tx:
+                    yield tx
+
+    @contextmanager
+    def _sent(self, conn: sa.Connection) -> Iterator["PostgresTx"]:
+        """A transaction whose last writes are sent before the commit."""
+        tx = PostgresTx(conn, self._parts)
+        yield tx
+        tx.send()
 
     def claim(self, run: str) -> AbstractContextManager[PostgresClaim | None]:
         return self._claims.claim(run)
@@ -133,8 +156,8 @@ class PostgresLedger:
 
     @contextmanager
     def command(self) -> Iterator["PostgresTx"]:
-        with writing(self._engine) as conn:
-            yield PostgresTx(conn, self._parts)
+        with writing(self._engine) as conn, self._sent(conn) as tx:
+            yield tx
 
     def together(
         self,
@@ -142,8 +165,8 @@ class PostgresLedger:
         after: Callable[[Sequence[object]], None],
     ) -> Callable[[T], Any]:
         def work_on(conn: sa.Connection, items: Sequence[T]) -> Sequence[object]:
-            with conn.begin():
-                results = work(PostgresTx(conn, self._parts), items)
+            with conn.begin(), self._sent(conn) as tx:
+                results = work(tx, items)
             after(results)
             return results
 
@@ -173,10 +196,26 @@ class PostgresLedger:
 
 # Wide: implements `ports.WalkTx`, `GateTx` and `CommandTx` over one connection.
 class PostgresTx:
-    """`healer.ports.WalkTx` and `CommandTx` on an open transaction."""
+    """`healer.ports.WalkTx` and `CommandTx` on an open transaction.
+
+    Rows that are only written wait, and are sent together before anything else is done on the connection, so
+    that each statement sees what came before it. Who opens the transaction calls `send` before its commit.
+    """
 
     def __init__(self, conn: sa.Connection, parts: LedgerParts) -> None:
-        self.conn, self._cluster, self._parts = conn, parts.cluster, parts
+        self._conn, self._cluster, self._parts = conn, parts.cluster, parts
+        self._writes, self._saved = Writes(), set[str]()
+
+    @property
+    def conn(self) -> sa.Connection:
+        self.send()
+        return self._conn
+
+    def send(self) -> None:
+        """Raises NodeTaken where a run that waits is the second one at work on its node."""
+        with run_rows.node_taken(""):
+            self._writes.send(self._conn)
+        self._saved.clear()
 
     def open_incidents(self) -> list[Incident]:
         lately = sa.or_(incidents.c.state != "resolved", incidents.c.opened > self._now() - _RECENT)
@@ -253,30 +292,30 @@ class PostgresTx:
         return {name for name in names.scalars() if name is not None}
 
     def save_incident(self, incident: Incident) -> None:
-        row = pick(incident, "cluster", "rule", "state", "severity", "opened", "updated", "closed")
-        row |= {"node": incident.root.node, "doc": to_stored(incident)}
-        self.conn.execute(upsert(incidents, {"id": incident.id}, row))
+        if incident.id in self._saved:
+            self.send()  # a statement changes a row once
+        self._saved.add(incident.id)
+        self._writes.add(_SAVE_INCIDENTS, [incident])
 
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
-        rows = [{"incident": incident, "at": finding.at, "doc": to_stored(finding)} for finding in findings]
-        if rows:
-            self.conn.execute(sa.insert(findings_table), rows)
+        rows = [{"incident": incident, "at": finding.at, "doc": finding} for finding in findings]
+        self._writes.add(_ADD_FINDINGS, rows)
 
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
-        values = {"incident": incident, "at": at, "doc": to_stored(verdict)}
-        self.conn.execute(sa.insert(verdicts).values(values))
+        self._writes.add(_ADD_VERDICTS, [{"incident": incident, "at": at, "doc": verdict}])
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         return inbox_rows.newest_durable(self.conn, self._cluster, job)
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
-        node_rows.save_bursts(self.conn, bursts)
+        self._writes.add(node_rows.SAVE_BURSTS, bursts)
 
     def forecasts(self, since: datetime) -> list[Forecast]:
         table = forecasts.c
         lately = sa.or_(table.ended_at.is_(None), table.ended_at >= since)
         query = sa.select(table.doc).where(table.cluster == self._cluster, lately)
-        return read_docs(self.conn, query.order_by(table.told_at, table.id), Forecast)
+        # Not `conn`: none of the rows that wait is a forecast.
+        return read_docs(self._conn, query.order_by(table.told_at, table.id), Forecast)
 
     def save_forecast(self, forecast: Forecast) -> None:
         row = pick(forecast, "cluster", "rule", "outcome", "told_at", "ended_at")
@@ -290,17 +329,17 @@ class PostgresTx:
         return node_rows.read_references(self.conn, self._cluster)
 
     def add_decision(self, decision: Decision) -> None:
-        run_rows.write_decisions(self.conn, [decision])
+        self._writes.add(run_rows.DECISIONS, [decision])
 
     def create_run(self, run: Run) -> None:
-        run_rows.write_runs(self.conn, [run])
+        self._writes.add(run_rows.RUNS, [run])
 
     def add_starts(
         self, runs: Sequence[Run], decisions: Sequence[Decision], records: Sequence[AuditRecord]
     ) -> None:
         run_rows.write_runs(self.conn, runs)
-        run_rows.write_decisions(self.conn, decisions)
-        audit_rows.append_many(self.conn, records)
+        self._writes.add(run_rows.DECISIONS, decisions)
+        self._writes.add(audit_rows.APPEND, [audit_rows.row_of(record) for record in records])
 
     def set_run_state(
         self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None, **change: Any
@@ -346,7 +385,7 @@ class PostgresTx:
         return [from_stored({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 
     def audit(self, record: AuditRecord) -> None:
-        audit_rows.append(self.conn, record)
+        self._writes.add(audit_rows.APPEND, [audit_rows.row_of(record)])
 
     def write(self, entry: LogEntry) -> None:
         run_rows.write_entries(self.conn, [entry])
@@ -397,7 +436,8 @@ class PostgresTx:
         return self.conn.execute(sa.delete(references).where(*this)).rowcount > 0
 
     def consume(self, observations: Sequence[Observation]) -> None:
-        inbox_rows.consume(self.conn, observations, self._now())
+        ids = [observation.inbox_id for observation in observations if observation.inbox_id is not None]
+        self._writes.add(inbox_rows.CONSUME, ids, at=self._now())
 
     def _now(self) -> datetime:
         return self._parts.clock.now()

@@ -14,6 +14,7 @@ from healer.adapters.postgres.engine import (
     ClusterStore,
     Lane,
     PostgresStore,
+    alone,
     ledger_errors,
     matches,
     read_doc,
@@ -101,7 +102,7 @@ class PostgresSnapshots:
         self._engine = engine
         self._lock = threading.Lock()
         #: One answer for all concurrent readers.
-        self._lane = Lane[str](engine, self._latest)
+        self._lane = Lane[str](alone(engine), self._latest)
         self._decoded: dict[str, tuple[int, SlurmSnapshot]] = {}
         self._written: dict[str, _Written] = {}
 
@@ -156,8 +157,7 @@ class PostgresSnapshots:
         return self._lane.do(cluster)
 
     def _latest(self, conn: sa.Connection, clusters: Sequence[str]) -> Sequence[object]:
-        with conn.begin():
-            found = {cluster: self.read(conn, cluster) for cluster in set(clusters)}
+        found = {cluster: self.read(conn, cluster) for cluster in set(clusters)}
         return [found[cluster] for cluster in clusters]
 
     def read_all(
@@ -171,13 +171,17 @@ class PostgresSnapshots:
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
         """The latest snapshot, in the caller's transaction."""
         query = sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
-        head = conn.execute(query).first()
-        if head is None:
+        return self.read_of(conn, cluster, conn.execute(query).first())
+
+    def read_of(self, conn: sa.Connection, cluster: str, head: sa.Row | None) -> SlurmSnapshot | None:
+        """The same, where `head` has its version and time already."""
+        if head is None or head.version is None:
             return None
         with self._lock:
             decoded = self._decoded.get(cluster)
         if decoded is None or decoded[0] != head.version:
-            head = conn.execute(query.add_columns(snapshots.c.body)).one()
+            whole = sa.select(snapshots.c.version, snapshots.c.taken_at, snapshots.c.body)
+            head = conn.execute(whole.where(snapshots.c.cluster == cluster)).one()
             before = decoded[1] if decoded else None
             decoded = head.version, _reuse_unchanged(before, _decode(head.body))
             with self._lock:
@@ -223,7 +227,8 @@ def _reuse_unchanged(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmS
 
 # --- fault bursts: written by the walk, read when a detector starts
 
-_SAVE_BURSTS = sa.text("""
+#: Inserts bursts, or updates those that go on.
+SAVE_BURSTS = sa.text("""
 INSERT INTO fault_bursts (cluster, node, part, fault, began_at, last_at, doc)
 SELECT doc->>'cluster', doc->>'node', doc->>'part', doc->>'fault',
   (doc->>'began_at')::timestamptz, (doc->>'last_at')::timestamptz, doc
@@ -231,11 +236,6 @@ FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS doc
 ON CONFLICT (cluster, node, part, fault, began_at)
 DO UPDATE SET last_at = excluded.last_at, doc = excluded.doc
 """)
-
-
-def save_bursts(conn: sa.Connection, bursts: Sequence[FaultBurst]) -> None:
-    """Inserts the bursts, or updates those that go on."""
-    write_docs(conn, _SAVE_BURSTS, bursts)
 
 
 def bursts_since(conn: sa.Connection, cluster: str, last_at: datetime) -> list[FaultBurst]:

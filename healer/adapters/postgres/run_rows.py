@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import audit_rows, inbox, outbox
-from healer.adapters.postgres.engine import matches, pick, read_page, reading, write_docs
+from healer.adapters.postgres.engine import Writes, matches, pick, read_page, reading, write_docs
 from healer.adapters.postgres.tables import decisions, runs
 from healer.model import (
     ENDED_RUN_STATES,
@@ -24,6 +24,7 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
+    Slot,
     Ticket,
 )
 from healer.ports.answers import Page, RunRecord
@@ -39,14 +40,14 @@ INSERT INTO run_log (run, at, step, event, doc)
 SELECT doc->>'run', (doc->>'at')::timestamptz, doc->>'step', doc->>'event', doc
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
 """)
-_RUNS = sa.text("""
+RUNS = sa.text("""
 INSERT INTO runs (id, cluster, playbook, node, job, incident, state, shadow, created_at, doc)
 SELECT doc->>'id', doc->>'cluster', doc->>'playbook', doc->>'node', doc->>'job', doc->>'incident',
   doc->>'state', (doc->>'shadow')::boolean, (doc->>'created_at')::timestamptz, doc
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
 ON CONFLICT (id) DO NOTHING
 """)
-_DECISIONS = sa.text("""
+DECISIONS = sa.text("""
 INSERT INTO decisions (cluster, incident, run, at, outcome, doc)
 SELECT doc->>'cluster', doc->>'incident', doc->>'run', (doc->>'at')::timestamptz, doc->>'outcome', doc
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
@@ -67,6 +68,22 @@ FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS given (doc)
 WHERE slots.cluster = :cluster AND slots.node = doc->>'node' AND slots.released_at IS NULL
 """)
 
+#: Grants one slot per node; the rows name each node once. A run takes over the slot of a run that has ended
+#: or has not drained the node yet; in the latter case its time begins again.
+GRANT = sa.text("""
+INSERT INTO slots (cluster, node, incident, run, granted_at, unusable, drained_at)
+SELECT doc->>'cluster', doc->>'node', doc->>'incident', doc->>'run', (doc->>'granted_at')::timestamptz,
+  (doc->>'unusable')::boolean, (doc->>'drained_at')::timestamptz
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (cluster, node) WHERE released_at IS NULL DO UPDATE
+SET run = excluded.run, incident = coalesce(excluded.incident, slots.incident),
+  granted_at = CASE WHEN slots.drained_at IS NULL THEN excluded.granted_at ELSE slots.granted_at END,
+  unusable = CASE WHEN slots.drained_at IS NULL THEN excluded.unusable
+    ELSE slots.unusable OR slots.run = excluded.run AND excluded.unusable END
+WHERE slots.drained_at IS NULL OR slots.run = excluded.run
+  OR slots.run IN (SELECT id FROM runs WHERE state = ANY(:ended))
+""")
+
 
 @dataclass
 class Lines:
@@ -76,6 +93,7 @@ class Lines:
     audits: list[AuditRecord] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     remedies: list[RemedyUse] = field(default_factory=list)
+    granted: list[Slot] = field(default_factory=list)
     #: Nodes whose drain was confirmed, and when.
     drained: list[tuple[str, datetime]] = field(default_factory=list)
     #: Released slots: node, time, reason.
@@ -92,16 +110,20 @@ class Lines:
 
 def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datetime, has_sink: bool) -> None:
     """Writes these in the caller's transaction, each kind of row in the order of `many`."""
-    write_entries(conn, [entry for lines in many for entry in lines.entries])
-    write_decisions(conn, [decision for lines in many for decision in lines.decisions])
-    audit_rows.append_many(conn, [record for lines in many for record in lines.audits])
-    write_docs(conn, _REMEDIES, [use for lines in many for use in lines.remedies], cluster=cluster)
+    writes = Writes()
+    writes.add(_ENTRIES, [entry for lines in many for entry in lines.entries])
+    writes.add(DECISIONS, [decision for lines in many for decision in lines.decisions])
+    records = [audit_rows.row_of(record) for lines in many for record in lines.audits]
+    writes.add(audit_rows.APPEND, records)
+    writes.add(_REMEDIES, [use for lines in many for use in lines.remedies], cluster=cluster)
     drained = [{"node": node, "at": when} for lines in many for node, when in lines.drained]
-    write_docs(conn, _DRAINED, drained, cluster=cluster)
+    writes.add(_DRAINED, drained, cluster=cluster)
+    writes.add(GRANT, [slot for lines in many for slot in lines.granted], ended=ENDED)
+    writes.send(conn)
     released = [
         {"node": node, "at": when, "why": str(why)} for lines in many for node, when, why in lines.released
     ]
-    write_docs(conn, _RELEASED, released, cluster=cluster)
+    write_docs(conn, _RELEASED, released, cluster=cluster)  # of a slot that this may have drained
     inbox.put_commands(conn, [command for lines in many for command in lines.commands])
     for lines in many:
         for message in lines.messages:
@@ -110,16 +132,12 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
 
 def write_runs(conn: sa.Connection, runs: Sequence[Run]) -> None:
     """Inserts runs; an id that exists is skipped. Raises NodeTaken if a node has a running run."""
-    with _node_taken(runs[0].node or "" if len(runs) == 1 else ""):
-        write_docs(conn, _RUNS, runs)
+    with node_taken(runs[0].node or "" if len(runs) == 1 else ""):
+        write_docs(conn, RUNS, runs)
 
 
 def write_entries(conn: sa.Connection, entries: Sequence[LogEntry]) -> None:
     write_docs(conn, _ENTRIES, entries)
-
-
-def write_decisions(conn: sa.Connection, decisions: Sequence[Decision]) -> None:
-    write_docs(conn, _DECISIONS, decisions)
 
 
 def set_run_state(
@@ -144,13 +162,13 @@ def set_run_state(
         "epoch": runs.c.epoch + 1,
         "doc": to_stored(msgspec.structs.replace(changed, reason=changed.reason or why)),
     }
-    with _node_taken(before.node or ""):
+    with node_taken(before.node or ""):
         conn.execute(sa.update(runs).where(runs.c.id == run).values(values))
     return changed
 
 
 @contextmanager
-def _node_taken(node: str) -> Iterator[None]:
+def node_taken(node: str) -> Iterator[None]:
     """Raises NodeTaken if the unique index refuses a second running run on the node."""
     try:
         yield
@@ -266,8 +284,12 @@ def logs_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[LogEntr
     """By run: its log, oldest first."""
     logs: dict[str, list[LogEntry]] = {name: [] for name in names}
     for run, seq, doc in conn.execute(_LOGS, {"ids": list(names)}) if names else ():
-        logs[run].append(msgspec.structs.replace(from_stored(doc, LogEntry), seq=seq))
+        logs[run].append(log_entry(seq, doc))
     return logs
+
+
+def log_entry(seq: int, doc: object) -> LogEntry:
+    return msgspec.structs.replace(from_stored(doc, LogEntry), seq=seq)
 
 
 def decisions_where(conn: sa.Connection, where: sa.ColumnElement[bool]) -> list[Decision]:

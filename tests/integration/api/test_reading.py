@@ -7,7 +7,8 @@ import httpx
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_rows import save_bursts, save_inventories
+from healer.adapters.postgres.engine import write_docs
+from healer.adapters.postgres.node_rows import SAVE_BURSTS, save_inventories
 from healer.adapters.postgres.tables import verdicts
 from healer.incidents.incident_verdict import verdict_of
 from healer.model import (
@@ -190,7 +191,7 @@ def test_a_job_with_the_errors_of_its_own_programs(served: Served) -> None:
         fault_class=FaultClass.application, began_at=at, last_at=at, count=20, jobs=("4711",),
     )  # fmt: skip
     with api.engine.begin() as conn:
-        save_bursts(conn, [burst])
+        write_docs(conn, SAVE_BURSTS, [burst])
     (error,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
     assert (error["fault"], error["lines"], error["nodes"], error["node"]) == ("xid-45", 20, 1, "gpu0001")
 

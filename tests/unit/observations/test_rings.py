@@ -45,6 +45,12 @@ def test_the_next_slot_is_emptied_for_all_rows_when_one_writes_into_it() -> None
     assert of_row(made, 2, SLOTS) == [SLOTS - 1, None]
 
 
+def test_a_fleet_that_grows_by_one_row_takes_an_eighth_more_room() -> None:
+    made = rings(rows=800)
+    made.reserve(801)
+    assert made.rows == 900
+
+
 @pytest.mark.parametrize("later", [SLOTS - 1, SLOTS, SLOTS + 1, 1000 * SLOTS])
 def test_time_alone_empties_the_ring_and_at_most_the_whole_of_it(later: int) -> None:
     made = rings()

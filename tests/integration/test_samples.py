@@ -218,15 +218,6 @@ def test_emptying_never_makes_writers_wait(store: PostgresSamples, fresh_databas
     assert len(forget(fresh_database, datetime.now(UTC))) == 1
 
 
-def test_steps_wake_their_readers(store: PostgresSamples, fresh_database: sa.Engine) -> None:
-    with fresh_database.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        conn.execute(sa.text(f"LISTEN {postgres_samples.CHANNEL}"))
-        store.put_steps([steps(1)])
-        driver = conn.connection.driver_connection
-        assert driver is not None
-        assert len(list(driver.notifies(timeout=5, stop_after=1))) == 1
-
-
 def test_a_row_that_cannot_be_read_stops_nothing(store: PostgresSamples, fresh_database: sa.Engine) -> None:
     store.put([report(1), report(2)])
     with fresh_database.begin() as conn:

@@ -26,8 +26,6 @@ from healer.text import say
 
 log = structlog.get_logger()
 
-#: The channel of the NOTIFY that wakes readers of step times. Metrics are read with the next tick.
-CHANNEL = "healer_steps"
 #: How far back a reader starts: the longest window of a rule.
 WINDOW = timedelta(minutes=15)
 #: Rows in one answer of `new`.
@@ -92,11 +90,8 @@ class PostgresSamples:
 
     def put_steps(self, batches: Sequence[StepBatch]) -> None:
         self._steps.copy(
-            (
-                ((batch.cluster, STEPS, ""), batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
-                for batch in batches
-            ),
-            notify=CHANNEL,
+            ((batch.cluster, STEPS, ""), batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
+            for batch in batches
         )
 
     def new(self) -> tuple[list[Report], list[StepBatch]]:
@@ -146,16 +141,15 @@ class _Writer:
     def __init__(self, engine: sa.Engine, setting: str) -> None:
         self._connection = DedicatedConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
-    def copy(self, rows: "Iterable[_NewRow]", *, notify: str | None = None) -> None:
+    def copy(self, rows: "Iterable[_NewRow]") -> None:
         block = _block(rows)
         try:
-            with self._connection.writing() as connection, connection.cursor() as cursor:
-                with cursor.copy(_COPY) as copy:
-                    copy.write(block)
-                if notify is not None:
-                    # Its own transaction: inside the COPY's it would hold the notification lock during
-                    # the fsync.
-                    cursor.execute(b"NOTIFY " + notify.encode())
+            with (
+                self._connection.writing() as connection,
+                connection.cursor() as cursor,
+                cursor.copy(_COPY) as copy,
+            ):
+                copy.write(block)
         except _ERRORS as error:
             self.close()
             raise storage_error(error) from error

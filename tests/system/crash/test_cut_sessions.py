@@ -37,7 +37,7 @@ conn.execute(sa.text(sys.argv[2]))
 conn.commit()
 time.sleep(600)
 """
-_SESSION = sa.text("SELECT query FROM pg_stat_activity WHERE application_name = 'sealer'")
+_LAST = sa.text("SELECT query FROM pg_stat_activity WHERE application_name = 'sealer'")
 
 
 class NetworkedPostgres(Postgres):
@@ -87,6 +87,11 @@ def server() -> Iterator[NetworkedPostgres]:
             made.stop()
 
 
+def _last_statement(engine: sa.Engine) -> str:
+    with engine.connect() as conn:  # one transaction sees the sessions as they were at its first look
+        return conn.scalar(_LAST) or ""
+
+
 @pytest.mark.parametrize(
     "doing", ["SELECT 1", "SELECT pg_sleep(5)"], ids=["at rest", "an answer is on its way"]
 )
@@ -103,9 +108,8 @@ def test_the_sealers_lock_of_a_worker_that_died_with_its_network_is_free_within_
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"held\n"
-        with engine.connect() as conn:
-            asks = doing if "sleep" in doing else "COMMIT"
-            wait_until(lambda: conn.scalar(_SESSION) == asks, what=f"the worker's {asks}")
+        asks = doing if "sleep" in doing else "COMMIT"
+        wait_until(lambda: _last_statement(engine) == asks, what=f"the worker's {asks}")
         if asks == "COMMIT":
             time.sleep(1)  # for its acknowledgement
         ip("link", "set", LINK, "down")

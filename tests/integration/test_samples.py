@@ -94,6 +94,24 @@ def test_stored_samples_come_back_whole_and_once(store: PostgresSamples) -> None
     assert numbers(store.new()[0]) == [9]
 
 
+def test_samples_from_a_host_whose_clock_is_behind_are_of_now_once_they_are_read_as_they_come(
+    store: PostgresSamples,
+) -> None:
+    """That host replaced the sender's time by its own. Step times may have waited in its spool."""
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    store.put([report(1, age_s=600)])
+    assert store.new()[0][0].arrived_at < began, "what came before the first reading may be old"
+    sent = datetime.now(UTC)
+    store.put([report(2, age_s=1200), msgspec.structs.replace(report(3, age_s=1200), at=sent), report(4)])
+    store.put_steps([steps(120, age_s=1200)])
+    (replaced, dated, in_time), (batch,) = store.new()
+    assert began < replaced.arrived_at <= datetime.now(UTC)
+    assert replaced.at == replaced.arrived_at == dated.arrived_at
+    assert dated.at == sent
+    assert in_time.at == in_time.arrived_at > dated.arrived_at
+    assert batch.arrived_at < began
+
+
 def test_relay_of_stored_samples_is_read_back_or_unnamed(
     store: PostgresSamples, fresh_database: sa.Engine
 ) -> None:

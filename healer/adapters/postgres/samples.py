@@ -101,7 +101,8 @@ class PostgresSamples:
         except _ERRORS as error:
             self._reader.close()
             raise LedgerAway(say("adapters.database_silent", error=type(error).__name__)) from error
-        return unpacked(self._cluster, rows)
+        since = self._reader.since
+        return unpacked(self._cluster, rows if since is None else (_dated(row, since) for row in rows))
 
     def close(self) -> None:
         for part in (self._metrics, self._steps, self._reader):
@@ -129,6 +130,16 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
         else:
             _log_unreadable(row.node, report)
     return reports, batches
+
+
+def _dated(row: Row, since: datetime) -> Row:
+    """This row, which came after `since`. If it says otherwise, the clock of the host where it arrived is
+    behind: that host takes times of the sender for times of the future, and replaces them by its own. Step
+    times may have waited in a spool."""
+    kind, subject, at, arrived_at, body, relayed_by = row
+    if kind != METRICS or arrived_at >= since:
+        return row
+    return kind, subject, max(at, since) if at >= arrived_at else at, since, body, relayed_by
 
 
 def _log_unreadable(subject: str, error: ValueError) -> None:
@@ -205,9 +216,12 @@ class _Reader:
         self._cluster = cluster
         self._connection = DedicatedConnection(engine, begin=_begin_reading)
         self._cursor: psycopg.ServerCursor[Any] | None = None
-        #: PostgreSQL snapshots of the last complete pass and of the current one.
+        #: PostgreSQL snapshots of the last complete pass and of the current one, and when they were taken.
         self._last_snapshot: str | None = None
         self._snapshot = ""
+        self._begun: datetime | None = None
+        #: The rows of this pass came later; None of the first pass, which reads what came before.
+        self.since: datetime | None = None
 
     def rows(self) -> list[Row]:
         """At most CHUNK rows in the order of their transactions."""
@@ -226,6 +240,7 @@ class _Reader:
         row = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
         assert row is not None
         self._snapshot, now = row
+        self.since, self._begun = self._begun if self._last_snapshot is not None else None, now
         cursor = connection.cursor("new_samples", binary=True)
         if self._last_snapshot is not None:
             cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._last_snapshot})

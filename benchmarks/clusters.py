@@ -235,6 +235,19 @@ def hanging(many: Many) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def cpu_by_part(many: Many) -> Iterator[None]:
+    """Prints what the parts and the Slurms worked meanwhile, of the clusters in trouble by name."""
+    parts = many.stack.pids()
+    before, begun = {name: cpu_s(descendants(pid)) for name, pid in parts.items()}, time.monotonic()
+    yield
+    took_s, shares = time.monotonic() - begun, Counter[str]()
+    for name, pid in parts.items():
+        shown = name if name.endswith((STORMY, HANGING)) else kind_of(name)
+        shares[shown] += (cpu_s(descendants(pid)) - before[name]) / took_s * 100 if name != "up" else 0
+    print("  CPU %: " + ", ".join(f"{name} {share:.0f}" for name, share in shares.most_common(8)))
+
+
 class Faults:
     """Fatal lines, one node after the other, and until when Slurm shows its drain."""
 
@@ -297,7 +310,8 @@ def in_turn(many: Many, ledger: Ledger, asked: argparse.Namespace) -> None:
         with hanging(many), storm(many, tokens[STORMY], asked.nodes, asked.lines):
             third.send()
             time.sleep(2)
-            trouble = calm.measure(asked.count)
+            with cpu_by_part(many):
+                trouble = calm.measure(asked.count)
             if number == 0:
                 show_pages(many, 20)
         show_round("trouble", trouble)

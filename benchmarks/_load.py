@@ -1,15 +1,16 @@
 """What the benchmarks of measured signals share: a product under load, its processes' CPU, a plain client."""
 
 import asyncio
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -17,9 +18,12 @@ import sqlalchemy as sa
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.bootstrap.web import PROVE_AFTER_S
 from healer.embedded import running
+from healer.embedded.descent import code_folders, descend
+from healer.embedded.user import system_users
 from healer.model import Role
 from healer.ports.callers import NewToken
 from healer.sim.sim_slurm import SimClient
+from healer.sim.sim_slurm import main as run_slurm
 from tests.support.processes import descendants
 from tests.support.seals import sealed
 from tests.support.up import Stack
@@ -60,12 +64,27 @@ class Product:
         return found
 
 
+def simulated_slurm(folder: Path, cluster: str, nodes: int) -> tuple[Path, BaseProcess]:
+    """Its socket, on which it answers soon, and its process. It runs as the user of healer's worker, who
+    alone may change Slurm."""
+    worker = system_users().worker
+    sockets = folder / "slurm"
+    worker.meeting_folder(sockets)
+    socket = sockets / f"{cluster}.sock"
+
+    def serve() -> None:
+        descend(worker, code_folders())
+        run_slurm([f"--socket={socket}", f"--nodes={nodes}", f"--cluster={cluster}"])
+
+    process = multiprocessing.get_context("fork").Process(target=serve)
+    process.start()
+    return socket, process
+
+
 @contextmanager
 def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
     """Ready, and the nodes are known to it. Its mode is shadow where `settings` say nothing else."""
-    socket = folder / "slurm.sock"
-    command = (sys.executable, "-m", "healer.sim.sim_slurm", "--socket", str(socket), "--nodes", str(nodes))
-    slurm = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    socket, slurm = simulated_slurm(folder, CLUSTER, nodes)
     # Rules of its own: an edit of those in the checkout would be read, and proven, in the middle.
     rules = shutil.copytree(Path(__file__).parents[1] / "rules", folder / "rules")
     environ = {
@@ -83,10 +102,11 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
             token = sealed(tokens, tokens.create(new, now=now, by="bench"))
             engine.dispose()
             time.sleep(3)  # the poller's first pictures
+            assert slurm.pid is not None
             yield Product(stack, SimClient(socket), token, slurm.pid)
     finally:
         slurm.terminate()
-        slurm.wait(10)
+        slurm.join(10)
 
 
 def cpu_s(pids: Sequence[int] | set[int]) -> float:

@@ -8,16 +8,15 @@ import sqlalchemy as sa
 import structlog
 
 from healer import bootstrap
-from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres.arrivals import PostgresLosses
-from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.inbox import PostgresInbox, inbox_channel
 from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, wait_to_lead
 from healer.adapters.postgres.node_rows import (
-    SNAPSHOT_CHANNEL,
     PostgresFleetFigures,
     PostgresLemons,
     PostgresSnapshots,
     PostgresTrends,
+    snapshot_channel,
 )
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.system_clock import SystemClock
@@ -56,7 +55,7 @@ def run_detector(settings: Settings) -> None:
     if connection is None:
         return
     log.info("detector became leader", cluster=cluster)
-    waker = Waker(db, [postgres_inbox.CHANNEL, SNAPSHOT_CHANNEL])
+    waker = Waker(db, [inbox_channel(cluster), snapshot_channel(cluster)])
     cleared = returned_nodes(connection, cluster)
     connection.commit()
     snapshots = PostgresSnapshots(db)  # shared, so that each change is decoded once

@@ -25,7 +25,7 @@ from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import WITNESS_PART, Beat, Waiting, Waker, expect_witnesses
-from healer.adapters.postgres.node_rows import SNAPSHOT_CHANNEL, PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots, snapshot_channel
 from healer.adapters.postgres.roles import AUDITOR
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
@@ -276,7 +276,7 @@ def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, book: PostgresLedge
     """Decodes changes of Slurm's picture ahead of the next step (5 ms for 1,250 nodes), and frees the slots
     that hold nothing any more by it."""
     cluster, clock = book.cluster, SystemClock()
-    waker, beat = Waker(db, [SNAPSHOT_CHANNEL]), Beat(db, cluster, "worker")
+    waker, beat = Waker(db, [snapshot_channel(cluster)]), Beat(db, cluster, "worker")
     while True:
         beat()
         try:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,8 @@ from healer.text import say
 ASK_EVERY_S = 15.0
 #: Points of one line of a chart; seconds that a page waits for its turn.
 POINTS, WAIT_S = 300, 10.0
+#: Kept of one server: some 40 kB each where a node has 8 GPUs.
+CHARTS = 100
 
 
 def prometheus_client(settings: Settings) -> PromqlClient | None:
@@ -36,36 +39,61 @@ def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[
 
 
 class RememberedCharts:
-    """`healer.ports.measurements.Charts`. One query at a time, as the learned series are shared."""
+    """`healer.ports.measurements.Charts`. A server that hangs makes only the charts of its clusters wait."""
 
     def __init__(self, settings: Settings, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
-        self._rules, self._book = rules, book
-        found = {cluster.cluster or "": prometheus_client(cluster) for cluster in settings.each()}
-        self._clients = {name: client for name, client in found.items() if client is not None}
-        self._matchers = {cluster.cluster or "": cluster.prometheus_match for cluster in settings.each()}
-        self._made: dict[str, tuple[Catalogue, PromqlHistory]] = {}
-        self._lock = threading.Lock()
+        self._of = {
+            of.cluster or "": _ChartsOfServer(client, of.prometheus_match, rules, book)
+            for of in settings.each()
+            if (client := prometheus_client(of)) is not None
+        }
 
     def remembers(self, cluster: str) -> bool:
-        return cluster in self._clients or "" in self._clients
+        return cluster in self._of or "" in self._of
 
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
-        client = self._clients.get(cluster) or self._clients.get("")
-        if client is None:
-            return {}
-        step_s = chart_step_s((until - since).total_seconds(), POINTS)
+        charts = self._of.get(cluster) or self._of.get("")
+        return {} if charts is None else charts.points(cluster, node, signal, since, until)
+
+
+class _ChartsOfServer:
+    """One query at a time, as the learned series are shared. A chart is kept until it has another point."""
+
+    def __init__(
+        self, client: PromqlClient, matchers: str, rules: Callable[[], Ruleset], book: ColumnBook
+    ) -> None:
+        self._client, self._matchers, self._rules, self._book = client, matchers, rules, book
+        self._made: tuple[Catalogue, PromqlHistory] | None = None
+        #: By cluster, node, signal and span: when it was asked for, and the answer.
+        self._kept: OrderedDict[tuple[str, str, str, int], tuple[float, Points]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
+        span_s = round((until - since).total_seconds())
+        step_s, key = chart_step_s(span_s, POINTS), (cluster, node, signal, span_s)
         if not self._lock.acquire(timeout=WAIT_S):
             raise HistoryAway(say("processes.history_crowded"))
         try:
-            catalogue = self._rules().catalogue
-            made = self._made.get(cluster)
-            if made is None or made[0] is not catalogue:
-                matchers = self._matchers.get(cluster, self._matchers.get("", ""))
-                history = PromqlHistory(client, catalogue, self._book, cluster, matchers)
-                made = self._made[cluster] = (catalogue, history)
-            return made[1].node(node, signal, since, until, step_s, lambda _, name: name == node)
+            asked_at, points = self._kept.get(key, (float("-inf"), {}))
+            if time.monotonic() - asked_at < step_s:
+                return points
+            history = self._history(cluster)
+            points = history.node(node, signal, since, until, step_s, lambda _, name: name == node)
+            self._kept[key] = time.monotonic(), points
+            self._kept.move_to_end(key)
+            if len(self._kept) > CHARTS:
+                self._kept.popitem(last=False)
+            return points
         finally:
             self._lock.release()
+
+    def _history(self, cluster: str) -> PromqlHistory:
+        catalogue = self._rules().catalogue
+        if self._made is None or self._made[0] is not catalogue:
+            self._kept.clear()
+            history = PromqlHistory(self._client, catalogue, self._book, cluster, self._matchers)
+            self._made = catalogue, history
+        return self._made[1]
 
 
 class Watched:

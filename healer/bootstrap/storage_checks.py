@@ -13,6 +13,7 @@ from healer.adapters.postgres.own_health import seal_state
 from healer.adapters.postgres.tables import audit_records, tokens
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.doctor_checks import Look, ask_database, name_few
+from healer.embedded.postgres import connections_needed
 from healer.model.run import BACKED_UP, BACKUP
 from healer.observations.seal_state import SealState, seal_problems
 from healer.settings import Settings
@@ -35,8 +36,6 @@ _SEVERAL = re.compile(r"\s*(?:(?:FIRST|ANY)\s+)?(?P<count>\d+)\s*\((?P<names>.*)
 _STANDBYS = sa.text(
     "SELECT application_name FROM pg_stat_activity JOIN pg_stat_get_wal_senders() AS sender USING (pid)"
 )
-#: The parts of one cluster hold up to so many, two clusters twice as many.
-_CONNECTIONS = 100
 
 
 class Size(NamedTuple):
@@ -73,7 +72,7 @@ def look_at_storage(settings: Settings) -> list[Look]:
     stored = ask_database(settings, ask)
     if stored is None:
         return []
-    looks = [growth(stored.size, now), postgres_settings(stored.values)]
+    looks = [growth(stored.size, now), postgres_settings(stored.values, len(settings.each()))]
     looks += [*standby_looks(stored.values, stored.standbys), backup_age(stored.backup, now)]
     for cluster, state in stored.sealed:
         problems = seal_problems(state, now)
@@ -128,7 +127,7 @@ def _values(conn: sa.Connection) -> dict[str, str]:
     return {name: value for name, value in rows} | {"used": str(used)}
 
 
-def postgres_settings(values: Mapping[str, str]) -> Look:
+def postgres_settings(values: Mapping[str, str], clusters: int = 1) -> Look:
     """`values`: of pg_settings, and `used` connections."""
     name, most = say("doctor.postgres_settings"), int(values.get("max_connections", "0"))
     wrong = [f"{setting} = {values[setting]}" for setting in _WRONG if values.get(setting) in _WRONG[setting]]
@@ -137,8 +136,9 @@ def postgres_settings(values: Mapping[str, str]) -> Look:
         text = say("doctor.not_durable", settings=joined(wrong, "comma"))
         return Look(name, False, text, say("doctor.not_durable_repair", settings=names))
     text = say("doctor.connections", used=values.get("used", "?"), most=most)
-    if most < _CONNECTIONS:
-        return Look(name, False, text, say("doctor.connections_repair", least=_CONNECTIONS))
+    least = connections_needed(clusters)
+    if most < least:
+        return Look(name, False, text, say("doctor.connections_repair", least=least))
     return Look(name, True, text)
 
 

@@ -48,6 +48,11 @@ _HBA = (
 Say = Callable[[str], None]
 
 
+def connections_needed(clusters: int) -> int:
+    """What the parts hold at once: 22 of each cluster at rest, and the API's."""
+    return 60 + 40 * clusters
+
+
 class Postgres:
     """One embedded server on one data directory.
 
@@ -61,9 +66,11 @@ class Postgres:
         announce: Say = lambda _: None,
         popen: dict[str, Any] | None = None,
         logins: Mapping[str, Sequence[str]] | None = None,
+        clusters: int = 1,
     ) -> None:
         """`popen`: more arguments for subprocess (the process group of a tree). `logins`: user of this
         machine -> roles that it may connect as; without it the current user may be each."""
+        self._connections = 2 * connections_needed(clusters)
         self.user: ServerUser = server_user()
         self._logins = logins or {name_of(os.geteuid()): LOGINS}
         self.data_dir: Path = make_data_dir(data_dir)
@@ -121,8 +128,8 @@ class Postgres:
             "listen_addresses": "",
             "unix_socket_directories": str(self.sockets),
             "unix_socket_permissions": "0770" if self.user.shared is not None else "0700",
-            # Two of each process that reconnect at once after a crash of the server need more than 100.
-            "max_connections": "200",
+            # After a crash of the server all processes reconnect while their old connections end.
+            "max_connections": str(self._connections),
             "timezone": "UTC",
             "log_timezone": "UTC",
             "jit": "off",  # short statements only; compiling them costs more than it saves

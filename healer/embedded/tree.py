@@ -456,7 +456,13 @@ class Tree:
         popen = self._guardian.popen
         if self.settings.database_url is None:
             forget_others(self._environ)
-            self.postgres = Postgres(self.data_dir, announce=self.say, popen=popen, logins=self._logins())
+            self.postgres = Postgres(
+                self.data_dir,
+                announce=self.say,
+                popen=popen,
+                logins=self._logins(),
+                clusters=len(self.settings.each()),
+            )
             self.postgres.start()
             self._register_servers()
         if self.settings.redis_url is None:

@@ -16,6 +16,7 @@ from healer.adapters.postgres.inbox import (
     PostgresInbox,
     PostgresSignals,
     consume,
+    inbox_channel,
     put_command,
 )
 from healer.embedded.postgres import Postgres
@@ -136,13 +137,18 @@ def test_a_command_is_one_row_per_request(fresh_database: sa.Engine) -> None:
     assert found[0].data["by"] == "ann"
 
 
-def test_the_detector_is_woken(fresh_database: sa.Engine) -> None:
+def test_signals_and_commands_wake_the_detector_of_their_cluster_alone(fresh_database: sa.Engine) -> None:
+    command = Command(kind=CommandKind.resolve, cluster="pod2", at=NOW, by="ann", incident="i", reason="x")
     with fresh_database.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        conn.execute(sa.text("LISTEN healer_inbox"))
-        PostgresInbox(fresh_database, CLUSTER).add([seen(1)])
+        for cluster in (CLUSTER, "pod2", "pod3"):
+            conn.execute(sa.text(f'LISTEN "{inbox_channel(cluster)}"'))
+        PostgresInbox(fresh_database, CLUSTER).add([seen(1), seen(2)])
+        with fresh_database.begin() as other:
+            put_command(other, command, request="r1")
         driver = conn.connection.driver_connection
         assert driver is not None
-        assert len(list(driver.notifies(timeout=5, stop_after=1))) == 1
+        woken = [one.channel for one in driver.notifies(timeout=5, stop_after=2)]
+        assert woken == [inbox_channel(CLUSTER), inbox_channel("pod2")]
 
 
 def test_writers_that_meet_store_everything_once(fresh_database: sa.Engine) -> None:

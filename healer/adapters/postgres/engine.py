@@ -110,8 +110,10 @@ def make_engine(
             "application_name": name,
             "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC "
             "-c client_min_messages=warning "  # by a warning the server says that a commit is not confirmed
-            # The server's side: a session whose end never reached it would keep its locks for two hours.
-            "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3",
+            # The server's side: a session whose end never reached it would keep its locks for two hours, and
+            # for a quarter of one while an answer is not acknowledged, which no keepalive looks at.
+            "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
+            "-c tcp_user_timeout=10000",
             # Detects a dead peer within seconds; the kernel's default is two hours.
             "keepalives_idle": 5,
             "keepalives_interval": 2,

@@ -35,9 +35,13 @@ from healer.model.detection import KERNEL_LINES
 from healer.ports.signal_stores import Arrival
 from healer.text import from_stored, stored
 
-#: The channel of the NOTIFY that wakes the detector; it also polls.
-CHANNEL = "healer_inbox"
-_NOTIFY = "NOTIFY " + CHANNEL
+
+def inbox_channel(cluster: str) -> str:
+    """Of the NOTIFY that wakes this cluster's detector, and no other; it also polls."""
+    return f"healer_inbox:{cluster}"
+
+
+_WAKE = "SELECT pg_notify(channel, '') FROM unnest(%s::text[]) AS channel"
 
 # One JSON parameter for all rows: much faster than adapting six arrays.
 _INSERT = """
@@ -131,8 +135,9 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     rows_json = _encode(observations).decode().replace("\\u0000", "\\ufffd")
     rows = connection.execute(_INSERT, [rows_json])
     stored = {row[0] for row in rows}
-    if any(_wakes(observation) and observation.digest in stored for observation in observations):
-        connection.execute(_NOTIFY)
+    woken = {seen.component.cluster for seen in observations if _wakes(seen) and seen.digest in stored}
+    if woken:
+        connection.execute(_WAKE, [[*map(inbox_channel, woken)]])
     return stored
 
 
@@ -160,7 +165,8 @@ def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -
             {"digest": command_digest(command, name).hex(), "command": command} for command, name in commands
         ]
         write_docs(conn, _COMMANDS, rows)
-        conn.execute(sa.text(_NOTIFY))
+        woken = {command.cluster for command, _ in commands}
+        conn.exec_driver_sql(_WAKE, ([*map(inbox_channel, woken)],))
 
 
 def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:

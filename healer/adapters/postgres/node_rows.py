@@ -65,7 +65,12 @@ from healer.text import from_stored, to_stored
 # --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
 # slurmctld change with every poll and so have a row of their own.
 
-SNAPSHOT_CHANNEL = "healer_snapshot"
+
+def snapshot_channel(cluster: str) -> str:
+    return f"healer_snapshot:{cluster}"
+
+
+_WAKE = sa.text("SELECT pg_notify(:channel, '')")
 #: The body's `taken_at`; the real one is a column, so that an unchanged cluster has an unchanged body.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -125,7 +130,7 @@ class PostgresSnapshots:
         with self._engine.begin() as conn:
             recorded = record_states(conn, snapshot.cluster, states, snapshot.taken_at, before)
             conn.execute(upsert(snapshots, {"cluster": snapshot.cluster}, row))
-            conn.execute(sa.text(f"NOTIFY {SNAPSHOT_CHANNEL}"))
+            conn.execute(_WAKE, {"channel": snapshot_channel(snapshot.cluster)})
         self._written[snapshot.cluster] = _Written(version, body, snapshot, recorded, recorded != states)
 
     def _touch(self, snapshot: SlurmSnapshot, version: int) -> bool:

@@ -85,7 +85,12 @@ FROM (
     CAST(:start AS timestamptz) AS start, make_interval(secs => :step_s) AS step
   FROM node_states JOIN snapshots USING (cluster)
   WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
-) AS held, generate_series(0, :count - 1) AS bucket
+) AS held,
+-- Not all buckets for each state: most states lie in one.
+LATERAL generate_series(
+  greatest(0, floor(EXTRACT(EPOCH FROM since - start) / :step_s)::int),
+  least(:count - 1, floor(EXTRACT(EPOCH FROM ended - start) / :step_s)::int)
+) AS bucket
 WHERE since < start + (bucket + 1) * step AND ended > start + bucket * step
 GROUP BY 1, 2 ORDER BY 1, 2
 """)

@@ -26,8 +26,6 @@ from healer.text import say
 
 log = structlog.get_logger()
 
-#: The channel of the NOTIFY that wakes readers of step times. Metrics are read with the next tick.
-CHANNEL = "healer_steps"
 #: How far back a reader starts: the longest window of a rule.
 WINDOW = timedelta(minutes=15)
 #: Rows in one answer of `new`.
@@ -92,11 +90,8 @@ class PostgresSamples:
 
     def put_steps(self, batches: Sequence[StepBatch]) -> None:
         self._steps.copy(
-            (
-                ((batch.cluster, STEPS, ""), batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
-                for batch in batches
-            ),
-            notify=CHANNEL,
+            ((batch.cluster, STEPS, ""), batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
+            for batch in batches
         )
 
     def new(self) -> tuple[list[Report], list[StepBatch]]:
@@ -106,7 +101,8 @@ class PostgresSamples:
         except _ERRORS as error:
             self._reader.close()
             raise LedgerAway(say("adapters.database_silent", error=type(error).__name__)) from error
-        return unpacked(self._cluster, rows)
+        since = self._reader.since
+        return unpacked(self._cluster, rows if since is None else (_dated(row, since) for row in rows))
 
     def close(self) -> None:
         for part in (self._metrics, self._steps, self._reader):
@@ -136,6 +132,16 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
     return reports, batches
 
 
+def _dated(row: Row, since: datetime) -> Row:
+    """This row, which came after `since`. If it says otherwise, the clock of the host where it arrived is
+    behind: that host takes times of the sender for times of the future, and replaces them by its own. Step
+    times may have waited in a spool."""
+    kind, subject, at, arrived_at, body, relayed_by = row
+    if kind != METRICS or arrived_at >= since:
+        return row
+    return kind, subject, max(at, since) if at >= arrived_at else at, since, body, relayed_by
+
+
 def _log_unreadable(subject: str, error: ValueError) -> None:
     log.warning("unreadable row of samples", subject=subject, error=str(error))
 
@@ -146,16 +152,15 @@ class _Writer:
     def __init__(self, engine: sa.Engine, setting: str) -> None:
         self._connection = DedicatedConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
-    def copy(self, rows: "Iterable[_NewRow]", *, notify: str | None = None) -> None:
+    def copy(self, rows: "Iterable[_NewRow]") -> None:
         block = _block(rows)
         try:
-            with self._connection.writing() as connection, connection.cursor() as cursor:
-                with cursor.copy(_COPY) as copy:
-                    copy.write(block)
-                if notify is not None:
-                    # Its own transaction: inside the COPY's it would hold the notification lock during
-                    # the fsync.
-                    cursor.execute(b"NOTIFY " + notify.encode())
+            with (
+                self._connection.writing() as connection,
+                connection.cursor() as cursor,
+                cursor.copy(_COPY) as copy,
+            ):
+                copy.write(block)
         except _ERRORS as error:
             self.close()
             raise storage_error(error) from error
@@ -211,9 +216,12 @@ class _Reader:
         self._cluster = cluster
         self._connection = DedicatedConnection(engine, begin=_begin_reading)
         self._cursor: psycopg.ServerCursor[Any] | None = None
-        #: PostgreSQL snapshots of the last complete pass and of the current one.
+        #: PostgreSQL snapshots of the last complete pass and of the current one, and when they were taken.
         self._last_snapshot: str | None = None
         self._snapshot = ""
+        self._begun: datetime | None = None
+        #: The rows of this pass came later; None of the first pass, which reads what came before.
+        self.since: datetime | None = None
 
     def rows(self) -> list[Row]:
         """At most CHUNK rows in the order of their transactions."""
@@ -232,6 +240,7 @@ class _Reader:
         row = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
         assert row is not None
         self._snapshot, now = row
+        self.since, self._begun = self._begun if self._last_snapshot is not None else None, now
         cursor = connection.cursor("new_samples", binary=True)
         if self._last_snapshot is not None:
             cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._last_snapshot})

@@ -5,16 +5,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.support.processes import clean_environ, free_port, running
-from tests.support.prometheus import running_prometheus
+from tests.support.processes import clean_environ, free_port
+from tests.support.prometheus import SERVERS, Samples, prometheus_with
 from tests.support.wait import wait_until
 
 HEALER = Path(__file__).parents[3] / ".venv" / "bin" / "healer"
@@ -23,62 +20,15 @@ BEGIN_S, EVERY_S, COUNT = 1795636800, 15, 480
 SINCE, UNTIL = "2026-11-25T19:59:59Z", "2026-11-25T22:00:00Z"
 
 
-def series() -> list[tuple[str, str]]:
-    """(name, labels) of six series that healer knows, and of one that it does not."""
+def remembered() -> Samples:
+    """Six series that healer knows, and one that it does not."""
     known = [
-        (name, f'{{Hostname="gpu000{node}",gpu="0"}}')
+        f'{name}{{Hostname="gpu000{node}",gpu="0"}}'
         for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE")
         for node in (1, 2, 3)
     ]
-    return [*known, ("go_threads", '{Hostname="gpu0001"}')]
-
-
-def openmetrics() -> str:
-    lines = []
-    for name, labels in series():
-        lines.append(f"# TYPE {name} gauge\n")
-        lines += [f"{name}{labels} {40 + n % 7} {BEGIN_S + n * EVERY_S}\n" for n in range(COUNT)]
-    by_name: dict[str, list[str]] = {}
-    for line in lines:
-        by_name.setdefault(line.split("{")[0].removeprefix("# TYPE ").split()[0], []).append(line)
-    return "".join(line for its in by_name.values() for line in dict.fromkeys(its)) + "# EOF\n"
-
-
-@contextmanager
-def prometheus(folder: Path) -> Iterator[str]:
-    (folder / "past.om").write_text(openmetrics())
-    blocks = ("promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "past.om", folder / "data")
-    subprocess.run(blocks, check=True, capture_output=True)
-    with running_prometheus(folder, "scrape_configs: []\n") as url:
-        wait_until(lambda: answers(f"{url}/-/ready"), 60)
-        yield url
-
-
-@contextmanager
-def victoria_metrics(folder: Path) -> Iterator[str]:
-    address = f"127.0.0.1:{free_port()}"
-    options = (
-        f"-storageDataPath={folder / 'data'}", f"-httpListenAddr={address}", "-retentionPeriod=100y",
-        "-search.disableCache", "-search.latencyOffset=0s",
-    )  # fmt: skip
-    with running(folder / "victoria-metrics.log", "victoria-metrics", *options):
-        url = f"http://{address}"
-        wait_until(lambda: answers(f"{url}/health"), 60)
-        text = "\n".join(
-            f"{name}{labels} {40 + n % 7} {(BEGIN_S + n * EVERY_S) * 1000}"
-            for name, labels in series()
-            for n in range(COUNT)
-        )
-        httpx.post(f"{url}/api/v1/import/prometheus", content=text + "\n").raise_for_status()
-        httpx.get(f"{url}/internal/force_flush").raise_for_status()
-        yield url
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
+    points = [(BEGIN_S + n * EVERY_S, 40 + n % 7) for n in range(COUNT)]
+    return dict.fromkeys([*known, 'go_threads{Hostname="gpu0001"}'], points)
 
 
 def words(url: str, output: Path) -> list[str]:
@@ -102,24 +52,25 @@ def imported(url: str, output: Path, *more: str) -> tuple[Any, list[str]]:
     return json.loads(done.stdout), "".join(texts).splitlines()
 
 
-@pytest.mark.parametrize("server", [prometheus, victoria_metrics])
+@pytest.mark.parametrize("server", SERVERS)
 def test_samples_are_those_that_the_server_holds(tmp_path: Path, server: Any) -> None:
-    with server(tmp_path) as url:
+    with server(tmp_path, remembered()) as url:
         report, samples = imported(url, tmp_path / "past.jsonl")
         _, some = imported(url, tmp_path / "some.jsonl", "--match", 'Hostname="gpu0002"')
     (source,) = report["sources"]
     assert source["kind"] == "prometheus" and not source["skipped"], source["skipped"]
     expected = {
-        f"{name}{labels} {40 + n % 7} {(BEGIN_S + n * EVERY_S) * 1000}"
-        for name, labels in series()[:-1]
-        for n in range(COUNT)
+        f"{series} {value} {at * 1000}"
+        for series, points in remembered().items()
+        if not series.startswith("go_")
+        for at, value in points
     }
     assert sorted(samples) == sorted(expected) and source["signals"] == 6 * COUNT
     assert {line for line in expected if "gpu0002" in line} == set(some) and len(some) == 2 * COUNT
 
 
 def test_an_import_from_a_server_goes_on_after_sigkill(tmp_path: Path) -> None:
-    with prometheus(tmp_path) as url:
+    with prometheus_with(tmp_path, remembered()) as url:
         whole = tmp_path / "whole.jsonl"
         imported(url, whole)
         broken = tmp_path / "broken.jsonl"

@@ -52,6 +52,8 @@ def test_settings_that_are_well_and_too_few_connections() -> None:
     assert postgres_settings(GOOD).state == "ok"
     few = postgres_settings(GOOD | {"max_connections": "50"})
     assert not few.ok and "max_connections" in few.repair
+    many = postgres_settings(GOOD, clusters=20)
+    assert not many.ok and "860" in many.repair
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,14 @@ CALM = 17_280
 #: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
 #: last as in a noisy job.
 LARGE, SMALL = 0.10, 0.03
-#: Of `Streams.wander`, before it is measured.
-WANDER = 3.0
+#: Of `Streams.wander`, before it is measured; it weighs as much as so many values: 32 nodes' for 32 steps.
+WANDER, WANDER_WEIGHT = 3.0, 1024
 
 #: Steps of the short median, and those that are kept of each series: a hiccup is shorter.
 _SHORT, _KEPT = 5, PATIENCE + 1
 _SCALES = 64
-#: Steps of the slow running mean and of the fast one; the variance of their difference in white noise.
-_SLOW, _FAST, _APART_WHITE = 64, 16, 0.01485
+#: Steps of the slow running mean and of the fast one.
+_SLOW, _FAST = 64, 16
 #: Steps that a series' own roughness and the job's wandering remember; E|x - y| of two normal values.
 _ROUGH, _WANDER, _NORMAL_STEP = 200, 256, 1.128
 _BELOW_1 = math.nextafter(1.0, 0.0)
@@ -141,7 +141,7 @@ class Streams:
         self.scales, self.levels = np.full((2, _SCALES), np.nan)
         self.judged = self.paused = 0
         #: Long-run variance over that of one step: 1 where steps do not resemble each other.
-        self.wander = WANDER
+        self.wander, self.wander_weight = WANDER, WANDER_WEIGHT
         #: Steps that are still to pass without a hiccup until the job is trusted to have none.
         self.untried = CALM
         #: (n,) the node of each series; None: each is one.
@@ -200,6 +200,11 @@ class Streams:
     def bias(self) -> Floats:
         """(n,) what each series always was above its peers, as far as that is its nature."""
         return self._of("bias")
+
+    def learn_wander(self, wander: float, values: int) -> None:
+        """One step's measure of it over so many series; many soon replace `WANDER`."""
+        self.wander_weight = min(self.wander_weight + values, _WANDER * values)
+        self.wander += (wander - self.wander) * values / self.wander_weight
 
     def clear(self) -> NDArray[np.bool_]:
         """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""
@@ -348,14 +353,20 @@ class _Columns:
         short = np.nan_to_num(_short_median(self.state[-_SHORT:]), nan=0.0)
         far = above / np.maximum(APART * self._spread(above), 1e-6)
         self.apart[:] = np.maximum(far, short / (LEAP * self.wide))
-        moved = self.fast - self.mean
-        spread = self._spread(moved - medians(np.where(self.known, moved, np.nan))[:, None])
-        wander = np.minimum(spread**2 / (_APART_WHITE * self.noise**2), 30.0)
+        self._wander()
+
+    def _wander(self) -> None:
+        """Measures how much further the two means are apart than in white noise, over all series."""
+        steps = np.minimum(self.mean_n.astype(np.intp), len(_WHITE) - 1)
+        moved = (self.fast - self.mean) / np.sqrt(_WHITE[steps])
+        moved = np.where(self.known & (steps > _WHITE_FROM), moved, np.nan)
+        middle = medians(moved)
+        spread = 1.4826 * medians(np.abs(moved - middle[:, None]))
+        wander = np.minimum((spread / self.noise[:, 0]) ** 2, 30.0)
+        values = np.count_nonzero(np.isfinite(moved), axis=1)
         for row, step in enumerate(self.steps):
-            if step.streams.judged > _SLOW // 2 and not self.jumped[row, 0]:
-                step.streams.wander += (float(wander[row, 0]) - step.streams.wander) / min(
-                    step.streams.judged, _WANDER
-                )
+            if values[row] >= LEAST and not self.jumped[row, 0]:
+                step.streams.learn_wander(float(wander[row]), int(values[row]))
 
     def _add_up(self, clipped: Floats, d: Floats) -> None:
         """CUSUM, and what it says of hiccups."""
@@ -437,6 +448,22 @@ class _Columns:
         natural = np.clip((FOREIGN - far) / (FOREIGN - NATURAL), 0, 1)
         # A part that was faster and is like the others now holds up none.
         self.bias[:] = np.maximum(mean, 0) * kind / (kind + unsure) * natural
+
+
+def _white(steps: int) -> Floats:
+    """(steps,) variance of the fast mean less the slow one after so many values of white noise."""
+    slow = fast = both = 0.0
+    found = np.ones(steps)
+    for n in range(1, steps):
+        a, b = 1 / min(n, _SLOW), 1 / min(n, _FAST)
+        slow, fast = slow * (1 - a) ** 2 + a * a, fast * (1 - b) ** 2 + b * b
+        both = both * (1 - a) * (1 - b) + a * b
+        found[n] = slow + fast - 2 * both
+    return found
+
+
+#: Up to the first the two means are too alike to compare; the last is as if it had gone on forever.
+_WHITE_FROM, _WHITE = _SLOW // 2, np.maximum(_white(8 * _SLOW), 1e-9)
 
 
 def _column(values: Sequence[float]) -> Floats:

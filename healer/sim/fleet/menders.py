@@ -90,7 +90,9 @@ class Healer:
         #: Findings of the telemetry windows; each is walked by itself.
         self.sensed: list[Detections] = []
         self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
+        #: No signal arrives. Nodes keep their kernel lines for later; beats and measurements are lost.
         self.deaf = False
+        self._spooled: list[tuple[str, Sequence[str], datetime]] = []
         self._pause_s = FIRST_S
         self._walked_at = self._next_beat = site.now
         self._due = site.now
@@ -149,8 +151,14 @@ class Healer:
     def _lines(self, node: str, lines: Sequence[str]) -> None:
         if "unreachable" in self.site.nodes.faults(node) and not lines[0].startswith("Kernel panic"):
             return
+        if self.deaf:
+            self._spooled.append((node, lines, self.site.now))
+        else:
+            self._hear_lines(node, lines, self.site.now)
+
+    def _hear_lines(self, node: str, lines: Sequence[str], logged: datetime) -> None:
         now = self.site.now
-        entries = [{"line": line, "time": now.isoformat()} for line in lines]
+        entries = [{"line": line, "time": logged.isoformat()} for line in lines]
         body: dict[str, Any] = {"cluster": CLUSTER, "node": node, "entries": entries}
         accepted = kernel_log_observations(
             body, self._is_node, now, cluster=CLUSTER, book=self.rules.kernel_lines
@@ -187,6 +195,13 @@ class Healer:
         self.hear(heartbeat_observations(body, self._is_node, at, cluster=CLUSTER).observations)
         self.beats += 1
 
+    def _send_spooled(self) -> None:
+        """What nodes kept while nothing arrived; one that cannot be reached has lost it."""
+        spooled, self._spooled = self._spooled, []
+        for node, lines, logged in spooled:
+            if "unreachable" not in self.site.nodes.faults(node):
+                self._hear_lines(node, lines, logged)
+
     def _send_beats(self, now: datetime) -> None:
         if self.deaf or not self._beating:
             return
@@ -220,6 +235,8 @@ class Healer:
         now = self.site.now
         if now < self._due and not self._batch and not self.sensed:
             return
+        if not self.deaf:
+            self._send_spooled()
         self._send_beats(now)
         batch, self._batch = self._batch, []
         looks, self.sensed = self.sensed or [None], []

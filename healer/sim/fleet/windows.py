@@ -150,7 +150,8 @@ class Window:
         """Scrapes each node once and runs the senses."""
         now = self._site.now
         snapshot = self._scrape(now, recorder)
-        self._healer.hear(self._checkpoint(now))
+        if not self._healer.deaf:
+            self._healer.hear(self._checkpoint(now))
         picture = self._healer.picture
         watched = {pair for pair in picture.watched if self._covers(pair[1])}
         self._healer.sensed.append(self._senses.tick(snapshot, now, watched, picture.node_reports))
@@ -177,6 +178,8 @@ class Window:
         self._add_ports(sent.metrics)
         self._add_blocked(sent.metrics, at)
         self._add_results(sent.step_times)
+        if self._healer.deaf:
+            return snapshot
         in_window = lambda _cluster, node: node in self.names  # noqa: E731
         measured = self._translator.columnar(msgspec.json.encode(sent.metrics), in_window, at)
         steps = step_batches(msgspec.json.encode(sent.step_times), in_window, at, cluster=CLUSTER)
@@ -339,8 +342,7 @@ class Windows:
         began = [job for job in running if (job.id, job.restarts) not in before]
         for node in sorted(self._site.active.keys() & {node for job in began for node in job.nodes}):
             for fault in self._site.active[node]:
-                if not any(node in window.names for window in self._now_open):
-                    self._near(fault)
+                self._near(fault)
 
     def _near(self, fault: Fault) -> None:
         way = fault.way
@@ -348,13 +350,14 @@ class Windows:
         if not shows or self._site.slurm.node(fault.node).held:
             return
         until = max(fault.at, self._site.now) + timedelta(minutes=self._spec.after_min)
-        window = next((window for window in self._now_open if fault.node in window.names), None)
+        names = self._around(fault.node, self._spec.peers + 1)
+        window = next((window for window in self._now_open if _measures(window, fault.node, names)), None)
         if window is not None:
             window.until = max(window.until, until)
             if fault not in window.faults:
                 window.faults.append(fault)
         else:
-            window = self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+            window = self._open(names, until, [fault])
         self._report_until(window, fault)
 
     def _open_for_stall(self, fault: Fault, since: datetime) -> None:
@@ -456,6 +459,11 @@ class Windows:
         if window.fine_until is not None:
             return self._site.now < window.fine_until
         return any(name in self._site.active for name in window.names)
+
+
+def _measures(window: Window, node: str, peers: list[str]) -> bool:
+    """Whether it holds the node with most of these: one from before the node's job lacks its peers there."""
+    return node in window.names and 2 * len(set(peers) & set(window.names)) > len(peers)
 
 
 def _pace(site: Site, since: datetime) -> Pace:

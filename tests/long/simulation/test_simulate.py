@@ -300,6 +300,31 @@ def test_wrong_numbers_from_the_first_step_are_found_where_the_job_has_run_befor
     assert (card.undiagnosed, card.stuck, card.wrong_drains) == (0, 0, 0)
 
 
+def test_a_slow_node_without_its_peers_in_the_open_window_is_measured_with_them_in_its_job() -> None:
+    """Idle among nodes that are out of service it becomes slow; minutes later the job starts on it."""
+    happenings = (
+        Happening(at_h=1.0, what="fault", way="unplanned-work", place="gpu0041", nodes=23),
+        Happening(at_h=1.9, what="fault", way="slow", place=SPARE, nodes=1),
+        Happening(at_h=2.0, what="fault", way="off-the-bus", place="gpu0009", nodes=1),
+    )
+    job = msgspec.structs.replace(load("llama3-54d").job, nodes=40)
+    card = one_fault("slow", job=job, happenings=happenings, **soon_noticed())
+    assert card.incidents["straggler"] == 1
+    assert (card.undiagnosed, card.missed, card.wrong_drains) == (0, 0, 0)
+
+
+def test_a_fault_while_no_signal_arrives_is_found_when_the_node_sends_what_it_kept() -> None:
+    happenings = (
+        Happening(at_h=1.9, what="signals-lost", minutes=20),
+        Happening(at_h=2.0, what="fault", way="off-the-bus", place="gpu0005", nodes=1),
+    )
+    card = one_fault("off-the-bus", happenings=happenings)
+    assert card.incidents["gpu-lost"] == 1
+    # The gap ends 14 min after the fault.
+    assert card.detect.median_s == pytest.approx(14 * 60, abs=60)
+    assert (card.drains, card.wrong_drains, card.undiagnosed) == (1, 0, 0)
+
+
 def test_silence_is_found_after_missed_beats_and_no_sooner() -> None:
     card = one_fault("silent")
     assert (card.incidents["node-silent"], card.drains, card.wrong_drains) == (1, 1, 0)

@@ -238,3 +238,13 @@ def test_every_size_of_noise_has_its_size_of_slowness(noise: float, slow: float)
     assert run(streams, 300, noise) is None
     assert run(streams, 40, noise, only(9, np.log1p(slow)), seed=2) is not None
     assert streams.slow.nonzero()[0].tolist() == [9]
+
+
+def test_the_more_series_the_sooner_it_is_known_that_noise_does_not_wander() -> None:
+    many, few, wandering = Streams(256), Streams(8), Streams(256)
+    run(many, 80, 0.12)
+    run(few, 80, 0.12)
+    run(wandering, 80, 0.12, clumsy=0.9)
+    assert many.wander < 1.3
+    assert few.wander > 2
+    assert wandering.wander > 5

@@ -20,7 +20,7 @@ def goodput(
     since: str | None = typer.Option(
         None, "--from", help="Start, like 2026-11-01T00:00:00Z; by default 30 days before the end."
     ),
-    until: str | None = typer.Option(None, "--to", help="End of the period; now."),
+    until: str | None = typer.Option(None, "--to", help="End; by default now."),
     cluster: str | None = CLUSTER,
     csv: bool = typer.Option(False, "--csv", help="Print a table for a spreadsheet."),
     json: bool = AS_JSON,

@@ -138,7 +138,7 @@ class HourSpent(NamedTuple):
     gpu_s: float
 
 
-class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """`rules/prices.yaml`: the price of a GPU-hour, by partition; None: the site names none."""
 
     currency: str = ""

@@ -16,7 +16,7 @@ class GoodputBy(StrEnum):
     job = "job"
     user = "user"
     account = "account"
-    partition = "partition"
+    partition = "partition"  # pyright: ignore[reportAssignmentType]
     cause = "cause"
     rack = "rack"
     month = "month"

@@ -112,11 +112,12 @@ SPENT_WORDS = {
 
 
 def _together(figures: Iterable[BucketFigure]) -> list[BucketFigure]:
-    """Slow steps and hangs are one series."""
+    """Slow steps and hangs are one series; waits in the queue hold no GPU and are none."""
     hung = Spent.hung.value
     return [
         msgspec.structs.replace(figure, name=hung) if figure.name == Spent.slowed.value else figure
         for figure in figures
+        if figure.name != Spent.queued.value
     ]
 
 

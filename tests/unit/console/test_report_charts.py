@@ -9,7 +9,7 @@ import pytest
 
 from healer.console.views import report_charts_view, svg_charts
 from healer.console.views.report_charts_view import Span, span_between
-from healer.console.views.svg_charts import Kind, Series, SvgChart, Unit
+from healer.console.views.svg_charts import COLORS, Kind, Series, SvgChart, Unit
 from healer.ports.answers import BucketFigure, BucketReviews, Buckets, BucketSpread, ChartFigures
 
 NOW = datetime(2026, 11, 20, 3, 16, tzinfo=UTC)
@@ -166,3 +166,10 @@ def test_a_count_in_the_file_has_no_decimals() -> None:
         series=(Series(name="a", values=(2.0, None)),),
     )  # fmt: skip
     assert report_charts_view.csv_text(chart, str).splitlines()[1:] == ["now,2", "then,"]
+
+
+def test_hours_by_class_have_as_many_series_as_colors_and_hangs_and_slow_steps_are_one() -> None:
+    spent = (figure(0, "productive", 90), figure(0, "hung", 2), figure(0, "slowed", 3))
+    series = drawn(ChartFigures(goodput=spent))["goodput"].series
+    assert len(series) == COLORS
+    assert sorted(each.values[0] or 0 for each in series if any(each.values)) == [5, 90]

@@ -15,24 +15,26 @@ from collections import Counter
 import msgspec
 
 from healer.model import SlurmNode
+from healer.model.slurm import with_unchanged
 from healer.sim.sim_slurm import sim_nodes
 from tests.support.loop import Site, beat
 
 LEAF, RACK, ROW = 64, 4, 400
 STEP_S, BEAT_S = 5, 15
-QUIET_S, AWAY_S = 60, 240
+QUIET_S, AWAY_S = 60, 180
 
 
 class Placed(Site):
-    """The poller adds which feed a node has."""
+    """The poller adds which feed a node has. What did not change stays the same objects, as after a read."""
 
     feeds: dict[str, str]
 
     def look(self) -> None:
-        snapshot = self.slurm.snapshot()
+        snapshot, before = self.slurm.snapshot(), self.ledger.snapshot
         nodes = {
             name: msgspec.structs.replace(node, pdu=self.feeds[name]) for name, node in snapshot.nodes.items()
         }
+        nodes = with_unchanged(before.nodes if before is not None else {}, nodes)
         self.ledger.snapshot = msgspec.structs.replace(snapshot, nodes=nodes)
         self.picture.show(self.ledger.snapshot)
 

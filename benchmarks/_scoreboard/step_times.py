@@ -91,7 +91,8 @@ def _compute(file: Path) -> Floats:
     """(steps, ranks) forward and backward seconds of all micro-batches."""
     from pyarrow import parquet
 
-    table = parquet.read_table(file, columns=["rank", "step", "optype", "duration"])
+    with file.open("rb") as opened:  # pyarrow's own error for a missing file does not name it
+        table = parquet.read_table(opened, columns=["rank", "step", "optype", "duration"])
     kind = np.array(table["optype"].to_pylist())
     computes = np.isin(kind, ["forward-compute", "backward-compute"])
     steps, step = np.unique(table["step"].to_numpy(), return_inverse=True)

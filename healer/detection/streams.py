@@ -107,8 +107,8 @@ CALM = 17_280
 #: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
 #: last as in a noisy job.
 LARGE, SMALL = 0.10, 0.03
-#: Of `Streams.wander`, before it is measured; it weighs as much as so many values: 32 nodes' for 32 steps.
-WANDER, WANDER_WEIGHT = 3.0, 1024
+#: Of `Streams.wander`, before it is measured. It weighs as much as so many steps, and at most so many values.
+WANDER, WANDER_STEPS, WANDER_VALUES = 3.0, 32, 1024
 
 #: Steps of the short median, and those that are kept of each series: a hiccup is shorter.
 _SHORT, _KEPT = 5, PATIENCE + 1
@@ -141,7 +141,7 @@ class Streams:
         self.scales, self.levels = np.full((2, _SCALES), np.nan)
         self.judged = self.paused = 0
         #: Long-run variance over that of one step: 1 where steps do not resemble each other.
-        self.wander, self.wander_weight = WANDER, WANDER_WEIGHT
+        self.wander, self.wander_steps = WANDER, 0.0
         #: Steps that are still to pass without a hiccup until the job is trusted to have none.
         self.untried = CALM
         #: (n,) the node of each series; None: each is one.
@@ -201,10 +201,11 @@ class Streams:
         """(n,) what each series always was above its peers, as far as that is its nature."""
         return self._of("bias")
 
-    def learn_wander(self, wander: float, values: int) -> None:
+    def learn_wander(self, wander: float, series: int) -> None:
         """One step's measure of it over so many series; many soon replace `WANDER`."""
-        self.wander_weight = min(self.wander_weight + values, _WANDER * values)
-        self.wander += (wander - self.wander) * values / self.wander_weight
+        before = self.wander_steps or min(WANDER_STEPS, WANDER_VALUES / series)
+        self.wander_steps = min(before + 1, _WANDER)
+        self.wander += (wander - self.wander) / self.wander_steps
 
     def clear(self) -> NDArray[np.bool_]:
         """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""

@@ -109,6 +109,7 @@ def test_a_set_that_is_not_there_is_skipped_by_name(tmp_path: Path) -> None:
     skipped = [line for line in scoreboard.public(tmp_path) if isinstance(line, str)]
     assert [line.split(":")[0] for line in skipped] == ["SMAP", "StragglerAnalysis SE", "InfiniteHBD"]
     assert "labeled_anomalies.csv is not there" in skipped[0]
+    assert f"{step_times.TRACE} is not there" in skipped[1]
     assert all("SCOREBOARD_DATA names no folder" in str(line) for line in scoreboard.public(None))
 
 

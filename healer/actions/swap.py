@@ -35,8 +35,8 @@ LOOK_AGAIN_S = 2.0
 
 
 def spare_inside(ctx: Context) -> Result:
-    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs beside
-    a requeue. Skipped where not: the job is then restarted like any other.
+    """Whether the job of the node agreed to go on without it and has a node to spare; what that costs
+    compared with a requeue. Skipped where not: the job is then restarted like any other.
 
     A requeue loses the work since the checkpoint, and so does a launcher that begins again from there. The
     start and the turn in the queue come on top of the requeue alone, the time limit of the wait on top of a

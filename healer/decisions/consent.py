@@ -132,7 +132,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
 
 
 def _shrink(proposal: Proposal, facts: GateFacts) -> Answer:
-    """Only the job's own word gives up a node, whoever asks: a person cannot know that it goes on."""
+    """Only the job's own word gives up a node, no matter who asks: a person cannot know that it goes on."""
     job = job_of(proposal, facts)
     if facts.snapshot is None:
         return hold(Guard.consent, say("decisions.job_no_picture", job=proposal.job))

@@ -201,12 +201,6 @@ class Streams:
         """(n,) what each series always was above its peers, as far as that is its nature."""
         return self._of("bias")
 
-    def learn_wander(self, wander: float, series: int) -> None:
-        """One step's measure of it over so many series; many soon replace `WANDER`."""
-        before = self.wander_steps or min(WANDER_STEPS, WANDER_VALUES / series)
-        self.wander_steps = min(before + 1, _WANDER)
-        self.wander += (wander - self.wander) / self.wander_steps
-
     def clear(self) -> NDArray[np.bool_]:
         """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""
         short = self.short_median()
@@ -367,7 +361,7 @@ class _Columns:
         values = np.count_nonzero(np.isfinite(moved), axis=1)
         for row, step in enumerate(self.steps):
             if values[row] >= LEAST and not self.jumped[row, 0]:
-                step.streams.learn_wander(float(wander[row]), int(values[row]))
+                _learn_wander(step.streams, float(wander[row]), int(values[row]))
 
     def _add_up(self, clipped: Floats, d: Floats) -> None:
         """CUSUM, and what it says of hiccups."""
@@ -449,6 +443,13 @@ class _Columns:
         natural = np.clip((FOREIGN - far) / (FOREIGN - NATURAL), 0, 1)
         # A part that was faster and is like the others now holds up none.
         self.bias[:] = np.maximum(mean, 0) * kind / (kind + unsure) * natural
+
+
+def _learn_wander(streams: Streams, wander: float, series: int) -> None:
+    """One step's measure of `wander` over so many series; many soon replace `WANDER`."""
+    before = streams.wander_steps or min(WANDER_STEPS, WANDER_VALUES / series)
+    streams.wander_steps = min(before + 1, _WANDER)
+    streams.wander += (wander - streams.wander) / streams.wander_steps
 
 
 def _white(steps: int) -> Floats:

@@ -26,7 +26,8 @@ def messages(
     for block in blocks(file, found.tally):
         found.tally.plain += block.count(b"\n")
         if host:
-            found.heard.setdefault(host, set()).update(day.decode() for day in set(_DAY.findall(block)))
+            for day in set(_DAY.findall(block)):
+                found.hear(host, day.decode())
         for line in block.splitlines():
             if interesting.search(line) is None:
                 continue

@@ -48,7 +48,7 @@ _NOISE = (
 _TEXTS, _DRIVER = 4096, 1024
 #: Texts of one second of noise at least, made for each day, and what holds the place of the time in them.
 _SECONDS, _TIME = 300, "@" * 15
-#: Numbers in a message that differ each time it is written; the first digit stays, so that none begins with 0.
+#: Numbers in a message that differ each time it is written. The first digit stays: none begins with 0.
 _NUMBER = re.compile(rb"(?<=[0-9])[0-9]{4,}")
 _LOADED = "kernel: [{s:12.6f}] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 2026"
 _X = "NVRM: Xid (PCI:0000:9b:00):"

@@ -85,8 +85,8 @@ def _measured(what: str, *words: str) -> tuple[Any, float]:
     used, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began_s
     cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
     print(
-        f"{what}: {cpu_s:.1f} CPU-seconds, {wall_s:.1f} s at a load of {os.getloadavg()[1]:.0f}, largest process"
-        f" {used.ru_maxrss / 1024:.0f} MiB, all together {most_kib / 1024:.0f} MiB",
+        f"{what}: {cpu_s:.1f} CPU-seconds, {wall_s:.1f} s at a load of {os.getloadavg()[1]:.0f}, largest"
+        f" process {used.ru_maxrss / 1024:.0f} MiB, all together {most_kib / 1024:.0f} MiB",
         flush=True,
     )
     return report, cpu_s

@@ -12,7 +12,7 @@ import msgspec
 from healer.importing.happenings import Found
 from healer.importing.kernel_text import KernelGroups, KernelRecord
 from healer.importing.local_stamps import is_time, micros, moment_of
-from healer.importing.source_text import Bytes, blocks, pieces
+from healer.importing.source_text import Bytes, blocks, lines_in, pieces
 from healer.model import LineBook
 from healer.signals.logs import (
     export_records,
@@ -50,7 +50,7 @@ class JournalText:
         """One object on each line."""
         for block in blocks(file, self._found.tally):
             taken = 0
-            for line in block.splitlines():
+            for line in lines_in(block):
                 if _KERNEL.search(line) is None:
                     continue
                 taken += 1

@@ -17,7 +17,7 @@ from healer.importing.happenings import Found, Lines
 from healer.importing.local_stamps import LocalStamps, micros, moment_of, rfc3339
 from healer.importing.node_log import WORDS, NodeLog
 from healer.importing.node_names import short_name
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.source_text import Bytes, blocks, lines_in
 from healer.model import LineBook
 from healer.model.kernel_lines import AUTOMATON_BYTES, pattern_options
 from healer.signals.wire import entries_observations, wrong_node
@@ -157,7 +157,7 @@ class KernelText:
         for block in blocks(file, self._found.tally):
             taken = 0
             ends = self._ends(block)
-            for line in block.splitlines() if ends else self._needles.lines(block):
+            for line in lines_in(block) if ends else self._needles.lines(block):
                 taken += self._line(line, every=ends)
             self._found.tally.plain += max(0, block.count(b"\n") - taken)
             self._hear(block)
@@ -221,10 +221,10 @@ class KernelText:
             if last is not None:
                 self._found.hear(self._host, f"{last:%Y-%m-%d}")
             return
+        pairs = _HEARD.findall(b"\n" + block)
+        new = set(pairs) - self._heard
         # In the order of the lines, so that the same are remembered wherever a block ends.
-        for day, host in dict.fromkeys(_HEARD.findall(b"\n" + block)):
-            if (day, host) in self._heard:
-                continue
+        for day, host in filter(new.__contains__, dict.fromkeys(pairs)) if new else ():
             if self._found.hear(host.decode("utf-8", "replace"), self._day(day)):
                 self._heard.add((day, host))
 

@@ -849,3 +849,17 @@ def test_invented_hosts_are_not_all_remembered(tmp_path: Path, monkeypatch: pyte
     assert len(done.heard) == 30
     assert len(kernel_lines(entries)) == 100
     assert any("30 hosts and days" in str(note) for note in done.sources[0].notes)
+
+
+def test_a_carriage_return_begins_no_line(tmp_path: Path) -> None:
+    log = written(tmp_path / "slurmctld.log", (
+        "[2026-11-25T20:56:33.000] slurmctld version 24.11.5 started on cluster c\r\n"
+        "[2026-11-25T20:56:34.000] update_node: node gpu0001 reason set to: a\r"
+        "[2026-11-25T20:56:35.000] update_node: node gpu0002 state set to DRAINED\r\n"
+        "[2026-11-25T20:56:36.000] update_node: node gpu0001 state set to DRAINED\r\n"
+        "binary \0 \r \r \r\n"
+    ))  # fmt: skip
+    done, entries = imported(tmp_path, log, kinds=[Kind.slurmctld])
+    assert {row["name"] for row in changes(entries, "nodes")} == {"gpu0001"}
+    (tally,) = done.sources
+    assert tally.lines == 4 and [each.count for each in tally.skipped.values()] == [1]

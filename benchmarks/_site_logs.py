@@ -5,11 +5,13 @@ bytes."""
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, Self, cast
 
+import numpy as np
 from zstandard import ZstdCompressor
 
 BEGIN = datetime(2026, 10, 20, tzinfo=UTC)
@@ -44,8 +46,10 @@ _NOISE = (
 )
 #: Texts of noise made once, of which each line takes one; one in so many is the driver's.
 _TEXTS, _DRIVER = 4096, 1024
-#: Texts of one second of noise at least, and what holds the place of the time in them.
-_SECONDS, _TIME = 900, b"@@@"
+#: Texts of one second of noise at least, made for each day, and what holds the place of the time in them.
+_SECONDS, _TIME = 300, "@" * 15
+#: Numbers in a message that differ each time it is written. The first digit stays: none begins with 0.
+_NUMBER = re.compile(rb"(?<=[0-9])[0-9]{4,}")
 _LOADED = "kernel: [{s:12.6f}] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 2026"
 _X = "NVRM: Xid (PCI:0000:9b:00):"
 _FAULTS = (
@@ -184,38 +188,69 @@ def _write_syslog(
     chance: random.Random, names: list[str], faults: list[_Faulty], syslog: _Syslog, line_bytes: int
 ) -> tuple[list[Path], int]:
     """A file for each day, as a central syslog server writes it: RFC 3164, no year. The lines of a second are
-    one of the texts made once, with its time in each line."""
-    seconds = _seconds(chance, names, syslog.lines_per_second, line_bytes)
+    one of the day's texts, with its time and other numbers in each line."""
     spoken: dict[int, list[bytes]] = {}
     for number, fault in enumerate(faults):
         text = _FAULTS[fault.kind][0].format(n=1000 + number)
         spoken.setdefault(int(fault.at_s), []).append(
             f"{fault.node} kernel: [{fault.at_s:12.6f}] {text}\n".encode()
         )
+    digits = np.random.default_rng(chance.randrange(2**32))
     files, lines = [], 0
     for day in range(math.ceil(syslog.days)):
+        seconds = _seconds(chance, names, syslog.lines_per_second, line_bytes)
         path, file = syslog.opened(day)
         files.append(path)
         with file:
             for second in range(day * 86400, min(int(syslog.days * 86400), (day + 1) * 86400)):
                 stamp = _stamp(second).encode()
-                text, count = chance.choice(seconds)
-                file.write(text.replace(_TIME, stamp))
+                noise = chance.choice(seconds)
+                file.write(noise.at(stamp, digits))
                 file.write(b"".join(b"%b %b" % (stamp, line) for line in spoken.get(second, ())))
-                lines += count + len(spoken.get(second, ()))
+                lines += noise.lines + len(spoken.get(second, ()))
     return files, lines
+
+
+class _Second(NamedTuple):
+    """Noise of one second, and where its times and its numbers are."""
+
+    text: np.ndarray
+    times: np.ndarray
+    numbers: np.ndarray
+    lines: int
+
+    @classmethod
+    def of(cls, lines: list[tuple[str, str]]) -> Self:
+        text, times, numbers = bytearray(), [], []
+        for node, message in lines:
+            times.append(len(text))
+            text += f"{_TIME} {node} ".encode()
+            numbers += [
+                place + len(text)
+                for match in _NUMBER.finditer(message.encode())
+                for place in range(*match.span())
+            ]
+            text += f"{message}\n".encode()
+        places = np.array(times, np.int64)[:, None] + np.arange(len(_TIME))
+        return cls(np.frombuffer(bytes(text), np.uint8), places, np.array(numbers, np.int64), len(lines))
+
+    def at(self, stamp: bytes, digits: np.random.Generator) -> memoryview:
+        text = self.text.copy()
+        if self.lines:
+            text[self.times] = np.frombuffer(stamp, np.uint8)
+            text[self.numbers] = digits.integers(ord("0"), ord("9") + 1, len(self.numbers), np.uint8)
+        return text.data
 
 
 def _seconds(
     chance: random.Random, names: list[str], lines_per_second: float, line_bytes: int
-) -> list[tuple[bytes, int]]:
-    """Texts of a second's noise, each with its number of lines."""
+) -> list[_Second]:
     noise = list(_NOISE)
     while sum(map(len, noise)) < line_bytes * len(noise):
         noise.append(max(_LONG, key=len))
     texts = [
         (noise[n % len(noise)] if n % _DRIVER else _LOADED).format(
-            n=chance.randrange(100_000), s=chance.uniform(1, 3e6), d=n % 10
+            n=chance.randrange(10_000, 100_000), s=chance.uniform(1, 3e6), d=n % 10
         )
         for n in range(_TEXTS)
     ]
@@ -227,8 +262,7 @@ def _seconds(
         left += lines_per_second
         count = int(left)
         left -= count
-        its = (f"{_TIME.decode()} {node} {text}\n" for node, text in itertools.islice(lines, count))
-        found.append(("".join(its).encode(), count))
+        found.append(_Second.of(list(itertools.islice(lines, count))))
     return found
 
 

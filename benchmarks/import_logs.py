@@ -39,10 +39,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="import-", dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name, "site")
         folder.mkdir()
+        began_s = time.process_time()
         write(
             folder, nodes=given.nodes, days=given.days, lines_per_node_hour=given.lines, seed=given.seed,
             line_bytes=given.bytes, packed=given.packed,
         )  # fmt: skip
+        print(f"written in {time.process_time() - began_s:.0f} CPU-seconds", flush=True)
         output = Path(name, "r.jsonl.zst")
         report, cpu_s = _measured("import", *_words(folder, output))
         lines = sum(source["lines"] for source in report["sources"])
@@ -54,7 +56,9 @@ def main() -> None:
         )
         if given.kill:
             _kill(folder, Path(name, "again.jsonl.zst"), output)
-        past, _ = _measured("report", "report", str(output), "--output", str(Path(name, "r.html")), "--json")
+        page = Path(name, "r.html")
+        past, _ = _measured("report", "report", str(output), "--output", str(page), "--json")
+        print(f"page of {page.stat().st_size / 1e6:.1f} MB")
         print(
             f"{report['entries']} entries, {len(past['incidents'])} incidents, {len(past['deaths'])} deaths"
         )
@@ -66,20 +70,43 @@ def _words(folder: Path, output: Path) -> list[str]:
 
 def _measured(what: str, *words: str) -> tuple[Any, float]:
     """What it printed, and its CPU-seconds."""
-    before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "healer", *words], capture_output=True, check=True, env=_ENVIRON
-    )
+    before, began_s, most_kib = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic(), 0
+    with tempfile.TemporaryFile() as answer:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "healer", *words], stdout=answer, stderr=subprocess.DEVNULL, env=_ENVIRON
+        )
+        while running.poll() is None:
+            most_kib = max(most_kib, _resident_kib(running.pid))
+            time.sleep(0.5)
+        if running.returncode:
+            sys.exit(f"{what}: {running.returncode}")
+        answer.seek(0)
+        report = json.load(answer)
     used, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began_s
     cpu_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{what}: {cpu_s:.1f} CPU-seconds, {wall_s:.1f} s, largest process {used.ru_maxrss / 1024:.0f} MiB")
-    return json.loads(done.stdout), cpu_s
+    print(
+        f"{what}: {cpu_s:.1f} CPU-seconds, {wall_s:.1f} s at a load of {os.getloadavg()[1]:.0f}, largest"
+        f" process {used.ru_maxrss / 1024:.0f} MiB, all together {most_kib / 1024:.0f} MiB",
+        flush=True,
+    )
+    return report, cpu_s
+
+
+def _resident_kib(pid: int) -> int:
+    """Of the process and all below it; what they share counts for each."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    own = next((line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")), "0")
+    return int(own) + sum(_resident_kib(int(each)) for each in below)
 
 
 def _kill(folder: Path, output: Path, whole: Path) -> None:
-    """Killed with the first and the second sources that are read; the third start goes on to the end."""
+    """Killed with the first source that is read, and half way; the third start goes on to the end."""
     work = output.with_name(f".import-{output.name}")
-    for reads in (1, 4):
+    for reads in (1, len(list(folder.iterdir())) // 2):
         running = subprocess.Popen(
             [sys.executable, "-m", "healer", *_words(folder, output)], env=_ENVIRON,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from healer.adapters.slurm.parse_json import ExitCode
 from healer.importing.happenings import Found, JobChange
 from healer.importing.json_parts import objects
 from healer.importing.local_stamps import LocalStamps, is_time, rfc3339
-from healer.importing.source_text import Bytes, blocks, pieces
+from healer.importing.source_text import Bytes, blocks, lines_in, pieces
 from healer.text import joined, said_by, say
 
 #: What a row has to have.
@@ -79,7 +79,7 @@ class Table:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in block.splitlines():
+            for raw in lines_in(block):
                 self._take(raw.decode("utf-8", "replace"))
 
     def _take(self, line: str) -> None:
@@ -296,7 +296,7 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     nothing."""
     table = Table(found, stamps)
     for block in blocks(file, found.tally):
-        for raw in block.splitlines():
+        for raw in lines_in(block):
             line = raw.decode("utf-8", "replace")
             match = _COMPLETION.match(line)
             if match is None:

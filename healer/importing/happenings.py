@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from healer.importing.local_stamps import is_time
+from healer.importing.local_stamps import is_day, is_time
 from healer.importing.same_events import Marks
 from healer.importing.sorted_runs import SortedRuns
 from healer.importing.tally import Tally
@@ -78,6 +78,8 @@ class SmiLog(msgspec.Struct, frozen=True, array_like=True, tag="smi"):
 
 #: A source may be so far ahead of the clock that dated its file: zones.
 _AHEAD_US = 26 * 3_600_000_000
+#: Hosts and days of one source that are remembered: 16,000 nodes for a month. A sender may invent hosts.
+HEARD_MOST = 500_000
 Happening = Lines | NodeChange | JobChange | NodeCheck | Sampled | ToolEvent | SmiLog
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Happening).decode
@@ -96,6 +98,7 @@ class Found:
         self._runs = SortedRuns(folder, number)
         #: Host -> days on which it wrote anything, as `2026-11-20`.
         self.heard: dict[str, set[str]] = {}
+        self._heard_count = 0
         #: Hosts with kernel lines that healer knows.
         self.hosts: set[str] = set()
         #: Nodes that Slurm names; all of them if `complete`. Rows of what Slurm printed, by name.
@@ -115,6 +118,20 @@ class Found:
         self.tally.signals += 1
         self.tally.saw(at_us)
         self._runs.add(at_us, _encode(happening))
+
+    def hear(self, host: str, day: str) -> bool:
+        """Whether it is remembered now: what is no day of a log is not."""
+        days = self.heard.get(host, ())
+        if day in days:
+            return True
+        if self._heard_count >= HEARD_MOST:
+            self.tally.note(say("importing.too_many_hosts", most=HEARD_MOST))
+            return False
+        if not is_day(day):
+            return False
+        self.heard.setdefault(host, set()).add(day)
+        self._heard_count += 1
+        return True
 
     def in_book(self, at_us: int) -> None:
         first, last = self.book or (at_us, at_us)

@@ -11,8 +11,8 @@ import msgspec
 
 from healer.importing.happenings import Found
 from healer.importing.kernel_text import KernelGroups, KernelRecord
-from healer.importing.local_stamps import micros, moment_of
-from healer.importing.source_text import Bytes, blocks, pieces
+from healer.importing.local_stamps import is_time, micros, moment_of
+from healer.importing.source_text import Bytes, blocks, lines_in, pieces
 from healer.model import LineBook
 from healer.signals.logs import (
     export_records,
@@ -28,7 +28,7 @@ from healer.text import quoted, said_by, say
 #: What a record of the kernel has to hold; the others are only counted.
 _KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
 _HOST = re.compile(rb'"_HOSTNAME"\s*:\s*"([\w.:-]{1,253})"')
-_TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,17})"')
+_TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,40})"')
 #: The longest record of the export format that is kept.
 RECORD_BYTES = 4 << 20
 _SIZE_BYTES = 8
@@ -50,7 +50,7 @@ class JournalText:
         """One object on each line."""
         for block in blocks(file, self._found.tally):
             taken = 0
-            for line in block.splitlines():
+            for line in lines_in(block):
                 if _KERNEL.search(line) is None:
                     continue
                 taken += 1
@@ -122,15 +122,18 @@ class JournalText:
 
     def _hear(self, hosts: list[bytes], times: list[bytes]) -> None:
         if len(hosts) == len(times):
-            self._heard.update((host, int(at) // _DAY_US) for host, at in zip(hosts, times, strict=True))
+            days = dict.fromkeys((host, int(at) // _DAY_US) for host, at in zip(hosts, times, strict=True))
+            for host, day in days:
+                if (host, day) not in self._heard and is_time(day * _DAY_US):
+                    name = host.decode("utf-8", "replace")
+                    if self._found.hear(name, f"{moment_of(day * _DAY_US):%Y-%m-%d}"):
+                        self._heard.add((host, day))
         if times:
             self._found.tally.saw(int(times[0]))
             self._found.tally.saw(int(times[-1]))
 
     def _end(self) -> None:
         self._groups.close()
-        for host, day in self._heard:
-            self._found.heard.setdefault(host.decode(), set()).add(f"{moment_of(day * _DAY_US):%Y-%m-%d}")
 
 
 def _next_field(held: bytes, place: int) -> int | None:

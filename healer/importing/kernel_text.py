@@ -17,7 +17,7 @@ from healer.importing.happenings import Found, Lines
 from healer.importing.local_stamps import LocalStamps, micros, moment_of, rfc3339
 from healer.importing.node_log import WORDS, NodeLog
 from healer.importing.node_names import short_name
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.source_text import Bytes, blocks, lines_in
 from healer.model import LineBook
 from healer.model.kernel_lines import AUTOMATON_BYTES, pattern_options
 from healer.signals.wire import entries_observations, wrong_node
@@ -25,6 +25,8 @@ from healer.text import quoted, say
 
 #: Lines of one node that follow each other within this are one group: a lost GPU takes three lines.
 TOGETHER_US, GROUP_MOST = 1_000_000, 500
+#: Groups that wait for a further line. A sender may invent hosts.
+OPEN_MOST = 20_000
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 #: Looked for in addition to the shapes: lines of the driver, and of Slurm's daemons that write to syslog.
 _DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ", *WORDS)
@@ -95,6 +97,8 @@ class KernelGroups:
         group = self._open.get(key)
         if group and (abs(line.at_us - group[-1].at_us) > TOGETHER_US or len(group) >= GROUP_MOST):
             self._close(self._open.pop(key))
+        elif not group and len(self._open) >= OPEN_MOST:
+            self._close(self._open.pop(next(iter(self._open))))
         self._open.setdefault(key, []).append(line)
 
     def close(self) -> None:
@@ -153,7 +157,7 @@ class KernelText:
         for block in blocks(file, self._found.tally):
             taken = 0
             ends = self._ends(block)
-            for line in block.splitlines() if ends else self._needles.lines(block):
+            for line in lines_in(block) if ends else self._needles.lines(block):
                 taken += self._line(line, every=ends)
             self._found.tally.plain += max(0, block.count(b"\n") - taken)
             self._hear(block)
@@ -215,12 +219,14 @@ class KernelText:
         last = self._found.tally.last
         if self._host:
             if last is not None:
-                self._found.heard.setdefault(self._host, set()).add(f"{last:%Y-%m-%d}")
+                self._found.hear(self._host, f"{last:%Y-%m-%d}")
             return
-        new = set(_HEARD.findall(b"\n" + block)) - self._heard
-        self._heard |= new
-        for day, host in new:
-            self._found.heard.setdefault(host.decode(), set()).add(self._day(day))
+        pairs = _HEARD.findall(b"\n" + block)
+        new = set(pairs) - self._heard
+        # In the order of the lines, so that the same are remembered wherever a block ends.
+        for day, host in filter(new.__contains__, dict.fromkeys(pairs)) if new else ():
+            if self._found.hear(host.decode("utf-8", "replace"), self._day(day)):
+                self._heard.add((day, host))
 
     def _day(self, day: bytes) -> str:
         if day[:1].isdigit():

@@ -26,6 +26,14 @@ def is_time(at_us: int) -> bool:
     return _FIRST_US <= at_us <= _LAST_US
 
 
+def is_day(text: str) -> bool:
+    """Whether it is a date, as `2026-11-20`, that a log can have."""
+    try:
+        return is_time(micros(datetime.fromisoformat(f"{text}T12:00:00Z")))
+    except ValueError:
+        return False
+
+
 def micros(moment: datetime) -> int:
     """µs since 1970 of a time with a zone."""
     return (moment - _EPOCH) // _US

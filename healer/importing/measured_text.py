@@ -11,7 +11,7 @@ import msgspec
 
 from healer.importing.happenings import Found, Sampled
 from healer.importing.json_parts import objects
-from healer.importing.source_text import Bytes, blocks, pieces
+from healer.importing.source_text import Bytes, blocks, lines_in, pieces
 from healer.text import say
 
 #: Text of one happening, and of one minute in the recording.
@@ -38,7 +38,7 @@ class MeasuredText:
     def read(self, file: Bytes) -> None:
         tally = self._found.tally
         for block in blocks(file, tally):
-            for raw in block.splitlines():
+            for raw in lines_in(block):
                 if not raw.strip() or raw.startswith(b"#"):
                     tally.plain += 1
                 else:

@@ -10,7 +10,7 @@ from healer.importing.happenings import Found, NodeCheck
 from healer.importing.local_stamps import LocalStamps
 from healer.importing.node_log import TEXT_LETTERS
 from healer.importing.node_names import short_name
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.source_text import Bytes, blocks, lines_in
 from healer.text import said_by, say
 
 _CALL = re.compile(
@@ -32,7 +32,7 @@ class NhcLog:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in block.splitlines():
+            for raw in lines_in(block):
                 self._take(raw.decode("utf-8", "replace"))
         self._forget()
 

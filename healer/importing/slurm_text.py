@@ -6,7 +6,7 @@ from datetime import datetime
 
 from healer.importing.happenings import Found
 from healer.importing.local_stamps import LocalStamps, micros
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.source_text import Bytes, blocks, lines_in
 from healer.text import Said, said_by, say
 
 _STAMP = re.compile(
@@ -26,8 +26,9 @@ def messages(
     for block in blocks(file, found.tally):
         found.tally.plain += block.count(b"\n")
         if host:
-            found.heard.setdefault(host, set()).update(day.decode() for day in set(_DAY.findall(block)))
-        for line in block.splitlines():
+            for day in set(_DAY.findall(block)):
+                found.hear(host, day.decode())
+        for line in lines_in(block):
             if interesting.search(line) is None:
                 continue
             text = line.decode("utf-8", "replace")

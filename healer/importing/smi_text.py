@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from healer.importing.happenings import Found, SmiLog
 from healer.importing.kernel_text import KernelText
 from healer.importing.local_stamps import LocalStamps
-from healer.importing.source_text import Bytes, blocks
+from healer.importing.source_text import Bytes, blocks, lines_in
 from healer.model import LineBook
 from healer.signals.nvidia_smi import XML_LIMIT_BYTES, parse_log
 from healer.signals.rejects import BadBody
@@ -102,7 +102,7 @@ class SmiText:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in block.splitlines():
+            for raw in lines_in(block):
                 if not self.take(raw.decode("utf-8", "replace")):
                     self._found.tally.plain += 1
         self.close()
@@ -168,7 +168,7 @@ class BugReport:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in block.splitlines():
+            for raw in lines_in(block):
                 self._take(raw)
         self._smi.close()
         self._kernel.close()

@@ -15,7 +15,7 @@ BUFFER_BYTES, OPEN_RUNS = 16 << 20, 64
 #: What Python needs for one line on top of its bytes.
 _OBJECT_BYTES = 64
 #: Width of a key: the time in µs since 1970, the source's number, the line's number in it.
-KEY = 18 + 4 + 12
+KEY = 18 + 6 + 12
 
 
 class SortedRuns:
@@ -31,7 +31,7 @@ class SortedRuns:
     def add(self, at_us: int, payload: bytes) -> None:
         """`payload` is one line without its end."""
         self._count += 1
-        line = b"%018d%04d%012d%b\n" % (max(0, at_us), self._source, self._count, payload)
+        line = b"%018d%06d%012d%b\n" % (max(0, at_us), self._source, self._count, payload)
         self._held.append(line)
         self._held_bytes += len(line) + _OBJECT_BYTES
         if self._held_bytes >= self._most:
@@ -41,7 +41,7 @@ class SortedRuns:
         if not self._held:
             return
         self._held.sort()
-        path = self._folder / f"{self._source:04d}-{len(self.paths):06d}"
+        path = self._folder / f"{self._source:06d}-{len(self.paths):06d}"
         with path.open("wb") as file:
             file.writelines(self._held)
             file.flush()

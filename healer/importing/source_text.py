@@ -163,7 +163,13 @@ def _clean(block: bytes, tally: Tally) -> bytes:
     tally.lines += block.count(b"\n")
     if b"\0" not in block and not _has_long_line(block):
         return block
-    return b"".join(line for line in block.splitlines(keepends=True) if _is_text(line, tally))
+    return b"".join(line + b"\n" for line in block.split(b"\n")[:-1] if _is_text(line, tally))
+
+
+def lines_in(block: bytes) -> list[bytes]:
+    """Without their ends. A carriage return within a line ends none: what a program wrote behind it would
+    else pass for a line of the file's own."""
+    return [line.removesuffix(b"\r") for line in block.removesuffix(b"\n").split(b"\n")] if block else []
 
 
 def _has_long_line(block: bytes) -> bool:

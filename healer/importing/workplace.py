@@ -53,7 +53,7 @@ class Workplace:
         return keep
 
     def _path(self, source: int, what: str) -> Path:
-        return self.folder / f"{source:04d}.{what}"
+        return self.folder / f"{source:06d}.{what}"
 
     def _load(self, path: Path, shared: Mapping[str, object]) -> Any:
         if not path.exists():

@@ -595,7 +595,7 @@ def test_files_left_by_another_import_are_not_used(tmp_path: Path) -> None:
     folder = tmp_path / ".import-r.jsonl.zst"
     folder.mkdir(0o700)
     (folder / "plan").write_bytes(b"of other files")
-    (folder / "0000.read").write_bytes(b"whatever")
+    (folder / "000000.read").write_bytes(b"whatever")
     assert len(kernel_lines(imported(tmp_path, log)[1])) == 1
     with workplace(tmp_path / "r.jsonl.zst", b"plan"), pytest.raises(OSError, match="another import"):
         imported(tmp_path, log)
@@ -817,3 +817,49 @@ def test_the_words_of_25_11(tmp_path: Path) -> None:
     ]
     checks = [entry["body"]["checks"][0] for entry in entries if entry["route"].startswith("signals/hooks/")]
     assert checks == [{"name": "prolog", "text": "status 1:0"}, {"name": "epilog", "text": "status 2:0"}]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "2026-13-45T20:56:33Z gpu0001 app: x\n2026-11-25T20:56:34Z gpu0001 app: x\n",
+        "9999-99-99T20:56:33Z gpu0001 app: x\n0000-00-00T20:56:34Z gpu0001 app: x\n",
+    ],
+)
+def test_a_host_is_not_heard_on_a_day_that_does_not_exist(tmp_path: Path, lines: str) -> None:
+    good = "2026-11-25T20:56:32Z gpu0001 app: x\n"
+    done, _ = imported(tmp_path, written(tmp_path / "m", good + lines), kinds=[Kind.syslog])
+    assert done.heard == {"gpu0001": [("2026-11-25", "2026-11-25")]}
+
+
+def test_a_time_of_the_journal_that_is_no_date_costs_its_own_line(tmp_path: Path) -> None:
+    lines = "".join(
+        json.dumps({"__REALTIME_TIMESTAMP": str(at), "_HOSTNAME": "gpu0001", "_TRANSPORT": "syslog"}) + "\n"
+        for at in (1795640193000000, 99999999999999999999)
+    )
+    done, _ = imported(tmp_path, written(tmp_path / "j", lines), kinds=[Kind.journal_json])
+    assert done.heard == {"gpu0001": [("2026-11-25", "2026-11-25")]}
+
+
+def test_invented_hosts_are_not_all_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healer.importing.happenings.HEARD_MOST", 30)
+    monkeypatch.setattr("healer.importing.kernel_text.OPEN_MOST", 30)
+    lines = "".join(f"2026-11-25T20:56:33Z gpu{n:04d} kernel: {XID}\n" for n in range(100))
+    done, entries = imported(tmp_path, written(tmp_path / "m", lines))
+    assert len(done.heard) == 30
+    assert len(kernel_lines(entries)) == 100
+    assert any("30 hosts and days" in str(note) for note in done.sources[0].notes)
+
+
+def test_a_carriage_return_begins_no_line(tmp_path: Path) -> None:
+    log = written(tmp_path / "slurmctld.log", (
+        "[2026-11-25T20:56:33.000] slurmctld version 24.11.5 started on cluster c\r\n"
+        "[2026-11-25T20:56:34.000] update_node: node gpu0001 reason set to: a\r"
+        "[2026-11-25T20:56:35.000] update_node: node gpu0002 state set to DRAINED\r\n"
+        "[2026-11-25T20:56:36.000] update_node: node gpu0001 state set to DRAINED\r\n"
+        "binary \0 \r \r \r\n"
+    ))  # fmt: skip
+    done, entries = imported(tmp_path, log, kinds=[Kind.slurmctld])
+    assert {row["name"] for row in changes(entries, "nodes")} == {"gpu0001"}
+    (tally,) = done.sources
+    assert tally.lines == 4 and [each.count for each in tally.skipped.values()] == [1]

@@ -21,7 +21,7 @@ from healer.importing.local_stamps import micros
 from healer.importing.node_names import NodeNames, Pseudonyms, is_name, short_name
 from healer.importing.same_events import Offset, offsets
 from healer.importing.slurm_rows import JobRows, NodeRows
-from healer.importing.sorted_runs import merged
+from healer.importing.sorted_runs import KEY, merged
 from healer.importing.sources import Given, read_source
 from healer.importing.tally import Tally
 from healer.importing.workplace import Workplace, workplace
@@ -92,7 +92,7 @@ def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Prog
 def _plan(sources: Sequence[Given], wanted: Wanted, reader: Reader) -> bytes:
     """The same for the same import: inputs as they are, and what reads them."""
     sizes = [size(source.path) for source in sources]
-    options = [__version__, reader.version, wanted.cluster, wanted.pseudonymise]
+    options = [__version__, str(KEY), reader.version, wanted.cluster, wanted.pseudonymise]
     return msgspec.json.encode([options, sizes, list(sources)])
 
 

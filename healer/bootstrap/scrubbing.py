@@ -47,6 +47,8 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"(https://hooks\.slack\.com/services/)[\w/-]+", rf"\1{REMOVED}"),
     (r"(?i)(https?://[^\s\"'<>]*?(?:web)?hooks?\w*/)[^\s\"'<>\\]+", rf"\1{REMOVED}"),
     (r"(https://api\.telegram\.org/bot)[\w:-]+", rf"\1{REMOVED}"),
+    # Before options: a secret may look like one.
+    (r"\b(createUser\s+\S+\s+\w+\s+)\S+(\s+\w+\s+)\S+", rf"\1{REMOVED}\2{REMOVED}"),
     # Of command lines and statements: a value that follows a space, or is the next of a list.
     (rf"(?<![\w-])(--?{_NAME}(?:[ =]|[\"'],\s*[\"']))[^\s\"']+", rf"\1{REMOVED}"),
     (r"((?:\s|[\"'])(?:-[uU]|--user)(?:[ =]|[\"'],\s*[\"'])[^\s:%\"']+[:%])[^\s\"']+", rf"\1{REMOVED}"),
@@ -58,7 +60,6 @@ _LOOKS: tuple[tuple[str, str], ...] = (
     (r"([?&](?:auth|code|hmac|key|sig|state)=)[^\s&\"'#]+", rf"\1{REMOVED}"),
     (r"(?i)\b((?:recovery|backup|one-time|verification)\s+codes?\s*[:=]?\s+)\S+", rf"\1{REMOVED}"),
     (r"(?i)\b((?:tacacs|radius)\S*\s[^\r\n]*?\bkey\s+(?:\d\s+)?)\S+", rf"\1{REMOVED}"),
-    (r"\b(createUser\s+\S+\s+\w+\s+)\S+(\s+\w+\s+)\S+", rf"\1{REMOVED}\2{REMOVED}"),
     (rf"(?m)^(\s*{_NAME}[ \t]+)(?![(|>=:&]|->)\S+(?=[ \t]*$)", rf"\1{REMOVED}"),
     (r"(?m)^([\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:)\S+$", rf"\1{REMOVED}"),
     (r"(?i)\b(pass(?:word|phrase|code)?\s+(?:is\s+|was\s+)?')[^'\r\n]*'", rf"\1{REMOVED}'"),

@@ -121,6 +121,11 @@ def test_a_secret_is_recognised_by_its_look(where: str, secret: str) -> None:
     assert secret not in json.dumps(Scrubber([]).document({"line": text}))
 
 
+def test_a_secret_that_looks_like_an_option_is_removed() -> None:
+    secret = "-00000000000000000PW"
+    assert secret not in Scrubber([])(f"createUser ops SHA {secret} AES {secret}")
+
+
 @given(secret=WORDS)
 def test_every_value_under_the_name_of_a_secret_is_removed(secret: str) -> None:
     document = {

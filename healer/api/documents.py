@@ -185,12 +185,16 @@ _PROBLEM = {
 }
 
 
-def answers(kind: Any, text: str, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """`responses=` of a route that answers with the JSON of `kind`."""
+def answers(
+    kind: Any, text: str, status: int = 200, *, also: Sequence[str] = ()
+) -> dict[int | str, dict[str, Any]]:
+    """`responses=` of a route that answers with the JSON of `kind`, or a text of a media type of `also`."""
     if kind not in _types:
         _types.append(kind)
     schema = {"x-healer-type": _types.index(kind)}
-    return {status: {"description": text, "content": {"application/json": {"schema": schema}}}}
+    content = {"application/json": {"schema": schema}}
+    content |= {media: {"schema": {"type": "string"}} for media in also}
+    return {status: {"description": text, "content": content}}
 
 
 def _sentence_schema(kind: type) -> dict[str, Any]:

@@ -315,7 +315,7 @@ class GoodputFilter:
     format: Annotated[Literal["json", "csv"], Query()] = "json"
 
 
-@router.get("/goodput", responses=answers(GoodputView, "sums"))
+@router.get("/goodput", responses=answers(GoodputView, "sums", also=("text/csv",)))
 def goodput(request: Request, caller: Viewer, wanted: Annotated[GoodputFilter, Depends()]) -> Response:
     """What GPU-hours were spent on (docs/jobs.md), in sums."""
     services = services_of(request)

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from healer.commands import print_line
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list
-from healer.decisions.spares_plan import SparesAsked, best_of, plans_up_to_best
 from healer.model.vocabulary import UserError
 from healer.text import said_by, say
+
+if TYPE_CHECKING:
+    from healer.decisions.spares_plan import SparesAsked
 
 #: The site's own rate is taken from so many days; fewer incidents than this are too few for one.
 _DAYS, _LEAST = 90, 10
@@ -40,6 +42,8 @@ def spares(
     json: bool = AS_JSON,
 ) -> None:
     """Show what spare nodes inside a job's allocation give in effective time and cost in idle GPUs."""
+    from healer.decisions.spares_plan import best_of, plans_up_to_best
+
     if job is not None or mtbf is None:
         with Client() as api:
             nodes = _nodes_of(api, job, cluster) if job is not None else nodes
@@ -67,7 +71,9 @@ _COLUMNS: dict[str, Column] = {
 }
 
 
-def _asked(nodes: int, mtbf_h: float, assume: Sequence[str]) -> SparesAsked:
+def _asked(nodes: int, mtbf_h: float, assume: Sequence[str]) -> "SparesAsked":
+    from healer.decisions.spares_plan import SparesAsked
+
     pairs = {name: value for name, _, value in (option.partition("=") for option in assume)}
     try:
         return msgspec.convert({**pairs, "nodes": nodes, "mtbf_h": mtbf_h}, SparesAsked, strict=False)

@@ -7,13 +7,14 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import retention
-from healer.adapters.postgres.inbox import PostgresInbox, alerts, consume
+from healer.adapters.postgres.inbox import PostgresInbox, alerts
 from healer.adapters.postgres.retention import AGAIN, tidy
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.detection.reported import firing
 from healer.model import Observation
 from healer.signals.alert_bodies import Site, alertmanager_observations, repeated_alert
+from tests.support.ledgers import consume
 from tests.support.loop import CLUSTER, name, rules_in
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)

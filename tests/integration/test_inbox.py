@@ -15,7 +15,6 @@ from healer.adapters.postgres import migrate
 from healer.adapters.postgres.inbox import (
     PostgresInbox,
     PostgresSignals,
-    consume,
     inbox_channel,
     put_command,
 )
@@ -23,6 +22,7 @@ from healer.embedded.postgres import Postgres
 from healer.model import Command, CommandKind, Component, Observation, ObservationKind
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival
+from tests.support.ledgers import consume
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"

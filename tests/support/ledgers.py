@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from healer.adapters.postgres import tables
 from healer.adapters.postgres.audit_rows import RECORD, record_of
 from healer.adapters.postgres.claims import LedgerParts
-from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.engine import write_docs
+from healer.adapters.postgres.inbox import CONSUME, PostgresInbox
 from healer.adapters.postgres.incident_rows import verdicts_of
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.node_rows import PostgresSnapshots
@@ -51,6 +52,11 @@ START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
 #: Longer than the lease of a worker that died.
 LEASE_S = 21
+
+
+def consume(conn: sa.Connection, observations: Sequence[Observation], at: datetime) -> None:
+    """As a walk marks the rows of its batch."""
+    write_docs(conn, CONSUME, [seen.inbox_id for seen in observations], at=at)
 
 
 class Bench(Protocol):

@@ -8,11 +8,12 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.inbox import PostgresInbox, consume
+from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.model import IncidentState
 from healer.ports.callers import Kept, KeyInFlight, KeyReused
 from tests.support.api import CLUSTER, Api, incident, save_incident
+from tests.support.ledgers import consume
 
 Served = tuple[Api, httpx.Client]
 DRAIN = "/api/v1/playbooks/drain/runs"

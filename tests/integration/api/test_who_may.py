@@ -35,6 +35,7 @@ WHO: dict[str, dict[str, set[str]]] = {
         for path in (
             "/nodes", "/nodes/{cluster}/{node}", "/jobs/{cluster}/{job}", "/incidents", "/incidents/{id}",
             "/runs", "/runs/{id}", "/rules", "/playbooks", "/breaker", "/audit", "/audit/verify", "/stats",
+            "/goodput",
             "/signals/catalogue", "/signals/unknown", "/signals/senders", "/signals/losses", "/devices",
             "/devices/{cluster}/{device}", "/scrape", "/messages", "/recordings", "/recordings/done",
             "/rehearsals/{id}", "/rehearsals/{id}/diff", "/rehearsals/{id}/file",

@@ -175,8 +175,9 @@ def test_a_chart_of_the_reports_is_saved_as_picture_and_as_table(browser: Browse
     lines = saved.value.path().read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("Time (UTC),") and lines[1].startswith("2026-11-01,")
     assert saved.value.suggested_filename == "incidents-2026-11-01-2026-11-20.csv"
-    page.locator("figure", has_text="Opened, by class of fault").locator("summary").press("Enter")
-    expect(page.locator("figure table.figs tbody tr").first).to_be_visible()
+    figure = page.locator("figure", has_text="Opened, by class of fault")
+    figure.locator("summary").press("Enter")
+    expect(figure.locator("table.figs tbody tr").first).to_be_visible()
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ MATRIX = [
     ("GET", "/api/v1/audit", None, Role.viewer),
     ("GET", "/api/v1/audit/verify", None, Role.viewer),
     ("GET", "/api/v1/stats", None, Role.viewer),
+    ("GET", "/api/v1/goodput", None, Role.viewer),
     ("GET", "/api/v1/recordings", None, Role.viewer),
     ("GET", "/api/v1/recordings/done", None, Role.viewer),
     ("GET", "/api/v1/rehearsals", None, Role.viewer),

@@ -16,9 +16,9 @@ from healer.ports.account_book import Account
 
 #: What `--only` may name: the first part of a route's path after /api/v1, and /metrics.
 ROUTE_GROUPS = (
-    "audit", "break-glass", "breaker", "devices", "events", "evidence", "incidents", "jobs", "messages",
-    "metrics", "nodes", "pauses", "people", "playbooks", "reconcile", "recordings", "references",
-    "rehearsals", "rules", "runs", "scrape", "signals", "stats", "tokens",
+    "audit", "break-glass", "breaker", "devices", "events", "evidence", "goodput", "incidents", "jobs",
+    "messages", "metrics", "nodes", "pauses", "people", "playbooks", "reconcile", "recordings",
+    "references", "rehearsals", "rules", "runs", "scrape", "signals", "stats", "tokens",
 )  # fmt: skip
 #: The longest that an account above viewer lasts; and the roles that are not above it.
 LASTS_AT_MOST = timedelta(days=90)

@@ -184,8 +184,8 @@ class Replay:
     def _is_quiet(self) -> bool:
         return (
             self.samples is None
-            and any(self.picture.senders())
             and (self.clock.now() - self.quiet_since).total_seconds() >= QUIET_S
+            and any(self.picture.senders())  # it asks every node
             and all(lasting.reported_at is not None for lasting in self.picture.standing.values())
         )
 

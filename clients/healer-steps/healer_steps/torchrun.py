@@ -103,7 +103,9 @@ class Operation:
         if state.closed or not state.complete or state.wait_list:
             return "the rendezvous is changing"
         others = len(state.participants) - 1 + len(getattr(state, "redundancy_list", ()))
-        return "" if others >= self.need else "%d nodes would be left, and %d are needed" % (others, self.need)
+        return (
+            "" if others >= self.need else "%d nodes would be left, and %d are needed" % (others, self.need)
+        )
 
 
 class Withdrawal:

@@ -30,22 +30,22 @@ class Leave(NamedTuple):
     reason: str
 
 
-def leave_of(path: str, names: "set[str]", now: float | None = None) -> Leave | None:
-    """healer's decision that work should leave this node, which is called one of `names`; None: none is known.
-    Never raises."""
+def leave_of(path: str, names: set[str], now: float | None = None) -> Leave | None:
+    """healer's decision that work should leave this node, which is called one of `names`; None: none is
+    known. Never raises."""
     try:
         told = _read(path)
         heard = told["heard_at"]
         age_s = (time.time() if now is None else now) - _seconds(heard)
         if told["state"] != "leave" or told["node"] not in names or not -AHEAD_S <= age_s <= OLD_S:
             return None
-        return Leave(told["node"], str(told.get("incident") or ""), str(told.get("reason") or "")[:300])
+        return Leave(str(told["node"]), str(told.get("incident") or ""), str(told.get("reason") or "")[:300])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _read(path: str) -> "dict[str, object]":
-    """The document in a file that only root, or this user, can have written. Raises OSError and ValueError."""
+def _read(path: str) -> dict[str, object]:
+    """The document in a file that only root, or this user, can have written. Raises OSError, ValueError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         about = os.fstat(fd)
@@ -61,7 +61,7 @@ def _seconds(text: object) -> float:
     return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
 
 
-def names_of(environ: Mapping[str, str]) -> "set[str]":
+def names_of(environ: Mapping[str, str]) -> set[str]:
     """What this node may be called: by the site, by Slurm, or by itself."""
     told = {environ.get("HEALER_NODE", ""), environ.get("SLURMD_NODENAME", "")} - {""}
     return told or {socket.gethostname().split(".")[0]}

@@ -2,18 +2,19 @@
 
     python -m healer_steps.torchrun --nnodes=4:5 --rdzv-backend=c10d ... train.py
 
-It takes torchrun's options, and is torchrun until healer has taken this node out of service (the file that the
-node's follower writes). Then the agent here leaves: it makes the other agents meet again without it, ends its own
-workers, and ends with status 0, so that `srun --kill-on-bad-exit` does not end the others. They go on from their
-checkpoint, by torch's own means, on the nodes that are left.
+It takes torchrun's options, and is torchrun until healer has taken this node out of service (the file that
+the node's follower writes). Then the agent here leaves: it makes the other agents meet again without it, ends
+its own workers, and ends with status 0, so that `srun --kill-on-bad-exit` does not end the others. They go on
+from their checkpoint, by torch's own means, on the nodes that are left.
 
 It leaves only where the others can go on: with the consent of the job's owner (`healer:swap=N` in the job's
-comment), with at least N nodes and torchrun's minimum left, and never from the node that keeps the rendezvous.
-Otherwise, and where anything is unknown, it does nothing: it then is torchrun and no more.
+comment), with at least N nodes and torchrun's minimum left, and never from the node that keeps the
+rendezvous. Otherwise, and where anything is unknown, it does nothing: it then is torchrun and no more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -27,27 +28,37 @@ from typing import Any, Mapping
 
 from healer_steps import _verdict
 
-#: How often the file is looked at; how long the others may take to notice; and how long all of it may take.
-LOOK_S, NOTICE_S, END_S = 0.5, 20.0, 60.0
-#: Rounds after the first wait so long for further nodes, unless --rdzv-conf says last_call_timeout. torch waits 30 s
-#: as in the first round, when the nodes of a job may start apart.
-LAST_CALL_S = 5
-#: Attempts where the rendezvous does not answer.
-ATTEMPTS = 3
+#: How often the file is looked at; how long until it is tried again where the others could not go on.
+LOOK_S, AGAIN_S = 0.5, 5.0
+#: How long the others may take to notice that one leaves, and then to stop their workers and meet again.
+NOTICE_S, MEET_S = 5.0, 20.0
+#: The workers here get SIGTERM, and SIGKILL after so long; after END_S all that is left here is killed.
+TERM_S, END_S = 3.0, 60.0
+#: The round after one has left waits so long for further nodes, unless --rdzv-conf says last_call_timeout: as
+#: long as the second where exactly the least number is left. torch waits 30 s in each round, as in the first,
+#: when the nodes of a job may start apart.
+LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
+#: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
+CONSENT_S, ATTEMPTS = 60.0, 3
 _SWAP = re.compile(r"healer:swap=([1-9][0-9]{0,4})\Z")
 #: What this needs of torch's handler beside its documented face. Where it is missing nothing is done.
-_NEEDED = ("_heartbeat_lock", "_op_executor", "_settings", "_get_deadline", "_stop_heartbeats")
+_NEEDED = (
+    "_heartbeat_lock",
+    "_op_executor",
+    "_settings",
+    "_state_holder",
+    "_get_deadline",
+    "_stop_heartbeats",
+)
 
 
 def say(text: str) -> None:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         sys.stderr.write("healer-steps: %s\n" % text)
         sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
 
 
-# --- whether the job's owner agrees ----------------------------------------------------------------------------
+# --- whether the job's owner agrees ----------------------------------------------------------------------
 
 
 def consent(environ: Mapping[str, str]) -> int | None:
@@ -56,67 +67,68 @@ def consent(environ: Mapping[str, str]) -> int | None:
     told = environ.get("HEALER_SWAP", "")
     if told:
         return int(told) if told.isdigit() and int(told) > 0 else None
-    job, scontrol = environ.get("SLURM_JOB_ID", ""), shutil.which("scontrol")
+    job, scontrol = environ.get("SLURM_JOB_ID", ""), shutil.which("scontrol", path=environ.get("PATH"))
     if not job.isdigit() or scontrol is None:
         return None
     try:
-        shown = subprocess.run(
+        done = subprocess.run(
             [scontrol, "show", "job", job],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10, check=False,
-        ).stdout.decode("utf-8", "replace")  # fmt: skip
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=10, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = [line.strip().partition("=") for line in shown.splitlines()]
+    lines = [line.strip().partition("=") for line in done.stdout.decode("utf-8", "replace").splitlines()]
     words = " ".join(value for key, _, value in lines if key in ("Comment", "Extra"))
     found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
     return max(int(number) for number in found) if found else None
 
 
-# --- leaving ---------------------------------------------------------------------------------------------------
+# --- leaving ---------------------------------------------------------------------------------------------
 
 
 class Operation:
-    """An operation on the state that all agents of the rendezvous share. torch calls it with the state as it is
-    now, again after each change that it asks for, and until it says FINISH: so what it decides is of one state,
-    and two agents that leave at once see each other."""
+    """An operation on the state that all agents of the rendezvous share. torch calls it with the state as it
+    is now, again after each change that it asks for, and until it says FINISH: so what it decides is of one
+    state, and two agents that want to leave at once see each other."""
 
     def __init__(self, actions: Any, need: int) -> None:
         self.actions, self.need = actions, need
         self.round: int | None = None
+        self.others = 0
         self.left, self.why = False, ""
 
     def __call__(self, ctx: Any, _deadline: float) -> Any:
         state, node = ctx.state, ctx.node
         if node in state.participants and not self.left:
-            self.round, self.why = state.round, self._why_not(state)
-            return self.actions.FINISH if self.why else self.actions.REMOVE_FROM_PARTICIPANTS
+            self.round, self.others = state.round, len(state.participants) - 1
+            return self.actions.REMOVE_FROM_PARTICIPANTS if self._may(state) else self.actions.FINISH
         if self.round is None:
-            self.why = "this agent is not in the rendezvous"
-            return self.actions.FINISH
+            return self.actions.FINISH  # it has not joined yet
         self.left = True
         # A node that waits is what makes the other agents stop their workers and meet again.
         if state.complete and state.round == self.round and node not in state.wait_list:
             return self.actions.ADD_TO_WAIT_LIST
         return self.actions.FINISH
 
-    def _why_not(self, state: Any) -> str:
+    def _may(self, state: Any) -> bool:
         if state.closed or not state.complete or state.wait_list:
-            return "the rendezvous is changing"
-        others = len(state.participants) - 1 + len(getattr(state, "redundancy_list", ()))
-        return (
-            "" if others >= self.need else "%d nodes would be left, and %d are needed" % (others, self.need)
-        )
+            return False  # it is changing: the next look may find it at rest
+        others = self.others + len(getattr(state, "redundancy_list", ()))
+        if others < self.need:
+            self.why = "%d nodes would be left, and %d are needed" % (others, self.need)
+        return not self.why
 
 
 class Withdrawal:
     """Takes this agent from the list of those that wait, once the others have met or the time is over."""
 
-    def __init__(self, actions: Any, left_round: int, *, at_once: bool) -> None:
-        self.actions, self.left_round, self.at_once = actions, left_round, at_once
+    def __init__(self, actions: Any, left_round: int, *, late: bool) -> None:
+        self.actions, self.left_round, self.late = actions, left_round, late
         self.done = False
 
     def __call__(self, ctx: Any, _deadline: float) -> Any:
-        over = self.at_once or ctx.state.closed or ctx.state.round != self.left_round
+        over = self.late or ctx.state.closed or ctx.state.round != self.left_round
         if over and ctx.node in ctx.state.wait_list:
             return self.actions.REMOVE_FROM_WAIT_LIST
         self.done = over
@@ -126,45 +138,57 @@ class Withdrawal:
 class Watched:
     """torch's rendezvous handler, and a look at the verdict wherever the agent asks it something."""
 
-    def __init__(self, handler: Any, params: Any, environ: Mapping[str, str]) -> None:
+    def __init__(self, handler: Any, params: Any, environ: Mapping[str, str], restarts: int) -> None:
+        """`restarts`: how many failures of workers the agents survive."""
         self._handler, self._params, self._environ = handler, params, environ
+        self._restarts, self._began, self._changes = restarts, False, False
         self._file = environ.get("HEALER_VERDICT_FILE") or _verdict.FILE
         self._names = _verdict.names_of(environ)
-        self._looked_at, self._fails = float("-inf"), 0
+        self._look_at, self._fails = float("-inf"), 0
+        self._agreed: tuple[float, int | None] = (float("-inf"), None)
         self._said: set[str] = set()
+        self._last_call: Any = None
+        self._noted_round, self._least_is_left = -1, False
         self.left = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
     def num_nodes_waiting(self) -> int:
-        """The agent asks this while its workers are well."""
+        """The agent asks this while its workers are well. Where it is more than 0 the agent stops them and
+        meets the others again."""
         self._look()
-        return self._handler.num_nodes_waiting()
+        waiting = self._handler.num_nodes_waiting()
+        if waiting:
+            self._changes = True
+            self._notice()
+        return waiting
 
     def next_rendezvous(self) -> Any:
         """Of the agent's start, and after each end of a worker here or elsewhere."""
+        if self._began and not self._changes:
+            self._restarts -= 1
+            self._notice()
         self._look()
-        found = self._handler.next_rendezvous()
-        self._shorten()
-        return found
+        self._began, self._changes = True, False
+        self._set_last_call()
+        return self._handler.next_rendezvous()
 
     def shutdown(self) -> bool:
-        """Ends the rendezvous, and the work of all others with it: not because of a bad node."""
-        return self._leave(at_once=True) or self._handler.shutdown()
+        """Ends the rendezvous, and with it the work of all others: not because of a bad node."""
+        return self._leave() or self._handler.shutdown()
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at < LOOK_S:
+        if time.monotonic() < self._look_at:
             return
-        self._looked_at = now
+        self._look_at = time.monotonic() + LOOK_S
         if self._leave():
             from torch.distributed.elastic.multiprocessing.api import SignalException
 
             # As if Slurm had ended this agent: torch ends its workers, and leaves the rendezvous open.
             raise SignalException("healer: this node is out of service", signal.SIGTERM)
 
-    def _leave(self, at_once: bool = False) -> bool:
+    def _leave(self) -> bool:
         """Whether this agent has left. Never raises: what is wrong here must not end a training."""
         if self.left or self._fails >= ATTEMPTS:
             return self.left
@@ -172,39 +196,16 @@ class Watched:
             told = _verdict.leave_of(self._file, self._names)
             if told is None:
                 return False
-            why = self._tried(told, at_once)
+            why = self._unfit() or self._tried(told)
         except Exception as error:
             self._fails += 1
             why = "%s: %s" % (type(error).__name__, error)
-        if why and why not in self._said:
-            self._said.add(why)
-            say("healer has taken this node out of service, and the job stays here: %s" % why)
-        return self.left
-
-    def _tried(self, told: _verdict.Leave, at_once: bool) -> str:
-        """Why this agent stays; empty: it has left."""
-        why = self._unfit()
         if why:
-            return why
-        least = consent(self._environ)
-        if least is None:
-            return "no healer:swap=N in the job's comment, and no HEALER_SWAP"
-        handler = self._handler
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-        actions = dynamic_rendezvous._Action
-        leaving = Operation(actions, max(least, handler._settings.min_nodes))
-        try:
-            with handler._heartbeat_lock:
-                handler._op_executor.run(leaving, handler._get_deadline(timedelta(seconds=NOTICE_S)))
-        finally:
-            self.left = leaving.left
-        if not leaving.left:
-            return leaving.why
-        end_in(END_S)
-        say("%s is out of service (%s): this agent leaves, the others go on" % (told.node, told.reason))
-        self._withdraw(actions, leaving.round or 0, at_once)
-        return ""
+            self._look_at = time.monotonic() + AGAIN_S
+            if why not in self._said:
+                self._said.add(why)
+                say("healer has taken this node out of service, and the job stays here: %s" % why)
+        return self.left
 
     def _unfit(self) -> str:
         """Why an agent like this one never leaves."""
@@ -212,18 +213,44 @@ class Watched:
         if any(not hasattr(handler, name) for name in _NEEDED):
             return "it needs --rdzv-backend=c10d and a torch that this program knows"
         if getattr(handler, "use_agent_store", False):
-            return "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1, so the others would look for a store on this node"
-        return "this node keeps the rendezvous (--rdzv-endpoint)" if keeps_store(self._params) else ""
+            return "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1, and the others would look for a store here"
+        if self._restarts < 1:
+            return "no restart is left (--max-restarts), so a failure meanwhile would end the training"
+        if keeps_store(self._params):
+            return "this node keeps the rendezvous (--rdzv-endpoint)"
+        if time.monotonic() - self._agreed[0] > CONSENT_S:
+            self._agreed = time.monotonic(), consent(self._environ)
+        return "" if self._agreed[1] else "no healer:swap=N in the job's comment, and no HEALER_SWAP"
 
-    def _withdraw(self, actions: Any, left_round: int, at_once: bool) -> None:
-        """Waits until the others have left the old round, so that none of them finds its peers gone."""
-        handler, until = self._handler, time.monotonic() + NOTICE_S
+    def _tried(self, told: _verdict.Leave) -> str:
+        """Why this agent stays; empty: it has left, or tries again at the next look."""
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+        handler, actions = self._handler, dynamic_rendezvous._Action
+        leaving = Operation(actions, max(self._agreed[1] or 0, handler._settings.min_nodes))
+        handler._store.set(self._key("left"), "1")
+        noticed = self._key("noticed")
+        try:
+            with handler._heartbeat_lock:
+                handler._op_executor.run(leaving, handler._get_deadline(timedelta(seconds=MEET_S)))
+        finally:
+            self.left = leaving.left
+        if self.left:
+            end_in(END_S)
+            say("%s is out of service (%s): this agent leaves, the others go on" % (told.node, told.reason))
+            self._wait_noticed(noticed, leaving.others)
+            threading.Thread(target=end_workers, daemon=True).start()
+            self._withdraw(actions, leaving.round or 0)
+        return leaving.why
+
+    def _withdraw(self, actions: Any, left_round: int) -> None:
+        """Waits until the others have left the old round: one that waits makes them meet again once."""
+        handler, until = self._handler, time.monotonic() + MEET_S
         try:
             while True:
-                late = at_once or time.monotonic() > until
-                step = Withdrawal(actions, left_round, at_once=late)
+                step = Withdrawal(actions, left_round, late=time.monotonic() > until)
                 with handler._heartbeat_lock:
-                    handler._op_executor.run(step, handler._get_deadline(timedelta(seconds=NOTICE_S)))
+                    handler._op_executor.run(step, handler._get_deadline(timedelta(seconds=MEET_S)))
                 if step.done:
                     break
                 time.sleep(0.1)
@@ -231,10 +258,41 @@ class Watched:
             say("%s: %s; the others notice by themselves" % (type(error).__name__, error))
         handler._stop_heartbeats()
 
-    def _shorten(self) -> None:
-        timeout = getattr(getattr(self._handler, "_settings", None), "timeout", None)
-        if hasattr(timeout, "_last_call") and "last_call_timeout" not in self._params.config:
-            timeout._last_call = timedelta(seconds=LAST_CALL_S)
+    # --- the others. Notes in the store of the rendezvous, by the round that one has left
+
+    def _key(self, what: str) -> str:
+        return "healer.%s.%d" % (what, self._handler._state_holder.state.round)
+
+    def _is_left(self) -> bool:
+        """Whether one that runs this program leaves the present round."""
+        return bool(self._handler._store.check([self._key("left")]))
+
+    def _notice(self) -> None:
+        """No agent stops its workers before all have noticed: a worker whose peers end counts as failed, but
+        where its agent is about to stop it anyway."""
+        with contextlib.suppress(Exception):
+            with self._handler._heartbeat_lock:
+                self._handler._state_holder.sync()
+            state = self._handler._state_holder.state
+            if state.complete and self._noted_round != state.round and self._is_left():
+                self._noted_round, others = state.round, len(state.participants)
+                self._least_is_left = others <= self._handler._settings.min_nodes
+                self._handler._store.add(self._key("noticed"), 1)
+                self._wait_noticed(self._key("noticed"), others)
+
+    def _wait_noticed(self, key: str, others: int) -> None:
+        with contextlib.suppress(Exception):
+            until = time.monotonic() + NOTICE_S
+            while self._handler._store.add(key, 0) < others and time.monotonic() < until:
+                time.sleep(0.05)
+
+    def _set_last_call(self) -> None:
+        with contextlib.suppress(Exception):
+            timeout = self._handler._settings.timeout
+            self._last_call = self._last_call or timeout.last_call
+            wanted = LAST_CALL_OF_LEAST if self._least_is_left else LAST_CALL
+            marked = "last_call_timeout" not in self._params.config and self._is_left()
+            timeout._last_call = min(wanted, self._last_call) if marked else self._last_call
 
 
 def keeps_store(params: Any) -> bool:
@@ -250,7 +308,16 @@ def keeps_store(params: Any) -> bool:
     return utils._matches_machine_hostname(host)
 
 
-# --- an end in time --------------------------------------------------------------------------------------------
+# --- an end in time --------------------------------------------------------------------------------------
+
+
+def end_workers() -> None:
+    """The others have noticed: the sooner the workers here are gone, the sooner those end that wait for it."""
+    for number, pause_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, 0.0)):
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        time.sleep(pause_s)
 
 
 def end_in(seconds: float) -> None:
@@ -263,14 +330,12 @@ def end_in(seconds: float) -> None:
 def _end() -> None:
     say("the workers did not end in time: they are killed")
     for pid in descendants(os.getpid()):
-        try:
+        with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
     os._exit(0)
 
 
-def descendants(pid: int) -> "list[int]":
+def descendants(pid: int) -> list[int]:
     """The processes that this one has started, and theirs."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -285,10 +350,10 @@ def descendants(pid: int) -> "list[int]":
     return found[1:]
 
 
-# --- torchrun --------------------------------------------------------------------------------------------------
+# --- torchrun --------------------------------------------------------------------------------------------
 
 
-def watch(environ: Mapping[str, str]) -> "list[Watched]":
+def watch(environ: Mapping[str, str], restarts: int) -> list[Watched]:
     """From now on torch's agent gets a handler that looks at the verdict; the list fills with them."""
     from torch.distributed.elastic.rendezvous import registry
 
@@ -296,19 +361,19 @@ def watch(environ: Mapping[str, str]) -> "list[Watched]":
     original = registry.get_rendezvous_handler
 
     def get_rendezvous_handler(params: Any) -> Any:
-        made.append(Watched(original(params), params, environ))
+        made.append(Watched(original(params), params, environ, restarts))
         return made[-1]
 
     registry.get_rendezvous_handler = get_rendezvous_handler
     return made
 
 
-def main(argv: "list[str] | None" = None) -> int:
-    # With a store of the agent's, torch 2.4 to 2.13 gives the next round the addresses of the last one.
+def main(argv: list[str] | None = None) -> int:
+    # The agents' own store keeps the addresses of the last round, and lies on a node that may leave.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed import run
 
-    made = watch(os.environ)
+    made = watch(os.environ, run.parse_args(argv).max_restarts)
     try:
         run.main(argv)
     except Exception:

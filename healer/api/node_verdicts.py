@@ -1,4 +1,4 @@
-"""What a node is told of itself with the answer to its heartbeat: whether work should leave it.
+"""What the answer to a node's heartbeat says of that node: whether work should leave it.
 
 Read once a second for the whole fleet, and only nodes that are out; a heartbeat is answered from memory.
 """
@@ -24,7 +24,7 @@ class NodeVerdicts:
         self._out = SharedRead(self._read, {})
 
     async def of(self, caller: Caller) -> NodeVerdict | msgspec.UnsetType:
-        """Of the node that the token is bound to; other callers are told of none."""
+        """Of the node that the token is bound to; UNSET for other callers."""
         if not caller.node:
             return msgspec.UNSET
         found = (await self._out.current()).get((self._preamble.default_cluster(caller), caller.node))
@@ -43,4 +43,4 @@ class NodeVerdicts:
 
     async def _read(self) -> dict[tuple[str, str], OutOfService]:
         found = await self._preamble.reach.ask(self._services.hooks.out_of_service)
-        return {(one.cluster, one.node): one for one in found}
+        return {(node.cluster, node.node): node for node in found}

@@ -312,7 +312,7 @@ def keeps_store(params: Any) -> bool:
 
 
 def end_workers() -> None:
-    """The others have noticed: the sooner the workers here are gone, the sooner those end that wait for it."""
+    """The others have noticed. The sooner the workers here are gone, the sooner theirs end that wait."""
     for number, pause_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, 0.0)):
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):

@@ -210,7 +210,7 @@ _OUT = (
     )
     .join(incidents, incidents.c.id == slots.c.incident)
     .where(slots.c.released_at.is_(None), slots.c.drained_at.is_not(None))
-    .where(incidents.c.fault_class.in_([str(one) for one in HARDWARE]))
+    .where(incidents.c.fault_class.in_(sorted(HARDWARE)))
 )
 
 

@@ -16,13 +16,41 @@ from tests.support.wait import wait_until
 JOB = Path(__file__).parent / "elastic_job.py"
 
 
+class Told:
+    """What workers of the job have written of their steps, by node."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """Steps and starts of the node's worker."""
+        file = self.folder / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def steps(self, name: str, world: int) -> list[dict[str, Any]]:
+        return [one for one in self.of(name) if "step" in one and one["world"] == world]
+
+    def work(self, world: int, names: Sequence[str], *, more: int = 10, timeout_s: float = 120) -> None:
+        """Waits until each of these nodes has made further steps with as many nodes as `world`."""
+        before = {name: len(self.steps(name, world)) for name in names}
+        try:
+            wait_until(
+                lambda: all(len(self.steps(name, world)) >= before[name] + more for name in names),
+                timeout_s, what=f"{more} steps of {names} at {world} nodes", every_s=0.1,
+            )  # fmt: skip
+        except AssertionError:
+            for file in sorted(self.folder.glob("*.txt")):
+                print(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}")
+            raise
+
+
 class Agents:
     """The first of `names` keeps the rendezvous."""
 
     def __init__(
         self, folder: Path, names: Sequence[str], least: int, *, trainer: str = "ddp", steps: int = 0
     ) -> None:
-        self.folder, self.names = folder, names
+        self.folder, self.names, self.told = folder, names, Told(folder)
         self._least, self._trainer, self._steps = least, trainer, steps
         self._port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -60,29 +88,11 @@ class Agents:
         fresh.rename(self.verdict(name))
         return time.time()
 
-    def told(self, name: str) -> list[dict[str, Any]]:
-        """What the node's worker has written of its steps and starts."""
-        file = self.folder / f"{name}.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def steps(self, name: str, world: int) -> list[dict[str, Any]]:
-        return [one for one in self.told(name) if "step" in one and one["world"] == world]
-
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text(errors="replace")
 
-    def work(self, world: int, names: Sequence[str] = (), *, more: int = 10, timeout_s: float = 120) -> None:
-        """Waits until each of these nodes has made further steps with as many nodes as `world`."""
-        chosen = names or self.names
-        before = {name: len(self.steps(name, world)) for name in chosen}
-        try:
-            wait_until(
-                lambda: all(len(self.steps(name, world)) >= before[name] + more for name in chosen),
-                timeout_s, what=f"{more} steps of {chosen} at {world} nodes", every_s=0.1,
-            )  # fmt: skip
-        except AssertionError:
-            print(*(f"--- {name}\n{self.said(name)[-3000:]}" for name in self.names), sep="\n")
-            raise
+    def work(self, world: int, names: Sequence[str] = (), *, more: int = 10) -> None:
+        self.told.work(world, names or self.names, more=more)
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid

@@ -1,7 +1,10 @@
 """The answer to a node's heartbeat says whether healer has taken it out of service, and no more."""
 
+import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,10 +12,12 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.gate_facts import grant_slots
+from healer.adapters.postgres.gate_facts import PostgresHooks, grant_slots
 from healer.api import node_verdicts
 from healer.model import FaultClass, Slot, Verdict
+from healer.ports.transactions import OutOfService
 from tests.support.api import CLUSTER, Api, incident, save_incident, serving
+from tests.support.follower import XID_79, following
 from tests.support.wait import wait_until
 
 BEAT = "/api/v1/signals/heartbeat"
@@ -135,3 +140,45 @@ def test_while_the_database_does_not_answer_for_long_nothing_is_known(
     wait_until(lambda: state(served) == "leave", 5, what="the decision is told")
     monkeypatch.setattr(node_verdicts, "OLD_S", -1.0)
     assert told(served)["verdict"] == {"node": NODE, "state": "unknown"}
+
+
+def test_all_nodes_share_one_read_a_second(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, client = served
+    reads: list[float] = []
+    read = PostgresHooks.out_of_service
+
+    def counted(hooks: PostgresHooks) -> list[OutOfService]:
+        reads.append(time.monotonic())
+        return read(hooks)
+
+    monkeypatch.setattr(api.services.hooks, "out_of_service", lambda: counted(hooks))
+    hooks = PostgresHooks(api.engine, api.snapshots)
+    headers = [api.headers("signals", node=f"gpu000{number}", cluster=CLUSTER) for number in range(1, 5)]
+    began = time.monotonic()
+    for count in range(200):
+        body = {"node": f"gpu000{count % 4 + 1}", "asks": True}
+        assert (
+            client.post(BEAT, json=body, headers=headers[count % 4]).json()["verdict"]["state"] == "healthy"
+        )
+    assert 1 <= len(reads) <= time.monotonic() - began + 1
+
+
+def test_follower_has_the_decision_on_the_node_soon_after_the_drain(served: Served, tmp_path: Path) -> None:
+    api, _ = served
+    with following(tmp_path, str(served[1].base_url), HEALER_CLUSTER=CLUSTER) as follower:
+        follower.token.write_text(api.token("signals", node=NODE, cluster=CLUSTER))
+        follower.start()
+
+        def written() -> str:
+            file = follower.verdict_file
+            return json.loads(file.read_text())["state"] if file.exists() else ""
+
+        wait_until(lambda: written() == "healthy", 10, what="the first verdict")
+        follower.say(XID_79)
+        with api.engine.connect() as conn:
+            count = sa.text("SELECT count(*) FROM inbox WHERE kind = 'xid'")
+            wait_until(lambda: conn.execute(count).scalar_one() == 1, 10, what="the line is stored")
+        taken_out(api)
+        drained = time.monotonic()
+        wait_until(lambda: written() == "leave", 10, what="the decision is on the node", every_s=0.01)
+        assert time.monotonic() - drained < 5  # a heartbeat comes every 10 s

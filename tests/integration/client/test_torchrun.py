@@ -141,12 +141,12 @@ def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
         decided = job.decide("c")
         assert job.ended("c") == 0
         job.work(2, ["a", "b"])
-        saved = max(one["step"] for one in job.steps("c", 3)) // 5 * 5
+        saved = max(one["step"] for one in job.told.steps("c", 3)) // 5 * 5
         for name in ("a", "b"):
-            again = [one for one in job.told(name) if "from_step" in one and one["world"] == 2]
+            again = [one for one in job.told.of(name) if "from_step" in one and one["world"] == 2]
             assert len(again) == 1 and again[0]["from_step"] in (saved - 5, saved, saved + 5)
             assert again[0]["from_step"] > 0
-            first = job.steps(name, 2)[0]
+            first = job.told.steps(name, 2)[0]
             assert first["step"] == again[0]["from_step"] + 1
             assert again[0]["restart"] == 0  # none of those that the launcher was allowed
             print(f"{trainer}: {name} makes its next step {first['at'] - decided:.1f} s after the decision")
@@ -169,7 +169,7 @@ def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agen
         assert job.ended("c") == 0
         job.work(2, ["a", "b"])
         for name in ("a", "b"):
-            starts = [one for one in job.told(name) if "from_step" in one]
+            starts = [one for one in job.told.of(name) if "from_step" in one]
             assert starts[-1]["world"] == 2 and starts[-1]["restart"] <= 1 and len(starts) <= 3
 
 
@@ -189,7 +189,9 @@ def test_where_the_others_could_not_go_on_the_training_goes_on_as_it_is(tmp_path
         assert "no healer:swap=N in the job's comment" in job.said("b")
         assert "3 nodes would be left, and 4 are needed" in job.said("c")
         assert "no restart is left" in job.said("d")
-        assert [len([one for one in job.told(name) if "from_step" in one]) for name in job.names] == [1] * 4
+        assert [len([one for one in job.told.of(name) if "from_step" in one]) for name in job.names] == [
+            1
+        ] * 4
 
 
 def test_of_two_bad_nodes_one_leaves_where_the_job_can_lose_one_only(tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_without_a_verdict_it_is_torchrun(tmp_path: Path) -> None:
         for name in job.names:
             job.start(name)
         assert [job.ended(name) for name in job.names] == [0, 0]
-        assert [one["step"] for one in job.steps("b", 2)] == [1, 2, 3, 4, 5]
+        assert [one["step"] for one in job.told.steps("b", 2)] == [1, 2, 3, 4, 5]
 
 
 def test_a_failure_of_the_script_is_the_status_as_with_torchrun(tmp_path: Path) -> None:

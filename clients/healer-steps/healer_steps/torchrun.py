@@ -54,11 +54,27 @@ _NEEDED = (
 
 def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("healer-steps: %s\n" % text)
+        seen = "".join(letter if letter.isprintable() else "?" for letter in text)
+        sys.stderr.write("healer-steps: %s\n" % seen)
         sys.stderr.flush()
 
 
-# --- whether the job's owner agrees ----------------------------------------------------------------------
+# --- what Slurm says: whether the job's owner agrees, and whether the node is drained -----------------------
+
+
+def scontrol(environ: Mapping[str, str], *words: str) -> list[str] | None:
+    """The lines that `scontrol show` prints; None outside of a job, without it, and where it fails."""
+    program = shutil.which("scontrol", path=environ.get("PATH"))
+    if program is None or not environ.get("SLURM_JOB_ID", "").isdigit():
+        return None
+    try:
+        done = subprocess.run(
+            [program, "show", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines()]
 
 
 def consent(environ: Mapping[str, str]) -> int | None:
@@ -67,21 +83,23 @@ def consent(environ: Mapping[str, str]) -> int | None:
     told = environ.get("HEALER_SWAP", "")
     if told:
         return int(told) if told.isdigit() and int(told) > 0 else None
-    job, scontrol = environ.get("SLURM_JOB_ID", ""), shutil.which("scontrol", path=environ.get("PATH"))
-    if not job.isdigit() or scontrol is None:
-        return None
-    try:
-        done = subprocess.run(
-            [scontrol, "show", "job", job],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=10, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = [line.strip().partition("=") for line in done.stdout.decode("utf-8", "replace").splitlines()]
-    words = " ".join(value for key, _, value in lines if key in ("Comment", "Extra"))
+    lines = scontrol(environ, "job", environ.get("SLURM_JOB_ID", "")) or []
+    words = " ".join(line.partition("=")[2] for line in lines if line.startswith(("Comment=", "Extra=")))
     found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
     return max(int(number) for number in found) if found else None
+
+
+def contradicted(environ: Mapping[str, str], node: str) -> str:
+    """What Slurm says against the verdict. It is the second word: who can write the verdict cannot drain."""
+    if shutil.which("scontrol", path=environ.get("PATH")) is None or not environ.get("SLURM_JOB_ID"):
+        return ""  # in a container, or without Slurm: nobody to ask
+    lines = scontrol(environ, "node", node)
+    if lines is None:
+        return "Slurm does not say whether %s is drained" % node
+    drained = any(line.startswith("State=") and "DRAIN" in line.split()[0] for line in lines)
+    if drained and any(line.startswith("Reason=healer:") for line in lines):
+        return ""
+    return "Slurm does not show %s as drained by healer" % node
 
 
 # --- leaving ---------------------------------------------------------------------------------------------
@@ -196,7 +214,7 @@ class Watched:
             told = _verdict.leave_of(self._file, self._names)
             if told is None:
                 return False
-            why = self._unfit() or self._tried(told)
+            why = self._unfit() or contradicted(self._environ, told.node) or self._tried(told)
         except Exception as error:
             self._fails += 1
             why = "%s: %s" % (type(error).__name__, error)

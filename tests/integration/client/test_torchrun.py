@@ -107,6 +107,35 @@ def test_consent_is_the_word_in_the_jobs_comment(tmp_path: Path, shown: str, lea
     assert torchrun.consent({"PATH": environ["PATH"]}) is None
 
 
+# --- Slurm's own word ---
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        (
+            "   State=MIXED+DRAIN ThreadsPerCore=1\n   Reason=healer:gpu-lost inc:0a1b2c3d Xid 79\n",
+            "",
+        ),
+        ("   State=ALLOCATED+DRAIN ThreadsPerCore=1\n   Reason=swap the fan [root@now]\n", "not show"),
+        ("   State=ALLOCATED ThreadsPerCore=1\n   Reason=healer:gpu-lost inc:0a1b2c3d\n", "not show"),
+        ("   State=ALLOCATED ThreadsPerCore=1\n   Extra=DRAIN\n", "not show"),
+        (None, "does not say"),
+    ],
+)
+def test_a_verdict_that_slurm_contradicts_is_not_followed(
+    tmp_path: Path, shown: str | None, why: str
+) -> None:
+    program = tmp_path / "scontrol"
+    answer = f"cat <<'E'\nNodeName=gpu0003\n{shown}E\n" if shown else "exit 1\n"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show node gpu0003' ] || exit 1\n{answer}")
+    program.chmod(0o755)
+    environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    found = torchrun.contradicted(environ, "gpu0003")
+    assert why in found and bool(why) == bool(found)
+    assert torchrun.contradicted({"PATH": environ["PATH"]}, "gpu0003") == ""  # no job of Slurm
+
+
 # --- an end in time ---
 
 

@@ -56,6 +56,7 @@ class Agents:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *options: str, **environ: str) -> None:
+        """Of equal options the last one counts."""
         keeps = int(name == self.names[0])
         command = [
             str(frameworks.python()), "-m", "healer_steps.torchrun", "--nproc-per-node=1",

@@ -294,7 +294,8 @@ class Watched:
             state = self._handler._state_holder.state
             if state.complete and self._noted_round != state.round and self._is_left():
                 self._noted_round, others = state.round, len(state.participants)
-                self._least_is_left = others <= self._handler._settings.min_nodes
+                spares = len(getattr(state, "redundancy_list", ()))
+                self._least_is_left = others <= self._handler._settings.min_nodes and not spares
                 self._handler._store.add(self._key("noticed"), 1)
                 self._wait_noticed(self._key("noticed"), others)
 

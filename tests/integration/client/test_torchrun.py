@@ -183,6 +183,21 @@ def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
         assert job.runs("a") and job.runs("b")
 
 
+def test_a_standby_takes_the_place_of_the_one_that_leaves(tmp_path: Path) -> None:
+    """With `--nnodes=3:3` a fourth agent waits; the job needs three nodes and has them."""
+    with agents(tmp_path, ["a", "b", "c", "d"], 3) as job:
+        for name in ("a", "b", "c"):
+            job.start(name, "--nnodes=3:3", "--max-restarts=1", HEALER_SWAP="3")
+        job.work(3, ["a", "b", "c"])
+        job.start("d", "--nnodes=3:3", "--max-restarts=1", HEALER_SWAP="3")
+        job.work(3, ["a", "b", "c"], more=60)  # the standby has come, and waits
+        assert not job.told.of("d")
+        job.decide("c")
+        assert job.ended("c") == 0
+        job.work(3, ["a", "b", "d"])
+        assert [one["from_step"] > 0 for one in job.told.of("d") if "from_step" in one] == [True]
+
+
 def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agent_leaves(
     tmp_path: Path,
 ) -> None:

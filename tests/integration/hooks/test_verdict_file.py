@@ -78,6 +78,20 @@ def test_after_a_fault_line_it_asks_until_the_decision_is_there(node: Following,
     assert len(asks(hub)) == count
 
 
+def test_healer_without_time_for_questions_is_not_asked_again(node: Following, hub: Hub) -> None:
+    hub.verdict = {"node": "gpu0001", "state": "healthy"}
+    node.start()
+    wait_until(lambda: written(node), 10, what="the verdict is written")
+    hub.answers.extend(
+        [(202, {}, {"accepted": 1, "rejected": []}), (503, {}, {})]
+    )  # the line's, the question's
+    node.say(XID_79)
+    wait_until(lambda: not hub.answers, 10, what="the question was refused")
+    node.say("NVRM: the next line")
+    wait_until(lambda: "NVRM: the next line" in hub.lines(), 10, what="the next line is delivered")
+    assert not asks(hub)  # what was refused is not among them
+
+
 def test_an_ordinary_line_asks_nothing(node: Following, hub: Hub) -> None:
     hub.verdict = {"node": "gpu0001", "state": "healthy"}
     node.start()

@@ -1,16 +1,19 @@
 """How fast what healer decided of a node is known there, and how fast work leaves it.
 
-    python -m benchmarks.leaving [--decisions 40] [--calls 2000] [--runs 10] [--asks 2000]
+    python -m benchmarks.leaving [--decisions 40] [--calls 2000] [--asks 2000] [--runs 10] [--crashes 10]
 
 decisions: a follower against a real API; a drain is read back in the database 0.2 to 3.5 s after a fault
 line, until the file on the node says `leave`. asks: questions of a follower, one after the other, to one API
 process. calls: answers of healer-nvhcd to a real client of gRPC. runs: three agents of torchrun here, with
-gloo; the decision on one of them, until the first step of the two others. 0 leaves a part out.
+gloo; the decision on one of them, until the first step of the two others. crashes: the same, and its worker dies of the fault before. 0 leaves a
+part out.
 """
 
 import argparse
 import json
+import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,6 +32,7 @@ from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, ser
 from tests.support.elastic import agents
 from tests.support.follower import following
 from tests.support.nvhcd import Node, serving_checks
+from tests.support.processes import descendants
 from tests.support.wait import wait_until
 
 NODE = "gpu0001"
@@ -103,7 +107,9 @@ def calls(folder: Path, count: int) -> None:
     told("node health check, a new connection each", taken, 1000, "ms")
 
 
-def runs(folder: Path, count: int) -> None:
+def runs(folder: Path, count: int, *, crash: bool) -> None:
+    """`crash`: the fault ends the worker 0 to 4 s before healer decides, so that torch is meeting again."""
+    folder.mkdir()
     taken, restarts = list[float](), 0
     for number in range(count):
         place = folder / str(number)
@@ -112,19 +118,22 @@ def runs(folder: Path, count: int) -> None:
             for name in job.names:
                 job.start(name, "--max-restarts=3")
             job.work(3)
-            time.sleep(random.uniform(0, 1))
+            if crash:
+                for pid in descendants(job.pid("c")) - {job.pid("c")}:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(random.uniform(0, 4 if crash else 1))
             decided = job.decide("c")
             assert job.ended("c") == 0
             job.work(2, ["a", "b"], more=1)
             taken.append(min(job.told.steps(name, 2)[0]["at"] for name in ("a", "b")) - decided)
             restarts += sum(job.told.of(name)[-1]["restart"] for name in ("a", "b"))
-    told("decision on the node → next step of the others", taken)
+    told(f"decision on the node → next step of the others{', after a crash' * crash}", taken)
     print(f"restarts that the launchers counted: {restarts} of {2 * count}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, most in (("decisions", 40), ("asks", 2000), ("calls", 2000), ("runs", 10)):
+    for name, most in (("decisions", 40), ("asks", 2000), ("calls", 2000), ("runs", 10), ("crashes", 10)):
         parser.add_argument(f"--{name}", type=int, default=most)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -146,7 +155,9 @@ def main() -> None:
             (folder / "checks").mkdir()
             calls(folder / "checks", asked.calls)
         if asked.runs:
-            runs(folder, asked.runs)
+            runs(folder / "runs", asked.runs, crash=False)
+        if asked.crashes:
+            runs(folder / "crashes", asked.crashes, crash=True)
 
 
 if __name__ == "__main__":

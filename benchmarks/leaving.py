@@ -5,8 +5,8 @@
 decisions: a follower against a real API; a drain is read back in the database 0.2 to 3.5 s after a fault
 line, until the file on the node says `leave`. asks: questions of a follower, one after the other, to one API
 process. calls: answers of healer-nvhcd to a real client of gRPC. runs: three agents of torchrun here, with
-gloo; the decision on one of them, until the first step of the two others. crashes: the same, and its worker dies of the fault before. 0 leaves a
-part out.
+gloo; the decision on one of them, until the first step of the two others. crashes: the same, and its worker
+dies of the fault before. 0 leaves a part out.
 """
 
 import argparse

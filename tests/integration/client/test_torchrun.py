@@ -183,6 +183,24 @@ def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
         assert job.runs("a") and job.runs("b")
 
 
+def test_two_faults_in_a_row_on_five_nodes(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a", "b", "c", "d", "e"], 3) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=2")
+        job.work(5)
+        job.decide("e")
+        assert job.ended("e") == 0
+        job.work(4, ["a", "b", "c", "d"])
+        job.decide("b")
+        assert job.ended("b") == 0
+        job.work(3, ["a", "c", "d"])
+        for name in ("a", "c", "d"):
+            starts = [one for one in job.told.of(name) if "from_step" in one]
+            assert [one["world"] for one in starts] == [5, 4, 3]
+            assert [one["restart"] for one in starts] == [0, 0, 0]
+            assert 0 < starts[1]["from_step"] < starts[2]["from_step"]
+
+
 def test_a_standby_takes_the_place_of_the_one_that_leaves(tmp_path: Path) -> None:
     """With `--nnodes=3:3` a fourth agent waits; the job needs three nodes and has them."""
     with agents(tmp_path, ["a", "b", "c", "d"], 3) as job:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any, Mapping
 
 from healer_steps import _verdict
@@ -38,6 +38,8 @@ TERM_S, END_S = 3.0, 60.0
 #: long as the second where exactly the least number is left. torch waits 30 s in each round, as in the first,
 #: when the nodes of a job may start apart.
 LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
+#: Another agent counts while its last keep-alive is no older than so many intervals.
+BEATS = 2
 #: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
 CONSENT_S, ATTEMPTS = 60.0, 3
 _SWAP = re.compile(r"healer:swap=([1-9][0-9]{0,4})\Z")
@@ -120,7 +122,7 @@ class Operation:
         state, node = ctx.state, ctx.node
         if node in state.participants and not self.left:
             self.round, self.others = state.round, len(state.participants) - 1
-            return self.actions.REMOVE_FROM_PARTICIPANTS if self._may(state) else self.actions.FINISH
+            return self.actions.REMOVE_FROM_PARTICIPANTS if self._may(ctx) else self.actions.FINISH
         if self.round is None:
             return self.actions.FINISH  # it has not joined yet
         self.left = True
@@ -129,10 +131,14 @@ class Operation:
             return self.actions.ADD_TO_WAIT_LIST
         return self.actions.FINISH
 
-    def _may(self, state: Any) -> bool:
+    def _may(self, ctx: Any) -> bool:
+        state = ctx.state
         if state.closed or not state.complete or state.wait_list:
             return False  # it is changing: the next look may find it at rest
-        others = self.others + len(getattr(state, "redundancy_list", ()))
+        # torch counts a silent agent for three intervals: it may be gone already.
+        since = datetime.now(timezone.utc) - ctx.settings.keep_alive_interval * BEATS
+        listed = set(state.participants) | set(getattr(state, "redundancy_list", ()))
+        others = sum(state.last_heartbeats.get(node, since) > since for node in listed - {ctx.node})
         if others < self.need:
             self.why = "%d nodes would be left, and %d are needed" % (others, self.need)
         return not self.why
@@ -279,7 +285,8 @@ class Watched:
     # --- the others. Notes in the store of the rendezvous, by the round that one has left
 
     def _key(self, what: str) -> str:
-        return "healer.%s.%d" % (what, self._handler._state_holder.state.round)
+        handler = self._handler
+        return "healer.%s.%s.%d" % (what, handler._settings.run_id, handler._state_holder.state.round)
 
     def _is_left(self) -> bool:
         """Whether one that runs this program leaves the present round."""

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +136,46 @@ def test_a_verdict_that_slurm_contradicts_is_not_followed(
     found = torchrun.contradicted(environ, "gpu0003")
     assert why in found and bool(why) == bool(found)
     assert torchrun.contradicted({"PATH": environ["PATH"]}, "gpu0003") == ""  # no job of Slurm
+
+
+# --- the state of the rendezvous ---
+
+
+def asked(need: int, *, ages_s: dict[str, float], **more: Any) -> tuple[Any, torchrun.Operation]:
+    """What agent `c` answers torch in a complete round of `a`, `b` and `c`."""
+    now = datetime.now(UTC)
+    beats = {name: now - timedelta(seconds=age_s) for name, age_s in ages_s.items()}
+    state = SimpleNamespace(
+        participants={"a": 0, "b": 1, "c": 2}, wait_list=set(), redundancy_list=set(), complete=True,
+        closed=False, round=4, last_heartbeats=beats,
+    )  # fmt: skip
+    vars(state).update(more)
+    settings = SimpleNamespace(keep_alive_interval=timedelta(seconds=5))
+    actions = SimpleNamespace(FINISH="finish", REMOVE_FROM_PARTICIPANTS="remove", ADD_TO_WAIT_LIST="wait")
+    operation = torchrun.Operation(actions, need)
+    return operation(SimpleNamespace(state=state, node="c", settings=settings), 0.0), operation
+
+
+@pytest.mark.parametrize(
+    ("need", "more", "action"),
+    [
+        (2, {}, "remove"),
+        (3, {}, "finish"),
+        (2, {"complete": False}, "finish"),
+        (2, {"closed": True}, "finish"),
+        (2, {"wait_list": {"d"}}, "finish"),
+        (2, {"ages_s": {"a": 1.0, "b": 11.0, "c": 1.0}}, "finish"),  # may be gone already
+        (2, {"ages_s": {"a": 1.0, "c": 1.0}}, "finish"),
+        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}}, "remove"),
+        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 11.0}}, "finish"),
+        (2, {"participants": {"a": 0, "b": 1}}, "finish"),  # it has not joined yet
+    ],
+)
+def test_an_agent_leaves_where_enough_others_are_alive_and_at_rest(
+    need: int, more: dict[str, Any], action: str
+) -> None:
+    found, operation = asked(need, **{"ages_s": {"a": 1.0, "b": 6.0, "c": 1.0}} | more)
+    assert found == action and not operation.left
 
 
 # --- an end in time ---

@@ -2,7 +2,7 @@
 
     make scoreboard (with --fleet-days 54)    or
     python -m benchmarks.scoreboard [--json] [--runs 10] [--fleets 3] [--seed 9001] [--jobs 100]
-        [--job-days 30] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
+        [--job-days 30] [--step-s 5] [--quick] [--series 10] [--fresh-seed N] [--fleet-days 54]
         [--fleet-seed N] [--keep | --draw]
 
 `--keep` keeps the figures of the fresh seed that `docs/detection.md` shows, in `docs/scoreboard.json`, and
@@ -41,12 +41,12 @@ def slow_nodes(runs: int, seed: int) -> Board:
     )
 
 
-def worlds_of_steps(runs: int, days: float, seed: int) -> Board:
+def worlds_of_steps(runs: int, days: float, seed: int, step_s: float) -> Board:
     return Board(
         f"Slow nodes, simulated by another author: {runs} jobs each, {days:g} job-days without, seed {seed}",
-        "a node's mean compute each 5 s; wrong: alarms on sound nodes; 90 % bounds; below each healer's row "
-        "a baseline with its best threshold in hindsight",
-        slow_worlds.board(seed, runs, days),
+        f"a node's mean compute each {step_s:g} s; wrong: alarms on sound nodes; 90 % bounds; below each "
+        "healer's row a baseline with its best threshold in hindsight",
+        slow_worlds.board(seed, runs, days, step_s),
     )
 
 
@@ -124,7 +124,7 @@ def measured(asked: argparse.Namespace, data: Path | None) -> Iterator[Board | s
     yield subtle_faults(asked.fleets, asked.seed)
     # A fixed seed and a fresh one that no tuning can have seen; a seed given twice is measured once.
     for seed in dict.fromkeys((asked.seed, asked.fresh_seed)):
-        yield worlds_of_steps(asked.jobs, asked.job_days, seed)
+        yield worlds_of_steps(asked.jobs, asked.job_days, seed, asked.step_s)
         yield worlds_of_metrics(asked.series, seed)
     if asked.fleets and asked.seed != asked.fresh_seed:
         yield subtle_faults(asked.fleets, asked.fresh_seed)
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--fleet-seed", type=int, default=secrets.randbelow(1_000_000))
     parser.add_argument("--jobs", type=int, default=100, help="jobs with a slow node, of each kind")
     parser.add_argument("--job-days", type=float, default=30.0, help="without any, of each noise")
+    parser.add_argument("--step-s", type=float, default=5.0, help="length of those jobs' steps")
     parser.add_argument("--quick", action="store_true", help="a tenth of these jobs and days")
     keeps = parser.add_mutually_exclusive_group()
     keeps.add_argument(

@@ -70,23 +70,23 @@ class Seen(NamedTuple):
         return len(self.wrong_at)
 
 
-def world(case: Case, seed: int, number: int) -> StepWorld:
+def world(case: Case, seed: int, number: int, step_s: float = STEP_S) -> StepWorld:
     """The same for the same arguments."""
     random = np.random.default_rng([seed, CASES.index(case), number])
     onset = 0 if case.from_start else int(random.integers(*ONSETS))
     steps = SOUND_STEPS if case.slow is None else STEPS
-    return draw(random, case.noise, slow=case.slow, onset=onset, steps=steps, step_s=STEP_S)
+    return draw(random, case.noise, slow=case.slow, onset=onset, steps=steps, step_s=step_s)
 
 
-def seen(world: StepWorld, on: NDArray[np.bool_]) -> Seen:
+def seen(world: StepWorld, on: NDArray[np.bool_], step_s: float = STEP_S) -> Seen:
     """`on` (steps, nodes): alarms of a method. An alarm that began before the slowness is not about it."""
-    days, delay_s, wrong = len(on) * STEP_S / 86_400, np.inf, list[tuple[int, int]]()
+    days, delay_s, wrong = len(on) * step_s / 86_400, np.inf, list[tuple[int, int]]()
     for node in np.flatnonzero(on.any(axis=0)).tolist():
         spans = alarms(on[:, node], GAP)
         about = [begin for begin, _ in spans if node == world.slow_node and begin >= world.onset]
         wrong += [(node, begin) for begin, _ in spans if begin not in about]
         if about:
-            delay_s = (about[0] - world.onset + 1) * STEP_S
+            delay_s = (about[0] - world.onset + 1) * step_s
     return Seen(float(delay_s), tuple(wrong), days)
 
 
@@ -94,9 +94,9 @@ def seen(world: StepWorld, on: NDArray[np.bool_]) -> Seen:
 MAY_CAUSE = 100
 
 
-def why_wrong(case: Case, seed: int, number: int, said: Seen) -> Iterator[str]:
+def why_wrong(case: Case, seed: int, number: int, said: Seen, step_s: float = STEP_S) -> Iterator[str]:
     """Each false alarm of healer with what happened in its job before: to be traced to its cause."""
-    drawn = world(case, seed, number) if said.wrong_at else None
+    drawn = world(case, seed, number, step_s) if said.wrong_at else None
     for node, step in said.wrong_at:
         about = [
             f"{what} {begin - step:+} to {end - step:+}"
@@ -154,15 +154,15 @@ LEVELS = np.geomspace(0.3, 12, 25)
 Worlds = list[tuple[Seen, list[list[Seen]]]]
 
 
-def play(asked: tuple[Case, int, range]) -> Worlds:
+def play(asked: tuple[Case, int, range, float]) -> Worlds:
     """Of each world what healer said, and each baseline at each threshold."""
-    case, seed, numbers = asked
-    worlds = [world(case, seed, number) for number in numbers]
+    case, seed, numbers, step_s = asked
+    worlds = [world(case, seed, number, step_s) for number in numbers]
     jobs = [(node_mean(each.history_s), node_mean(each.compute_s)) for each in worlds]
     found = []
-    for each, job, score in zip(worlds, jobs, score_all(jobs), strict=True):
-        others = [[seen(each, scores >= level) for level in LEVELS] for scores in _baselines(job)]
-        found.append((seen(each, score >= 1), others))
+    for each, job, score in zip(worlds, jobs, score_all(jobs, 86_400 / step_s), strict=True):
+        others = [[seen(each, scores >= level, step_s) for level in LEVELS] for scores in _baselines(job)]
+        found.append((seen(each, score >= 1, step_s), others))
     return found
 
 
@@ -172,18 +172,20 @@ def _baselines(job: tuple[Floats, Floats]) -> Iterator[Floats]:
         yield from [scorer(*job) for scorer in BASELINES.values()]
 
 
-def board(seed: int, runs: int, days: float) -> list[Row]:
+def board(seed: int, runs: int, days: float, step_s: float) -> list[Row]:
     """`runs` worlds of each case with a slow node, `days` job-days of each noise without. A baseline has one
     threshold for each noise, with the best F1 in hindsight."""
     played: dict[Case, Worlds] = {}
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("fork")) as pool:
         for case in CASES:
-            count = runs if case.slow is not None else round(days * 86_400 / SOUND_STEPS / STEP_S)
-            parts = [(case, seed, range(at, min(at + AT_ONCE, count))) for at in range(0, count, AT_ONCE)]
+            count = runs if case.slow is not None else round(days * 86_400 / SOUND_STEPS / step_s)
+            parts = [
+                (case, seed, range(at, min(at + AT_ONCE, count)), step_s) for at in range(0, count, AT_ONCE)
+            ]
             played[case] = [each for part in pool.map(play, parts) for each in part]
             print(f"  step times: {case.name}", file=sys.stderr, flush=True)
             for number, (said, _) in enumerate(played[case]):
-                for line in why_wrong(case, seed, number, said):
+                for line in why_wrong(case, seed, number, said, step_s):
                     print(f"    {line}", file=sys.stderr, flush=True)
     best = {noise: _best([played[case] for case in CASES if case.noise == noise]) for noise in NOISES}
     rows = []

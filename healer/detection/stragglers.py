@@ -317,17 +317,17 @@ def score(history: ArrayLike, stream: ArrayLike) -> NDArray[np.float64]:
     return score_all([(history, stream)])[0]
 
 
-def score_all(jobs: Sequence[tuple[ArrayLike, ArrayLike]]) -> list[NDArray[np.float64]]:
-    """`score` of each job, all side by side."""
+def score_all(
+    jobs: Sequence[tuple[ArrayLike, ArrayLike]], per_day: float = STEPS_PER_DAY
+) -> list[NDArray[np.float64]]:
+    """`score` of each job, all side by side, with so many steps a day."""
     runs = [_Run(history, stream) for history, stream in jobs]
     for number in range(max((len(run.x) for run in runs), default=0)):
         live = [run for run in runs if number < len(run.x)]
         for run in live:
             if number == run.begin:
                 begin_job(run.streams)
-        step_all(
-            [StreamStep(run.streams, run.x[number], STEPS_PER_DAY, number, run.level[number]) for run in live]
-        )
+        step_all([StreamStep(run.streams, run.x[number], per_day, number, run.level[number]) for run in live])
         for run in live:
             near = run.streams.score()
             shared = run.streams.slow.sum() > SHARED * np.isfinite(run.x[number]).sum()

@@ -100,6 +100,8 @@ JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
 #: several nodes are slow together they share a cause (a network, a rack) that is likely to pass: those steps
 #: do not count, until they are many.
 PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 36, 60
+#: Hiccups last minutes, however long a step is: of long steps fewer are enough, but half of them at least.
+HICCUP_S = 180.0
 #: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
 TOGETHER = 2
 #: A job without a hiccup for so long, steps (a day), has none.
@@ -270,6 +272,8 @@ class _Columns:
         #: Padding: no series of that job.
         self.beyond = np.arange(n) >= self.widths if min(widths) < n else None
         self.threshold = _column([stream.threshold for stream in streams])
+        hiccup = _column([HICCUP_S * step.per_day / 86_400 for step in steps])
+        self.patience_noisy = np.clip(hiccup, PATIENCE_NOISY / 2, PATIENCE_NOISY)
 
     def step(self) -> None:
         d = self.x - self.bias
@@ -373,7 +377,7 @@ class _Columns:
         np.copyto(self.peak, np.maximum(self.peak, height), where=self.known & ~self.jumped)
         over = self.sum <= 0
         # Two steps at the clip, or a large one.
-        passed = (over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)).any(axis=1)
+        passed = (over & (self.peak > 0.6) & (self.run <= self.patience_noisy)).any(axis=1)
         for step, hiccup in zip(self.steps, passed.tolist(), strict=True):
             step.streams.untried = CALM if hiccup else max(0, step.streams.untried - 1)
         self.run[over] = self.shared[over] = self.peak[over] = 0
@@ -401,10 +405,10 @@ class _Columns:
         untried = _column([step.streams.untried for step in self.steps]) > 0
         # It was lower within these steps: what was before a hiccup is no part of it.
         higher = (self.state[_LAST:] <= short / 2).any(axis=0)
-        lasting = np.where(higher, PATIENCE_NOISY, PATIENCE)
+        lasting = np.where(higher, self.patience_noisy, PATIENCE)
         patience = np.where(untried | (short > LARGE), lasting, 0)
         hidden = (self.noise > NOISY) & (short < LEAP * self.wide)
-        return np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
+        return np.where(hidden | (short < SMALL), self.patience_noisy, patience)
 
     def _together(self) -> NDArray[np.bool_]:
         """(k, n) on its way at the same time as several other nodes."""

@@ -1,7 +1,7 @@
 """The embedded PostgreSQL: a launcher for the binaries in a package from PyPI.
 
 The package's helper is not used: it widens permissions up to `/` and kills servers that it did not start
-(docs/decisions/0002-embedded-servers.md). Access is by a unix socket in a private folder, without TCP, and by
+(docs/decisions/0002-installation.md). Access is by a unix socket in a private folder, without TCP, and by
 `peer` authentication with a map: only root and the server's user may connect, without a password.
 """
 

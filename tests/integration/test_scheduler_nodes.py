@@ -249,9 +249,9 @@ def back_from_boot(bench: Bench, node: SlurmNode) -> bool:
     """Whether the node is idle; resumes it once more where Slurm counted its boot twice.
 
     slurmctld takes the boot from an uptime in whole seconds. A slurmd that registered within a second of its
-    boot (no machine boots so fast) can register again with a boot one second later than slurmctld last heard
-    of it, and that is a reboot that Slurm did not ask for."""
-    if node.reason == "Node unexpectedly rebooted":
+    boot (no machine boots so fast) can register again with a boot one second later. Slurm then takes it for
+    another boot, asked for (24.11) or not (22.05), and the node is DOWN again."""
+    if "DOWN" in node.state:
         bench.scheduler.resume(node.name)
     return node.state == ("IDLE",)
 

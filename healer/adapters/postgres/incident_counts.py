@@ -20,7 +20,8 @@ HIT_LIST = sa.func.coalesce(incidents.c.hit, sa.text("'[]'::jsonb"))
 
 
 def seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    return sa.cast(sa.extract("epoch", span), sa.Float)
+    """Of an interval, in floating point: EXTRACT computes in numeric and takes three times as long."""
+    return sa.func.date_part("epoch", span, type_=sa.Float)
 
 
 def hit_rows() -> sa.TableValuedAlias:

@@ -46,7 +46,7 @@ def _opened_in(cluster: str, buckets: Buckets) -> list[sa.ColumnElement[bool]]:
 
 def _bucket(at: sa.ColumnElement[Any], buckets: Buckets) -> sa.ColumnElement[int]:
     since = seconds(at - sa.literal(buckets.start, sa.DateTime(timezone=True)))
-    step = sa.literal_column(str(buckets.step_s), sa.Integer)
+    step = sa.literal_column(str(buckets.step_s), sa.Float)
     return sa.cast(sa.func.floor(since / step), sa.Integer)
 
 
@@ -77,21 +77,17 @@ def _returns(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[Bucke
 
 # A state that lasts is counted as far as the latest snapshot.
 _OUT = sa.text("""
-SELECT bucket, CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
-  sum(EXTRACT(EPOCH FROM least(ended, start + (bucket + 1) * step) - greatest(since, start + bucket * step)))
-    ::float / 3600 AS value
+SELECT bucket, name,
+  sum(least(ended, (bucket + 1) * :step_s) - greatest(began, bucket * :step_s)) / 3600 AS value
 FROM (
-  SELECT state, held_by, since, coalesce(until, taken_at) AS ended,
-    CAST(:start AS timestamptz) AS start, make_interval(secs => :step_s) AS step
+  SELECT CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
+    greatest(0, date_part('epoch', since - CAST(:start AS timestamptz))) AS began,
+    least(:count * :step_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
   FROM node_states JOIN snapshots USING (cluster)
   WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
 ) AS held,
 -- Not all buckets for each state: most states lie in one.
-LATERAL generate_series(
-  greatest(0, floor(EXTRACT(EPOCH FROM since - start) / :step_s)::int),
-  least(:count - 1, floor(EXTRACT(EPOCH FROM ended - start) / :step_s)::int)
-) AS bucket
-WHERE since < start + (bucket + 1) * step AND ended > start + bucket * step
+LATERAL generate_series(floor(began / :step_s)::int, ceil(ended / :step_s)::int - 1) AS bucket
 GROUP BY 1, 2 ORDER BY 1, 2
 """)
 

@@ -2,7 +2,7 @@
 
 The owner makes the tables, in `healer db upgrade`; no part connects as the owner. The matrix below is the
 only list of rights: every upgrade grants what it says and revokes the rest
-(docs/decisions/0066-privileges-apart.md).
+(docs/decisions/0066-privileges-and-people.md#privileges-users-and-walls).
 """
 
 from collections.abc import Iterator, Mapping

@@ -118,7 +118,10 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
     writes.add(_REMEDIES, [use for lines in many for use in lines.remedies], cluster=cluster)
     drained = [{"node": node, "at": when} for lines in many for node, when in lines.drained]
     writes.add(_DRAINED, drained, cluster=cluster)
-    writes.add(GRANT, [slot for lines in many for slot in lines.granted], ended=ENDED)
+    granted = [slot for lines in many for slot in lines.granted]
+    if {slot.node for slot in granted} & {row["node"] for row in drained}:
+        writes.send(conn)  # one statement must not change one slot twice
+    writes.add(GRANT, granted, ended=ENDED)
     writes.send(conn)
     released = [
         {"node": node, "at": when, "why": str(why)} for lines in many for node, when, why in lines.released

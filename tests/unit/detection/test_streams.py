@@ -28,6 +28,7 @@ def run(
     *,
     seed: int = 1,
     clumsy: float = 0.0,
+    per_day: float = DAY,
 ) -> int | None:
     """The first step after which any is slow. `clumsy`: how much of a step's noise is the step's before."""
     random = np.random.default_rng(seed)
@@ -35,7 +36,7 @@ def run(
     before = np.zeros(n)
     for number in range(1, steps + 1):
         before = clumsy * before + np.sqrt(1 - clumsy**2) * random.normal(size=n)
-        streams.step(noise * before + shift, DAY, number)
+        streams.step(noise * before + shift, per_day, number)
         if streams.slow.any():
             return number
     return None
@@ -172,6 +173,19 @@ def test_a_hiccup_in_noise_that_was_high_before_is_no_slowness() -> None:
 @pytest.mark.parametrize(("share", "found"), [(0.025, PATIENCE_NOISY + 1), (0.06, 3), (0.5, PATIENCE + 1)])
 def test_small_slowness_can_wait_and_large_slowness_may_pass(share: float, found: int) -> None:
     assert run(trusted(), 60, 0.002, only(3, share)) == found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(5, PATIENCE_NOISY), (7, 26), (10, PATIENCE_NOISY / 2), (60, PATIENCE_NOISY / 2)]
+)
+def test_a_slowness_hidden_by_noise_lasts_three_minutes_or_half_as_many_steps(
+    step_s: float, steps: float
+) -> None:
+    """The noise is that of ranks with unequal work; the slowness is plain by its height, so it could be found
+    sooner."""
+    streams = Streams(64)
+    assert run(streams, 400, 0.05, per_day=86_400 / step_s) is None
+    assert run(streams, 100, 0.05, only(3, 0.15), per_day=86_400 / step_s) == pytest.approx(steps + 1, abs=2)
 
 
 def test_three_nodes_that_become_slow_together_share_a_cause() -> None:

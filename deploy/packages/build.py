@@ -240,10 +240,11 @@ def node(shop: Shop, kind: str) -> Package:
     """Hook, follower and node program: nothing but the system's Python."""
     commit, tree = shop.commit, shop.work / f"node-{kind}"
     hooks = commit.source / "healer/hooks"
-    for name in ("healer-hook", "healer-follow", "healer-node", "healer-ship"):
+    for name in ("healer-hook", "healer-follow", "healer-node", "healer-ship", "healer-nvhcd"):
         put(hooks / name, tree / "usr/lib/healer" / name, 0o755)
-    unit = (hooks / "healer-follow.service").read_text().replace("/usr/local/lib/healer/", "/usr/lib/healer/")
-    write(tree / "usr/lib/systemd/system/healer-follow.service", unit)
+    for name in ("healer-follow.service", "healer-nvhcd.service"):
+        unit = (hooks / name).read_text().replace("/usr/local/lib/healer/", "/usr/lib/healer/")
+        write(tree / "usr/lib/systemd/system" / name, unit)
     for path in sorted((shop.papers / "node").iterdir()):
         put(path, tree / "usr/share/healer-node" / path.name, 0o644 if path.suffix else 0o755)
     lay_legal(commit, "healer-node", kind, tree)

@@ -167,6 +167,11 @@ class SharedRead(Generic[T]):
             await asyncio.shield(self._reading)
         return self._result
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the result was true."""
+        return time.monotonic() - self._read_at
+
     async def _renew(self) -> None:
         started = time.monotonic()
         with contextlib.suppress(Unavailable):

@@ -7,7 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from healer.api.group_commit import Accepted, GroupCommit, respond, store_parsed
+from healer.api.group_commit import Accepted, GroupCommit, NodeVerdict, respond, store_parsed
+from healer.api.node_verdicts import NodeVerdicts
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
 from healer.api.refusals import refuse
@@ -55,6 +56,7 @@ class SignalRoutes:
         hear: Callable[[Iterable[Observation]], None],
     ) -> None:
         """`hear` is given the heartbeats: they name the GPUs that samples are of."""
+        self._verdicts = NodeVerdicts(services, preamble)
         self._services = services
         self._preamble = preamble
         self._commit, self._hear = commit, hear
@@ -88,9 +90,12 @@ class SignalRoutes:
         caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
         body = decoded(raw)
         await confine(request, caller, _by_slurm(wire.nodes_of_heartbeats(body, cluster=cluster), has_node))
+        verdict = await self._verdicts.of(caller)
+        if isinstance(body, dict) and body.get("asks") is True and verdict is not msgspec.UNSET:
+            return respond(Accepted(accepted=0, duplicates=1, unrecognised=0, verdict=verdict))
         parsed = wire.heartbeat_observations(body, has_node, self._services.clock.now(), cluster=cluster)
         self._hear(parsed.observations)
-        return await self._store(request, "heartbeat", parsed, heartbeat=True)
+        return await self._store(request, "heartbeat", parsed, heartbeat=True, verdict=verdict)
 
     async def checkpoints(self, request: Request) -> Response:
         """What a job can go back to. Events too: a requeue may wait for one."""
@@ -110,12 +115,20 @@ class SignalRoutes:
         return await self._store(request, "checkpoints", parsed)
 
     async def _store(
-        self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
+        self,
+        request: Request,
+        route: str,
+        parsed: wire.Accepted,
+        *,
+        heartbeat: bool = False,
+        verdict: NodeVerdict | msgspec.UnsetType = msgspec.UNSET,
     ) -> Response:
         answer = await self.stored(route, request.scope[SENDER], parsed, heartbeat=heartbeat)
         entries = len(parsed.observations) + parsed.unrecognised
         self._preamble.meter.stored(request, entries, parsed.rejected, parsed.rejected_more)
-        return respond(answer)
+        return respond(
+            answer if verdict is msgspec.UNSET else msgspec.structs.replace(answer, verdict=verdict)
+        )
 
     async def stored(
         self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from datetime import datetime
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -354,6 +355,18 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`leave`: healer has drained the node for a fault of its hardware, by this incident and rule, at `at`.
+    Whatever is less than that, a suspicion, a shadow decision, a person's drain, is `healthy`."""
+
+    node: str
+    state: Literal["healthy", "leave", "unknown"]
+    incident: str = ""
+    rule: str = ""
+    reason: str = ""
+    at: datetime | None = None
+
+
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to signals: every entry falls into exactly one of the four. `rejected` lists the first
     1,000; `rejected_more` is the number of the others, and left out when there are none."""
@@ -363,6 +376,8 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     unrecognised: int
     rejected: list[Rejected] = []
     rejected_more: int | msgspec.UnsetType = msgspec.UNSET
+    #: With a heartbeat of a node's own token.
+    verdict: NodeVerdict | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def entries(self) -> int:

@@ -452,6 +452,7 @@ class HookPermits:
     def __init__(self, book: HookBook, rules: Callable[[], Ruleset], clock: Clock) -> None:
         self._book, self._rules, self._clock = book, rules, clock
         self.is_held, self.permit_for = book.is_held, book.permit_for
+        self.out_of_service = book.out_of_service
 
     def standings(self, cluster: str) -> Mapping[str, HookStanding]:
         return self._book.standings(cluster, self._clock.now())

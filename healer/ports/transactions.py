@@ -38,6 +38,7 @@ from healer.model import (
     Verdict,
     Veto,
 )
+from healer.text import Said
 
 T = TypeVar("T")
 
@@ -330,6 +331,18 @@ class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class OutOfService(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that healer has drained for a fault of its hardware, and that has not returned. `at`: when the
+    drain was read back."""
+
+    cluster: str
+    node: str
+    at: datetime
+    incident: str
+    rule: str
+    title: Said
+
+
 class HookTx(Protocol):
     """One transaction under the gate's lock, like any drain."""
 
@@ -347,6 +360,10 @@ class HookBook(Protocol):
 
     def standings(self, cluster: str, now: datetime) -> Mapping[str, HookStanding]:
         """By node; those with no open incident and on no probation are not in it."""
+        ...
+
+    def out_of_service(self) -> Sequence[OutOfService]:
+        """Of all clusters."""
         ...
 
     def is_held(self, cluster: str, node: str) -> bool:

@@ -93,6 +93,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     #: Kernel lines that the sender could not deliver, in all since it was set up.
     lost: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    #: From a node's own token: it asks for the verdict alone, and nothing is stored.
+    asks: bool = False
 
 
 _kernel_log = msgspec.json.Decoder(KernelLog).decode

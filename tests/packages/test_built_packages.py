@@ -160,19 +160,17 @@ def test_nothing_names_the_machine_that_built_it(built: Built) -> None:
     assert found == []
 
 
-def test_a_node_s_package_needs_python_and_brings_four_programs(built: Built) -> None:
+def test_a_node_s_package_needs_python_and_brings_five_programs(built: Built) -> None:
     [package] = built.first.glob("healer-node_*.deb")
     needs = subprocess.check_output(["dpkg-deb", "--field", package, "Depends"], text=True).strip()
     assert needs == "python3 (>= 3.6)"
     hooks = built.source / "healer/hooks"
-    for name in ("healer-hook", "healer-follow", "healer-node", "healer-ship"):
+    for name in ("healer-hook", "healer-follow", "healer-node", "healer-ship", "healer-nvhcd"):
         assert (built.node / "usr/lib/healer" / name).read_bytes() == (hooks / name).read_bytes()
         assert os.access(built.node / "usr/lib/healer" / name, os.X_OK)
-    unit = (built.node / "usr/lib/systemd/system/healer-follow.service").read_text()
-    assert (
-        unit.replace("/usr/lib/healer/", "/usr/local/lib/healer/")
-        == (hooks / "healer-follow.service").read_text()
-    )
+    for name in ("healer-follow.service", "healer-nvhcd.service"):
+        unit = (built.node / "usr/lib/systemd/system" / name).read_text()
+        assert unit.replace("/usr/lib/healer/", "/usr/local/lib/healer/") == (hooks / name).read_text()
     assert "exec" not in (built.node / "usr/share/healer-node/prolog").read_text()
     assert "/usr/lib/healer/healer-hook prolog" in (built.node / "usr/share/healer-node/prolog").read_text()
 

@@ -39,6 +39,8 @@ class Hub:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.answers: deque[tuple[int, dict[str, str], Any] | None] = deque()
         self.connections = 0
+        #: What it answers to heartbeats about the node.
+        self.verdict: dict[str, str] | None = None
         self.chunked = False
         self.port = 0
         self._closing = threading.Event()
@@ -83,7 +85,14 @@ class Hub:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                all_accepted = {"accepted": 1, "duplicates": 0, "unrecognised": 0, "rejected": []}
+                all_accepted: dict[str, Any] = {
+                    "accepted": 1,
+                    "duplicates": 0,
+                    "unrecognised": 0,
+                    "rejected": [],
+                }
+                if hub.verdict is not None and self.path.endswith("/heartbeat"):
+                    all_accepted["verdict"] = hub.verdict
                 answer = hub.answers.popleft() if hub.answers else (202, {}, all_accepted)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 if answer is None or answer[0] == 202:
@@ -149,6 +158,7 @@ class Following:
         os.mkfifo(self.kmsg)
         # Open for both, so that neither side ever sees the pipe end.
         self._pipe = os.open(self.kmsg, os.O_RDWR)
+        self.verdict_file = folder / "run/verdict.json"
         self.token = folder / "token"
         self.token.touch(0o600)
         self.token.write_text("heal_test_token\n")
@@ -159,6 +169,7 @@ class Following:
             "HEALER_NODE": "gpu0001",
             # There is none, unless a test starts one: this machine's own is not asked.
             "HEALER_MUNGE_SOCKET": str(folder / "munge"),
+            "HEALER_VERDICT_FILE": str(self.verdict_file),
         }
         self.conf = folder / "hook.conf"
         self.configure(conf | settings)

@@ -33,8 +33,8 @@ from healer.model import (
     Verb,
     Verdict,
 )
-from healer.ports.transactions import HookStanding
-from healer.text import from_stored, read_said, to_stored
+from healer.ports.transactions import HookStanding, OutOfService
+from healer.text import Said, from_stored, read_said, to_stored
 
 FACTS = sa.text("""
 SELECT pictured.version, pictured.taken_at, json_build_object(
@@ -199,6 +199,21 @@ def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
 _ORDER = list(Verdict)
 
 
+_OUT = (
+    sa.select(
+        slots.c.cluster,
+        slots.c.node,
+        slots.c.drained_at.label("at"),
+        slots.c.incident,
+        incidents.c.rule,
+        incidents.c.doc["title"].label("title"),
+    )
+    .join(incidents, incidents.c.id == slots.c.incident)
+    .where(slots.c.released_at.is_(None), slots.c.drained_at.is_not(None))
+    .where(incidents.c.fault_class.in_(sorted(HARDWARE)))
+)
+
+
 class PostgresHooks(SnapshotStore):
     """`healer.ports.transactions.HookBook`."""
 
@@ -213,6 +228,11 @@ class PostgresHooks(SnapshotStore):
                     reason = f"{incident.title} (incident {incident.short_id})"
                     found[node] = HookStanding(verdict=verdict, reason=reason)
         return found
+
+    def out_of_service(self) -> list[OutOfService]:
+        with reading(self._engine) as conn:
+            rows = conn.execute(_OUT).mappings().all()
+        return [OutOfService(**{**row, "title": read_said(Said, row["title"])}) for row in rows]
 
     def is_held(self, cluster: str, node: str) -> bool:
         with reading(self._engine) as conn:

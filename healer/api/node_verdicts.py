@@ -1,0 +1,46 @@
+"""What the answer to a node's heartbeat says of that node: whether work should leave it.
+
+Read once a second for the whole fleet, and only nodes that are out; a heartbeat is answered from memory.
+"""
+
+import msgspec
+
+from healer.api.db_health import SharedRead
+from healer.api.group_commit import NodeVerdict
+from healer.api.request_preamble import Preamble
+from healer.api.services import Services
+from healer.ports.callers import Caller
+from healer.ports.transactions import OutOfService
+
+#: What was read longer ago says nothing of now: the database is away.
+OLD_S = 15.0
+
+
+class NodeVerdicts:
+    """For the event loop that serves the routes."""
+
+    def __init__(self, services: Services, preamble: Preamble) -> None:
+        self._services, self._preamble = services, preamble
+        self._out = SharedRead(self._read, {})
+
+    async def of(self, caller: Caller) -> NodeVerdict | msgspec.UnsetType:
+        """Of the node that the token is bound to; UNSET for other callers."""
+        if not caller.node:
+            return msgspec.UNSET
+        found = (await self._out.current()).get((self._preamble.default_cluster(caller), caller.node))
+        if self._out.age_s > OLD_S:
+            return NodeVerdict(node=caller.node, state="unknown")
+        if found is None:
+            return NodeVerdict(node=caller.node, state="healthy")
+        return NodeVerdict(
+            node=caller.node,
+            state="leave",
+            incident=found.incident[:8],
+            rule=found.rule,
+            reason=str(found.title),
+            at=found.at,
+        )
+
+    async def _read(self) -> dict[tuple[str, str], OutOfService]:
+        found = await self._preamble.reach.ask(self._services.hooks.out_of_service)
+        return {(node.cluster, node.node): node for node in found}

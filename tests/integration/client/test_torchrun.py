@@ -1,0 +1,330 @@
+"""`python -m healer_steps.torchrun`: real agents of torch, gloo, and a verdict file for each."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from healer_steps import _verdict, torchrun
+
+from tests.support import frameworks
+from tests.support.elastic import agents
+from tests.support.processes import descendants, living
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+
+# --- the verdict ---
+
+NOW = 1_795_000_000.0
+LEAVE = {
+    "node": "gpu0003",
+    "state": "leave",
+    "heard_at": time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(NOW - 5)),
+    "incident": "0a1b2c3d",
+    "reason": "Xid 79",
+}
+
+
+def written(folder: Path, told: Any, mode: int = 0o644) -> str:
+    path = folder / "verdict.json"
+    path.write_text(told if isinstance(told, str) else json.dumps(told))
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_certain_decision_is_read(tmp_path: Path) -> None:
+    found = _verdict.leave_of(written(tmp_path, LEAVE), {"gpu0003"}, NOW)
+    assert found == _verdict.Leave("gpu0003", "0a1b2c3d", "Xid 79")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param(LEAVE | {"state": "healthy"}, id="healthy"),
+        pytest.param(LEAVE | {"state": "unknown"}, id="unknown"),
+        pytest.param(LEAVE | {"node": "gpu0004"}, id="another node"),
+        pytest.param(LEAVE | {"heard_at": "2026-11-18T00:00:00Z"}, id="old"),
+        pytest.param(LEAVE | {"heard_at": "2036-11-18T00:00:00Z"}, id="of the future"),
+        pytest.param(LEAVE | {"heard_at": 7}, id="no time"),
+        pytest.param({"node": "gpu0003", "state": "leave"}, id="without a time"),
+        pytest.param(LEAVE | {"node": ["gpu0003"]}, id="no name"),
+        pytest.param("[" * 50_000, id="nested"),
+        pytest.param("leave", id="no JSON"),
+        pytest.param("", id="empty"),
+        pytest.param([LEAVE], id="a list"),
+    ],
+)
+def test_what_is_not_certain_is_no_decision(tmp_path: Path, told: Any) -> None:
+    assert _verdict.leave_of(written(tmp_path, told), {"gpu0003"}, NOW) is None
+
+
+def test_a_file_that_others_may_have_written_is_no_decision(tmp_path: Path) -> None:
+    assert _verdict.leave_of(written(tmp_path, LEAVE, 0o666), {"gpu0003"}, NOW) is None
+    path = written(tmp_path, LEAVE)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert _verdict.leave_of(str(link), {"gpu0003"}, NOW) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert _verdict.leave_of(str(tmp_path / "pipe"), {"gpu0003"}, NOW) is None
+    assert _verdict.leave_of(str(tmp_path / "none"), {"gpu0003"}, NOW) is None
+    assert _verdict.leave_of(path, {"gpu0003"}, NOW) is not None
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert _verdict.leave_of(path, {"gpu0003"}, NOW) is None
+
+
+# --- consent ---
+
+
+@pytest.mark.parametrize(
+    ("shown", "least"),
+    [
+        ("   Comment=healer:swap=4\n", 4),
+        ("   Comment=mine,healer:requeue healer:swap=12\n", 12),
+        ("   Extra=healer:swap=3\n   Comment=(null)\n", 3),
+        ("   Comment=healer:swap=0\n", None),
+        ("   Comment=healer:swap=four\n", None),
+        ("   Comment=xhealer:swap=4\n", None),
+        ("   JobName=healer:swap=4\n   Comment=healer:requeue\n", None),
+        ("   AdminComment=healer:swap=4\n", None),
+    ],
+)
+def test_consent_is_the_word_in_the_jobs_comment(tmp_path: Path, shown: str, least: int | None) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show job 4711' ] && cat <<'E'\nJobId=4711\n{shown}E\n")
+    scontrol.chmod(0o755)
+    environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert torchrun.consent(environ) == least
+    assert torchrun.consent(environ | {"HEALER_SWAP": "7"}) == 7
+    assert torchrun.consent(environ | {"HEALER_SWAP": "-7"}) is None
+    assert torchrun.consent(environ | {"PATH": "/nonexistent"}) is None
+    assert torchrun.consent({"PATH": environ["PATH"]}) is None
+
+
+# --- Slurm's own word ---
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        (
+            "   State=MIXED+DRAIN ThreadsPerCore=1\n   Reason=healer:gpu-lost inc:0a1b2c3d Xid 79\n",
+            "",
+        ),
+        ("   State=ALLOCATED+DRAIN ThreadsPerCore=1\n   Reason=swap the fan [root@now]\n", "not show"),
+        ("   State=ALLOCATED ThreadsPerCore=1\n   Reason=healer:gpu-lost inc:0a1b2c3d\n", "not show"),
+        ("   State=ALLOCATED ThreadsPerCore=1\n   Extra=DRAIN\n", "not show"),
+        (None, "does not say"),
+    ],
+)
+def test_a_verdict_that_slurm_contradicts_is_not_followed(
+    tmp_path: Path, shown: str | None, why: str
+) -> None:
+    program = tmp_path / "scontrol"
+    answer = f"cat <<'E'\nNodeName=gpu0003\n{shown}E\n" if shown else "exit 1\n"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show node gpu0003' ] || exit 1\n{answer}")
+    program.chmod(0o755)
+    environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    found = torchrun.contradicted(environ, "gpu0003")
+    assert why in found and bool(why) == bool(found)
+    assert torchrun.contradicted({"PATH": environ["PATH"]}, "gpu0003") == ""  # no job of Slurm
+
+
+# --- the state of the rendezvous ---
+
+
+def asked(need: int, *, ages_s: dict[str, float], **more: Any) -> tuple[Any, torchrun.Operation]:
+    """What agent `c` answers torch in a complete round of `a`, `b` and `c`."""
+    now = datetime.now(UTC)
+    beats = {name: now - timedelta(seconds=age_s) for name, age_s in ages_s.items()}
+    state = SimpleNamespace(
+        participants={"a": 0, "b": 1, "c": 2}, wait_list=set(), redundancy_list=set(), complete=True,
+        closed=False, round=4, last_heartbeats=beats,
+    )  # fmt: skip
+    vars(state).update(more)
+    settings = SimpleNamespace(keep_alive_interval=timedelta(seconds=5))
+    actions = SimpleNamespace(FINISH="finish", REMOVE_FROM_PARTICIPANTS="remove", ADD_TO_WAIT_LIST="wait")
+    operation = torchrun.Operation(actions, need)
+    return operation(SimpleNamespace(state=state, node="c", settings=settings), 0.0), operation
+
+
+@pytest.mark.parametrize(
+    ("need", "more", "action"),
+    [
+        (2, {}, "remove"),
+        (3, {}, "finish"),
+        (2, {"complete": False}, "finish"),
+        (2, {"closed": True}, "finish"),
+        (2, {"wait_list": {"d"}}, "finish"),
+        (2, {"ages_s": {"a": 1.0, "b": 11.0, "c": 1.0}}, "finish"),  # may be gone already
+        (2, {"ages_s": {"a": 1.0, "c": 1.0}}, "finish"),
+        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}}, "remove"),
+        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 11.0}}, "finish"),
+        (2, {"participants": {"a": 0, "b": 1}}, "finish"),  # it has not joined yet
+    ],
+)
+def test_an_agent_leaves_where_enough_others_are_alive_and_at_rest(
+    need: int, more: dict[str, Any], action: str
+) -> None:
+    found, operation = asked(need, **{"ages_s": {"a": 1.0, "b": 6.0, "c": 1.0}} | more)
+    assert found == action and not operation.left
+
+
+# --- an end in time ---
+
+
+def test_what_does_not_end_by_itself_is_killed() -> None:
+    """A worker that ignores SIGTERM, in a session of its own, as torch starts them."""
+    stubborn = "trap '' TERM; sleep 600 & wait"
+    program = (
+        "import subprocess, time; from healer_steps import torchrun;"
+        f"subprocess.Popen(['sh', '-c', {stubborn!r}], start_new_session=True); print('on', flush=True);"
+        "torchrun.end_in(0.3); time.sleep(600)"
+    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(frameworks.CLIENT)}
+    process = subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"on\n"
+    wait_until(lambda: len(descendants(process.pid)) >= 3, 5, what="the worker has a child", every_s=0.01)
+    started = descendants(process.pid)
+    assert process.wait(20) == 0
+    wait_until(lambda: not living(started), 5, what="nothing is left")
+
+
+# --- agents of torch ---
+
+
+@pytest.mark.parametrize("trainer", ["ddp", "accelerate", "lightning"])
+def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
+    tmp_path: Path, trainer: str
+) -> None:
+    with agents(tmp_path, ["a", "b", "c"], 2, trainer=trainer) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=1")
+        job.work(3, more=12)
+        decided = job.decide("c")
+        assert job.ended("c") == 0
+        job.work(2, ["a", "b"])
+        saved = max(one["step"] for one in job.told.steps("c", 3)) // 5 * 5
+        for name in ("a", "b"):
+            again = [one for one in job.told.of(name) if "from_step" in one and one["world"] == 2]
+            assert len(again) == 1 and again[0]["from_step"] in (saved - 5, saved, saved + 5)
+            assert again[0]["from_step"] > 0
+            first = job.told.steps(name, 2)[0]
+            assert first["step"] == again[0]["from_step"] + 1
+            assert again[0]["restart"] == 0  # none of those that the launcher was allowed
+            print(f"{trainer}: {name} makes its next step {first['at'] - decided:.1f} s after the decision")
+        assert "this agent leaves" in job.said("c")
+        assert job.runs("a") and job.runs("b")
+
+
+def test_two_faults_in_a_row_on_five_nodes(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a", "b", "c", "d", "e"], 3) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=2")
+        job.work(5)
+        job.decide("e")
+        assert job.ended("e") == 0
+        job.work(4, ["a", "b", "c", "d"])
+        job.decide("b")
+        assert job.ended("b") == 0
+        job.work(3, ["a", "c", "d"])
+        for name in ("a", "c", "d"):
+            starts = [one for one in job.told.of(name) if "from_step" in one]
+            assert [one["world"] for one in starts] == [5, 4, 3]
+            assert [one["restart"] for one in starts] == [0, 0, 0]
+            assert 0 < starts[1]["from_step"] < starts[2]["from_step"]
+
+
+def test_a_standby_takes_the_place_of_the_one_that_leaves(tmp_path: Path) -> None:
+    """With `--nnodes=3:3` a fourth agent waits; the job needs three nodes and has them."""
+    with agents(tmp_path, ["a", "b", "c", "d"], 3) as job:
+        for name in ("a", "b", "c"):
+            job.start(name, "--nnodes=3:3", "--max-restarts=1", HEALER_SWAP="3")
+        job.work(3, ["a", "b", "c"])
+        job.start("d", "--nnodes=3:3", "--max-restarts=1", HEALER_SWAP="3")
+        job.work(3, ["a", "b", "c"], more=60)  # the standby has come, and waits
+        assert not job.told.of("d")
+        job.decide("c")
+        assert job.ended("c") == 0
+        job.work(3, ["a", "b", "d"])
+        assert [one["from_step"] > 0 for one in job.told.of("d") if "from_step" in one] == [True]
+
+
+def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agent_leaves(
+    tmp_path: Path,
+) -> None:
+    """The decision comes after the fault: meanwhile torch meets again with the bad node."""
+    with agents(tmp_path, ["a", "b", "c"], 2) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=3")
+        job.work(3)
+        for pid in descendants(job.pid("c")) - {job.pid("c")}:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(1.0)  # healer decides so soon; torch is meeting again
+        job.decide("c")
+        assert job.ended("c") == 0
+        job.work(2, ["a", "b"])
+        for name in ("a", "b"):
+            starts = [one for one in job.told.of(name) if "from_step" in one]
+            assert starts[-1]["world"] == 2 and starts[-1]["restart"] <= 1 and len(starts) <= 3
+
+
+def test_where_the_others_could_not_go_on_the_training_goes_on_as_it_is(tmp_path: Path) -> None:
+    """One keeps the rendezvous, one has no consent, of the third the job needs all nodes, and the fourth may
+    not restart."""
+    with agents(tmp_path, ["a", "b", "c", "d"], 2) as job:
+        job.start("a", "--max-restarts=1")
+        job.start("b", "--max-restarts=1", HEALER_SWAP="")
+        job.start("c", "--max-restarts=1", HEALER_SWAP="4")
+        job.start("d")
+        job.work(4)
+        for name in job.names:
+            job.decide(name)
+        job.work(4, more=30)
+        assert "this node keeps the rendezvous" in job.said("a")
+        assert "no healer:swap=N in the job's comment" in job.said("b")
+        assert "3 nodes would be left, and 4 are needed" in job.said("c")
+        assert "no restart is left" in job.said("d")
+        assert [len([one for one in job.told.of(name) if "from_step" in one]) for name in job.names] == [
+            1
+        ] * 4
+
+
+def test_of_two_bad_nodes_one_leaves_where_the_job_can_lose_one_only(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a", "b", "c", "d"], 3) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=1")
+        job.work(4)
+        for name in ("c", "d"):
+            job.decide(name)
+        wait_until(lambda: not (job.runs("c") and job.runs("d")), 90, what="one has left", every_s=0.1)
+        gone, stays = ("c", "d") if not job.runs("c") else ("d", "c")
+        assert job.ended(gone) == 0
+        job.decide(stays)  # what was heard 60 s ago is of the past
+        job.work(3, ["a", "b", stays], more=20)
+        wait_until(
+            lambda: "2 nodes would be left, and 3 are needed" in job.said(stays), 20, what="it says why"
+        )
+
+
+def test_without_a_verdict_it_is_torchrun(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a", "b"], 2, steps=5) as job:
+        for name in job.names:
+            job.start(name)
+        assert [job.ended(name) for name in job.names] == [0, 0]
+        assert [one["step"] for one in job.told.steps("b", 2)] == [1, 2, 3, 4, 5]
+
+
+def test_a_failure_of_the_script_is_the_status_as_with_torchrun(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a"], 1, trainer="none") as job:
+        job.start("a", "--max-restarts=0")
+        assert job.ended("a") == 1
+        assert "KeyError: 'none'" in job.said("a")

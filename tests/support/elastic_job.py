@@ -1,0 +1,116 @@
+"""A training job for .venv-torch under an elastic launcher: data-parallel over gloo, it goes on from its
+checkpoint at any number of nodes.
+
+Arguments: the trainer (`ddp`, `accelerate` or `lightning`), the folder of checkpoint and logs, the name of
+this node, the number of steps (0: until it is ended). Each step is a line of JSON in `NODE.jsonl`.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+#: Each step's work, and how often the first rank saves it.
+WORK_S, SAVE_EVERY = 0.1, 5
+
+TRAINER, FOLDER, NODE, STEPS = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+SAVED = FOLDER / "last.pt"
+
+
+def told(**what: Any) -> None:
+    about = {"at": time.time(), "rank": int(os.environ["RANK"]), "world": int(os.environ["WORLD_SIZE"])}
+    about["restart"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with (FOLDER / f"{NODE}.jsonl").open("a") as file:
+        file.write(json.dumps(about | what) + "\n")
+
+
+def begun(model: nn.Module) -> int:
+    """The step to go on from, with the model as it was then."""
+    if not SAVED.exists():
+        return 0
+    saved = torch.load(SAVED)
+    model.load_state_dict(saved["model"])
+    return saved["step"]
+
+
+def save(model: nn.Module, step: int) -> None:
+    if int(os.environ["RANK"]) == 0 and step % SAVE_EVERY == 0:
+        torch.save({"step": step, "model": model.state_dict()}, SAVED.with_suffix(".new"))
+        SAVED.with_suffix(".new").rename(SAVED)
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    time.sleep(WORK_S)
+    return (model(torch.ones(4, 8)) ** 2).mean()
+
+
+def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    step = begun(plain)
+    told(from_step=step)
+    while not STEPS or step < STEPS:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        backward(loss)
+        optimizer.step()
+        step += 1
+        save(plain, step)
+        told(step=step, loss=float(loss))
+
+
+def ddp() -> None:
+    distributed.init_process_group("gloo")
+    plain = nn.Linear(8, 1)
+    loop(plain, nn.parallel.DistributedDataParallel(plain), lambda loss: loss.backward())
+    distributed.destroy_process_group()
+
+
+def accelerate() -> None:
+    from accelerate import Accelerator
+
+    plain, accelerator = nn.Linear(8, 1), Accelerator(cpu=True)
+    loop(plain, accelerator.prepare(plain), accelerator.backward)
+
+
+def lightning() -> None:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Linear(8, 1)
+            self.step = begun(self.plain)
+
+        def on_train_start(self) -> None:
+            told(from_step=self.step)
+
+        def training_step(self, _batch: Any, _number: int) -> torch.Tensor:
+            loss = loss_of(self.plain)
+            self.told_loss = float(loss)
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.step += 1
+            save(self.plain, self.step)
+            told(step=self.step, loss=self.told_loss)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    nodes = int(os.environ["GROUP_WORLD_SIZE"])
+    trainer = Trainer(
+        accelerator="cpu", devices=1, num_nodes=nodes, strategy="ddp", max_steps=STEPS or -1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(100_000, 1)))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[TRAINER]()

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -17,7 +18,7 @@ from healer.adapters.token_key import KEY_FILE
 from healer.commands import Failed
 from healer.commands.cli import build, main
 from healer.incidents.lifecycle import PROBATION
-from healer.model import IncidentState, Inventory, Run, RunState, Verdict
+from healer.model import Cause, HitBasis, IncidentState, Inventory, JobHit, Run, RunState, Verdict
 from healer.text.language import current
 from tests.support.api import (
     CLUSTER,
@@ -388,3 +389,30 @@ def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(
     chinese = printed("zh_CN.UTF-8")
     assert chinese.split()[:2] == ["节点", "判定"] and "未发现问题" in chinese
     assert printed("zh_CN.UTF-8", "--json") == printed("en_US.UTF-8", "--json")
+
+
+def test_spares_are_planned_from_a_job_and_the_sites_own_faults(
+    healer: Healer, served: tuple[Api, httpx.Client]
+) -> None:
+    """Twelve of these incidents stopped a job; a program's own fault, one that hit no job and one that is part
+    of another do not count. The first is 103 hours old, and four nodes have GPUs."""
+    api, _ = served
+    now = datetime.now(UTC)
+    hit = JobHit(job="4711", basis=HitBasis.checkpoint, ended_at=now)
+
+    def save(first: int, last: int, **more: Any) -> None:
+        with api.engine.begin() as conn:
+            for number in range(first, last + 1):
+                save_incident(conn, incident(number * 60, **more))
+
+    save(1, 9, hit=(hit,))
+    few = healer("plan", "spares", "--job", "4711", role="viewer")
+    assert few.exit_code != 0 and "9" in str(few.exception)
+    save(10, 12, hit=(hit,))
+    save(101, 101, hit=(hit,), cause=Cause.application)
+    save(102, 102, hit=(msgspec.structs.replace(hit, ended_at=None),))
+    save(103, 103, hit=(hit,), merged_into=incident(60).id)
+    planned = json.loads(healer("plan", "spares", "--job", "4711", "--json", role="viewer").stdout)
+    assert planned["asked"]["nodes"] == 2
+    assert planned["asked"]["mtbf_h"] == pytest.approx(4 * 103 / 12, rel=0.01)
+    assert planned["best"] == max(planned["plans"], key=lambda plan: plan["per_gpu"])["spares"]

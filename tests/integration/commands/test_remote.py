@@ -394,8 +394,8 @@ def test_a_chinese_terminal_gets_chinese_and_programs_get_the_same_everywhere(
 def test_spares_are_planned_from_a_job_and_the_sites_own_faults(
     healer: Healer, served: tuple[Api, httpx.Client]
 ) -> None:
-    """Twelve of these incidents stopped a job; a program's own fault, one that hit no job and one that is part
-    of another do not count. The first is 103 hours old, and four nodes have GPUs."""
+    """Twelve of these incidents stopped a job; a program's own fault, one that hit no job and one that is
+    part of another do not count. The first is 103 hours old, and four nodes have GPUs."""
     api, _ = served
     now = datetime.now(UTC)
     hit = JobHit(job="4711", basis=HitBasis.checkpoint, ended_at=now)

@@ -35,7 +35,9 @@ from healer.adapters.postgres import migrate
 from healer.adapters.spool import FileSpool
 from healer.api.app import create_app
 from healer.api.edge import uvicorn_settings
-from healer.embedded.postgres import Postgres
+from healer.embedded.database_logins import SUPERUSER
+from healer.embedded.postgres import LOGINS, Postgres
+from healer.embedded.user import name_of
 from tests.support.api import CLUSTER, XID_79, Api
 from tests.support.processes import descendants
 from tests.support.stack import make_scratch
@@ -183,10 +185,11 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def settle(engine: sa.Engine) -> None:
+def settle(server: Postgres) -> None:
     """PostgreSQL as it is after some hours: a new file of its log (16 MB) costs all writers 10 to 40 ms, and
     one that has run for a while uses old ones again."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+    engine = sa.create_engine(server.url_of("healer", SUPERUSER), isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn:
         for _ in range(12):
             conn.execute(sa.text("SELECT pg_logical_emit_message(true, 'benchmark', 'x'), pg_switch_wal()"))
         conn.execute(sa.text("CHECKPOINT"))
@@ -199,7 +202,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0, help="lines per second; else as many as go")
     asked = parser.parse_args()
     folder = make_scratch()
-    server = Postgres(folder / "data")
+    server = Postgres(folder / "data", logins={name_of(os.geteuid()): (*LOGINS, SUPERUSER)})
     server.start()
     try:
         engine = sa.create_engine(server.url)
@@ -218,7 +221,7 @@ def main() -> None:
         uvloop.run(load(port, token, asked.connections, 1, 0))
         with engine.begin() as conn:
             conn.execute(sa.text("DELETE FROM inbox"))
-        settle(engine)
+        settle(server)
         api, postgres = process.pid or 0, server.process.pid if server.process else 0
         before = Spent.so_far(api, postgres)
         begun = time.perf_counter()

@@ -678,7 +678,7 @@ def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
 
 
 def test_scontrol_is_asked_for_this_node_where_its_name_is_known(node: StandIns) -> None:
-    """A machine may run the slurmd of several nodes; without a name scontrol finds the job on none of them."""
+    """A machine may run the slurmd of several nodes: without a name scontrol finds the job on none."""
     node.process(11, "python3")
     (node.world / "listed").write_text("11\n")
     node.configure(NODE="gpu0007")

@@ -4,7 +4,6 @@ healer, a real Slurm, torch's own launcher, and healer-node over SSH.
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -59,7 +59,7 @@ def test_slurm_is_asked_for_the_node_that_was_asked(site: SshSite) -> None:
     scontrol = node.programs.bin / "scontrol"
     scontrol.write_text(
         "#!/bin/sh\n[ \"$3\" = gpu0001 ] && { echo 'PID JOBID STEPID'; echo 11 4711 0; exit 0; }\n"
-        "echo \"JobId=4711 does not exist on node ${3:-(null)}.\" >&2; exit 1\n"
+        'echo "JobId=4711 does not exist on node ${3:-(null)}." >&2; exit 1\n'
     )
     seen = site.exec().job_on_node("gpu0002", "4711")
     assert (seen.processes, seen.counted) == (0, True)

@@ -62,4 +62,7 @@ def test_a_job_goes_on_without_its_node_and_slurm_takes_the_node_out(swaps: Swap
             assert start["from_step"] % SAVE_EVERY == 0 and start["restart"] == 0
             assert before - 2 * SAVE_EVERY <= start["from_step"] <= before
         one.check_losses()
-        print(f"{one.bad}: line → next step {first['at'] - one.said_at:.1f} s")
+        last = max(one.told.steps(name, NODES)[-1]["at"] for name in one.others)
+        begun = [was["at"] for was in one.told.of(one.others[0]) if was["world"] == LEAST]
+        parts = [f"{at - one.said_at:.1f}" for at in (last, begun[0], first["at"])]
+        print(f"{one.bad}: line → last step of five, workers of four, next step: {', '.join(parts)} s")

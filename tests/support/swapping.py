@@ -167,6 +167,12 @@ class Training:
         """The job's nodes, as Slurm names them."""
         return self.site.slurm.run("scontrol", "show", "hostnames", self.shown()["NodeList"]).split()
 
+    def has_shrunk(self) -> bool:
+        """It runs on without the bad node. While a job completes, Slurm counts only the nodes still at it."""
+        shown = self.shown()
+        told = shown["JobState"], shown["Restarts"], shown["NumNodes"]
+        return told == ("RUNNING", "0", str(LEAST)) and self.held() == list(self.others)
+
     def said(self) -> str:
         return "\n".join(
             f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}"

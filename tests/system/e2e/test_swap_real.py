@@ -28,7 +28,7 @@ def shrunk(one: Training) -> None:
     """Slurm has taken the bad node out, and healer's run has come to that."""
     site = one.site
     try:
-        wait_until(lambda: one.shown()["NumNodes"] == str(LEAST), 60, what="Slurm shrinks it", every_s=0.1)
+        wait_until(one.has_shrunk, 60, what="Slurm shrinks it", every_s=0.1)
     except AssertionError:
         print(one.said(), [site.steps(run["id"]) for run in site.runs(one.bad)])
         raise
@@ -52,9 +52,7 @@ def test_a_job_goes_on_without_its_node_and_slurm_takes_the_node_out(swaps: Swap
         first = one.goes_on(LEAST)
         shrunk(one)
         one.told.work(LEAST, one.others)
-        shown = one.shown()
-        assert (shown["JobState"], shown["Restarts"], shown["NumNodes"]) == ("RUNNING", "0", str(LEAST))
-        assert one.held() == list(one.others)
+        assert one.has_shrunk(), one.shown()
         assert [name for name in one.nodes if one.site.drained_by_us(name)] == [one.bad]
         for name in one.others:
             (start,) = [was for was in one.told.of(name) if "from_step" in was and was["world"] == LEAST]

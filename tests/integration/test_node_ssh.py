@@ -51,6 +51,24 @@ def test_node_identifies_itself(site: SshSite) -> None:
     assert len(answer["gpus"]) == 2
 
 
+def test_slurm_is_asked_for_the_node_that_was_asked(site: SshSite) -> None:
+    """One machine, several slurmd: the job has left this node and is on its neighbour."""
+    node = site.node("gpu0002")
+    node.programs.configure(NODE="gpu0001 gpu0002")
+    node.programs.process(11, "python3")
+    scontrol = node.programs.bin / "scontrol"
+    scontrol.write_text(
+        "#!/bin/sh\n[ \"$3\" = gpu0001 ] && { echo 'PID JOBID STEPID'; echo 11 4711 0; exit 0; }\n"
+        'echo "JobId=4711 does not exist on node ${3:-(null)}." >&2; exit 1\n'
+    )
+    seen = site.exec().job_on_node("gpu0002", "4711")
+    assert (seen.processes, seen.counted) == (0, True)
+    site.address("gpu0001", node.port)
+    with site.known_hosts.open("a") as file:
+        file.write(node.known_hosts_line().replace("gpu0002", "gpu0001", 1))
+    assert site.exec().job_on_node("gpu0001", "4711").processes == 1
+
+
 def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
     node = site.node("gpu0001")
     node.stop()

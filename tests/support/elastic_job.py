@@ -17,6 +17,8 @@ from torch import distributed, nn
 
 #: Each step's work, and how often the first rank saves it.
 WORK_S, SAVE_EVERY = 0.1, 5
+#: So little that each of a few thousand steps has a loss of its own.
+LEARNING = 1e-4
 
 TRAINER, FOLDER, NODE, STEPS = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 SAVED = FOLDER / "last.pt"
@@ -50,7 +52,7 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 
 
 def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LEARNING)
     step = begun(plain)
     told(from_step=step)
     while not STEPS or step < STEPS:
@@ -100,7 +102,7 @@ def lightning() -> None:
             told(step=self.step, loss=self.told_loss)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
+            return torch.optim.SGD(self.parameters(), lr=LEARNING)
 
     nodes = int(os.environ["GROUP_WORLD_SIZE"])
     trainer = Trainer(

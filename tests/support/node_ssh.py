@@ -87,6 +87,7 @@ class SshSite:
         make_key(self.signing_key)
         self.known_hosts, self.config = folder / "known_hosts", folder / "ssh_config"
         self.known_hosts.touch()
+        self.config.touch()
         self.nodes: list[SshNode] = []
 
     def let_worker_read(self) -> None:

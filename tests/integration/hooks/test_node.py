@@ -677,6 +677,17 @@ def test_without_cgroups_slurm_lists_the_processes(node: StandIns) -> None:
     assert node.asked("scontrol") == ["listpids 4711"]
 
 
+def test_scontrol_is_asked_for_this_node_where_its_name_is_known(node: StandIns) -> None:
+    """A machine may run the slurmd of several nodes: without a name scontrol finds the job on none."""
+    node.process(11, "python3")
+    (node.world / "listed").write_text("11\n")
+    node.configure(NODE="gpu0007")
+    node.ask("job-recorder", "4711")
+    node.configure(NODE="gpu0007 gpu0008")
+    node.ask("job-recorder", "4711")
+    assert node.asked("scontrol") == ["listpids 4711 gpu0007", "listpids 4711"]
+
+
 @pytest.mark.parametrize(
     ("mode", "says"),
     [("hang", "did not end within"), ("fail", "py-spy exited with 3"), ("flood", "printed more than")],
@@ -765,6 +776,14 @@ def test_slurms_own_step_is_no_process_of_the_jobs_program(node: StandIns) -> No
             True,
         ),
         ("echo 'scontrol: error: Job 4711 does not exist on this node.' >&2; exit 1", 0, True),
+        # As 22.05 says it.
+        ("echo 'JobId=4711 does not exist on node gpu0001.' >&2; exit 1", 0, True),
+        (
+            "echo 'scontrol: error: Domain socket directory /spool/a: No such file or directory' >&2;"
+            " echo 'JobId=4711 does not exist on node a.' >&2; exit 1",
+            0,
+            False,
+        ),
         ("echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1", 0, False),
         (None, 0, False),
     ],

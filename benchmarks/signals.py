@@ -135,7 +135,8 @@ async def load(port: int, token: str, connections: int, seconds: float, rate: fl
     """Seconds that each answer took. `rate`: lines per second, 0 for as many as go."""
     taken: list[float] = []
     loop = asyncio.get_running_loop()
-    begin = time.perf_counter()
+    # At a rate, lines are due once all are connected: an answer is measured, not a handshake.
+    begin = time.perf_counter() + (1 if rate else 0)
 
     def due(number: int) -> Iterator[float | None]:
         if not rate:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import frameworks
-from tests.support.processes import descendants, free_port, living
+from tests.support.processes import descendants, free_port, living, name_of
 from tests.support.wait import wait_until
 
 JOB = Path(__file__).parent / "elastic_job.py"
@@ -114,8 +114,11 @@ class Agents:
             started = descendants(process.pid)
             process.kill()
             process.wait()
-            for pid in living(started):
+            # What multiprocessing left in /dev/shm its tracker removes, which ends by itself.
+            trackers = {pid for pid in started if "multiprocessing.resource_tracker" in name_of(pid)}
+            for pid in living(started - trackers):
                 os.kill(pid, 9)
+            wait_until(lambda: not living(started), 10, what="nothing of an agent is left")
 
 
 @contextmanager

@@ -81,7 +81,8 @@ class Training:
         self.nodes = self.site.job(self.job).nodes
 
     def _submit(self, comment: str) -> str:
-        settings = " ".join(f"{name}={value}" for name, value in frameworks.QUIET.items())
+        environ = frameworks.QUIET | {"TMPDIR": str(self.folder)}
+        settings = " ".join(f"{name}={value}" for name, value in environ.items())
         agent = (
             f"HEALER_VERDICT_FILE={self.folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
             f" -m healer_steps.torchrun --nnodes={LEAST}:{NODES} --nproc-per-node=1 --max-restarts=3"
@@ -111,7 +112,9 @@ class Training:
         self.told.work(NODES, self.nodes)
 
     def cancel(self) -> None:
+        """Its agents end by themselves: killed ones leave semaphores in /dev/shm."""
         self.site.slurm.run("scancel", self.job)
+        wait_until(lambda: not self.site.job(self.job).active, 60, what=f"job {self.job} ends", every_s=0.1)
 
     def fault(self, node: str) -> None:
         """Its kernel says that a GPU is gone."""

@@ -28,7 +28,8 @@ def folder() -> Iterator[Path]:
 
 def submit(site: Site, folder: Path) -> str:
     """A job on three nodes that goes on with two. Its file of the verdict is each node's own."""
-    settings = " ".join(f"{name}={value}" for name, value in frameworks.QUIET.items())
+    environ = frameworks.QUIET | {"TMPDIR": str(folder)}
+    settings = " ".join(f"{name}={value}" for name, value in environ.items())
     agent = (
         f"HEALER_VERDICT_FILE={folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
         " -m healer_steps.torchrun --nnodes=2:3 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d"

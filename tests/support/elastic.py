@@ -110,15 +110,17 @@ class Agents:
         return self._processes[name].poll() is None
 
     def close(self) -> None:
+        all_started = set[int]()
         for process in self._processes.values():
             started = descendants(process.pid)
+            all_started |= started
             process.kill()
             process.wait()
             # What multiprocessing left in /dev/shm its tracker removes, which ends by itself.
             trackers = {pid for pid in started if "multiprocessing.resource_tracker" in name_of(pid)}
             for pid in living(started - trackers):
                 os.kill(pid, 9)
-            wait_until(lambda: not living(started), 10, what="nothing of an agent is left")
+        wait_until(lambda: not living(all_started), 10, what="nothing of the agents is left")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from healer.adapters.postgres.tables import (
     inbox,
     incidents,
     messages,
+    node_states,
     part_of,
     requeues,
     rule_modes,
@@ -499,6 +500,35 @@ def test_charts_count_what_the_period_counts(fresh_database: sa.Engine) -> None:
     ]  # fmt: skip
     elsewhere = queries_of(fresh_database).figures.charts("pod2", days, days)
     assert elsewhere == ChartFigures()
+
+
+@pytest.mark.parametrize(("step_s", "count"), [(3600, 25), (86400, 31), (604800, 53)])
+def test_hours_out_of_service_by_bucket_and_holder(
+    fresh_database: sa.Engine, step_s: int, count: int
+) -> None:
+    """The buckets of a day, a month and a year. A state that lasts counts as far as the snapshot."""
+    at = NOW.replace(minute=0, second=0, microsecond=0)
+    buckets = Buckets(start=at - timedelta(seconds=step_s * (count - 1)), step_s=step_s, count=count)
+    PostgresSnapshots(fresh_database).put(msgspec.structs.replace(snapshot(), taken_at=at))
+    half = timedelta(seconds=step_s / 2)
+    rows = [
+        ("gpu0001", "out", "people", buckets.begin(1) - half, buckets.begin(2) + half),
+        ("gpu0002", "planned", "slurm", buckets.start - half, buckets.begin(0) + half),
+        ("gpu0003", "out", "healer", at - half, None),
+        ("gpu0004", "in_service", "", buckets.start, None),
+    ]
+    names = ("node", "state", "held_by", "since", "until")
+    with fresh_database.begin() as conn:
+        conn.execute(sa.delete(node_states))
+        for row in rows:
+            values = dict(zip(names, row, strict=True))
+            conn.execute(sa.insert(node_states).values(cluster=CLUSTER, busy=False, **values))
+    found = queries_of(fresh_database).figures.charts(CLUSTER, buckets, buckets).out
+    hours = step_s / 3600
+    assert [(each.bucket, each.name, each.value) for each in found] == [
+        (0, "people", hours / 2), (0, "planned", hours / 2), (1, "people", hours), (2, "people", hours / 2),
+        (count - 2, "healer", hours / 2),
+    ]  # fmt: skip
 
 
 def test_shift_summary_lists_what_ended_and_what_people_did(fresh_database: sa.Engine) -> None:

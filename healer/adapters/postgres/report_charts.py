@@ -82,7 +82,7 @@ SELECT bucket, name,
 FROM (
   SELECT CASE state WHEN 'planned' THEN state ELSE held_by END AS name,
     greatest(0, date_part('epoch', since - CAST(:start AS timestamptz))) AS began,
-    least(:count * :step_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
+    least(:span_s, date_part('epoch', coalesce(until, taken_at) - :start)) AS ended
   FROM node_states JOIN snapshots USING (cluster)
   WHERE cluster = :cluster AND state <> 'in_service' AND since < :end AND (until > :start OR until IS NULL)
 ) AS held,
@@ -93,7 +93,9 @@ GROUP BY 1, 2 ORDER BY 1, 2
 
 
 def _out(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
-    parts = {"start": buckets.start, "end": buckets.end, "step_s": buckets.step_s, "count": buckets.count}
+    # As floats: psycopg sends small integers as smallint, and 25 hours of 3600 s are beyond it.
+    step_s = float(buckets.step_s)
+    parts = {"start": buckets.start, "end": buckets.end, "step_s": step_s, "span_s": step_s * buckets.count}
     return tuple(read_structs(conn, _OUT, BucketFigure, {"cluster": cluster, **parts}))
 
 

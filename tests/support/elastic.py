@@ -44,6 +44,20 @@ class Told:
             raise
 
 
+def step_of_agents(folder: Path, least: int, most: int, *srun: str) -> str:
+    """The line of a job's script that starts an agent on each of its nodes, with options of srun. Each node
+    has a verdict file of its own; the agent of the first task keeps the rendezvous."""
+    environ = frameworks.QUIET | {"TMPDIR": str(folder)}
+    settings = " ".join(f"{name}={value}" for name, value in environ.items())
+    agent = (
+        f"HEALER_VERDICT_FILE={folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
+        f" -m healer_steps.torchrun --nnodes={least}:{most} --nproc-per-node=1 --max-restarts=3"
+        f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=127.0.0.1:{free_port()}"
+        f" --rdzv-conf=is_host=$((SLURM_PROCID == 0)) {JOB} ddp {folder} $SLURMD_NODENAME 0"
+    )
+    return f"env {settings} srun {' '.join(srun)} --kill-on-bad-exit=1 sh -c '{agent}'"
+
+
 class Agents:
     """The first of `names` keeps the rendezvous."""
 
@@ -110,17 +124,15 @@ class Agents:
         return self._processes[name].poll() is None
 
     def close(self) -> None:
-        all_started = set[int]()
+        started = {pid for process in self._processes.values() for pid in descendants(process.pid)}
+        # What multiprocessing left in /dev/shm its tracker removes, which ends by itself.
+        trackers = {pid for pid in started if "multiprocessing.resource_tracker" in name_of(pid)}
         for process in self._processes.values():
-            started = descendants(process.pid)
-            all_started |= started
             process.kill()
             process.wait()
-            # What multiprocessing left in /dev/shm its tracker removes, which ends by itself.
-            trackers = {pid for pid in started if "multiprocessing.resource_tracker" in name_of(pid)}
-            for pid in living(started - trackers):
-                os.kill(pid, 9)
-        wait_until(lambda: not living(all_started), 10, what="nothing of the agents is left")
+        for pid in living(started - trackers):
+            os.kill(pid, 9)
+        wait_until(lambda: not living(started), 10, what="nothing of the agents is left")
 
 
 @contextmanager

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from healer.embedded.embedded_slurm import RealSlurm
-from tests.support import frameworks
 from tests.support import slurm as slurm_support
-from tests.support.elastic import JOB, Told
+from tests.support.elastic import Told, step_of_agents
 from tests.support.follower import XID_79, Following, following
 from tests.support.looking import asking
 from tests.support.node_ssh import SshNode, SshSite
-from tests.support.processes import free_port
 from tests.support.right_act import rules_with
 from tests.support.site import CLUSTER, WIDE_GUARDS, Site
 from tests.support.wait import wait_until
@@ -81,19 +79,11 @@ class Training:
         self.nodes = self.site.job(self.job).nodes
 
     def _submit(self, comment: str) -> str:
-        environ = frameworks.QUIET | {"TMPDIR": str(self.folder)}
-        settings = " ".join(f"{name}={value}" for name, value in environ.items())
-        agent = (
-            f"HEALER_VERDICT_FILE={self.folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
-            f" -m healer_steps.torchrun --nnodes={LEAST}:{NODES} --nproc-per-node=1 --max-restarts=3"
-            f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=127.0.0.1:{free_port()}"
-            f" --rdzv-conf=is_host=$((SLURM_PROCID == 0)) {JOB} ddp {self.folder} $SLURMD_NODENAME 0"
-        )
         said = f"{self.folder}/$SLURM_RESTART_COUNT-%t.txt"
         job = slurm_support.sbatch(
             self.site.slurm, f"--nodes={NODES}", f"--ntasks={NODES}", "--ntasks-per-node=1",
             f"--comment={comment}", gpus=8, name="elastic",
-            script=f"env {settings} srun --wait=0 --kill-on-bad-exit=1 --output={said} sh -c '{agent}'",
+            script=step_of_agents(self.folder, LEAST, NODES, "--wait=0", f"--output={said}"),
         )  # fmt: skip
         self.site.jobs.append(job)
         wait_until(lambda: self.site.job(job).state == "RUNNING", 30, what=f"job {job} runs", every_s=0.1)

@@ -18,6 +18,7 @@ from healer.adapters.postgres.engine import (
     to_stored,
     upsert,
 )
+from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
 from healer.model import Incident
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
@@ -195,9 +196,7 @@ def job_goodput(conn: sa.Connection, cluster: str, job: str) -> list[GoodputSum]
 def goodput_buckets(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[BucketFigure, ...]:
     """GPU-hours by class, without waits in the queue, which hold no GPU."""
     row = goodput.c
-    since = sa.extract("epoch", row.hour - sa.literal(buckets.start, sa.DateTime(timezone=True)))
-    step = sa.literal_column(str(buckets.step_s), sa.Integer)
-    bucket = sa.cast(sa.func.floor(since / step), sa.Integer).label("bucket")
+    bucket = bucket_of(row.hour, buckets).label("bucket")
     value = (sa.func.sum(row.gpu_s) / 3600.0).label("value")
     query = (
         sa.select(bucket, row.spent.label("name"), value)

@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import JSONB, distinct_on
 
 from healer.adapters.postgres.tables import incidents
 from healer.model import HARDWARE, HitBasis, Review
+from healer.ports.answers import Buckets
 
 _TIME = sa.DateTime(timezone=True)
 #: Of an incident: the time of its first evidence and of its confirmed drain.
@@ -22,6 +23,13 @@ HIT_LIST = sa.func.coalesce(incidents.c.hit, sa.text("'[]'::jsonb"))
 def seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     """Of an interval, in floating point: EXTRACT computes in numeric and takes three times as long."""
     return sa.func.date_part("epoch", span, type_=sa.Float)
+
+
+def bucket_of(at: sa.ColumnElement[Any], buckets: Buckets) -> sa.ColumnElement[int]:
+    """The number of the bucket that a moment lies in."""
+    since = seconds(at - sa.literal(buckets.start, sa.DateTime(timezone=True)))
+    step = sa.literal_column(str(buckets.step_s), sa.Float)
+    return sa.cast(sa.func.floor(since / step), sa.Integer)
 
 
 def hit_rows() -> sa.TableValuedAlias:

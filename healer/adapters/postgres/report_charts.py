@@ -6,7 +6,14 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import read_structs
 from healer.adapters.postgres.goodput_rows import goodput_buckets
-from healer.adapters.postgres.incident_counts import SEEN_AT, lives_lost, relapsed_later, returned_in, seconds
+from healer.adapters.postgres.incident_counts import (
+    SEEN_AT,
+    bucket_of,
+    lives_lost,
+    relapsed_later,
+    returned_in,
+    seconds,
+)
 from healer.adapters.postgres.tables import incidents, slots
 from healer.model import Review
 from healer.ports.answers import BucketFigure, BucketReviews, Buckets, BucketSpread, ChartFigures
@@ -26,12 +33,12 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
     lives = lives_lost(opened)
     hours = sa.func.sum(lives.c.hours)
     return ChartFigures(
-        incidents=_figures(conn, _bucket(_OPENED, buckets), incidents.c.fault_class, opened),
-        detect=_spreads(conn, _bucket(_OPENED, buckets), detect, opened),
-        to_return=_spreads(conn, _bucket(granted, buckets), back, held),
-        lost=_figures(conn, _bucket(lives.c.opened, buckets), lives.c.cause, [lives.c.hours > 0], hours),
+        incidents=_figures(conn, bucket_of(_OPENED, buckets), incidents.c.fault_class, opened),
+        detect=_spreads(conn, bucket_of(_OPENED, buckets), detect, opened),
+        to_return=_spreads(conn, bucket_of(granted, buckets), back, held),
+        lost=_figures(conn, bucket_of(lives.c.opened, buckets), lives.c.cause, [lives.c.hours > 0], hours),
         drains=_figures(
-            conn, _bucket(_OPENED, buckets), sa.case((is_false, "false"), else_="other"), drained
+            conn, bucket_of(_OPENED, buckets), sa.case((is_false, "false"), else_="other"), drained
         ),
         returns=_returns(conn, cluster, buckets),
         out=_out(conn, cluster, buckets),
@@ -42,12 +49,6 @@ def chart_figures(conn: sa.Connection, cluster: str, buckets: Buckets, reviewed:
 
 def _opened_in(cluster: str, buckets: Buckets) -> list[sa.ColumnElement[bool]]:
     return [incidents.c.cluster == cluster, buckets.start <= _OPENED, buckets.end > _OPENED]
-
-
-def _bucket(at: sa.ColumnElement[Any], buckets: Buckets) -> sa.ColumnElement[int]:
-    since = seconds(at - sa.literal(buckets.start, sa.DateTime(timezone=True)))
-    step = sa.literal_column(str(buckets.step_s), sa.Float)
-    return sa.cast(sa.func.floor(since / step), sa.Integer)
 
 
 def _figures(
@@ -68,7 +69,7 @@ def _returns(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[Bucke
     outcome = sa.case((relapsed_later(), "relapsed"), else_="stayed")
     where = returned_in(cluster, buckets.start, buckets.end)
     each = (
-        sa.select(_bucket(incidents.c.closed, buckets).label("bucket"), outcome.label("name"))
+        sa.select(bucket_of(incidents.c.closed, buckets).label("bucket"), outcome.label("name"))
         .where(*where)
         .subquery()
     )
@@ -106,7 +107,7 @@ def _reviews(conn: sa.Connection, cluster: str, buckets: Buckets) -> tuple[Bucke
     judged = incidents.c.review.in_([Review.true_fault.value, Review.false_alarm.value])
     query = (
         sa.select(
-            _bucket(_OPENED, buckets).label("bucket"),
+            bucket_of(_OPENED, buckets).label("bucket"),
             incidents.c.rule,
             count(Review.true_fault).label("true_faults"),
             count(Review.false_alarm).label("false_alarms"),

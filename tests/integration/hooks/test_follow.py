@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,18 +19,6 @@ from tests.support.tls import certificates, serve_tls
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.heavy
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as one:
-        yield one
-
-
-@pytest.fixture
-def node(tmp_path: Path, hub: Hub) -> Iterator[Following]:
-    with following(tmp_path, hub.url) as one:
-        yield one
 
 
 def alive(hub: Hub, beats: int = 1) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,6 @@ LEAVE = {
     "reason": "Xid 79: GPU fell off the bus",
     "at": "2026-11-20T03:00:00Z",
 }
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with Hub() as one:
-        yield one
-
-
-@pytest.fixture
-def node(tmp_path: Path, hub: Hub) -> Iterator[Following]:
-    with following(tmp_path, hub.url) as one:
-        yield one
 
 
 def written(node: Following) -> dict[str, Any]:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import frameworks
 from tests.support import slurm as slurm_support
-from tests.support.elastic import JOB, Told
+from tests.support.elastic import Told, step_of_agents
 from tests.support.follower import XID_79, following
-from tests.support.processes import free_port
 from tests.support.site import CLUSTER, Site
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
@@ -28,15 +26,7 @@ def folder() -> Iterator[Path]:
 
 def submit(site: Site, folder: Path) -> str:
     """A job on three nodes that goes on with two. Its file of the verdict is each node's own."""
-    environ = frameworks.QUIET | {"TMPDIR": str(folder)}
-    settings = " ".join(f"{name}={value}" for name, value in environ.items())
-    agent = (
-        f"HEALER_VERDICT_FILE={folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
-        " -m healer_steps.torchrun --nnodes=2:3 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d"
-        f" --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=127.0.0.1:{free_port()}"
-        f" --rdzv-conf=is_host=$((SLURM_PROCID == 0)) {JOB} ddp {folder} $SLURMD_NODENAME 0"
-    )
-    script = f"env {settings} srun --kill-on-bad-exit=1 --output={folder}/%t.txt sh -c '{agent}'"
+    script = step_of_agents(folder, 2, 3, f"--output={folder}/%t.txt")
     job = slurm_support.sbatch(
         site.slurm, "--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--comment=healer:keep healer:swap=2",
         script=script, name="elastic",

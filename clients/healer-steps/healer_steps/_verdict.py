@@ -22,26 +22,33 @@ AHEAD_S = 5.0
 _BYTES = 65536
 
 
-class Leave(NamedTuple):
-    """healer has taken this node out of service for a fault."""
+class Verdict(NamedTuple):
+    """`state`: `healthy`, or `leave` for a node that healer has taken out of service for a fault."""
 
+    state: str
     node: str
     incident: str
     reason: str
 
 
-def leave_of(path: str, names: set[str], now: float | None = None) -> Leave | None:
-    """healer's decision that work should leave this node, which is called one of `names`; None: none is
-    known. Never raises."""
+def known(path: str, names: set[str], now: float | None = None) -> Verdict | None:
+    """What healer says of this node, which is called one of `names`; None: it is not known. Never raises."""
     try:
-        told = _read(path)
-        heard = told["heard_at"]
-        age_s = (time.time() if now is None else now) - _seconds(heard)
-        if told["state"] != "leave" or told["node"] not in names or not -AHEAD_S <= age_s <= OLD_S:
+        document = _read(path)
+        state, node = document["state"], document["node"]
+        age_s = (time.time() if now is None else now) - _seconds(document["heard_at"])
+        if state not in ("healthy", "leave") or node not in names or not -AHEAD_S <= age_s <= OLD_S:
             return None
-        return Leave(str(told["node"]), str(told.get("incident") or ""), str(told.get("reason") or "")[:300])
+        incident, reason = str(document.get("incident") or ""), str(document.get("reason") or "")[:300]
+        return Verdict(str(state), str(node), incident, reason)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def leave_of(path: str, names: set[str], now: float | None = None) -> Verdict | None:
+    """healer's decision that work should leave this node; None: none is known. Never raises."""
+    verdict = known(path, names, now)
+    return verdict if verdict is not None and verdict.state == "leave" else None
 
 
 def _read(path: str) -> dict[str, object]:

@@ -94,12 +94,12 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context = pages.context(request, "playbooks")
     if name not in pages.runbooks:
         raise missing("runbook", name=name)
+    today = pages.runbooks.today
+    playbooks = pages.rules.playbooks.values()
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
-        "playbooks": sorted(
-            playbook.name for playbook in pages.rules.playbooks.values() if playbook.runbook == name
-        ),
+        "playbooks": sorted(one.name for one in playbooks if today(one.runbook) == today(name)),
     }
     return pages.show("runbook.html", context)
 

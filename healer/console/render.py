@@ -227,7 +227,8 @@ MOVED = {
     "fabric-manager": "restart-service",
     "hot-spare-swap": "swap",
     "power-cycle": "reboot",
-    "resume": "return-to-service",
+    "resume": "validate",
+    "return-to-service": "validate",
     "slurm-drain": "foreign-drain",
 }
 

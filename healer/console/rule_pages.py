@@ -94,12 +94,13 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context = pages.context(request, "playbooks")
     if name not in pages.runbooks:
         raise missing("runbook", name=name)
-    today = pages.runbooks.today
-    playbooks = pages.rules.playbooks.values()
+    today, playbooks = pages.runbooks.today, pages.rules.playbooks.values()
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
-        "playbooks": sorted(one.name for one in playbooks if today(one.runbook) == today(name)),
+        "playbooks": sorted(
+            playbook.name for playbook in playbooks if today(playbook.runbook) == today(name)
+        ),
     }
     return pages.show("runbook.html", context)
 

@@ -1,6 +1,6 @@
 """What a release is, in one folder: packages, changes, bill of materials, sums, signatures. `make release`.
 
-Signatures are those that nodes check today (docs/decisions/0036-work-on-nodes.md): ECDSA by the key of
+Signatures are those that nodes check today (docs/decisions/0016-order-of-adapters.md): ECDSA by the key of
 `healer node-keys`, detached, for `openssl dgst -sha256 -verify package.pub -signature FILE.sig FILE`.
 """
 

@@ -222,6 +222,17 @@ def runbooks_dir() -> Path:
     return data_folder("docs/runbooks")
 
 
+#: Old names of runbooks, and the page that holds each today: bookmarks and a site's own rules keep working.
+MOVED = {
+    "fabric-manager": "restart-service",
+    "hot-spare-swap": "swap",
+    "power-cycle": "reboot",
+    "resume": "validate",
+    "return-to-service": "validate",
+    "slurm-drain": "foreign-drain",
+}
+
+
 class Runbooks:
     """By name, read once. HTML within a runbook is shown as text."""
 
@@ -231,7 +242,11 @@ class Runbooks:
         self._others = {name: _read(folder / name) for name in language.LANGUAGES}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._texts
+        return isinstance(name, str) and self.today(name) in self._texts
+
+    def today(self, name: str) -> str:
+        """The name of the page that holds this runbook."""
+        return name if name in self._texts else MOVED.get(name, name)
 
     def title(self, name: str) -> str:
         """Its first heading."""
@@ -246,6 +261,7 @@ class Runbooks:
         return Markup(reader.render(text))  # noqa: S704 - HTML in the text was made inert
 
     def _text(self, name: str) -> str:
+        name = self.today(name)
         return self._others[language.current.get()].get(name) or self._texts[name]
 
     def _link(self, found: re.Match[str]) -> str:
@@ -255,7 +271,7 @@ class Runbooks:
         if (not name and place) or target.startswith(("https://", "http://")):
             return found.group()
         stem = name.removesuffix(".md")
-        return f"[{words}](/runbooks/{stem})" if stem in self._texts else words
+        return f"[{words}](/runbooks/{stem})" if stem in self else words
 
 
 def _read(folder: Path) -> Mapping[str, str]:

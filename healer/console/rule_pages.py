@@ -94,11 +94,12 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context = pages.context(request, "playbooks")
     if name not in pages.runbooks:
         raise missing("runbook", name=name)
+    today, playbooks = pages.runbooks.today, pages.rules.playbooks.values()
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
         "playbooks": sorted(
-            playbook.name for playbook in pages.rules.playbooks.values() if playbook.runbook == name
+            playbook.name for playbook in playbooks if today(playbook.runbook) == today(name)
         ),
     }
     return pages.show("runbook.html", context)

@@ -303,7 +303,7 @@ def test_doctor_reads_the_power_of_one_node(bmcs: Bmcs, slurm: str, tmp_path: Pa
 
 def test_doctor_says_what_to_mend(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:
     (check,) = doctor_checks.look_at_bmcs(configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=""))
-    assert not check.ok and "is not trusted" in check.text and "power-cycle.md" in check.repair
+    assert not check.ok and "is not trusted" in check.text and "reboot.md" in check.repair
     (check,) = doctor_checks.look_at_bmcs(
         configured(bmcs, tmp_path, HEALER_BMC_CA_FILE=str(tmp_path / "none"))
     )

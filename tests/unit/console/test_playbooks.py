@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.console.render import Runbooks, runbooks_dir
+from healer.console.render import MOVED, Runbooks, runbooks_dir
 from healer.console.views import playbooks_view
 from healer.console.views.playbooks_view import UNDOES
 from healer.model import Playbook, Role, Run, RunState, Step, Verb
@@ -116,6 +116,22 @@ def test_every_runbook_is_served_and_its_links_lead_somewhere(client: TestClient
         for link in re.findall(r'href="([^"]+)"', text):
             assert link.startswith(("/runbooks/", "https://", "#")), (name, link)
             assert not link.startswith("/runbooks/") or link.removeprefix("/runbooks/") in known, (name, link)
+
+
+def test_an_old_name_of_a_runbook_leads_to_the_page_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from a playbook of the site, whose file an upgrade leaves alone."""
+    site = playbook(Step(id="x", title="Say it", do=Verb.notify), title="Ours")
+    site = msgspec.structs.replace(site, name="ours", runbook="power-cycle")
+    rules = msgspec.structs.replace(shipped(), playbooks={**shipped().playbooks, "ours": site})
+    monkeypatch.setattr(console_site, "shipped", lambda: rules)
+    client = TestClient(Site(make_sample(8)).app)
+    for old, new in MOVED.items():
+        page = client.get(f"/runbooks/{old}", headers=COOKIE)
+        assert page.status_code == 200 and not (runbooks_dir() / f"{old}.md").exists()
+        assert Runbooks(runbooks_dir()).title(new) in page.text
+    reboot = client.get("/runbooks/reboot", headers=COOKIE).text
+    assert all(f'href="/playbooks/{name}' in reboot for name in ("ours", "power-cycle", "reboot-validate"))
+    assert "h-book" in client.get("/playbooks/ours", headers=COOKIE).text
 
 
 def test_a_runbook_of_the_site_cannot_bring_html_or_scripts(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from starlette.requests import HTTPConnection
 from healer.api.cookies import read_cookie
 from healer.api.credential_budget import DELAY_S, CredentialBudget, Hold, StrangersWait
 from healer.api.db_health import PATIENCE_S, Crowded, Lane, Reach
-from healer.api.granted import OF_NO_PERSON, check_person, has_role, narrowed, resolved
+from healer.api.granted import OF_NO_PERSON, NoRole, check_person, has_role, narrowed, resolved
 from healer.api.metrics import REFUSED_ADDRESSES
 from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.refusals import BINDINGS, Refusals, refuse, request_line
@@ -269,6 +269,15 @@ class Access:
 
         Pages show the whole cluster: a token bound to a node or job, or one for signals, opens none.
         """
+        try:
+            caller = self._of_cookie(cookie, address)
+        except Problem:
+            return None
+        granted = None if caller is None else self.narrowed(caller, _READERS)
+        return None if granted is None else msgspec.structs.replace(granted, csrf=csrf_of(cookie))
+
+    def _of_cookie(self, cookie: str, address: str) -> Caller | None:
+        """Raises Problem."""
         if not cookie or cookie.startswith(LOGIN_PREFIX):
             return None
         digest = digest_of(cookie)
@@ -281,11 +290,22 @@ class Access:
             return None
         if caller.node or caller.job or caller.role is Role.signals:
             return None
+        return self._checked(caller)
+
+    def job_owner(self, cookie: str, address: str) -> Caller | None:
+        """The person of a session cookie who has no role, and may see only jobs of the Slurm user of the same
+        name; None: there is none, or the site shows people no jobs. From a thread."""
         try:
-            granted = self.narrowed(self._checked(caller), _READERS)
+            self._of_cookie(cookie, address)
+        except NoRole as error:
+            return self.as_owner(error)
         except Problem:
-            return None
-        return None if granted is None else msgspec.structs.replace(granted, csrf=csrf_of(cookie))
+            pass
+        return None
+
+    def as_owner(self, error: NoRole) -> Caller | None:
+        """The caller without a role, if the site lets people see their own jobs."""
+        return error.caller if self._services.rules().access.job_owners else None
 
     def sign_in(self, token: str, address: str) -> str | None:
         """Uses up a sign-in link; the value of the session cookie, or None."""
@@ -379,6 +399,22 @@ class Need:
         return granted
 
 
+class NeedJob(Need):
+    """Of a route about one job: also lets in a person without a role, as a caller that is bound to this job.
+    The route refuses everyone but its user (`granted.is_stranger`)."""
+
+    async def __call__(self, request: Request) -> Caller:
+        try:
+            return await super().__call__(request)
+        except NoRole as error:
+            access: Access = request.app.state.access
+            owner = access.as_owner(error)
+            if owner is None:
+                raise
+            _only_known_query(request)
+            return msgspec.structs.replace(owner, role=Role.viewer, **request.path_params)
+
+
 def _lacking(caller: Caller, needed: Role) -> Said:
     if caller.granted is OF_NO_PERSON:
         return say("api.granted_nobody", name=caller.name)
@@ -408,6 +444,7 @@ def need(role: Role) -> Any:
 
 #: The caller of a route, with at least that role.
 Viewer = Annotated[Caller, need(Role.viewer)]
+JobReader = Annotated[Caller, Depends(NeedJob(Role.viewer))]
 Responder = Annotated[Caller, need(Role.responder)]
 Operator = Annotated[Caller, need(Role.operator)]
 Admin = Annotated[Caller, need(Role.admin)]

@@ -16,15 +16,28 @@ from healer.text import say
 OF_NO_PERSON = Granted(subject="", groups=(), grants=(Grant(name="", role=Role.viewer),))
 
 
+class NoRole(Problem):
+    """403: the caller's groups grant no role."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__(403, say("api.granted_no_role", name=caller.name))
+        self.caller = caller
+
+
+def is_stranger(caller: Caller, user: str) -> bool:
+    """Whether the caller has no role and is not this user, whose job it asks for (`access.NeedJob`)."""
+    return caller.granted is not None and caller.job is not None and caller.name != user
+
+
 def resolved(caller: Caller, rules: AccessRules) -> Caller:
-    """With the role that the groups grant now. Raises 403 where they grant none."""
+    """With the role that the groups grant now. Raises NoRole."""
     granted = caller.granted
     if granted is None:
         return caller
     grants = rules.grants_of(granted.subject, granted.groups)
     role = strongest(grants)
     if role is None:
-        raise Problem(403, say("api.granted_no_role", name=caller.name))
+        raise NoRole(caller)
     granted = msgspec.structs.replace(granted, grants=grants)
     return msgspec.structs.replace(caller, granted=granted, role=role)
 

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from healer.api.access import Viewer, clusters_shown, confine, named_cluster, need
+from healer.api.access import JobReader, Viewer, clusters_shown, confine, named_cluster, need
 from healer.api.documents import answers
+from healer.api.granted import NoRole, is_stranger
 from healer.api.incident_views import (
     STEPS,
     IncidentDetail,
@@ -108,11 +109,13 @@ def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
 
 
 @router.get("/jobs/{cluster}/{job}", responses=answers(JobView, "the job"))
-def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
+def job(request: Request, caller: JobReader, cluster: Id, job: Id) -> Response:
     """One job: its nodes, step times and checkpoints, the incidents that hit it, and what it lost."""
     confine(request, caller, cluster=cluster, job=job)
     services = services_of(request)
     history = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
+    if is_stranger(caller, history.user):
+        raise NoRole(caller)
     shown = history.snapshot.jobs.get(job) if history.snapshot else None
     batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))

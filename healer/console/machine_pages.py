@@ -10,7 +10,16 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from healer.console import words
-from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, asking_by_incident, missing
+from healer.console.pages import (
+    PAGE_ROWS,
+    Here,
+    PageRoute,
+    Pages,
+    asking_by_incident,
+    job_owner,
+    missing,
+    path_and_query,
+)
 from healer.console.render import csv_file
 from healer.console.views import Shown, incident_view, job_view, life_view, node_view
 from healer.console.views.buttons import node_buttons
@@ -38,6 +47,7 @@ from healer.model.shown import shown as printable
 from healer.observations.fault_history import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
 from healer.ports.answers import NodeRows
+from healer.ports.callers import Caller
 from healer.ports.measurements import HistoryAway
 from healer.ports.queries import RunQuery
 from healer.text import say
@@ -184,6 +194,22 @@ def _measured(
 # --- jobs ---
 
 
+@routes.get("/jobs")
+def own_jobs_page(request: Request, pages: Here) -> Response:
+    """Of the Slurm user who is called as the person is, in each cluster."""
+    owner = job_owner(pages.sessions, request)
+    caller = owner or pages.session(request)
+    names = pages.cluster_names() if owner is not None else pages.clusters(caller)
+    found = []
+    for name in names:
+        snapshot = pages.standing(name).snapshot
+        jobs = [job for job in snapshot.jobs.values() if job.user == caller.name] if snapshot else []
+        found += [(name, job) for job in sorted(jobs, key=lambda job: (job.state, job.id))]
+    context = pages.context(request, "job") if owner is None else {"owner": owner}
+    context |= {"jobs": found, "name": caller.name, "here": "/jobs", "now": pages.clock()}
+    return pages.show("jobs.html", context)
+
+
 @routes.get("/jobs/{cluster}/{job}")
 def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
     context, shown, history, steps = _read_job(request, pages, cluster, job)
@@ -231,12 +257,33 @@ def _read_job(
     request: Request, pages: Pages, cluster: str, job: str
 ) -> tuple[dict[str, Any], SlurmJob | None, JobHistory, StepGrid | None]:
     """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop and Problem."""
-    context = pages.context(request, "job", cluster)
+    owner = job_owner(pages.sessions, request)
+    if owner is None:
+        context = pages.context(request, "job", cluster)
+    else:
+        context = _owner_context(request, pages, owner, cluster)
     snapshot = context["standing"].snapshot
     shown = snapshot.jobs.get(job) if snapshot else None
     history = job_history(pages.queries.jobs.rows(cluster, job), job, pages.rules)
+    if owner is not None and history.user != owner.name:
+        raise missing("job", job=job, cluster=cluster)
     batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
     steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
     if shown is None and steps is None and history.empty:
         raise missing("job", job=job, cluster=cluster)
     return context, shown, history, steps
+
+
+def _owner_context(request: Request, pages: Pages, owner: Caller, cluster: str) -> dict[str, Any]:
+    """The names that a page of one's own job uses. Raises Problem."""
+    if cluster not in pages.cluster_names():
+        raise missing("cluster", wanted=cluster)
+    standing = pages.standing(cluster)
+    return {
+        "owner": owner,
+        "cluster": cluster,
+        "standing": standing,
+        "rows": pages.fleet_rows.of(standing),
+        "here": path_and_query(request),
+        "now": pages.clock(),
+    }

@@ -171,6 +171,8 @@ class Pages:
     def session(self, request: Request) -> Caller:
         session = self.signed_in(request)
         if session is None:
+            if (owner := job_owner(self.sessions, request)) is not None:
+                raise Stop(RedirectResponse("/jobs", 303)) if request.url.path == "/" else _no_role(owner)
             raise Stop(to_sign_in(request))
         if session.role not in MAY_LOOK:
             raise Problem(
@@ -193,17 +195,17 @@ class Pages:
         return is_valid_link(request.url.path, given, secret, self.clock())
 
     def clusters(self, session: Caller) -> list[str]:
-        names = self._cluster_names()
+        names = self.cluster_names()
         if session.clusters is not None:
             return [name for name in names if name in session.clusters]
         return [name for name in names if session.cluster in (None, name)]
 
     def role_check(self, session: Caller) -> RoleCheck:
         """The check for one page: it reads the clusters once, however many rows ask."""
-        names = self._cluster_names()
+        names = self.cluster_names()
         return lambda role, cluster=None: has_role(session, ALLOWED[role], cluster, names)
 
-    def _cluster_names(self) -> list[str]:
+    def cluster_names(self) -> list[str]:
         return sorted({*self.queries.clusters.names(), *self.sources.modes})
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
@@ -249,6 +251,7 @@ class Pages:
             strip = msgspec.structs.replace(strip, banners=(glass, *strip.banners))
         return {
             "session": session,
+            "owner": None,
             "acts": may_act(role),
             "responds": may_respond(role),
             "clusters": clusters,
@@ -258,7 +261,7 @@ class Pages:
             "rows": rows,
             "page": page,
             # Where a form returns to.
-            "here": _here(request),
+            "here": path_and_query(request),
             "now": now,
             "pause_button": standing_view.pause_button(standing.cluster),
             "end_pause": partial(standing_view.end_pause_button, session=session),
@@ -276,12 +279,24 @@ class Pages:
         return self.render.page(template, status, **context)
 
 
-def _here(request: Request) -> str:
+def job_owner(sessions: Sessions, request: Request) -> Caller | None:
+    """A person without a role, at a site where people see their own jobs."""
+    cookie = read_cookie(request, SESSION_COOKIE)
+    return sessions.job_owner(cookie, address_of(request)) if cookie else None
+
+
+def _no_role(owner: Caller) -> Problem:
+    return Problem(
+        403, say("console.own_jobs_only", name=owner.name), heading=say("console.own_jobs_heading")
+    )
+
+
+def path_and_query(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def to_sign_in(request: Request) -> Response:
-    target = _here(request)
+    target = path_and_query(request)
     where = f"/sign-in?{urlencode({'next': target})}" if target != "/" else "/sign-in"
     return RedirectResponse(where, 303, headers={"Cache-Control": "no-store"})
 

@@ -41,9 +41,11 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccessRules(msgspec.Struct, frozen=True, kw_only=True):
-    """`claim`: where the provider says a person's groups."""
+    """`claim`: where the provider says a person's groups. `job_owners`: people without a role see the jobs of
+    the Slurm user who is called as they are."""
 
     claim: str = "groups"
+    job_owners: bool = False
     grants: tuple[Grant, ...] = ()
     duties: tuple[Duty, ...] = ()
 

@@ -411,6 +411,8 @@ class JobRows(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[JobErrors, ...] = ()
     checkpoints: tuple[CheckpointSeen, ...] = ()
     goodput: tuple[GoodputSum, ...] = ()
+    #: Whose it is, in Slurm; empty: not known.
+    user: str = ""
 
     @property
     def empty(self) -> bool:

@@ -194,6 +194,11 @@ class Sessions(Protocol):
         expired, or may see no pages."""
         ...
 
+    def job_owner(self, cookie: str, address: str) -> Caller | None:
+        """The person of a session cookie who has no role, and may see only jobs of the Slurm user of the same
+        name; None: there is none, or the site shows people no jobs."""
+        ...
+
     def sign_in(self, token: str, address: str) -> str | None:
         """Uses up a one-time token that came from this address; the session cookie, or None if the token is
         unknown, used or expired."""

@@ -184,6 +184,12 @@ def _sum(row: Any) -> GoodputSum:
     return GoodputSum(name=row.name, partition=row.partition, spent=Spent(row.spent), gpu_hours=row.gpu_hours)
 
 
+def job_user(conn: sa.Connection, cluster: str, job: str) -> str:
+    """The user of the job's last life that was counted; empty: none was."""
+    last = sa.select(goodput.c.user_name).where(_of(goodput, cluster, job)).order_by(goodput.c.hour.desc())
+    return conn.execute(last.limit(1)).scalar() or ""
+
+
 def job_goodput(conn: sa.Connection, cluster: str, job: str) -> list[GoodputSum]:
     """Of one job, over all its lives; `name` is the cause."""
     row = goodput.c

@@ -12,7 +12,7 @@ from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
 from healer.adapters.postgres.glass_rows import glass_state
-from healer.adapters.postgres.goodput_rows import job_goodput
+from healer.adapters.postgres.goodput_rows import job_goodput, job_user
 from healer.adapters.postgres.incident_rows import (
     OpenIncidents,
     PostgresIncidents,
@@ -230,8 +230,11 @@ class PostgresJobs(SnapshotStore):
                 .order_by(requeues.c.id)
             )
             errors = {**key, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
+            snapshot = self._snapshots.read(conn, cluster)
+            shown = snapshot.jobs.get(job) if snapshot else None
             return JobRows(
-                snapshot=self._snapshots.read(conn, cluster),
+                snapshot=snapshot,
+                user=shown.user if shown else job_user(conn, cluster, job),
                 incidents=tuple(found),
                 requeues=tuple(read_structs(conn, requeued, Requeue)),
                 done=_steps_on_job(conn, cluster, job, [incident.id for incident in found]),

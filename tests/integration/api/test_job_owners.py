@@ -1,0 +1,112 @@
+"""People without a role see the jobs of the Slurm user who is called as they are, and nothing else."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.tables import goodput
+from healer.model import Role
+from healer.model.grants import AccessRules, Grant
+from tests.support.api import CLUSTER, snapshot
+from tests.support.persons import Site, session_headers
+
+JOB = f"/jobs/{CLUSTER}/4711"
+
+
+@pytest.fixture
+def site(fresh_database: sa.Engine) -> Site:
+    site = Site(fresh_database)
+    let_owners_look(site, allowed=True)
+    shown = snapshot()
+    of_ann = msgspec.structs.replace(shown.jobs["4711"], user="ann")
+    of_bob = msgspec.structs.replace(of_ann, id="4712", user="bob")
+    site.api.snapshots.put(msgspec.structs.replace(shown, jobs={"4711": of_ann, "4712": of_bob}))
+    return site
+
+
+def let_owners_look(site: Site, *, allowed: bool) -> None:
+    access = AccessRules(
+        job_owners=allowed, grants=(Grant(name="eyes", role=Role.viewer, groups=("staff",)),)
+    )
+    site.api.rules = msgspec.structs.replace(site.api.rules, access=access)
+
+
+def test_owner_reads_the_own_job_and_no_other(site: Site) -> None:
+    ann = site.arrive("s-1", "students", names=("ann",))
+    assert site.ask("GET", JOB, ann).json()["nodes"] == ["gpu0001", "gpu0002"]
+    for path in (f"/jobs/{CLUSTER}/4712", f"/jobs/{CLUSTER}/9999", "/jobs/pod9/4711"):
+        assert site.ask("GET", path, ann).status_code == 403, path
+
+
+def test_owner_has_no_other_route(site: Site) -> None:
+    ann = site.arrive("s-1", "students", names=("ann",))
+    for path in (
+        "/nodes",
+        "/incidents",
+        "/runs",
+        "/goodput",
+        "/stats",
+        f"/nodes/{CLUSTER}/gpu0001",
+        "/audit",
+    ):
+        assert site.ask("GET", path, ann).status_code == 403, path
+    run = {"cluster": CLUSTER, "node": "gpu0001", "reason": "x"}
+    assert site.ask("POST", "/playbooks/drain/runs", ann, **run).status_code == 403
+    assert site.ask("GET", f"{JOB}?all=1", ann).status_code == 422
+
+
+def test_without_the_setting_and_without_a_name_nothing_is_shown(site: Site) -> None:
+    eve = site.arrive("s-2", "students", names=("eve",))
+    assert site.ask("GET", JOB, eve).status_code == 403
+    ann = site.arrive("s-1", "students", names=("ann",))
+    let_owners_look(site, allowed=False)
+    site.restart()
+    refused = site.ask("GET", JOB, ann)
+    assert (refused.status_code, "gives your groups a role" in refused.json()["detail"]) == (403, True)
+
+
+def test_a_name_that_somebody_else_took_first_is_not_the_owner_s(site: Site) -> None:
+    site.arrive("s-1", "students", names=("ann",))
+    second = site.arrive("s-9", "students", names=("ann", "ann@elsewhere"))
+    assert site.ask("GET", JOB, second).status_code == 403
+
+
+def test_a_job_that_slurm_has_forgotten_is_still_its_user_s(site: Site) -> None:
+    row = {
+        "cluster": CLUSTER, "job": "4700", "restart": 0, "held": 0, "hour": datetime(2026, 11, 1, tzinfo=UTC),
+        "spent": "productive", "cause": "", "incident": "", "user_name": "ann", "account": "",
+        "partition": "p", "gpu_s": 3600.0,
+    }  # fmt: skip
+    with site.api.engine.begin() as conn:
+        conn.execute(goodput.insert().values(**row))
+    path = f"/jobs/{CLUSTER}/4700"
+    ann, eve = site.arrive("s-1", names=("ann",)), site.arrive("s-2", names=("eve",))
+    assert site.ask("GET", path, ann).json()["goodput"]["gpu_hours"] == {"productive": 1.0}
+    assert site.ask("GET", path, eve).status_code == 403
+
+
+def test_pages_of_an_owner(site: Site) -> None:
+    site.use(rules=lambda: site.api.rules)
+    browser, ann = site.page(), session_headers(site.arrive("s-1", names=("ann",)))
+    home = browser.get("/", headers=ann)
+    assert (home.status_code, home.headers["location"]) == (303, "/jobs")
+    listed = browser.get("/jobs", headers=ann).text
+    assert f'href="{JOB}"' in listed
+    assert "4712" not in listed
+    page = browser.get(JOB, headers=ann)
+    assert page.status_code == 200
+    assert 'href="/nodes/' not in page.text
+    assert 'href="/incidents' not in page.text
+    assert browser.get(f"{JOB}/steps.json", headers=ann).status_code == 200
+    assert browser.get(f"/jobs/{CLUSTER}/4712", headers=ann).status_code == 404
+    for path in ("/incidents", f"/nodes/{CLUSTER}/gpu0001", "/audit", "/runs"):
+        assert browser.get(path, headers=ann).status_code == 403, path
+
+
+def test_viewer_sees_the_list_of_own_jobs_and_every_job(site: Site) -> None:
+    browser, bob = site.page(), session_headers(site.arrive("s-3", "staff", names=("bob",)))
+    assert f"/jobs/{CLUSTER}/4712" in browser.get("/jobs", headers=bob).text
+    assert browser.get(JOB, headers=bob).status_code == 200
+    assert browser.get("/", headers=bob).status_code == 200

@@ -41,6 +41,7 @@ def pages(site: Site) -> dict[str, list[str]]:
         "/runs": ["/runs"],
         "/runs/{run_id}": [f"/runs/{next(iter(site.sample.runs))}"],
         "/nodes/{cluster}/{name}": ["/nodes/pod1/gpu0017"],
+        "/jobs": ["/jobs"],
         "/jobs/{cluster}/{job}": ["/jobs/pod1/4711"],
         "/rules": ["/rules", "/rules?show=unknown"],
         "/signals": ["/signals"],

@@ -107,7 +107,10 @@ _PORT_OR_PATH = re.compile(r"[./~].*|\d{1,5}(?::\d+)?")
 _RUN = re.compile(r"(?<![\w+/=~-])[\w+/=~-]{24,}")
 _HEX = re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{32,}(?![A-Za-z0-9])", re.I)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
+#: From so many letters and digits on, and how often neighbours must be of other kinds (digit, capital, small);
+#: in a long run fewer changes tell it from a name, and it may have no digit.
 _RANDOM_CHARS, _RANDOM_SHARE = 24, 0.35
+_LONG_CHARS, _LONG_SHARE, _LETTERS_SHARE = 40, 0.25, 0.4
 
 
 class Scrubber:
@@ -198,9 +201,11 @@ def _looks_random(word: str) -> bool:
     if _HEX.search(word):
         return True
     kinds = [(char.isdigit(), char.isupper()) for char in word if char.isalnum()]
-    if len(kinds) < _RANDOM_CHARS or len({is_digit for is_digit, _ in kinds}) == 1:
+    digits, long = sum(is_digit for is_digit, _ in kinds), len(kinds) >= _LONG_CHARS
+    if len(kinds) < _RANDOM_CHARS or digits == len(kinds) or not (digits or long):
         return False
-    return sum(before != after for before, after in pairwise(kinds)) >= _RANDOM_SHARE * len(kinds)
+    share = (_LONG_SHARE if long else _RANDOM_SHARE) if digits else _LETTERS_SHARE
+    return sum(before != after for before, after in pairwise(kinds)) >= share * len(kinds)
 
 
 def _forms(value: str) -> set[str]:

@@ -15,18 +15,20 @@ rendezvous. Otherwise, and where anything is unknown, it does nothing: it then i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any, Mapping
 
-from healer_steps import _verdict
+from healer_steps import _rendezvous, _verdict
 
 #: How often the file is looked at; how long until it is tried again where the others could not go on.
 LOOK_S, AGAIN_S = 0.5, 5.0
@@ -38,20 +40,12 @@ TERM_S, END_S = 3.0, 60.0
 #: long as the second where exactly the least number is left. torch waits 30 s in each round, as in the first,
 #: when the nodes of a job may start apart.
 LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
-#: Another agent counts while its last keep-alive is no older than so many intervals.
-BEATS = 2
 #: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
 CONSENT_S, ATTEMPTS = 60.0, 3
 _SWAP = re.compile(r"healer:swap=([1-9][0-9]{0,4})\Z")
-#: What this needs of torch's handler beside its documented face. Where it is missing nothing is done.
-_NEEDED = (
-    "_heartbeat_lock",
-    "_op_executor",
-    "_settings",
-    "_state_holder",
-    "_get_deadline",
-    "_stop_heartbeats",
-)
+#: torch's backend c10d, with a handler that can leave.
+BACKEND = "healer-c10d"
+STAYS = "healer has taken this node out of service, and the job stays here: %s"
 
 
 def say(text: str) -> None:
@@ -82,9 +76,9 @@ def scontrol(environ: Mapping[str, str], *words: str) -> list[str] | None:
 def consent(environ: Mapping[str, str]) -> int | None:
     """With how many nodes the job goes on: HEALER_SWAP, else the word in the job's comment. None: no consent,
     or it is not known."""
-    told = environ.get("HEALER_SWAP", "")
-    if told:
-        return int(told) if told.isdigit() and int(told) > 0 else None
+    least = environ.get("HEALER_SWAP", "")
+    if least:
+        return int(least) if least.isdigit() and int(least) > 0 else None
     lines = scontrol(environ, "job", environ.get("SLURM_JOB_ID", "")) or []
     words = " ".join(line.partition("=")[2] for line in lines if line.startswith(("Comment=", "Extra=")))
     found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
@@ -94,7 +88,7 @@ def consent(environ: Mapping[str, str]) -> int | None:
 def contradicted(environ: Mapping[str, str], node: str) -> str:
     """What Slurm says against the verdict. It is the second word: who can write the verdict cannot drain."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None or not environ.get("SLURM_JOB_ID"):
-        return ""  # in a container, or without Slurm: nobody to ask
+        return ""  # in a container, or without Slurm
     lines = scontrol(environ, "node", node)
     if lines is None:
         return "Slurm does not say whether %s is drained" % node
@@ -104,79 +98,58 @@ def contradicted(environ: Mapping[str, str], node: str) -> str:
     return "Slurm does not show %s as drained by healer" % node
 
 
+def decision(environ: Mapping[str, str]) -> _verdict.Leave | None:
+    file = environ.get("HEALER_VERDICT_FILE") or _verdict.FILE
+    return _verdict.leave_of(file, _verdict.names_of(environ))
+
+
 # --- leaving ---------------------------------------------------------------------------------------------
-
-
-class Operation:
-    """An operation on the state that all agents of the rendezvous share. torch calls it with the state as it
-    is now, again after each change that it asks for, and until it says FINISH: so what it decides is of one
-    state, and two agents that want to leave at once see each other."""
-
-    def __init__(self, actions: Any, need: int) -> None:
-        self.actions, self.need = actions, need
-        self.round: int | None = None
-        self.others = 0
-        self.left, self.why = False, ""
-
-    def __call__(self, ctx: Any, _deadline: float) -> Any:
-        state, node = ctx.state, ctx.node
-        if node in state.participants and not self.left:
-            self.round, self.others = state.round, len(state.participants) - 1
-            return self.actions.REMOVE_FROM_PARTICIPANTS if self._may(ctx) else self.actions.FINISH
-        if self.round is None:
-            return self.actions.FINISH  # it has not joined yet
-        self.left = True
-        # A node that waits is what makes the other agents stop their workers and meet again.
-        if state.complete and state.round == self.round and node not in state.wait_list:
-            return self.actions.ADD_TO_WAIT_LIST
-        return self.actions.FINISH
-
-    def _may(self, ctx: Any) -> bool:
-        state = ctx.state
-        if state.closed or not state.complete or state.wait_list:
-            return False  # it is changing: the next look may find it at rest
-        # torch counts a silent agent for three intervals: it may be gone already.
-        since = datetime.now(timezone.utc) - ctx.settings.keep_alive_interval * BEATS
-        listed = set(state.participants) | set(getattr(state, "redundancy_list", ()))
-        others = sum(state.last_heartbeats.get(node, since) > since for node in listed - {ctx.node})
-        if others < self.need:
-            self.why = "%d nodes would be left, and %d are needed" % (others, self.need)
-        return not self.why
-
-
-class Withdrawal:
-    """Takes this agent from the list of those that wait, once the others have met or the time is over."""
-
-    def __init__(self, actions: Any, left_round: int, *, late: bool) -> None:
-        self.actions, self.left_round, self.late = actions, left_round, late
-        self.done = False
-
-    def __call__(self, ctx: Any, _deadline: float) -> Any:
-        over = self.late or ctx.state.closed or ctx.state.round != self.left_round
-        if over and ctx.node in ctx.state.wait_list:
-            return self.actions.REMOVE_FROM_WAIT_LIST
-        self.done = over
-        return self.actions.FINISH
 
 
 class Watched:
     """torch's rendezvous handler, and a look at the verdict wherever the agent asks it something."""
 
-    def __init__(self, handler: Any, params: Any, environ: Mapping[str, str], restarts: int) -> None:
+    def __init__(self, params: Any, environ: Mapping[str, str], restarts: int) -> None:
         """`restarts`: how many failures of workers the agents survive."""
-        self._handler, self._params, self._environ = handler, params, environ
+        from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+        backend, self._store = c10d_rendezvous_backend.create_backend(params)
+        self._shared = _rendezvous.Shared(backend, BACKEND)
+        self._addr = params.local_addr or socket.getfqdn()
+        self._interval_s = params.get_as_int("keep_alive_interval", 5)
+        self._handler = self._made(params)
+        self._params, self._environ = params, environ
         self._restarts, self._began, self._changes = restarts, False, False
-        self._file = environ.get("HEALER_VERDICT_FILE") or _verdict.FILE
-        self._names = _verdict.names_of(environ)
         self._look_at, self._fails = float("-inf"), 0
         self._agreed: tuple[float, int | None] = (float("-inf"), None)
         self._said: set[str] = set()
-        self._last_call: Any = None
         self._noted_round, self._least_is_left = -1, False
+        #: No more than this is waited for further nodes after the least number has come.
+        self.last_call: timedelta | None = None
         self.left = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
+
+    def _made(self, params: Any) -> Any:
+        """The handler that torch makes of these parameters, but for the last call."""
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+        watched = self
+
+        class Timeout(dynamic_rendezvous.RendezvousTimeout):
+            @property
+            def last_call(self) -> timedelta:
+                return min(super().last_call, watched.last_call or timedelta.max)
+
+        seconds = [
+            params.get_as_int(name + "_timeout") for name in ("join", "last_call", "close", "heartbeat")
+        ]
+        return dynamic_rendezvous.DynamicRendezvousHandler.from_backend(
+            params.run_id, self._store, self._shared, params.min_nodes, params.max_nodes, self._addr,
+            Timeout(*(None if one is None else timedelta(seconds=one) for one in seconds)),
+            self._interval_s, params.get_as_int("keep_alive_max_attempt", 3),
+        )  # fmt: skip
 
     def num_nodes_waiting(self) -> int:
         """The agent asks this while its workers are well. Where it is more than 0 the agent stops them and
@@ -207,7 +180,7 @@ class Watched:
             return
         self._look_at = time.monotonic() + LOOK_S
         if self._leave():
-            from torch.distributed.elastic.multiprocessing.api import SignalException
+            from torch.distributed.elastic.multiprocessing import SignalException
 
             # As if Slurm had ended this agent: torch ends its workers, and leaves the rendezvous open.
             raise SignalException("healer: this node is out of service", signal.SIGTERM)
@@ -217,10 +190,10 @@ class Watched:
         if self.left or self._fails >= ATTEMPTS:
             return self.left
         try:
-            told = _verdict.leave_of(self._file, self._names)
-            if told is None:
+            decided = decision(self._environ)
+            if decided is None:
                 return False
-            why = self._unfit() or contradicted(self._environ, told.node) or self._tried(told)
+            why = self._unfit() or contradicted(self._environ, decided.node) or self._tried(decided)
         except Exception as error:
             self._fails += 1
             why = "%s: %s" % (type(error).__name__, error)
@@ -228,15 +201,12 @@ class Watched:
             self._look_at = time.monotonic() + AGAIN_S
             if why not in self._said:
                 self._said.add(why)
-                say("healer has taken this node out of service, and the job stays here: %s" % why)
+                say(STAYS % why)
         return self.left
 
     def _unfit(self) -> str:
         """Why an agent like this one never leaves."""
-        handler = self._handler
-        if any(not hasattr(handler, name) for name in _NEEDED):
-            return "it needs --rdzv-backend=c10d and a torch that this program knows"
-        if getattr(handler, "use_agent_store", False):
+        if getattr(self._handler, "use_agent_store", False):
             return "TORCH_DISABLE_SHARE_RDZV_TCP_STORE is not 1, and the others would look for a store here"
         if self._restarts < 1:
             return "no restart is left (--max-restarts), so a failure meanwhile would end the training"
@@ -246,92 +216,114 @@ class Watched:
             self._agreed = time.monotonic(), consent(self._environ)
         return "" if self._agreed[1] else "no healer:swap=N in the job's comment, and no HEALER_SWAP"
 
-    def _tried(self, told: _verdict.Leave) -> str:
+    def _tried(self, decided: _verdict.Leave) -> str:
         """Why this agent stays; empty: it has left, or tries again at the next look."""
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+        need = max(self._agreed[1] or 0, self._params.min_nodes)
+        leaving = _rendezvous.Leaving(self._addr, need, timedelta(seconds=self._interval_s))
 
-        handler, actions = self._handler, dynamic_rendezvous._Action
-        leaving = Operation(actions, max(self._agreed[1] or 0, handler._settings.min_nodes))
-        handler._store.set(self._key("left"), "1")
-        noticed = self._key("noticed")
-        try:
-            with handler._heartbeat_lock:
-                handler._op_executor.run(leaving, handler._get_deadline(timedelta(seconds=MEET_S)))
-        finally:
-            self.left = leaving.left
+        def change(state: Any) -> bool:
+            left_round = state.round
+            if not leaving(state):
+                return False
+            self._store.set(self._key("left", left_round), "1")
+            return True
+
+        state = self._shared.edit(change)
+        self.left = leaving.node is not None
         if self.left:
             end_in(END_S)
-            say("%s is out of service (%s): this agent leaves, the others go on" % (told.node, told.reason))
-            self._wait_noticed(noticed, leaving.others)
+            say(
+                "%s is out of service (%s): this agent leaves, the others go on"
+                % (decided.node, decided.reason)
+            )
+            self._wait_noticed(state.round, len(state.participants))
             threading.Thread(target=end_workers, daemon=True).start()
-            self._withdraw(actions, leaving.round or 0)
+            self._withdraw(leaving.node, state.round)
         return leaving.why
 
-    def _withdraw(self, actions: Any, left_round: int) -> None:
+    def _withdraw(self, node: Any, left_round: int) -> None:
         """Waits until the others have left the old round: one that waits makes them meet again once."""
-        handler, until = self._handler, time.monotonic() + MEET_S
+        until = time.monotonic() + MEET_S
+
+        def change(state: Any) -> bool:
+            return _rendezvous.withdraw(state, node, left_round, late=time.monotonic() > until)
+
         try:
-            while True:
-                step = Withdrawal(actions, left_round, late=time.monotonic() > until)
-                with handler._heartbeat_lock:
-                    handler._op_executor.run(step, handler._get_deadline(timedelta(seconds=MEET_S)))
-                if step.done:
-                    break
+            while node in getattr(self._shared.edit(change), "wait_list", ()):
                 time.sleep(0.1)
         except Exception as error:
             say("%s: %s; the others notice by themselves" % (type(error).__name__, error))
-        handler._stop_heartbeats()
+        self._shared.is_left = True
 
     # --- the others. Notes in the store of the rendezvous, by the round that one has left
 
-    def _key(self, what: str) -> str:
-        handler = self._handler
-        return "healer.%s.%s.%d" % (what, handler._settings.run_id, handler._state_holder.state.round)
+    def _key(self, what: str, number: int) -> str:
+        return "healer.%s.%s.%d" % (what, self._params.run_id, number)
 
-    def _is_left(self) -> bool:
-        """Whether one that runs this program leaves the present round."""
-        return bool(self._handler._store.check([self._key("left")]))
+    def _is_left(self, number: int) -> bool:
+        """Whether one that runs this program leaves, or has left, this round."""
+        return bool(self._store.check([self._key("left", number)]))
 
     def _notice(self) -> None:
         """No agent stops its workers before all have noticed: a worker whose peers end counts as failed, but
         where its agent is about to stop it anyway."""
         with contextlib.suppress(Exception):
-            with self._handler._heartbeat_lock:
-                self._handler._state_holder.sync()
-            state = self._handler._state_holder.state
-            if state.complete and self._noted_round != state.round and self._is_left():
+            state = self._shared.read()
+            if state.complete and self._noted_round != state.round and self._is_left(state.round):
                 self._noted_round, others = state.round, len(state.participants)
-                spares = len(getattr(state, "redundancy_list", ()))
-                self._least_is_left = others <= self._handler._settings.min_nodes and not spares
-                self._handler._store.add(self._key("noticed"), 1)
-                self._wait_noticed(self._key("noticed"), others)
+                spares = getattr(state, "redundancy_list", ())
+                self._least_is_left = others <= self._params.min_nodes and not spares
+                self._store.add(self._key("noticed", state.round), 1)
+                self._wait_noticed(state.round, others)
 
-    def _wait_noticed(self, key: str, others: int) -> None:
+    def _wait_noticed(self, number: int, others: int) -> None:
         with contextlib.suppress(Exception):
             until = time.monotonic() + NOTICE_S
-            while self._handler._store.add(key, 0) < others and time.monotonic() < until:
+            while self._store.add(self._key("noticed", number), 0) < others and time.monotonic() < until:
                 time.sleep(0.05)
 
     def _set_last_call(self) -> None:
+        self.last_call = None
         with contextlib.suppress(Exception):
-            timeout = self._handler._settings.timeout
-            self._last_call = self._last_call or timeout.last_call
-            wanted = LAST_CALL_OF_LEAST if self._least_is_left else LAST_CALL
-            marked = "last_call_timeout" not in self._params.config and self._is_left()
-            timeout._last_call = min(wanted, self._last_call) if marked else self._last_call
+            state = self._shared.read()
+            if "last_call_timeout" not in self._params.config and self._is_left(state.round):
+                self.last_call = LAST_CALL_OF_LEAST if self._least_is_left else LAST_CALL
 
 
 def keeps_store(params: Any) -> bool:
     """Whether the store of the rendezvous is, or may be, in this node's agent."""
-    if params.backend != "c10d" or params.get("store_type") == "file":
+    if params.get("store_type") == "file":
         return False
-    told = params.get_as_bool("is_host")
-    if told is not None:
-        return told
+    is_host = params.get_as_bool("is_host")
+    if is_host is not None:
+        return is_host
     from torch.distributed.elastic.rendezvous import utils
 
-    host, _ = utils.parse_rendezvous_endpoint(params.endpoint, default_port=29400)
-    return utils._matches_machine_hostname(host)
+    return is_here(utils.parse_rendezvous_endpoint(params.endpoint, default_port=29400)[0])
+
+
+def is_here(host: str) -> bool:
+    """Whether this is, or may be, a name or an address of this machine. torch compares with its name and the
+    addresses of that name."""
+    own = socket.gethostname()
+    try:
+        there = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        here = {address[0] for *_, address in socket.getaddrinfo(own, 0, type=socket.SOCK_STREAM)}
+    except OSError:
+        return True
+    return host in (own, socket.getfqdn()) or any(
+        address[0] in here or can_bind(family, address) for family, *_, address in there
+    )
+
+
+def can_bind(family: int, address: Any) -> bool:
+    """An address of another machine cannot be bound."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            one.bind(address)
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
 
 
 # --- an end in time --------------------------------------------------------------------------------------
@@ -379,29 +371,34 @@ def descendants(pid: int) -> list[int]:
 # --- torchrun --------------------------------------------------------------------------------------------
 
 
-def watch(environ: Mapping[str, str], restarts: int) -> list[Watched]:
-    """From now on torch's agent gets a handler that looks at the verdict; the list fills with them."""
-    from torch.distributed.elastic.rendezvous import registry
-
-    made: list[Watched] = []
-    original = registry.get_rendezvous_handler
-
-    def get_rendezvous_handler(params: Any) -> Any:
-        made.append(Watched(original(params), params, environ, restarts))
-        return made[-1]
-
-    registry.get_rendezvous_handler = get_rendezvous_handler
-    return made
+def say_unfit(environ: Mapping[str, str]) -> None:
+    """Of an agent whose rendezvous is left to torch."""
+    while decision(environ) is None:
+        time.sleep(AGAIN_S)
+    say(STAYS % "it needs --rdzv-backend=c10d, without --standalone")
 
 
 def main(argv: list[str] | None = None) -> int:
     # The agents' own store keeps the addresses of the last round, and lies on a node that may leave.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    made = watch(os.environ, run.parse_args(argv).max_restarts)
+    args = run.parse_args(argv)
+    made: list[Watched] = []
+
+    def create(params: Any) -> Watched:
+        made.append(Watched(params, os.environ, args.max_restarts))
+        return made[-1]
+
+    if args.rdzv_backend == "c10d" and not args.standalone:
+        rendezvous_handler_registry.register(BACKEND, create)
+        args.rdzv_backend = BACKEND
+    else:
+        threading.Thread(target=say_unfit, args=(os.environ,), daemon=True).start()
     try:
-        run.main(argv)
+        record(run.run)(args)
     except Exception:
         if any(one.left for one in made):
             return 0

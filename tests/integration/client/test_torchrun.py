@@ -2,17 +2,19 @@
 
 import json
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from healer_steps import _verdict, torchrun
+from healer_steps import _rendezvous, _verdict, torchrun
 
 from tests.support import frameworks
 from tests.support.elastic import agents
@@ -141,41 +143,136 @@ def test_a_verdict_that_slurm_contradicts_is_not_followed(
 # --- the state of the rendezvous ---
 
 
-def asked(need: int, *, ages_s: dict[str, float], **more: Any) -> tuple[Any, torchrun.Operation]:
-    """What agent `c` answers torch in a complete round of `a`, `b` and `c`."""
+class Agent(NamedTuple):
+    addr: str
+    pid: int
+
+
+A, B, C, D = (Agent(name, os.getpid()) for name in "abcd")
+
+
+def state_of_three(ages_s: dict[Agent, float], **more: Any) -> Any:
+    """A complete round of `A`, `B` and `C`."""
     now = datetime.now(UTC)
     beats = {name: now - timedelta(seconds=age_s) for name, age_s in ages_s.items()}
     state = SimpleNamespace(
-        participants={"a": 0, "b": 1, "c": 2}, wait_list=set(), redundancy_list=set(), complete=True,
+        participants={A: 0, B: 1, C: 2}, wait_list=set(), redundancy_list=set(), complete=True,
         closed=False, round=4, last_heartbeats=beats,
     )  # fmt: skip
     vars(state).update(more)
-    settings = SimpleNamespace(keep_alive_interval=timedelta(seconds=5))
-    actions = SimpleNamespace(FINISH="finish", REMOVE_FROM_PARTICIPANTS="remove", ADD_TO_WAIT_LIST="wait")
-    operation = torchrun.Operation(actions, need)
-    return operation(SimpleNamespace(state=state, node="c", settings=settings), 0.0), operation
+    return state
+
+
+def leaving_c(need: int) -> _rendezvous.Leaving:
+    return _rendezvous.Leaving("c", need, timedelta(seconds=5))
 
 
 @pytest.mark.parametrize(
-    ("need", "more", "action"),
+    ("need", "more", "leaves"),
     [
-        (2, {}, "remove"),
-        (3, {}, "finish"),
-        (2, {"complete": False}, "finish"),
-        (2, {"closed": True}, "finish"),
-        (2, {"wait_list": {"d"}}, "finish"),
-        (2, {"ages_s": {"a": 1.0, "b": 11.0, "c": 1.0}}, "finish"),  # may be gone already
-        (2, {"ages_s": {"a": 1.0, "c": 1.0}}, "finish"),
-        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}}, "remove"),
-        (3, {"redundancy_list": {"d"}, "ages_s": {"a": 1.0, "b": 1.0, "c": 1.0, "d": 11.0}}, "finish"),
-        (2, {"participants": {"a": 0, "b": 1}}, "finish"),  # it has not joined yet
+        (2, {}, True),
+        (3, {}, False),
+        (2, {"complete": False}, False),
+        (2, {"closed": True}, False),
+        (2, {"wait_list": {D}}, False),
+        (2, {"ages_s": {A: 1.0, B: 11.0, C: 1.0}}, False),  # may be gone already
+        (2, {"ages_s": {A: 1.0, C: 1.0}}, False),
+        (3, {"redundancy_list": {D}, "ages_s": {A: 1.0, B: 1.0, C: 1.0, D: 1.0}}, True),
+        (3, {"redundancy_list": {D}, "ages_s": {A: 1.0, B: 1.0, C: 1.0, D: 11.0}}, False),
+        (2, {"participants": {A: 0, B: 1}}, False),  # it has not joined yet
+        (2, {"participants": {A: 0, B: 1, Agent("c", 1): 2}}, False),  # another process there
     ],
 )
 def test_an_agent_leaves_where_enough_others_are_alive_and_at_rest(
-    need: int, more: dict[str, Any], action: str
+    need: int, more: dict[str, Any], leaves: bool
 ) -> None:
-    found, operation = asked(need, **{"ages_s": {"a": 1.0, "b": 6.0, "c": 1.0}} | more)
-    assert found == action and not operation.left
+    state = state_of_three(**{"ages_s": {A: 1.0, B: 6.0, C: 1.0}} | more)
+    before, leaving = pickle.dumps(state), leaving_c(need)
+    assert leaving(state) == leaves and (leaving.node == C) == leaves
+    assert leaves or pickle.dumps(state) == before
+    if leaves:  # what torch does in two steps: the round stays complete, with the ranks as they were
+        assert state.participants == {A: 0, B: 1} and state.wait_list == {C}
+        assert (state.complete, state.round) == (True, 4)
+        assert datetime.now(UTC) - state.last_heartbeats[C] < timedelta(seconds=1)
+
+
+def test_the_last_participant_ends_the_round() -> None:
+    state = state_of_three({C: 1.0, D: 1.0}, participants={C: 0}, redundancy_list={D})
+    assert leaving_c(1)(state)
+    assert not state.participants and not state.wait_list and set(state.last_heartbeats) == {D}
+    assert (state.complete, state.round) == (False, 5)
+
+
+def test_a_state_that_is_not_known_is_not_changed() -> None:
+    state = state_of_three({A: 1.0, B: 1.0, C: 1.0})
+    del state.wait_list
+    with pytest.raises(AttributeError, match="wait_list"):
+        leaving_c(2)(state)
+    assert C in state.participants
+
+
+@pytest.mark.parametrize(
+    ("more", "late", "withdraws"),
+    [({}, False, False), ({"round": 5}, False, True), ({"closed": True}, False, True), ({}, True, True)],
+)
+def test_it_waits_until_the_others_have_left_the_round(
+    more: dict[str, Any], late: bool, withdraws: bool
+) -> None:
+    state = state_of_three({A: 1.0, C: 1.0}, wait_list={C}, **more)
+    assert _rendezvous.withdraw(state, C, 4, late=late) == withdraws
+    assert (C in state.wait_list, C in state.last_heartbeats) == (not withdraws, not withdraws)
+    assert not _rendezvous.withdraw(state, D, 4, late=True)
+
+
+class Contended:
+    """A backend in which another agent writes just before the first write of this one."""
+
+    def __init__(self, state: Any, theirs: Any) -> None:
+        self.bits, self._theirs = pickle.dumps(state), theirs
+
+    def get_state(self) -> tuple[bytes, bytes]:
+        return self.bits, self.bits
+
+    def set_state(self, bits: bytes, token: bytes) -> tuple[bytes, bytes, bool]:
+        if self._theirs is not None:
+            self.bits, self._theirs = pickle.dumps(self._theirs), None
+        done = token == self.bits
+        self.bits = bits if done else self.bits
+        return self.bits, self.bits, done
+
+
+def test_of_two_that_leave_at_once_the_second_sees_the_first() -> None:
+    ages_s = {A: 1.0, B: 1.0, C: 1.0}
+    for need, theirs, leaves in (
+        (2, state_of_three(ages_s, participants={A: 0, C: 2}, wait_list={B}), False),
+        (2, state_of_three(ages_s | {A: 0.0}), True),  # a keep-alive
+    ):
+        backend, leaving = Contended(state_of_three(ages_s), theirs), leaving_c(need)
+        shared = _rendezvous.Shared(backend, "ours")
+        state = shared.edit(leaving)
+        assert state == pickle.loads(backend.bits) and (leaving.node == C) == leaves
+        assert (C in state.participants) != leaves and set(state.last_heartbeats) == {A, B, C}
+        shared.is_left = True
+        assert shared.get_state() is None and shared.set_state(b"") is None and shared.read() == state
+
+
+# --- which node keeps the rendezvous ---
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        (socket.gethostname(), True),
+        ("name-of-none.invalid", True),  # in doubt
+        ("192.0.2.7", False),
+    ],
+)
+def test_whether_an_address_is_of_this_machine(host: str, here: bool) -> None:
+    assert torchrun.is_here(host) == here
 
 
 # --- an end in time ---
@@ -328,3 +425,11 @@ def test_a_failure_of_the_script_is_the_status_as_with_torchrun(tmp_path: Path) 
         job.start("a", "--max-restarts=0")
         assert job.ended("a") == 1
         assert "KeyError: 'none'" in job.said("a")
+
+
+def test_a_rendezvous_of_another_backend_is_left_to_torch(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a"], 1, trainer="none") as job:
+        job.decide("a")
+        job.start("a", "--standalone")
+        assert job.ended("a") == 1
+        assert "the job stays here: it needs --rdzv-backend=c10d" in job.said("a")

@@ -37,9 +37,9 @@ def scontrol(environ: Mapping[str, str], *words: str) -> list[str] | None:
 def consent(environ: Mapping[str, str]) -> int | None:
     """With how many nodes the job goes on: HEALER_SWAP, else the word in the job's comment. None: no consent,
     or it is not known."""
-    told = environ.get("HEALER_SWAP", "")
-    if told:
-        return int(told) if told.isdigit() and int(told) > 0 else None
+    least = environ.get("HEALER_SWAP", "")
+    if least:
+        return int(least) if least.isdigit() and int(least) > 0 else None
     lines = scontrol(environ, "job", environ.get("SLURM_JOB_ID", "")) or []
     words = " ".join(line.partition("=")[2] for line in lines if line.startswith(("Comment=", "Extra=")))
     found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
@@ -49,7 +49,7 @@ def consent(environ: Mapping[str, str]) -> int | None:
 def contradicted(environ: Mapping[str, str], node: str) -> str:
     """What Slurm says against the verdict. It is the second word: who can write the verdict cannot drain."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None or not environ.get("SLURM_JOB_ID"):
-        return ""  # in a container, or without Slurm: nobody to ask
+        return ""  # in a container, or without Slurm
     lines = scontrol(environ, "node", node)
     if lines is None:
         return "Slurm does not say whether %s is drained" % node

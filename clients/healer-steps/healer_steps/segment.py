@@ -20,7 +20,8 @@ import select
 import sys
 from typing import Mapping
 
-from healer_steps import _slurm, _verdict
+from healer_steps import _verdict
+from healer_steps._slurm import contradicted, say
 
 #: The files are looked at so often.
 LOOK_S = 1.0
@@ -64,7 +65,7 @@ class Publisher:
             self._say("the segment health artifact: %s: %s" % (type(error).__name__, error))
 
     def _publish(self, verdict: _verdict.Verdict) -> None:
-        why = _slurm.contradicted(self._environ, verdict.node)
+        why = contradicted(self._environ, verdict.node)
         if why:
             self._say("healer has taken this node out of service, and nothing is published: %s" % why)
             return
@@ -103,7 +104,7 @@ class Publisher:
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            _slurm.say(text)
+            say(text)
 
 
 def watch(publisher: Publisher, ends: int) -> None:
@@ -134,7 +135,7 @@ def leave_watcher(publisher: Publisher) -> None:
 
 def main(argv: list[str]) -> int:
     if len(argv) < 2 or not os.path.isabs(argv[0]):
-        _slurm.say("usage: python -m healer_steps.segment DIR COMMAND...; DIR is absolute, on shared storage")
+        say("usage: python -m healer_steps.segment DIR COMMAND...; DIR is absolute, on shared storage")
         return 2
     if os.environ.get("SLURM_ARRAY_JOB_ID") and os.environ.get("SLURM_ARRAY_TASK_ID"):
         try:
@@ -142,13 +143,13 @@ def main(argv: list[str]) -> int:
             publisher.begin()
             leave_watcher(publisher)
         except OSError as error:
-            _slurm.say("no segment health artifact: %s" % error)
+            say("no segment health artifact: %s" % error)
     else:
-        _slurm.say("no task of a job array: no segment health artifact, as it would exclude the whole job")
+        say("no task of a job array: no segment health artifact, as it would exclude the whole job")
     try:
         os.execvp(argv[1], argv[1:])  # noqa: S606 - the user's own command
     except OSError as error:
-        _slurm.say("%s: %s" % (argv[1], error.strerror))
+        say("%s: %s" % (argv[1], error.strerror))
         return 127
 
 

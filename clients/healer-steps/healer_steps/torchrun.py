@@ -17,11 +17,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +26,7 @@ from datetime import timedelta
 from typing import Any, Mapping
 
 from healer_steps import _rendezvous, _verdict
+from healer_steps._slurm import consent, contradicted, say
 
 #: How often the file is looked at; how long until it is tried again where the others could not go on.
 LOOK_S, AGAIN_S = 0.5, 5.0
@@ -42,63 +40,12 @@ TERM_S, END_S = 3.0, 60.0
 LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
 #: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
 CONSENT_S, ATTEMPTS = 60.0, 3
-_SWAP = re.compile(r"healer:swap=([1-9][0-9]{0,4})\Z")
 #: torch's backend c10d, with a handler that can leave.
 BACKEND = "healer-c10d"
 STAYS = "healer has taken this node out of service, and the job stays here: %s"
 
 
-def say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        seen = "".join(letter if letter.isprintable() else "?" for letter in text)
-        sys.stderr.write("healer-steps: %s\n" % seen)
-        sys.stderr.flush()
-
-
-# --- what Slurm says: whether the job's owner agrees, and whether the node is drained -----------------------
-
-
-def scontrol(environ: Mapping[str, str], *words: str) -> list[str] | None:
-    """The lines that `scontrol show` prints; None outside of a job, without it, and where it fails."""
-    program = shutil.which("scontrol", path=environ.get("PATH"))
-    if program is None or not environ.get("SLURM_JOB_ID", "").isdigit():
-        return None
-    try:
-        done = subprocess.run(
-            [program, "show", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines()]
-
-
-def consent(environ: Mapping[str, str]) -> int | None:
-    """With how many nodes the job goes on: HEALER_SWAP, else the word in the job's comment. None: no consent,
-    or it is not known."""
-    least = environ.get("HEALER_SWAP", "")
-    if least:
-        return int(least) if least.isdigit() and int(least) > 0 else None
-    lines = scontrol(environ, "job", environ.get("SLURM_JOB_ID", "")) or []
-    words = " ".join(line.partition("=")[2] for line in lines if line.startswith(("Comment=", "Extra=")))
-    found = [match.group(1) for match in map(_SWAP.match, re.split(r"[\s,]+", words)) if match]
-    return max(int(number) for number in found) if found else None
-
-
-def contradicted(environ: Mapping[str, str], node: str) -> str:
-    """What Slurm says against the verdict. It is the second word: who can write the verdict cannot drain."""
-    if shutil.which("scontrol", path=environ.get("PATH")) is None or not environ.get("SLURM_JOB_ID"):
-        return ""  # in a container, or without Slurm
-    lines = scontrol(environ, "node", node)
-    if lines is None:
-        return "Slurm does not say whether %s is drained" % node
-    drained = any(line.startswith("State=") and "DRAIN" in line.split()[0] for line in lines)
-    if drained and any(line.startswith("Reason=healer:") for line in lines):
-        return ""
-    return "Slurm does not show %s as drained by healer" % node
-
-
-def decision(environ: Mapping[str, str]) -> _verdict.Leave | None:
+def decision(environ: Mapping[str, str]) -> _verdict.Verdict | None:
     file = environ.get("HEALER_VERDICT_FILE") or _verdict.FILE
     return _verdict.leave_of(file, _verdict.names_of(environ))
 
@@ -216,7 +163,7 @@ class Watched:
             self._agreed = time.monotonic(), consent(self._environ)
         return "" if self._agreed[1] else "no healer:swap=N in the job's comment, and no HEALER_SWAP"
 
-    def _tried(self, decided: _verdict.Leave) -> str:
+    def _tried(self, decided: _verdict.Verdict) -> str:
         """Why this agent stays; empty: it has left, or tries again at the next look."""
         need = max(self._agreed[1] or 0, self._params.min_nodes)
         leaving = _rendezvous.Leaving(self._addr, need, timedelta(seconds=self._interval_s))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from healer_steps import _rendezvous, _verdict, torchrun
+from healer_steps import _rendezvous, _slurm, _verdict, torchrun
 
 from tests.support import frameworks
 from tests.support.elastic import agents
@@ -44,7 +44,7 @@ def written(folder: Path, told: Any, mode: int = 0o644) -> str:
 
 def test_a_certain_decision_is_read(tmp_path: Path) -> None:
     found = _verdict.leave_of(written(tmp_path, LEAVE), {"gpu0003"}, NOW)
-    assert found == _verdict.Leave("gpu0003", "0a1b2c3d", "Xid 79")
+    assert found == _verdict.Verdict("leave", "gpu0003", "0a1b2c3d", "Xid 79")
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_consent_is_the_word_in_the_jobs_comment(tmp_path: Path, shown: str, lea
     scontrol.write_text(f"#!/bin/sh\n[ \"$*\" = 'show job 4711' ] && cat <<'E'\nJobId=4711\n{shown}E\n")
     scontrol.chmod(0o755)
     environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert torchrun.consent(environ) == least
-    assert torchrun.consent(environ | {"HEALER_SWAP": "7"}) == 7
-    assert torchrun.consent(environ | {"HEALER_SWAP": "-7"}) is None
-    assert torchrun.consent(environ | {"PATH": "/nonexistent"}) is None
-    assert torchrun.consent({"PATH": environ["PATH"]}) is None
+    assert _slurm.consent(environ) == least
+    assert _slurm.consent(environ | {"HEALER_SWAP": "7"}) == 7
+    assert _slurm.consent(environ | {"HEALER_SWAP": "-7"}) is None
+    assert _slurm.consent(environ | {"PATH": "/nonexistent"}) is None
+    assert _slurm.consent({"PATH": environ["PATH"]}) is None
 
 
 # --- Slurm's own word ---
@@ -135,9 +135,9 @@ def test_a_verdict_that_slurm_contradicts_is_not_followed(
     program.write_text(f"#!/bin/sh\n[ \"$*\" = 'show node gpu0003' ] || exit 1\n{answer}")
     program.chmod(0o755)
     environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    found = torchrun.contradicted(environ, "gpu0003")
+    found = _slurm.contradicted(environ, "gpu0003")
     assert why in found and bool(why) == bool(found)
-    assert torchrun.contradicted({"PATH": environ["PATH"]}, "gpu0003") == ""  # no job of Slurm
+    assert _slurm.contradicted({"PATH": environ["PATH"]}, "gpu0003") == ""  # no job of Slurm
 
 
 # --- the state of the rendezvous ---

@@ -16,7 +16,8 @@ BEATS = 2
 
 
 class Shared:
-    """torch's backend, which keeps the state, for torch's handler and for edits of our own."""
+    """torch's backend, which keeps the state, for torch's handler and for changes of our own. It has the
+    methods of torch's RendezvousBackend, but does not inherit: this module needs no torch."""
 
     def __init__(self, backend: Any, name: str) -> None:
         self._backend, self.name, self.is_left = backend, name, False
@@ -57,18 +58,18 @@ class Leaving:
 
     def __call__(self, state: Any) -> bool:
         self.node, self.why = None, ""
-        own = [node for node in state.participants if (node.addr, node.pid) == self._own]
-        if len(own) != 1 or state.closed or not state.complete or state.wait_list:
+        found = [node for node in state.participants if (node.addr, node.pid) == self._own]
+        if len(found) != 1 or state.closed or not state.complete or state.wait_list:
             return False  # it has not joined yet, or the round is changing: the next look may find it at rest
         now = datetime.now(timezone.utc)
         # torch counts a silent agent for three intervals: it may be gone already.
         since = now - self._interval * BEATS
-        listed = {*state.participants, *getattr(state, "redundancy_list", ())} - {own[0]}
+        listed = {*state.participants, *getattr(state, "redundancy_list", ())} - {found[0]}
         others = sum(state.last_heartbeats.get(node, since) > since for node in listed)
         if others < self._need:
             self.why = "%d nodes would be left, and %d are needed" % (others, self._need)
             return False
-        self.node = own[0]
+        self.node = found[0]
         self._take_out(state, now)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from typing import Any, Callable
@@ -45,7 +46,9 @@ class StepTimes(Callback):
         self._step: Step | None = None
         self._losses: list[Any] = []
         self._ended: float | None = None
-        self._saved: tuple[str, int] = ("", 0)
+        #: The step of a checkpoint that the trainer writes or has written and that is not reported yet.
+        self._saving: int | None = None
+        self._known: dict[str, int] = {}
         #: The work of the step that is open; None once the work of a batch is unknown.
         self._worked: float | None = None
 
@@ -65,7 +68,7 @@ class StepTimes(Callback):
         self.steps._placed(lambda: (trainer.global_rank, trainer.local_rank))
         self._forget()
         self._watch = watch(pl_module, self.steps)
-        self._saved = _last_saved(trainer)  # by the training that is gone on with
+        self._saving, self._known = None, _written(trainer)  # by the training that is gone on with
 
     @quiet
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -141,20 +144,35 @@ class StepTimes(Callback):
         self._losses = []
 
     @quiet
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Of any checkpoint, also one that the training program writes elsewhere."""
+        self._saving = int(checkpoint.get("global_step") or trainer.global_step)
+
+    @quiet
     def _checkpoints(self, trainer: Any) -> None:
         """What the trainer's own checkpoint callback has written since the last look."""
-        saved = _last_saved(trainer)
-        if not saved[0] or saved == self._saved:
+        if self._saving is None:
             return
-        self._saved, self._ended = saved, None
+        now = _written(trainer)
+        new = {path: at for path, at in now.items() if self._known.get(path) != at}
+        if not new:
+            return
+        step, self._saving, self._known, self._ended = self._saving, None, now, None
         if self.steps.on and not self.steps.settings.rank:
-            durable = lies_under(saved[0], self._durable_under)
-            step = saved[1] or int(trainer.global_step)
-            self.steps.checkpoint(saved[0], step, durable=durable, checksum=self._checksum)
+            path = max(new, key=lambda path: new[path])
+            durable = lies_under(path, self._durable_under)
+            self.steps.checkpoint(path, step, durable=durable, checksum=self._checksum)
 
 
-def _last_saved(trainer: Any) -> tuple[str, int]:
-    """Where, and at which step: the same path may be written again."""
+def _written(trainer: Any) -> dict[str, int]:
+    """Checkpoints that the trainer's own callback names: path -> when it was changed last, in ns. The same
+    path may be written again. 0: it is on no local disk, and counts once."""
     callback = getattr(trainer, "checkpoint_callback", None)
-    path = getattr(callback, "_last_checkpoint_saved", "") or getattr(callback, "best_model_path", "")
-    return str(path), int(getattr(callback, "_last_global_step_saved", 0) or 0)
+    paths = [getattr(callback, name, "") for name in ("best_model_path", "last_model_path")]
+    found = {}
+    for path in {str(path) for path in (*paths, *getattr(callback, "best_k_models", ())) if path}:
+        try:
+            found[path] = os.stat(path).st_mtime_ns
+        except OSError:
+            found[path] = 0
+    return found

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from healer.actions.hang import is_quiet
 from healer.model import Ruleset
 from healer.model.goodput import Spent
 from healer.sim.fleet.menders import Healer, Nobody, with_rules
@@ -143,6 +144,14 @@ def test_the_node_that_left_is_repaired_and_returned_while_the_job_runs() -> Non
     job = seen.site.snapshot().jobs[seen.site.job]
     assert (job.restarts, WORKER in job.nodes) == (0, False)
     assert [value for _, value in after(seen.doing, HOUR_S + 103)] == [], "nothing stopped it since"
+
+
+def test_nodes_show_the_job_as_it_is() -> None:
+    site = watched(small(fault(2.0, WORKER), days=0.1)).site
+    shown = {node: site.nodes.job_on_node(node, site.job) for node in ("gpu0001", "gpu0010", WORKER)}
+    assert {node: seen.processes for node, seen in shown.items()} == {"gpu0001": 9, "gpu0010": 1, WORKER: 0}
+    assert all(seen.counted for seen in shown.values())
+    assert [is_quiet(shown[node].gpus) for node in ("gpu0001", "gpu0010")] == [False, True]
 
 
 def test_spares_that_idle_are_counted_apart_from_the_work() -> None:

@@ -163,9 +163,12 @@ def test_spares_that_idle_are_counted_apart_from_the_work() -> None:
     assert sum(card.spent.values()) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_a_silent_node_cannot_read_that_it_is_to_leave() -> None:
-    seen = watched(small(fault(2.0, WORKER, "silent")))
-    assert (seen.site.launcher.swaps, seen.site.snapshot().jobs[seen.site.job].restarts) == (0, 1)
+def test_a_node_that_does_not_answer_cannot_read_that_it_is_to_leave() -> None:
+    """Its kernel panics: healer drains it and asks in vain whether the job has left it."""
+    seen = watched(small(fault(2.0, WORKER, "panic")))
+    hung, queued = after(seen.doing, 2 * HOUR_S)[:2]
+    assert (hung[1], queued[1]) == (Spent.hung, Spent.queued)
+    assert seen.site.launcher.swaps == 0
 
 
 def test_the_batch_host_does_not_leave() -> None:
@@ -175,13 +178,13 @@ def test_the_batch_host_does_not_leave() -> None:
 
 @pytest.mark.parametrize("way", ["slow", "corruption"])
 def test_a_spare_does_not_show_what_only_work_shows(way: str) -> None:
-    card = healed(small(fault(2.0, "gpu0043", way), nodes=40))
+    card = healed(small(fault(2.0, "gpu0041", way), nodes=40))
     assert (card.faults, card.drains, card.wrong_drains) == (1, 0, 0)
     assert card.spent[Spent.slowed] == 0
 
 
 def test_a_slow_spare_is_found_once_it_takes_a_place() -> None:
-    card = healed(small(fault(1.0, "gpu0041", "slow"), fault(2.0, WORKER), nodes=40))
+    card = healed(small(fault(0.3, "gpu0041", "slow"), fault(2.0, WORKER), nodes=40))
     assert card.incidents["straggler"] == 1
     assert (card.undiagnosed, card.wrong_drains) == (0, 0)
     assert card.spent[Spent.slowed] > 0

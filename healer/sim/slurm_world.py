@@ -19,13 +19,15 @@ from healer.text import quoted, say
 
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second after it at the
-    earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts)."""
+    earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts).
+    `in_order`: a job that waits for nodes keeps those behind it waiting, but for jobs in a reservation."""
 
     cred_expire_s: float = 120.0
     completing_s: float = 0.5
     slurmd_timeout_s: float = 300.0
     min_job_age_s: float = 300.0
     boot_s: float = 30.0
+    in_order: bool = False
 
 
 #: Fields that a node takes over from its specification.
@@ -154,6 +156,7 @@ class World:
         self._slurmd_timeout = timedelta(seconds=times.slurmd_timeout_s)
         self._min_job_age = timedelta(seconds=times.min_job_age_s)
         self._boot = timedelta(seconds=times.boot_s)
+        self._in_order = times.in_order
         self.nodes = {
             spec.name: Node(spec, spec.boot_at or now - timedelta(days=1), free=set(range(spec.gpus)))
             for spec in specs
@@ -374,14 +377,15 @@ class World:
                 del self.reservations[name]
 
     def _starts(self, now: datetime) -> None:
-        """Starts pending jobs in order of nice value and submission; one that does not fit blocks no
-        other."""
+        """Starts pending jobs in order of nice value and submission. One that does not fit blocks no other,
+        unless they start in order."""
         waiting = [job for job in self.jobs.values() if job.state == "PENDING" and not job.completing_until]
         waiting.sort(key=lambda job: job.nice)
         if not waiting:
             return
         usable = [node for node in self.nodes.values() if node.usable]
         held = self.held_for(now)
+        waits = False
         for job in waiting:
             if job.held_by:
                 continue
@@ -389,13 +393,16 @@ class World:
                 job.reason = "BeginTime"
             elif job.dependency and waits_for(self.jobs, job):
                 job.reason = "Dependency"
+            elif waits and not job.reservation:
+                job.reason = "Priority"
             elif not job.het_offset:
-                self._place(self.parts(job), usable, held, now)
+                starts = self._place(self.parts(job), usable, held, now)
+                waits = self._in_order and not starts
 
     def _place(
         self, parts: list[Job], usable: list[Node], held: Mapping[str, list[Reservation]], now: datetime
-    ) -> None:
-        """Starts all parts at once, or none."""
+    ) -> bool:
+        """Starts all parts at once, or none. Returns whether they started."""
         found: dict[str, list[str]] = {}
         taken: set[str] = set()
         for job in parts:
@@ -407,12 +414,13 @@ class World:
             if not set(job.required) <= set(names) or len(names) < job.want_nodes:
                 for part in parts:
                     part.reason = "Resources"
-                return
+                return False
             rest = [name for name in names if name not in job.required]
             found[job.id] = [*job.required, *rest[: max(0, job.want_nodes - len(job.required))]]
             taken.update(found[job.id] if len(parts) > 1 else ())
         for job in parts:
             self._start(job, found[job.id], now)
+        return True
 
     def _fits(self, job: Job, node: Node, held: list[Reservation]) -> bool:
         return (

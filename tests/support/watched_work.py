@@ -123,10 +123,11 @@ class Watched:
             if before is not None and before.ended_at is None:
                 self._lives[self.work.life] = replace(before, ended_at=now, state="REQUEUED")
             self.work.life = job.restarts
-        gpus = self.site.scenario.job.nodes * self.site.scenario.gpus
+        spec, per_node = self.site.scenario.job, self.site.scenario.gpus
         if runs and life.started_at is None:
             started = max(job.start_at or now, life.queued_at)
-            life = replace(life, started_at=started, held=(Held(started, gpus),), state="RUNNING")
+            held = Held(started, spec.asks * per_node, spec.spares * per_node)
+            life = replace(life, started_at=started, held=(held,), state="RUNNING")
         if not runs and life.started_at is not None and life.ended_at is None:
             life = replace(life, ended_at=now, state="NODE_FAIL")
         self._lives[job.restarts] = life
@@ -141,10 +142,15 @@ class Watched:
         return lives
 
     def shares(self) -> tuple[dict[Spent, float], dict[Spent, float]]:
-        """Of the job's time by class: by the ledger, and in truth."""
+        """Of the job's GPU-time by class: by the ledger, and in truth. It waits for all nodes that it asks
+        for."""
         wall_s = timedelta(days=self.site.scenario.days).total_seconds()
-        gpus = self.site.scenario.job.nodes * self.site.scenario.gpus
+        spec, per_node = self.site.scenario.job, self.site.scenario.gpus
         found = dict.fromkeys(Spent, 0.0)
         for each in partition(self.lives(), self.site.end):
-            found[each.spent] += each.gpu_s / gpus / wall_s
-        return found, {kind: self.work.total(kind) / wall_s for kind in Spent}
+            found[each.spent] += each.gpu_s / (spec.asks * per_node) / wall_s
+        works = spec.nodes / spec.asks
+        truth = {
+            kind: self.work.total(kind) / wall_s * (1.0 if kind is Spent.queued else works) for kind in Spent
+        }
+        return found, truth | {Spent.spare: self.site.launcher.idle_s / spec.asks / wall_s}

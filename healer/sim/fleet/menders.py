@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from healer.model import Detections, Incident, Observation, Rule, Ruleset, Run, RunState, SlurmNode
+from healer.model import HARDWARE, Detections, Incident, Observation, Rule, Ruleset, Run, RunState, SlurmNode
 from healer.model.slurm import is_ours
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable
 from healer.recordings.recorder import Recorder
@@ -170,10 +170,11 @@ class Healer:
     def _teardown(self, fault: Fault) -> None:
         """Xid 45 on other nodes of the job, as its program ends."""
         job = self.site.snapshot().jobs[self.site.job]
-        if job.state != "RUNNING" or fault.node not in job.nodes:
+        workers = self.site.workers(job)
+        if job.state != "RUNNING" or fault.node not in workers:
             return
-        others = [name for name in job.nodes if name != fault.node][
-            :: max(1, len(job.nodes) // TEARDOWN_NODES)
+        others = [name for name in job.nodes if name in workers and name != fault.node][
+            :: max(1, len(workers) // TEARDOWN_NODES)
         ]
         for name in others[:TEARDOWN_NODES]:
             self._lines(name, [TEARDOWN.format(pci=PCI[0])])
@@ -268,6 +269,12 @@ class Healer:
     def owns(self, node: SlurmNode) -> bool:
         return is_ours(node.reason)
 
+    def to_leave(self) -> list[str]:
+        """As `api/node_verdicts.py` has it: drained, and for a fault of the node."""
+        drained = (slot for slot in self.ledger.tables.slots.values() if slot.drained_at is not None)
+        causes = ((slot.node, self.incidents.get(slot.incident or "")) for slot in drained)
+        return [node for node, cause in causes if cause is not None and cause.fault_class in HARDWARE]
+
     # --- for people and the score card ---
 
     @property
@@ -320,6 +327,9 @@ class Nobody:
 
     def owns(self, node: SlurmNode) -> bool:
         return node.reason_user == WHO
+
+    def to_leave(self) -> list[str]:
+        return []
 
     # --- people ---
 

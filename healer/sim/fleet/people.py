@@ -73,7 +73,9 @@ class People:
         """Slow nodes and wrong numbers show in jobs alone: where none runs, people cannot notice them."""
         way, node = fault.way, fault.node
         running = (job for job in self.site.snapshot().jobs.values() if job.state == "RUNNING")
-        if not (way.slower > 1 or way.wrong_numbers) or any(node in job.nodes for job in running):
+        if not (way.slower > 1 or way.wrong_numbers) or any(
+            node in self.site.workers(job) for job in running
+        ):
             self._by_hand(fault)
         elif fault in self.site.active.get(node, ()):
             self._later(fault.notice_s, lambda: self._if_noticed(fault))
@@ -156,7 +158,11 @@ class People:
         job = self.site.snapshot().jobs[self.site.job]
         faults = self.site.active.get(run.node or "", ())
         offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
-        if not offered or run.node not in job.nodes or not any(fault.way.stops for fault in faults):
+        if (
+            not offered
+            or run.node not in self.site.workers(job)
+            or not any(fault.way.stops for fault in faults)
+        ):
             return ()
         return (job.id,)
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from healer.decisions.comments import SWAP
 from healer.model.vocabulary import UserError
 from healer.sim.planted_faults import WAYS
 from healer.sim.slurm_world import SlurmTimes
@@ -26,15 +27,30 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `checkpoint_s`: work between two durable checkpoints; `checkpoint_stall_s`: how long each stops it.
     `restarts_s`: until its script restarts it in the same allocation, if its nodes are well. `fails_s`: from
     a fault to the end of the program.
+
+    `spares`: nodes that it holds inside its allocation beyond `nodes`, to go on without a bad one; `meets_s`:
+    from the drain of a node on which it works to the start of the new workers by its launcher.
     """
 
     nodes: int
+    spares: int = 0
+    meets_s: float = 10.0
     checkpoint_s: float
     checkpoint_stall_s: float = 0.0
     startup_s: float
     restarts_s: float = 60.0
     fails_s: float = 30.0
     comment: str = "healer:requeue"
+
+    @property
+    def asks(self) -> int:
+        """The nodes that it asks Slurm for."""
+        return self.nodes + self.spares
+
+    @property
+    def agreed(self) -> str:
+        """Its comment in Slurm, with the least number of nodes if it gives one up."""
+        return f"{self.comment} {SWAP}{self.nodes}" if self.spares else self.comment
 
 
 class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,12 +214,15 @@ def load(name: str, *, days: float | None = None) -> Scenario:
 
 def _wrong(scenario: Scenario) -> str | None:
     """What is wrong beyond types; None if nothing is."""
-    used = scenario.job.nodes + sum(filler.count * filler.nodes for filler in scenario.fillers)
-    if scenario.days <= 0 or scenario.nodes < 1 or scenario.job.nodes < 1:
+    job = scenario.job
+    used = job.asks + sum(filler.count * filler.nodes for filler in scenario.fillers)
+    if scenario.days <= 0 or scenario.nodes < 1 or job.nodes < 1:
         return "days, nodes and job.nodes have to be above 0"
+    if job.spares < 0 or job.meets_s < 0:
+        return "job.spares and job.meets_s may not be below 0"
     if used > scenario.nodes - scenario.spares:
         return f"the jobs want {used} nodes, the fleet has {scenario.nodes - scenario.spares} for them"
-    if scenario.job.checkpoint_s <= 0 or scenario.start.tzinfo is None:
+    if job.checkpoint_s <= 0 or scenario.start.tzinfo is None:
         return "job.checkpoint_s has to be above 0, and start needs a zone"
     if scenario.faults.per_node_day and not scenario.mix:
         return "faults without a mix"

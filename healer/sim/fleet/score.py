@@ -14,7 +14,7 @@ from healer.sim.fleet.site import Record, Site
 from healer.sim.planted_faults import WAYS, Way
 from healer.text import NO_WORDS, Said, joined, say
 
-#: The simulated job holds no spare GPUs, and the simulator knows all.
+#: Of the time of the nodes that work: idle spares are in `Inside`, and the simulator knows all.
 SIMULATED = tuple(kind for kind in Spent if kind not in {Spent.spare, Spent.unknown})
 
 
@@ -26,10 +26,21 @@ class Times(msgspec.Struct, frozen=True):
     p95_s: float | None
 
 
+class Inside(msgspec.Struct, frozen=True, kw_only=True):
+    """Spares that the job held inside its allocation. `swaps`: nodes that left it while it ran; `requeues`:
+    its restarts in Slurm; `spare_gpu_hours`: the class `spare`, of the nodes that it held and did not work
+    on, in addition to `job_gpu_hours`."""
+
+    swaps: int
+    requeues: int
+    spare_gpu_hours: float
+
+
 # Wide: the fields of one score card, as `healer simulate --json` prints them.
 class Card(msgspec.Struct, frozen=True, kw_only=True):
     """`spent`: share of the job's time by kind; `lost_gpu_hours`: of the job, by cause; both add up with
-    `kept`. `relapsed`: of the nodes that returned, those that failed again within a day and within a week."""
+    `kept`. `relapsed`: of the nodes that returned, those that failed again within a day and within a week.
+    `inside`: UNSET for a job without spares."""
 
     scenario: str
     seed: int
@@ -64,6 +75,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     node_hours_out: float
     incidents: dict[str, int] = {}
     fed: dict[str, float] = {}
+    inside: Inside | msgspec.UnsetType = msgspec.UNSET
 
 
 def card_of(
@@ -113,7 +125,14 @@ def card_of(
         node_hours_out=round(site.node_hours_out, 1),
         incidents=dict(sorted((incidents or {}).items())),
         fed={name: round(value, 4) for name, value in (fed or {}).items()},
+        inside=_inside(site) if scenario.job.spares else msgspec.UNSET,
     )
+
+
+def _inside(site: Site) -> Inside:
+    hours = site.launcher.idle_s * site.scenario.gpus / 3600
+    requeues = site.snapshot().jobs[site.job].restarts
+    return Inside(swaps=site.launcher.swaps, requeues=requeues, spare_gpu_hours=round(hours, 1))
 
 
 def _is_of_node(record: Record) -> bool:
@@ -231,6 +250,7 @@ def card_text(card: Card) -> Said:
             why=_why(card.relapsed_by), floor=card.relapsed_floor,
         ),
         say("simulation.out", hours=card.node_hours_out),
+        *_inside_text(card.inside),
         "",
         say("simulation.people"),
         *(f"  {name:24}{count}" for name, count in card.people.items()),
@@ -245,6 +265,16 @@ def card_text(card: Card) -> Said:
         fed = joined([f"{value:,g} {name}" for name, value in card.fed.items()], "comma")
         lines += ["", say("simulation.fed", fed=fed)]
     return joined(lines, "line")
+
+
+def _inside_text(inside: Inside | msgspec.UnsetType) -> list[Said]:
+    if inside is msgspec.UNSET:
+        return []
+    return [
+        say(
+            "simulation.inside", swaps=inside.swaps, requeues=inside.requeues, hours=inside.spare_gpu_hours
+        )
+    ]  # fmt: skip
 
 
 def _why(counted: dict[str, int]) -> Said:

@@ -7,16 +7,16 @@ ledger is checked against.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import JobOnNode, Reservation, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import Spent
+from healer.sim.fleet.launcher import JobNodes, Launcher
 from healer.sim.fleet.scenario import SPARES, JobSpec, Scenario
 from healer.sim.fleet.schedule import Chance, Fault, base_faults
-from healer.sim.nodes import SimNodes
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
 
@@ -171,6 +171,10 @@ class Mender(Protocol):
         """Whether it took this node out of service."""
         ...
 
+    def to_leave(self) -> Collection[str]:
+        """Nodes whose verdict for launchers is `leave`."""
+        ...
+
 
 @dataclass(slots=True)
 class Record:
@@ -207,7 +211,9 @@ class Site:
         if scenario.spares:
             kept = tuple(self.names[-scenario.spares :])
             self.slurm.reserve(Reservation(name=SPARES, nodes=kept, users=("root",)))
-        self.nodes = SimNodes(self.clock, diagnosis_s=scenario.tests.takes_s, gpus=scenario.gpus)
+        self.nodes = JobNodes(
+            self._job_on_node, clock=self.clock, diagnosis_s=scenario.tests.takes_s, gpus=scenario.gpus
+        )
         self.chance = Chance(scenario, seed)
         self.seed = seed
         #: Node -> what is wrong with it now.
@@ -215,9 +221,9 @@ class Site:
         self.records: dict[str, Record] = {}
         self.skipped = 0
         self.work = Work(scenario.job, scenario.start)
-        self.job = self.slurm.add_job(
-            name="pretrain", nodes=scenario.job.nodes, comment=scenario.job.comment, exclusive=True
-        )
+        self.launcher = Launcher(scenario.job, scenario.start)
+        asks, agreed = scenario.job.asks, scenario.job.agreed
+        self.job = self.slurm.add_job(name="pretrain", nodes=asks, comment=agreed, exclusive=True)
         self._fillers = [
             (filler, self._submit(filler.nodes, filler.runtime_s))
             for filler in scenario.fillers
@@ -233,7 +239,6 @@ class Site:
         self.shared_slow: tuple[float, str] = 1.0, NOBODY
         self.planned_until: datetime | None = None
         self._shown: object = None
-        self._held: tuple[tuple[str, ...], frozenset[str]] = (), frozenset()
         self.out_before: frozenset[str] = frozenset()
         #: When, node and reason of each drain of a healthy node by the mender.
         self.wrong: list[tuple[datetime, str, str]] = []
@@ -276,7 +281,7 @@ class Site:
         self.active.setdefault(fault.node, []).append(fault)
         record = self.records[fault.id] = Record(fault)
         job = self.snapshot().jobs[self.job]
-        record.stopped_job = way.stops and job.state == "RUNNING" and fault.node in job.nodes
+        record.stopped_job = way.stops and job.state == "RUNNING" and fault.node in self.workers(job)
         if way.hardware:
             self.nodes.plant(fault.node, way.planted)
         if way.silent:
@@ -357,15 +362,37 @@ class Site:
         job = self.snapshot().jobs[self.job]
         if job.state != "RUNNING" or not self.active:
             return None
-        job_nodes = self._nodes_of(job)
+        job_nodes = self.workers(job)
         found = (fault for node, faults in self.active.items() if node in job_nodes for fault in faults)
         return next((fault for fault in found if fault.way.stops and self.now >= self.stops_at(fault)), None)
 
-    def _nodes_of(self, job: SlurmJob) -> frozenset[str]:
-        """Nodes of the large job as a set, cached: they change seldom."""
-        if self._held[0] is not job.nodes:
-            self._held = job.nodes, frozenset(job.nodes)
-        return self._held[1]
+    def workers(self, job: SlurmJob) -> Collection[str]:
+        """Nodes on which the job works: of the large one all but its spares and those that it has left."""
+        return self.launcher.workers(job) if job.id == self.job else job.nodes
+
+    def _job_on_node(self, node: str, job: str) -> JobOnNode | None:
+        """What the node shows of the large job, if that has a launcher."""
+        shown = self.snapshot().jobs.get(job)
+        if shown is None or job != self.job or not self.scenario.job.spares:
+            return None
+        return self.launcher.seen_on(node, shown, self.work.doing, self.now)
+
+    def _leave(self, job: SlurmJob) -> None:
+        """The launcher leaves nodes with a bad verdict, which it reads on the node itself. Where the job
+        worked on one, its workers end, and start on the others."""
+        if not self.scenario.job.spares:
+            return
+        bad = [node for node in self.mender.to_leave() if "unreachable" not in self.nodes.faults(node)]
+        left = self.launcher.leave(job, bad, self.now)
+        if not left:
+            return
+        if self.work.doing is Spent.productive:
+            causes = [fault.cause for node in left for fault in self.active.get(node, ())]
+            self._stop = (causes[0] if causes else "taken off", None)
+        self._end_programs()
+        starts = self.launcher.meets_at + timedelta(seconds=self.scenario.job.startup_s)
+        self._life, self._ready_at = job.restarts, starts
+        self.work.be(Spent.starting, self._stop[0], self.now)
 
     def stops_at(self, fault: Fault) -> datetime:
         """When it stops the large job. Wrong numbers are found only in steps that the job has made."""
@@ -389,6 +416,7 @@ class Site:
             for filler, name in self._fillers
         ]
         job, now = snapshot.jobs[self.job], self.now
+        self.launcher.look(job, now)
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
             self._end_programs()
             # Notes why the job was taken off its nodes while it worked: a slow node, or a lost one.
@@ -398,6 +426,7 @@ class Site:
             self.work.be(Spent.queued, self._stop[0], now)
             self._life = self.works_since = None
             return
+        self._leave(job)
         fault = self.blocking()
         if fault is not None:
             if self.work.doing is not Spent.hung:
@@ -439,7 +468,7 @@ class Site:
         self.work.be(Spent.productive, NOBODY, now, slower=slower, slow_cause=cause)
 
     def _slow(self) -> tuple[float, str]:
-        job_nodes = self._nodes_of(self.snapshot().jobs[self.job])
+        job_nodes = self.workers(self.snapshot().jobs[self.job])
         found = [
             (fault.way.slower, fault.cause)
             for node, faults in self.active.items()

@@ -6,7 +6,7 @@ and closes some time after the node has left. Its nodes measure as a whole fleet
 measured.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -233,6 +233,10 @@ class Window:
             snapshot = msgspec.structs.replace(
                 snapshot, jobs={key: job for key, job in snapshot.jobs.items() if key != name}
             )
+        elif (job := snapshot.jobs.get(name)) is not None and self._site.scenario.job.spares:
+            workers = self._site.workers(self._site.snapshot().jobs[name])
+            there = msgspec.structs.replace(job, nodes=tuple(node for node in job.nodes if node in workers))
+            snapshot = msgspec.structs.replace(snapshot, jobs={**snapshot.jobs, name: there})
         self._sensors.show(snapshot)
         if ranks is Ranks.waits and (job := snapshot.jobs.get(name)) is not None:
             self._sensors.hang(name, self._broken(job), stopped=True)
@@ -316,9 +320,10 @@ class Windows:
         self._start_s = 0.0
         #: The large job's restart count when it last began to work.
         self._worked = -1
-        #: The jobs as Slurm showed them last, and those that ran, each with its restart count.
+        #: The jobs as Slurm showed them last, and those that ran, each with its restart count and the nodes
+        #: that it worked on.
         self._shown: Mapping[str, SlurmJob] = {}
-        self._lives: set[tuple[str, int]] = set()
+        self._lives: set[tuple[str, int, Collection[str]]] = set()
         self._sample_at_random()
 
     def look(self) -> None:
@@ -338,9 +343,10 @@ class Windows:
             return
         self._shown, before = shown, self._lives
         running = [job for job in shown.values() if job.state == "RUNNING"]
-        self._lives = {(job.id, job.restarts) for job in running}
-        began = [job for job in running if (job.id, job.restarts) not in before]
-        for node in sorted(self._site.active.keys() & {node for job in began for node in job.nodes}):
+        lives = {(job.id, job.restarts, self._site.workers(job)) for job in running}
+        began = {node for life in lives - before for node in life[2]}
+        self._lives = lives
+        for node in sorted(self._site.active.keys() & began):
             for fault in self._site.active[node]:
                 self._near(fault)
 

@@ -7,6 +7,7 @@ import pytest
 from healer.model import Reservation, SlurmNode, Submission
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler, sim_nodes
+from healer.sim.slurm_world import SlurmTimes
 
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
 
@@ -150,3 +151,16 @@ def test_the_clock_never_goes_back(clock: SimClock) -> None:
         clock.set(START - timedelta(seconds=1))
     with pytest.raises(ValueError, match="aware"):
         SimClock(datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_job_that_waits_for_nodes_keeps_later_ones_waiting_only_in_order(
+    clock: SimClock, in_order: bool
+) -> None:
+    slurm = SimScheduler("pod1", clock, 4, times=SlurmTimes(in_order=in_order))
+    slurm.add_job(nodes=2)
+    large, later = slurm.add_job(nodes=3), slurm.add_job()
+    assert (state(slurm, large), state(slurm, later)) == ("PENDING", "PENDING" if in_order else "RUNNING")
+    if in_order:
+        found = slurm.job(later)
+        assert found is not None and found.reason == "Priority"

@@ -28,6 +28,7 @@ from healer.actions import (
 )
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, StepClaim, Toolbox
 from healer.model import SlurmCall, Step, Verb
+from healer.playbooks.advance import GOES_ON_WITHOUT
 from healer.text import joined, say
 
 #: Actions that `do:` may name.
@@ -91,7 +92,7 @@ WAITS = _looks(
         "job_end": waits.job_end,
         "checkpoint": waits.checkpoint,
         "job_runs": waits.job_runs,
-        "goes_on_without": swap.goes_on_without,
+        GOES_ON_WITHOUT: swap.goes_on_without,
         "lifted": checks.lifted,
         "time": waits.time,
         "approval": waits.approval,

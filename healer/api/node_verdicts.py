@@ -1,5 +1,8 @@
 """What the answer to a node's heartbeat says of that node: whether work should leave it.
 
+It should where healer has drained the node for a fault and moves jobs at once. Where a playbook lets jobs run
+to their end or to a checkpoint, a launcher that left would cost what the playbook spares.
+
 Read once a second for the whole fleet, and only nodes that are out; a heartbeat is answered from memory.
 """
 
@@ -9,6 +12,7 @@ from healer.api.db_health import SharedRead
 from healer.api.group_commit import NodeVerdict
 from healer.api.request_preamble import Preamble
 from healer.api.services import Services
+from healer.playbooks.advance import moves_jobs_at_once
 from healer.ports.callers import Caller
 from healer.ports.transactions import OutOfService
 
@@ -43,4 +47,9 @@ class NodeVerdicts:
 
     async def _read(self) -> dict[tuple[str, str], OutOfService]:
         found = await self._preamble.reach.ask(self._services.hooks.out_of_service)
-        return {(node.cluster, node.node): node for node in found}
+        playbooks = self._services.rules().playbooks
+        return {
+            (node.cluster, node.node): node
+            for node in found
+            if (plan := playbooks.get(node.playbook)) is not None and moves_jobs_at_once(plan, node.input)
+        }

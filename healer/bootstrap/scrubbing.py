@@ -107,8 +107,8 @@ _PORT_OR_PATH = re.compile(r"[./~].*|\d{1,5}(?::\d+)?")
 _RUN = re.compile(r"(?<![\w+/=~-])[\w+/=~-]{24,}")
 _HEX = re.compile(r"(?<![A-Za-z0-9])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{32,}(?![A-Za-z0-9])", re.I)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
-#: From so many letters and digits on, and how often neighbours must be of other kinds (digit, capital, small);
-#: in a long run fewer changes tell it from a name, and it may have no digit.
+#: From so many letters and digits on, and how often neighbours must be of other kinds (digit, capital,
+#: small). A long run needs fewer changes, and no digit.
 _RANDOM_CHARS, _RANDOM_SHARE = 24, 0.35
 _LONG_CHARS, _LONG_SHARE, _LETTERS_SHARE = 40, 0.25, 0.4
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent
+from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent, Verb
 from healer.playbooks.conditions import StepOutcome, parse, reads, text_of, truth
 from healer.text import Said, joined, quoted, say
 
@@ -21,7 +21,10 @@ BEGIN, UNDO, UNUSABLE = "begin", "undo", "unusable"
 #: In a log entry: the step failed, and the run goes on because later steps ask for that (`may_fail`).
 GOES_ON = "goes_on"
 #: The list of jobs whose restart a person agreed to with the run.
-AGREED = "jobs_agreed"
+AGREED, HIT = "jobs_agreed", "jobs_hit"
+#: The wait for jobs to leave the node by themselves.
+GOES_ON_WITHOUT = "goes_on_without"
+_MOVES = frozenset({Verb.requeue, Verb.shrink})
 #: Reserved ids: no step may have one.
 RESERVED = frozenset({BEGIN, UNDO, UNUSABLE})
 
@@ -142,6 +145,20 @@ def needs_facts(playbook: Playbook) -> bool:
 def takes_restarts(playbook: Playbook) -> bool:
     """A person who starts or approves a run of it may agree to the restart of jobs on the node."""
     return any(step.for_each == AGREED for step in playbook.steps)
+
+
+def moves_jobs_at_once(playbook: Playbook, inputs: Mapping[str, Any]) -> bool:
+    """Whether the plan takes jobs off the node before it waits for anything but for them to leave it. Else
+    jobs at work run on: to their end, or to a checkpoint. `inputs`: those that the run was given."""
+    knows = {f"input.{name}": field.default for name, field in playbook.inputs.items()}
+    knows |= {f"input.{name}": value for name, value in inputs.items()}
+    for step in playbook.steps:
+        moves = step.do in _MOVES and step.for_each == HIT
+        if moves and (step.when is None or is_met(step.when, {}, knows)):
+            return True
+        if step.wait is not None and step.wait != GOES_ON_WITHOUT:
+            return False
+    return False
 
 
 def run_facts(log: Sequence[LogEntry]) -> Mapping[str, Any]:
@@ -277,7 +294,7 @@ def jobs_agreed(log: Sequence[LogEntry]) -> dict[str, int]:
 
 
 #: The lists that `for_each` may name.
-JOB_LISTS = {"jobs_hit": jobs_hit, "jobs_crashed": jobs_crashed, "jobs_all": jobs_all, AGREED: jobs_agreed}
+JOB_LISTS = {HIT: jobs_hit, "jobs_crashed": jobs_crashed, "jobs_all": jobs_all, AGREED: jobs_agreed}
 
 
 def _listed(log: Sequence[LogEntry], name: str) -> dict[str, int]:

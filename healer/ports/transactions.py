@@ -333,7 +333,7 @@ class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 class OutOfService(msgspec.Struct, frozen=True, kw_only=True):
     """A node that healer has drained for a fault of its hardware, and that has not returned. `at`: when the
-    drain was read back."""
+    drain was read back. `playbook` and `input`: of the run that drained it."""
 
     cluster: str
     node: str
@@ -341,6 +341,8 @@ class OutOfService(msgspec.Struct, frozen=True, kw_only=True):
     incident: str
     rule: str
     title: Said
+    playbook: str
+    input: dict[str, Any]
 
 
 class HookTx(Protocol):

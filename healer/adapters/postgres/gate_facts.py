@@ -207,8 +207,11 @@ _OUT = (
         slots.c.incident,
         incidents.c.rule,
         incidents.c.doc["title"].label("title"),
+        runs.c.playbook,
+        runs.c.doc["input"].label("input"),
     )
     .join(incidents, incidents.c.id == slots.c.incident)
+    .join(runs, runs.c.id == slots.c.run)
     .where(slots.c.released_at.is_(None), slots.c.drained_at.is_not(None))
     .where(incidents.c.fault_class.in_(sorted(HARDWARE)))
 )
@@ -232,7 +235,10 @@ class PostgresHooks(SnapshotStore):
     def out_of_service(self) -> list[OutOfService]:
         with reading(self._engine) as conn:
             rows = conn.execute(_OUT).mappings().all()
-        return [OutOfService(**{**row, "title": read_said(Said, row["title"])}) for row in rows]
+        return [
+            OutOfService(**row | {"title": read_said(Said, row["title"]), "input": row["input"] or {}})
+            for row in map(dict, rows)
+        ]
 
     def is_held(self, cluster: str, node: str) -> bool:
         with reading(self._engine) as conn:

@@ -19,6 +19,7 @@ import numpy as np
 
 from healer.model import HARDWARE, Detections, Incident, Observation, Rule, Ruleset, Run, RunState, SlurmNode
 from healer.model.slurm import is_ours
+from healer.playbooks.advance import moves_jobs_at_once
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable
 from healer.recordings.recorder import Recorder
 from healer.signals.wire import heartbeat_observations, kernel_log_observations
@@ -270,10 +271,15 @@ class Healer:
         return is_ours(node.reason)
 
     def to_leave(self) -> list[str]:
-        """As `api/node_verdicts.py` has it: drained, and for a fault of the node."""
-        drained = (slot for slot in self.ledger.tables.slots.values() if slot.drained_at is not None)
-        causes = ((slot.node, self.incidents.get(slot.incident or "")) for slot in drained)
-        return [node for node, cause in causes if cause is not None and cause.fault_class in HARDWARE]
+        """As `api/node_verdicts.py` has it: drained for a fault of the node, by a run that moves jobs."""
+        found = []
+        for slot in self.ledger.tables.slots.values():
+            cause, run = self.incidents.get(slot.incident or ""), self.runs.get(slot.run)
+            if slot.drained_at is None or cause is None or run is None or cause.fault_class not in HARDWARE:
+                continue
+            if moves_jobs_at_once(self.rules.playbooks[run.playbook], run.input):
+                found.append(slot.node)
+        return found
 
     # --- for people and the score card ---
 

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.gate_facts import PostgresHooks, grant_slots
 from healer.api import node_verdicts
-from healer.model import FaultClass, Slot, Verdict
+from healer.model import FaultClass, Playbook, Run, RunState, Slot, Step, Verb, Verdict
 from healer.ports.transactions import OutOfService
-from tests.support.api import CLUSTER, Api, incident, save_incident, serving
+from healer.text import quoted
+from tests.support.api import CLUSTER, Api, incident, save_incident, save_run, serving
 from tests.support.follower import XID_79, following
 from tests.support.wait import wait_until
 
@@ -28,6 +29,14 @@ Served = tuple[Api, httpx.Client]
 @pytest.fixture
 def served(fresh_database: sa.Engine) -> Iterator[Served]:
     with serving(fresh_database) as both:
+        drain, end = Step(id="drain", do=Verb.drain), Step(id="end", wait="jobs_ended")
+        requeue = Step(id="requeue", do=Verb.requeue, for_each="jobs_hit")
+        plans = {"at-once": (drain, requeue), "at-job-end": (drain, end, requeue)}
+        added = {
+            name: Playbook(name=name, title=name, target="node", steps=steps) for name, steps in plans.items()
+        }
+        rules = both[0].rules
+        both[0].rules = msgspec.structs.replace(rules, playbooks=rules.playbooks | added)
         yield both
 
 
@@ -52,6 +61,7 @@ def taken_out(
     drained: bool = True,
     fault_class: str = "fatal",
     by: bool = True,
+    playbook: str = "at-once",
 ) -> str:
     """The node has a slot; its incident's id."""
     one = msgspec.structs.replace(
@@ -66,8 +76,13 @@ def taken_out(
         granted_at=now,
         drained_at=now if drained else None,
     )
+    run = Run(
+        id=slot.run, cluster=CLUSTER, playbook=playbook, state=RunState.running, by="healer",
+        reason=quoted("x"), created_at=now, node=node, incident=one.id,
+    )  # fmt: skip
     with api.engine.begin() as conn:
         save_incident(conn, one)
+        save_run(conn, run)
         grant_slots(conn, [slot])
         if drained:
             conn.execute(sa.text("UPDATE slots SET drained_at = now() WHERE node = :node"), {"node": node})
@@ -94,6 +109,8 @@ def test_node_that_healer_drained_for_a_fault_is_told_to_be_left(served: Served)
         pytest.param({"drained": False}, id="the drain is not read back"),
         pytest.param({"by": False}, id="no incident: a person's drain, or a test of idle nodes"),
         pytest.param({"fault_class": "application"}, id="no fault of the node's hardware"),
+        pytest.param({"playbook": "at-job-end"}, id="its jobs may run to their end"),
+        pytest.param({"playbook": "of another version"}, id="a plan that is not known"),
     ],
 )
 def test_less_than_a_drain_for_a_fault_of_the_node_is_healthy(served: Served, less: dict[str, Any]) -> None:

@@ -93,7 +93,8 @@ def open_session(
     token. Raises SignInRefused."""
     rules = services.rules().access
     role = role or strongest(rules.grants_of(arrival.subject, arrival.groups))
-    if rules.job_owners:  # what the groups grant counts at each request: this role alone opens nothing
+    # A browser's session alone: what the groups grant counts at each request, so this role opens nothing.
+    if rules.job_owners and make is cookie_secret:
         role = role or Role.viewer
     if role is None:
         raise SignInRefused(say("api.granted_no_role", name=arrival.names[0]))

@@ -7,10 +7,14 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import goodput
+from healer.api.signing_in import open_session
 from healer.model import Role
 from healer.model.grants import AccessRules, Grant
+from healer.ports.directory import Arrival
+from healer.ports.sign_in import SignInRefused
 from tests.support.api import CLUSTER, snapshot
-from tests.support.persons import Site, session_headers
+from tests.support.persons import ISSUER, Site, session_headers
+from tests.support.seals import seal_all
 
 JOB = f"/jobs/{CLUSTER}/4711"
 
@@ -110,3 +114,26 @@ def test_viewer_sees_the_list_of_own_jobs_and_every_job(site: Site) -> None:
     assert f"/jobs/{CLUSTER}/4712" in browser.get("/jobs", headers=bob).text
     assert browser.get(JOB, headers=bob).status_code == 200
     assert browser.get("/", headers=bob).status_code == 200
+
+
+def test_owner_signs_in_by_browser_alone_and_only_where_the_site_lets_owners_look(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, now = site.api.services, site.api.services.clock.now()
+    wait = services.people.wait_for_seal
+
+    def sealed(token: str) -> bool:
+        seal_all(site.api.engine)
+        return wait(token)
+
+    monkeypatch.setattr(services.people, "wait_for_seal", sealed)
+
+    def arrival(once: str) -> Arrival:
+        return Arrival(issuer=ISSUER, subject="s-1", names=("ann",), groups=(), proven_at=now, once=once)
+
+    assert open_session(services, site.access, arrival("1"), "Firefox").name == "ann"
+    with pytest.raises(SignInRefused, match="gives your groups a role"):
+        open_session(services, site.access, arrival("2"), "healer login", make=lambda name: f"heal_{name}_x")
+    let_owners_look(site, allowed=False)
+    with pytest.raises(SignInRefused, match="gives your groups a role"):
+        open_session(services, site.access, arrival("3"), "Firefox")

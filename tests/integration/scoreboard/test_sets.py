@@ -63,6 +63,29 @@ def test_a_trace_that_was_cut_before_is_used_whole(tmp_path: Path) -> None:
     assert (starts.day.tolist(), starts.node.tolist()) == ([1, 170], [0, 0])
 
 
+def faults(rates: list[float], days: float = 200.0) -> repeats.Starts:
+    """One fault of each node every 1/rate days."""
+    found = sorted(
+        (day, node)
+        for node, rate in enumerate(rates)
+        for day in np.arange(0.5 / rate, days, 1 / rate).tolist()
+    )
+    day, node = zip(*found, strict=True)
+    return repeats.Starts(np.array(day), np.array(node), ("x",) * len(day), days)
+
+
+def test_a_fault_that_comes_again_within_hours_is_one_episode() -> None:
+    starts = repeats.Starts(np.array([1.0, 1.2, 1.4, 9.0]), np.array([3, 3, 3, 3]), ("x",) * 4, 20.0)
+    assert repeats.episodes(starts) == [(1.0, 3), (9.0, 3)]
+
+
+def test_the_ceiling_is_low_for_equal_nodes_and_high_for_ten_bad_ones() -> None:
+    equal = repeats.ceiling(faults([0.005] * repeats.NODES))
+    worn = repeats.ceiling(faults([0.3] * 12 + [0.002] * (repeats.NODES - 12)))
+    assert 0.10 < equal["30 d"] < 0.20  # 1 - exp(-0.005 x 30)
+    assert worn["30 d"] > 0.9
+
+
 def test_node_that_always_faults_again_is_forecast() -> None:
     day = np.arange(0.5, 170, 1.0)
     starts = repeats.Starts(day, np.zeros(len(day), np.int64), ("",) * len(day), 170.0)

@@ -3,7 +3,7 @@
 PYTEST_ARGS ?=
 # Most tests wait for servers: more processes than cores. A file stays in one process, which starts its servers once;
 # in the order of their folders, as the slow ones with servers stand in the first.
-PYTEST_JOBS ?= 6
+PYTEST_JOBS ?= 5
 # A command that the tests run in: CI's is tools/lived-in.
 WITHIN ?=
 # Pure tests wait for nothing: as many as there are cores.

@@ -203,7 +203,7 @@ class Access:
         _, caller = self.cached("token", hashlib.sha256(token).digest())
         if caller is None or not is_named_in(token.decode("latin-1"), caller):
             return None
-        return self._checked(caller)
+        return caller
 
     async def sender(self, request: HTTPConnection) -> Caller:
         """Who sends signals. While the database is away, a token for signals that was valid a little while
@@ -269,15 +269,15 @@ class Access:
 
         Pages show the whole cluster: a token bound to a node or job, or one for signals, opens none.
         """
+        caller = self._of_cookie(cookie, address)
         try:
-            caller = self._of_cookie(cookie, address)
+            granted = None if caller is None else self.narrowed(self._checked(caller), _READERS)
         except Problem:
             return None
-        granted = None if caller is None else self.narrowed(caller, _READERS)
         return None if granted is None else msgspec.structs.replace(granted, csrf=csrf_of(cookie))
 
     def _of_cookie(self, cookie: str, address: str) -> Caller | None:
-        """Raises Problem."""
+        """Raises OverBudget."""
         if not cookie or cookie.startswith(LOGIN_PREFIX):
             return None
         digest = digest_of(cookie)
@@ -290,13 +290,15 @@ class Access:
             return None
         if caller.node or caller.job or caller.role is Role.signals:
             return None
-        return self._checked(caller)
+        return caller
 
     def job_owner(self, cookie: str, address: str) -> Caller | None:
         """The person of a session cookie who has no role, and may see only jobs of the Slurm user of the same
         name; None: there is none, or the site shows people no jobs. From a thread."""
+        caller = self._of_cookie(cookie, address)
         try:
-            self._of_cookie(cookie, address)
+            if caller is not None:
+                self._checked(caller)
         except NoRole as error:
             return self.as_owner(error)
         except Problem:

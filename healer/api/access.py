@@ -203,7 +203,7 @@ class Access:
         _, caller = self.cached("token", hashlib.sha256(token).digest())
         if caller is None or not is_named_in(token.decode("latin-1"), caller):
             return None
-        return caller
+        return self._checked(caller)
 
     async def sender(self, request: HTTPConnection) -> Caller:
         """Who sends signals. While the database is away, a token for signals that was valid a little while

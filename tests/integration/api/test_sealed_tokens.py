@@ -63,6 +63,14 @@ def test_nor_does_a_sender_s_signal_count(served: Served) -> None:
     assert client.post("/api/v1/signals/heartbeat", json=body, headers=headers).status_code == 202
 
 
+def test_nor_does_it_while_its_look_up_is_remembered(served: Served) -> None:
+    api, client = served
+    headers = {"Authorization": f"Bearer {make(api, Role.signals, cluster=CLUSTER)}"}
+    body = {"node": "gpu0001", "asks": True}
+    answers = [client.post("/api/v1/signals/heartbeat", json=body, headers=headers) for _ in range(3)]
+    assert [(one.status_code, one.json().get("code")) for one in answers] == [(503, "not_sealed")] * 3
+
+
 def test_a_sign_in_link_waits_and_is_not_used_up(served: Served) -> None:
     api, client = served
     until = datetime.now(UTC).replace(year=2100)

@@ -6,7 +6,7 @@ before the node itself says that no process of the job is left there, and anothe
 work.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from healer.actions.base import (
     Action,
@@ -19,6 +19,7 @@ from healer.actions.base import (
     cause,
     read_back,
     read_job,
+    read_node,
     read_node_and_jobs,
     read_slurm,
     restarts_known,
@@ -26,12 +27,16 @@ from healer.actions.base import (
 from healer.actions.hang import gpus_of_job, is_quiet
 from healer.actions.waits import saved_at
 from healer.decisions.consent import why_not_without
-from healer.model import HARDWARE, SlurmCall, SlurmJob
+from healer.model import HARDWARE, SlurmCall, SlurmJob, SlurmNode, StepEvent
 from healer.playbooks.advance import jobs_hit
-from healer.ports.node_exec import NodeError
+from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.text import Said, quoted, said_by, say
 
 LOOK_AGAIN_S = 2.0
+#: A node that has not answered for so long will not say in time that the job has left it. One call may hang
+#: for 7.5 s, and a busy worker or network swallows one or two.
+SILENT_FOR = timedelta(seconds=20)
+_SILENT_SINCE = "silent_since"
 
 
 def spare_inside(ctx: Context) -> Result:
@@ -49,9 +54,11 @@ def spare_inside(ctx: Context) -> Result:
     lacking = ctx.tools.scheduler.unavailable().get(SlurmCall.shrink)
     if lacking is not None:
         return Skipped(say("slurm.not_available", why=lacking))
-    _, jobs = read_node_and_jobs(ctx)
+    node, jobs = read_node_and_jobs(ctx)
     if len(jobs) != 1:
         return Skipped(say("actions.swap_jobs", node=ctx.node, n=len(jobs)))
+    if not node.responding:
+        return Skipped(_silent_for_slurm(node))
     (job,) = jobs
     if why := why_not_without(job, ctx.node):
         return Skipped(why)
@@ -94,7 +101,11 @@ def goes_on_without(ctx: Context) -> Result:
         return Skipped(say("actions.swap_restarted", job=str(name)))
     if why := why_not_without(job, ctx.node):
         return Skipped(why)
-    if why := _why_still_there(ctx, job):
+    try:
+        why = _why_still_there(ctx, job)
+    except NodeUnavailable as error:
+        return _waits_for_answer(ctx, job, error)
+    if why:
         return Again(why, LOOK_AGAIN_S)
     others = [node for node in job.nodes if node != ctx.node]
     working = [node for node in dict.fromkeys((others[0], others[-1])) if _is_at_work(ctx, job, node)]
@@ -104,20 +115,46 @@ def goes_on_without(ctx: Context) -> Result:
     return Done(text, {"passed": True})
 
 
+def _waits_for_answer(ctx: Context, job: SlurmJob, error: NodeUnavailable) -> Result:
+    """No node is taken from a job before it has said that nothing of the job is left there. While it says
+    nothing the job may stand still: it is requeued at once where Slurm does not reach the node either, else
+    after a while."""
+    node = read_node(ctx)
+    if not node.responding:
+        return Skipped(_silent_for_slurm(node))
+    now, last = ctx.tools.now(), ctx.lines[-1] if ctx.lines else None
+    kept = last.data.get(_SILENT_SINCE) if last is not None and last.event is StepEvent.waiting else None
+    since = datetime.fromisoformat(kept) if isinstance(kept, str) else now
+    if now - since >= SILENT_FOR:
+        seconds = int((now - since).total_seconds())
+        return Skipped(say("actions.swap_silent", node=ctx.node, seconds=seconds, error=said_by(error)))
+    return Again(_unknown(ctx, job, said_by(error)), LOOK_AGAIN_S, data={_SILENT_SINCE: since.isoformat()})
+
+
+def _silent_for_slurm(node: SlurmNode) -> Said:
+    return say("actions.swap_not_responding", node=node.name)
+
+
+def _unknown(ctx: Context, job: SlurmJob, why: Said) -> Said:
+    return say("actions.swap_unknown", why=why, job=job.title, node=ctx.node)
+
+
 def _why_still_there(ctx: Context, job: SlurmJob) -> Said | None:
-    """Why the job may still run something on the node; None: the node says that it does not."""
-    named = {"job": job.title, "node": ctx.node}
+    """Why the job may still run something on the node; None: the node says that it does not. Raises
+    NodeUnavailable."""
     if ctx.tools.nodes is None:
         return say("actions.swap_no_way")
     ctx.fence()
     try:
         seen = ctx.tools.nodes.job_on_node(ctx.node, job.id)
+    except NodeUnavailable:
+        raise
     except NodeError as error:
-        return say("actions.swap_unknown", why=said_by(error), **named)
+        return _unknown(ctx, job, said_by(error))
     if seen.processes:
-        return say("actions.swap_still_there", n=seen.processes, **named)
+        return say("actions.swap_still_there", n=seen.processes, job=job.title, node=ctx.node)
     if not seen.counted:
-        return say("actions.swap_unknown", why=quoted(say("actions.swap_not_counted")), **named)
+        return _unknown(ctx, job, quoted(say("actions.swap_not_counted")))
     return None
 
 
@@ -149,7 +186,11 @@ def _do(ctx: Context) -> Result | None:
     job = read_job(ctx)
     if why := why_not_without(job, ctx.node):
         return Failed(why, final=True)
-    if why := _why_still_there(ctx, job):
+    try:
+        why = _why_still_there(ctx, job)
+    except NodeUnavailable as error:
+        why = _unknown(ctx, job, said_by(error))
+    if why:
         return Again(why, LOOK_AGAIN_S)
     return cause(ctx, lambda: ctx.tools.scheduler.shrink(job.id, ctx.node), needs_right=True)
 

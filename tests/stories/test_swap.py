@@ -154,6 +154,48 @@ def test_a_node_that_cannot_say_what_runs_there_keeps_the_job() -> None:
     assert job_of(site, job).restarts == 1
 
 
+def test_a_node_that_answers_nothing_keeps_the_job_waiting_for_seconds_only() -> None:
+    """Only the node can say that the job has left it. One that lost its network, or panicked, never does."""
+    site, job = training()
+    at_work(site, job, *REST)
+    site.nodes.plant(NODE, "unreachable")
+    run = loses_a_gpu(site)
+    assert job_of(site, job).restarts == 0, "one call that fails is no silence"
+    site.run_for(25)
+    found = job_of(site, job)
+    assert found.restarts == 1 and NODE not in found.nodes and "shrink" not in site.scheduler.writes
+    assert "has not answered for 2" in site.log(run.id, "left")[-1].text
+
+
+def test_a_node_that_answers_again_is_waited_for_as_before() -> None:
+    site, job = training()
+    site.nodes.plant(NODE, "unreachable")
+    loses_a_gpu(site)
+    site.nodes.mend(NODE)
+    site.run_for(5)
+    site.nodes.plant(NODE, "unreachable")
+    site.run_for(15)
+    assert job_of(site, job).restarts == 0, "it was heard 15 s ago"
+    site.nodes.mend(NODE)
+    leaves(site, job)
+    site.run_for(10)
+    assert (job_of(site, job).nodes, job_of(site, job).restarts) == (REST, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_slurm_does_not_reach_either_is_not_waited_for(late: bool) -> None:
+    site, job = training()
+    if late:
+        loses_a_gpu(site)
+        site.nodes.plant(NODE, "unreachable")
+    site.slurm.silence(NODE)
+    (run,) = [run for run in site.runs if run.node == NODE] if late else [loses_a_gpu(site, 2)]
+    site.run_for(8)
+    found = job_of(site, job)
+    assert found.restarts == 1 and NODE not in found.nodes and "shrink" not in site.scheduler.writes
+    assert "Slurm does not reach" in site.log(run.id, "left" if late else "spare")[-1].text
+
+
 def test_an_adapter_that_cannot_shrink_leaves_it_to_the_requeue() -> None:
     class Never(Lacking):
         def unavailable(self) -> dict[str, str]:

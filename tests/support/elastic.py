@@ -27,6 +27,10 @@ class Told:
         file = self.folder / f"{name}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
+    def pid(self, name: str) -> int:
+        """Of the node's newest worker; 0 before it has begun."""
+        return next((one["pid"] for one in reversed(self.of(name)) if "pid" in one), 0)
+
     def steps(self, name: str, world: int) -> list[dict[str, Any]]:
         return [one for one in self.of(name) if "step" in one and one["world"] == world]
 

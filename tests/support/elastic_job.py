@@ -3,8 +3,11 @@ checkpoint at any number of nodes.
 
 Arguments: the trainer (`ddp`, `accelerate` or `lightning`), the folder of checkpoint and logs, the name of
 this node, the number of steps (0: until it is ended). Each step is a line of JSON in `NODE.jsonl`.
+
+`asked.json` in the folder may ask for more: a last step, or a moment that lasts (`swapping.Training.bring`).
 """
 
+import io
 import json
 import os
 import sys
@@ -21,7 +24,7 @@ WORK_S, SAVE_EVERY = 0.1, 5
 LEARNING = 1e-4
 
 TRAINER, FOLDER, NODE, STEPS = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-SAVED = FOLDER / "last.pt"
+SAVED, ASKED, BEGUN = FOLDER / "last.pt", FOLDER / "asked.json", FOLDER / "begun"
 
 
 def told(**what: Any) -> None:
@@ -40,10 +43,38 @@ def begun(model: nn.Module) -> int:
     return saved["step"]
 
 
+def asked() -> dict[str, Any]:
+    """Is replaced, and never taken away."""
+    return json.loads(ASKED.read_text()) if ASKED.exists() else {}
+
+
+def ended(step: int) -> bool:
+    last = STEPS or asked().get("last_step", 0)
+    return bool(last) and step >= last
+
+
+def last_as_asked(moment: str, step: int, *, holds: bool) -> None:
+    """Says that this rank has come to the moment that was asked for. One that `holds` makes it last."""
+    wish = asked()
+    if (wish.get("moment"), wish.get("step")) != (moment, step):
+        return
+    told(moment=moment, holds=holds, lasts_s=wish["lasts_s"])
+    if holds:
+        BEGUN.touch()
+        time.sleep(wish["lasts_s"])
+
+
 def save(model: nn.Module, step: int) -> None:
     if int(os.environ["RANK"]) == 0 and step % SAVE_EVERY == 0:
-        torch.save({"step": step, "model": model.state_dict()}, SAVED.with_suffix(".new"))
-        SAVED.with_suffix(".new").rename(SAVED)
+        content, fresh = io.BytesIO(), SAVED.with_suffix(".new")
+        torch.save({"step": step, "model": model.state_dict()}, content)
+        half = len(content.getvalue()) // 2
+        with fresh.open("wb") as file:
+            file.write(content.getvalue()[:half])
+            file.flush()
+            last_as_asked("checkpoint", step, holds=True)
+            file.write(content.getvalue()[half:])
+        fresh.rename(SAVED)
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
@@ -54,10 +85,11 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
     optimizer = torch.optim.SGD(plain.parameters(), lr=LEARNING)
     step = begun(plain)
-    told(from_step=step)
-    while not STEPS or step < STEPS:
+    told(from_step=step, pid=os.getpid())
+    while not ended(step):
         optimizer.zero_grad()
         loss = loss_of(model)
+        last_as_asked("all-reduce", step, holds=int(os.environ["RANK"]) == asked().get("rank"))
         backward(loss)
         optimizer.step()
         step += 1

@@ -34,6 +34,8 @@ LOOK_S, AGAIN_S = 0.5, 5.0
 NOTICE_S, MEET_S = 5.0, 20.0
 #: The workers here get SIGTERM, and SIGKILL after so long; after END_S all that is left here is killed.
 TERM_S, END_S = 3.0, 60.0
+#: torch kills workers that have not ended so long after it told them to.
+STOP_S = 30.0
 #: The round after one has left waits so long for further nodes, unless --rdzv-conf says last_call_timeout: as
 #: long as the second where exactly the least number is left. torch waits 30 s in each round, as in the first,
 #: when the nodes of a job may start apart.
@@ -71,6 +73,8 @@ class Watched:
         self._agreed: tuple[float, int | None] = (float("-inf"), None)
         self._said: set[str] = set()
         self._noted_round, self._least_is_left = -1, False
+        #: This agent stops its workers, to meet the others again.
+        self._stops = threading.Event()
         #: No more than this is waited for further nodes after the least number has come.
         self.last_call: timedelta | None = None
         self.left = False
@@ -106,6 +110,8 @@ class Watched:
         if waiting:
             self._changes = True
             self._notice()
+            self._stops.set()
+            threading.Thread(target=self._hurry, daemon=True).start()
         return waiting
 
     def next_rendezvous(self) -> Any:
@@ -113,6 +119,7 @@ class Watched:
         if self._began and not self._changes:
             self._restarts -= 1
             self._notice()
+        self._stops.clear()
         self._look()
         self._began, self._changes = True, False
         self._set_last_call()
@@ -162,6 +169,18 @@ class Watched:
         if time.monotonic() - self._agreed[0] > CONSENT_S:
             self._agreed = time.monotonic(), consent(self._environ)
         return "" if self._agreed[1] else "no healer:swap=N in the job's comment, and no HEALER_SWAP"
+
+    def _hurry(self) -> None:
+        """torch gives workers 30 s to end, and a frozen one takes them all, while the others wait for this
+        agent. Where healer takes the node out meanwhile, they get no more than when the agent leaves."""
+        until = time.monotonic() + STOP_S
+        with contextlib.suppress(Exception):
+            workers = [pid for pid in descendants(os.getpid()) if os.getsid(pid) != os.getsid(0)]
+            while self._stops.is_set() and time.monotonic() < until:
+                if decision(self._environ) is not None and not self._unfit():
+                    end_workers(workers)
+                    return
+                time.sleep(LOOK_S)
 
     def _tried(self, decided: _verdict.Verdict) -> str:
         """Why this agent stays; empty: it has left, or tries again at the next look."""
@@ -276,10 +295,10 @@ def can_bind(family: int, address: Any) -> bool:
 # --- an end in time --------------------------------------------------------------------------------------
 
 
-def end_workers() -> None:
+def end_workers(workers: list[int] | None = None) -> None:
     """The others have noticed. The sooner the workers here are gone, the sooner theirs end that wait."""
     for number, pause_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, 0.0)):
-        for pid in descendants(os.getpid()):
+        for pid in descendants(os.getpid()) if workers is None else workers:
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
         time.sleep(pause_s)

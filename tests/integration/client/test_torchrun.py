@@ -374,6 +374,24 @@ def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agen
             assert starts[-1]["world"] == 2 and starts[-1]["restart"] <= 1 and len(starts) <= 3
 
 
+def test_a_frozen_worker_of_a_bad_node_holds_the_others_up_for_seconds_only(tmp_path: Path) -> None:
+    """All meet again because another worker has died, and the frozen one does not end by SIGTERM."""
+    with agents(tmp_path, ["a", "b", "c"], 2) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=3")
+        job.work(3)
+        os.kill(job.told.pid("c"), signal.SIGSTOP)
+        os.kill(job.told.pid("b"), signal.SIGKILL)
+        time.sleep(1.0)
+        decided = job.decide("c")
+        assert job.ended("c") == 0
+        job.work(2, ["a", "b"], more=1)
+        next_at = min(job.told.steps(name, 2)[0]["at"] for name in ("a", "b"))
+        print(f"next step {next_at - decided:.1f} s after the decision")
+        # torch gives workers 30 s, and waits 30 s for an agent that may still come.
+        assert next_at - decided < 30
+
+
 def test_where_the_others_could_not_go_on_the_training_goes_on_as_it_is(tmp_path: Path) -> None:
     """One keeps the rendezvous, one has no consent, of the third the job needs all nodes, and the fourth may
     not restart."""

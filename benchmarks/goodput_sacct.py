@@ -4,7 +4,6 @@ Needs Debian's slurmdbd and mariadb-server besides Slurm. The ledger looks every
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import tempfile
@@ -16,36 +15,17 @@ from pathlib import Path
 
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.embedded.user import system_users
 from healer.incidents.goodput_partition import partition
 from healer.model.goodput import LifeSeen, Spent
 from healer.observations.job_lives import changed_lives
 from healer.ports.goodput_book import PastJob
 from healer.processes.goodput_duty import FOLLOW_S, lives_of
+from tests.support.accounting import accounting
 from tests.support.slurm import sbatch
-from tests.support.wait import wait_until
 
 NODES = 6
 _ZONE = {"TZ": "UTC", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
 _FIELDS = "JobIDRaw,State,Submit,Eligible,Start,End,AllocTRES"
-
-_DBD = """\
-DbdHost=localhost
-DbdAddr=127.0.0.1
-DbdPort={port}
-AuthType=auth/munge
-AuthInfo=socket={munge}
-SlurmUser={user}
-PidFile={folder}/slurmdbd.pid
-LogFile={folder}/slurmdbd.log
-PluginDir={plugins}
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={sql_port}
-StorageUser=slurm
-StoragePass=slurm
-StorageLoc=slurm_acct
-"""
 
 
 def main() -> None:
@@ -64,61 +44,13 @@ def main() -> None:
 def accounted(slurmdbd: str, plugins: str, port: int) -> Iterator[RealSlurm]:
     folder = Path(tempfile.mkdtemp(prefix="gp-"))
     folder.chmod(0o755)
-    conf = {
-        "AccountingStorageType": "accounting_storage/slurmdbd", "AccountingStorageHost": "127.0.0.1",
-        "AccountingStoragePort": str(port), "AccountingStorageTRES": "gres/gpu",
-        "AccountingStoragePass": str(folder.resolve() / "s/run/munge.sock"),
-    }  # fmt: skip
-    cluster = RealSlurm(folder / "s", NODES, cred_expire_s=15, conf=conf)
-    running: list[subprocess.Popen[bytes]] = []
     try:
-        running.append(_mariadb(folder, port + 1))
-        running.append(_slurmdbd(folder, slurmdbd, plugins, port, cluster.directory / "run" / "munge.sock"))
-        cluster.start()
-        yield cluster
+        with accounting(folder, slurmdbd, plugins, port) as conf:
+            conf["AccountingStorageTRES"] = "gres/gpu"
+            with RealSlurm(folder / "s", NODES, cred_expire_s=15, conf=conf) as cluster:
+                yield cluster
     finally:
-        cluster.stop()
-        for process in reversed(running):
-            process.terminate()
-            process.wait()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _mariadb(folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    data, socket = folder / "sql", folder / "sql.sock"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    users = ["--user=root", f"--datadir={data}", "--no-defaults"]
-    install = ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db"]
-    subprocess.run(install, check=True, **quiet)
-    place = [
-        f"--socket={socket}",
-        f"--port={port}",
-        "--bind-address=127.0.0.1",
-        f"--pid-file={folder}/sql.pid",
-    ]
-    process = subprocess.Popen(["mariadbd", "--no-defaults", *users[:2], *place], **quiet)
-    wait_until(socket.exists)
-    sql = "".join(
-        f"CREATE USER slurm@'{host}' IDENTIFIED BY 'slurm'; GRANT ALL ON slurm_acct.* TO slurm@'{host}';"
-        for host in ("127.0.0.1", "localhost")
-    )
-    subprocess.run(["mariadb", "--no-defaults", f"--socket={socket}", "-e", sql], check=True)
-    return process
-
-
-def _slurmdbd(folder: Path, program: str, plugins: str, port: int, munge: Path) -> "subprocess.Popen[bytes]":
-    conf = folder / "slurmdbd.conf"
-    worker = system_users().worker
-    user = worker.name if worker.drop and worker.can_enter(folder) else "root"  # as slurmctld has it
-    text = _DBD.format(port=port, munge=munge, user=user, folder=folder, plugins=plugins, sql_port=port + 1)
-    conf.write_text(text)
-    conf.chmod(0o600)
-    shutil.chown(conf, user)
-    env = dict(os.environ, SLURM_CONF=str(conf))
-    process = subprocess.Popen([program, "-D"], env=env, stderr=subprocess.DEVNULL)
-    log = folder / "slurmdbd.log"
-    wait_until(lambda: log.exists() and "started" in log.read_text())
-    return process
 
 
 def submitted(cluster: RealSlurm) -> dict[str, str]:

@@ -78,16 +78,17 @@ def started() -> BreakableSlurm:
     # Cached here, not by pytest: a fixture imported into several conftest files is several fixtures.
     directory = Path(tempfile.mkdtemp(prefix="hs-"))
     directory.chmod(0o711)  # slurmctld runs as a user of its own
-    cluster = BreakableSlurm(
-        directory / "s",
-        NODES,
-        cred_expire_s=CRED_EXPIRE_S,
-        conf={"ReturnToService": "1", "SlurmdTimeout": str(SLURMD_TIMEOUT_S)} | Hooks(directory).write(),
-    )
+    cluster = cluster_in(directory)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(cluster.stop)
     cluster.start()
     return cluster
+
+
+def cluster_in(directory: Path, **conf: str) -> BreakableSlurm:
+    """Not started yet. Its files lie in `directory`, which has a short name. `conf`: more of slurm.conf."""
+    settings = {"ReturnToService": "1", "SlurmdTimeout": str(SLURMD_TIMEOUT_S)} | Hooks(directory).write()
+    return BreakableSlurm(directory / "s", NODES, cred_expire_s=CRED_EXPIRE_S, conf=settings | conf)
 
 
 def sbatch(

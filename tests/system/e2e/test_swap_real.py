@@ -9,13 +9,10 @@ import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support.stack import scratch_folder
-from tests.support.swapping import LEAST, NODES, SWAP, Swaps, Training, swapping
+from tests.support.swapping import LEAST, NODES, SAVE_EVERY, SWAP, Swaps, Training, swapping
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(420)]
-
-#: `elastic_job.py` saves so often, in steps.
-SAVE_EVERY = 5
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def goes_on_without(ctx: Context) -> Result:
 
 def _waits_for_answer(ctx: Context, job: SlurmJob, error: NodeUnavailable) -> Result:
     """No node is taken from a job before it has said that nothing of the job is left there. While it says
-    nothing the job may stand still: it is requeued at once where Slurm does not reach the node either, else
+    nothing the job may make no step: it is requeued at once where Slurm does not reach the node either, else
     after a while."""
     node = read_node(ctx)
     if not node.responding:

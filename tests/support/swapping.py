@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -113,6 +114,8 @@ class Swaps:
         self._ssh, self._nodes = ssh, dict[str, SshNode]()
         #: Nodes that had a fault: no further job comes to them.
         self.faulty = set[str]()
+        #: Lines that each node's kernel has said: two of one boot never have the same number.
+        self.lines = Counter[str]()
         self._tokens, self._count = dict[str, str](), 0
 
     def node(self, name: str) -> SshNode:
@@ -230,6 +233,8 @@ class Training:
             self.faulty.add(node)
             self.swaps.faulty.add(node)
         self.swaps.node(node).programs.kmsg(fault.line)
+        self._followers[node].seq = self.swaps.lines[node]
+        self.swaps.lines[node] += 1
         self.said_at = time.time()
         self._followers[node].say(fault.line)
         self._signal(node, fault.number)

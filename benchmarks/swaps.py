@@ -16,8 +16,9 @@ an all-reduce (`all-reduce`); while the agents meet again, because a worker on a
 each fault. How often the line, and then the order to leave, came in such a moment is counted by what the
 ranks wrote.
 
-A requeue is that of a job without consent to a swap, or by turns of one with it whose batch host is bad:
-Slurm cannot take that node out of a job. `--harmless`: jobs whose kernel tells of a fault of the job's own.
+A requeue is that of a job without consent to a swap, by turns with one that agreed but whose batch host is
+bad (Slurm cannot take that node out of a job), and one whose bad node cannot be asked what of the job is left
+there. `--harmless`: jobs whose kernel tells of a fault of the job's own.
 
 Everything counted at the end must be 0. SIGTERM and Ctrl-C end it with the report of what was done.
 """
@@ -70,6 +71,8 @@ BEFORE_S, AFTER_S = 2.5, 1.0
 STAYS_S = 10.0
 START, ANY = "start", "any"
 AIMS = (CHECKPOINT, ALL_REDUCE, MEETING, START, ANY)
+NO_CONSENT, BATCH_HOST, SILENT = "no consent", "its batch host", "a node that does not answer"
+REQUEUES = (NO_CONSENT, BATCH_HOST, SILENT)
 COUNTED = (
     "wrong node", "bad node not drained", "swapped job requeued", "not shrunk", "process left", "wrong loss",
     "wrong start", "hang", "bad end", "left for a fault of the job",
@@ -149,13 +152,17 @@ class Bench:
         return one
 
     def _requeue(self, kind: Kind) -> Training:
-        """By turns the batch host of a job that agreed to a swap, and any node of one that did not."""
-        swaps = self.done["requeue"] % 2 == 1
-        with self._training(kind, kind.consent if swaps else REQUEUE) as one, self._watched(one):
-            node = one.nodes[0] if swaps else self.random.choice(one.nodes)
+        why = REQUEUES[self.done["requeue"] % len(REQUEUES)]
+        consent = REQUEUE if why == NO_CONSENT else kind.consent
+        with self._training(kind, consent) as one, self._watched(one):
+            of = {NO_CONSENT: one.nodes, BATCH_HOST: one.nodes[:1], SILENT: one.nodes[1:]}
+            node = self.random.choice(of[why])
+            if why == SILENT:
+                self.swaps.node(node).stop()
             self._strike(one, ANY, node, self.random.choice(FATAL))
             found = one.goes_on(kind.nodes, HANGS_S)
             self._take("line → next step, requeued", one, found["at"])
+            self._take(f"line → next step, requeued: {why}", one, found["at"])
             self._ends(one)
         return one
 

@@ -36,9 +36,9 @@ NOTICE_S, MEET_S = 5.0, 20.0
 TERM_S, END_S = 3.0, 60.0
 #: torch kills workers that have not ended so long after it told them to.
 STOP_S = 30.0
-#: The round after one has left waits so long for further nodes, unless --rdzv-conf says last_call_timeout: as
-#: long as the second where exactly the least number is left. torch waits 30 s in each round, as in the first,
-#: when the nodes of a job may start apart.
+#: Rounds after one has left wait so long for further nodes, unless --rdzv-conf says last_call_timeout: as
+#: long as the second where exactly the least number is left. torch waits 30 s in each round that has not the
+#: most nodes, as in the first, when the nodes of a job may start apart; one that has left never comes.
 LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
 #: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
 CONSENT_S, ATTEMPTS = 60.0, 3
@@ -198,6 +198,8 @@ class Watched:
         self.left = leaving.node is not None
         if self.left:
             end_in(END_S)
+            with contextlib.suppress(Exception):
+                self._store.add(self._key("gone", 0), 1)
             say(
                 "%s is out of service (%s): this agent leaves, the others go on"
                 % (decided.node, decided.reason)
@@ -252,8 +254,10 @@ class Watched:
         self.last_call = None
         with contextlib.suppress(Exception):
             state = self._shared.read()
-            if "last_call_timeout" not in self._params.config and self._is_left(state.round):
-                self.last_call = LAST_CALL_OF_LEAST if self._least_is_left else LAST_CALL
+            gone = self._store.add(self._key("gone", 0), 0)
+            if "last_call_timeout" not in self._params.config and (gone or self._is_left(state.round)):
+                only_least = self._params.max_nodes - gone <= self._params.min_nodes
+                self.last_call = LAST_CALL_OF_LEAST if self._least_is_left or only_least else LAST_CALL
 
 
 def keeps_store(params: Any) -> bool:

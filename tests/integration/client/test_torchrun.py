@@ -374,6 +374,24 @@ def test_a_worker_that_died_of_the_fault_comes_back_once_at_most_before_its_agen
             assert starts[-1]["world"] == 2 and starts[-1]["restart"] <= 1 and len(starts) <= 3
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_after_one_has_left_no_later_round_waits_for_it(tmp_path: Path, least: int) -> None:
+    """torch waits 30 s for further nodes in each round that does not have the most."""
+    with agents(tmp_path, ["a", "b", "c"], least) as job:
+        for name in job.names:
+            job.start(name, "--max-restarts=3")
+        job.work(3)
+        job.decide("c")
+        assert job.ended("c") == 0
+        job.work(2, ["a", "b"])
+        ended_at = time.time()
+        os.kill(job.told.pid("b"), signal.SIGKILL)
+        job.work(2, ["a", "b"], more=20)
+        starts = [one["at"] for one in job.told.of("a") if one["at"] > ended_at and "from_step" in one]
+        print(f"workers {starts[-1] - ended_at:.1f} s after the end of one")
+        assert starts[-1] - ended_at < 30
+
+
 def test_a_frozen_worker_of_a_bad_node_holds_the_others_up_for_seconds_only(tmp_path: Path) -> None:
     """All meet again because another worker has died, and the frozen one does not end by SIGTERM."""
     with agents(tmp_path, ["a", "b", "c"], 2) as job:

@@ -54,7 +54,8 @@ def list_jobs(ctx: Context) -> Result:
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
         jobs = sorted({job.id for job in listed} | _gone(ctx, on_node))
-        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs))
+        seen = ctx.incident.evidence_count if ctx.incident is not None else 0
+        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs, evidence_count=seen))
     return Done(_listed(ctx, hit, crashed, on_node, certain=certain), data)
 
 

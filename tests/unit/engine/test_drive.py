@@ -672,6 +672,21 @@ def test_a_gpu_lost_before_the_detector_knows_the_listed_jobs_requeues_its_job_t
     assert sorted(site.incident.jobs_hit) == sorted(jobs)
 
 
+def test_a_later_run_of_the_incident_forgets_neither_its_jobs_nor_its_drain() -> None:
+    site, job = faulty()
+    site.run_for(20)
+    before = site.incident
+    site.cancel(only_run(site).id)
+    site.clock.advance(3600)
+    site.ask("validate", 1, incident=before.id)
+    site.run_for(120)
+    (again,) = [run for run in site.runs if run.playbook == "validate"]
+    assert [one.event for one in site.log(again.id, "jobs")] == [StepEvent.done]
+    assert (site.incident.jobs_hit, before.jobs_hit) == ((job,), (job,))
+    assert [hit.job for hit in site.incident.hit] == [job]
+    assert site.incident.drained_at == before.drained_at
+
+
 def test_unknown_hit_job_requeues_none_and_says_so() -> None:
     site = Site(10, scheduler=Watched)
     jobs = [site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2)]

@@ -104,7 +104,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"run": None, "held_by": None, "p0_since": None}
             change["closed_why"] = _by_person("merged", command)
         case CommandKind.jobs_hit:
-            # The first list replaces what was guessed. One of a later run, as at the node's return, adds to it.
+            # The first list replaces what was guessed. A later run's, as at the node's return, adds to it.
             before = incident.jobs_hit if incident.jobs_hit_final else ()
             change |= {"jobs_hit": jobs_of_all(before, data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at

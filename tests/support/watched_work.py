@@ -109,7 +109,7 @@ def _batch(steps: list[tuple[int, float, float]]) -> StepBatch:
 
 
 class Watched:
-    """A site played to its end, with what Slurm showed of the large job. Its incidents are the true faults."""
+    """A site played to its end, with what Slurm showed of the large job. True faults are its incidents."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.site = site = Site(scenario, seed)
@@ -188,11 +188,11 @@ class HealedWatched(Watched):
 
     def _note(self) -> None:
         self.incidents |= self._healer.incidents
-        active = [fault for faults in self.site.active.values() for fault in faults]
         for name, incident in self._healer.incidents.items():
-            cause = next((fault.cause for fault in active if finds(incident, fault)), None)
-            if cause is not None:
-                self._found.setdefault(name, cause)
+            if name not in self._found:
+                faults = (record.fault for record in self.site.records.values())
+                causes = [fault.cause for fault in faults if finds(incident, fault)]
+                self._found |= {name: causes[-1]} if causes else {}
 
     def _harms(self, life: int) -> tuple[Harm, ...]:
         return harms_of(self.site.job, life, self.incidents.values())

@@ -26,6 +26,8 @@ STEP_S = 6.0
 _REPORTED = 500
 #: Time that some cause took from the job.
 _COSTS = frozenset({Spent.lost, Spent.slowed, Spent.hung, Spent.queued, Spent.starting})
+#: What the simulator books without a fault: the first start, planned stops, a person's work on a host.
+_NO_FAULTS = frozenset({NOBODY, "start", "planned", "taken off"})
 
 
 class WatchedWork(Work):
@@ -198,11 +200,16 @@ class HealedWatched(Watched):
         return harms_of(self.site.job, life, self.incidents.values())
 
     def by_cause(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds that each cause cost the job: by the ledger, "" without an incident; and in truth."""
+        """Seconds that each cause of faults cost: by the ledger ("": without an incident), and in truth."""
         spec, per_node = self.site.scenario.job, self.site.scenario.gpus
         found: dict[str, float] = defaultdict(float)
         for each in partition(self.lives(), self.site.end):
             if each.spent in _COSTS:
                 cause = self._found.get(each.incident, "") if each.incident else ""
                 found[cause] += each.gpu_s / (spec.asks * per_node)
-        return found, self.work.by_cause()
+        return found, {cause: cost for cause, cost in self.work.by_cause().items() if cause not in _NO_FAULTS}
+
+    def attributed(self) -> float:
+        """The share of the time that faults cost which the ledger counts to the right cause."""
+        found, truth = self.by_cause()
+        return sum(min(cost, found.get(cause, 0.0)) for cause, cost in truth.items()) / sum(truth.values())

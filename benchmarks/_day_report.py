@@ -403,9 +403,11 @@ def print_requests(day: Ended) -> None:
 
 def print_table(rpcs: dict[str, Rpcs], every: Rpcs) -> None:
     for name, rpc in sorted(rpcs.items(), key=lambda pair: -pair[1].micros):
+        shares = rpc.requests / max(1, every.requests), rpc.micros / max(1, every.micros)
+        each_us = rpc.micros / max(1, rpc.requests)
         print(
-            f"  {name:40} {rpc.requests:8} {rpc.requests / max(1, every.requests):6.1%} "
-            f"{rpc.micros / 1e3:10.0f} ms {rpc.micros / max(1, every.micros):6.1%}  {rpc.micros / max(1, rpc.requests):8.0f} us each"
+            f"  {name:40} {rpc.requests:8} {shares[0]:6.1%} {rpc.micros / 1e3:10.0f} ms {shares[1]:6.1%}  "
+            f"{each_us:8.0f} us each"
         )
 
 

@@ -215,8 +215,9 @@ class Followers:
 
     def __init__(self, nodes: dict[str, Node], running: Path) -> None:
         self.answers: list[Answer] = []
-        #: Answers that did not take all that was sent, by route and status.
+        #: Answers that did not take all that was sent, by route, status and reason; and when the last came.
         self.refused: Counter[str] = Counter()
+        self.refused_at = 0.0
         self.sent = 0
         self._nodes, self._running = nodes, running
         self.sensors = SimTelemetry(
@@ -314,7 +315,9 @@ class Followers:
         status, answer = await self._links[node.name].post(route, body)
         self.sent += 1
         if status != 202 or b'"rejected":[{' in answer:
-            self.refused[f"{route} {status}"] += 1
+            said = answer.partition(b'"detail":"')[2].partition(b'"')[0].decode(errors="replace")
+            self.refused[f"{route} {status} {said[:80]}"] += 1
+            self.refused_at = time.time()
         return status
 
 

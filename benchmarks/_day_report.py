@@ -343,9 +343,9 @@ def print_counts(day: Ended) -> None:
                 f"  not ended: {run.playbook} on {run.node} {run.state}: "
                 f"{last.step} {last.event} {last.guard}"
             )
-    print(
-        f"requests of followers {day.followers.sent}, answered otherwise: {day.followers.refused or 'none'}"
-    )
+    last_s = max(0.0, day.followers.refused_at - day.healed.since)
+    print(f"requests of followers {day.followers.sent}, not taken: {listed(day.followers.refused)}")
+    print(f"  the last of those {last_s:.0f} s after the window's begin")
 
 
 def listed(counts: Counter[str]) -> str:

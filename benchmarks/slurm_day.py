@@ -340,6 +340,7 @@ def play(given: argparse.Namespace, folder: Path, stop: ExitStack) -> bool:
     cpu = {name: cpu_s(pids) for name, pids in processes.items()}
     with window(day.slurm) as healed:
         day.pass_time(seconds, faults)
+    day.followers.stop()
     return print_report(
         Ended(
             site=day.site,

@@ -107,7 +107,7 @@ class People:
         self._breaking, self._running = breaking, running
         self._seen: dict[str, tuple[str, str]] = {}
         self._chance = random.Random(0)
-        self.repairs = self.answers = 0
+        self.repairs = self.answers = self.unanswered = 0
 
     def look(self) -> None:
         waiting = self._site.sql(
@@ -146,7 +146,12 @@ class People:
             self._agenda.after(AGAIN_S, lambda: self._return(node))
 
     def _ask(self, path: str, body: dict[str, str]) -> httpx.Response:
-        return self._site.api("operator").post(path, json=body)
+        """The answer; 504 where none came in time, as from a proxy."""
+        try:
+            return self._site.api("operator").post(path, json=body)
+        except httpx.TimeoutException:
+            self.unanswered += 1
+            return httpx.Response(504, text="no answer in 20 s")
 
 
 class Day:
@@ -224,7 +229,8 @@ class Day:
         runs = ", ".join(f"{state} {count}" for state, count in states)
         print(
             f"{passed / 60:4.0f} min: {len(self.breaking.struck)} faults; runs: {runs or 'none'}; "
-            f"{self.people.repairs} repairs; load {os.getloadavg()[0]:.1f}",
+            f"{self.people.repairs} repairs, {self.people.unanswered} requests unanswered; "
+            f"load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
 

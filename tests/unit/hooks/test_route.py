@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.gate_facts import grant_slots
 from healer.adapters.postgres.tables import pauses
 from healer.api.request_preamble import parse
-from healer.model import Pause, Run, RunState, Slot, SlurmNode, Verdict
+from healer.model import Pause, Reservation, Run, RunState, Slot, SlurmNode, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
 from tests.support.wait import wait_until
 
@@ -269,6 +269,16 @@ def test_a_node_that_a_person_holds_permits_nothing(served: Served) -> None:
     shown = snapshot()
     api.snapshots.put(msgspec.structs.replace(shown, nodes={**shown.nodes, NODE: theirs}))
     assert not send(served, report())["may_refuse"]
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_the_hooks_of_healers_own_tests_are_never_permitted_to_fail(served: Served, hook: str) -> None:
+    api, _ = served
+    taken(api, isolated(api))
+    room = Reservation(name="healer_0000dead", nodes=(NODE,), users=("healer-worker",), maintenance=True)
+    api.snapshots.put(msgspec.structs.replace(snapshot(), reservations={room.name: room}))
+    answer = send(served, report("4712.0", job="4712"), hook)
+    assert (answer["verdict"], answer["may_refuse"]) == ("isolate", False)
 
 
 def test_a_hook_that_failed_unanswered_is_known_as_ours_from_its_spool(served: Served) -> None:

@@ -4,8 +4,8 @@ A failing prolog or epilog makes Slurm drain its node. It is permitted only wher
 anyway: the node's slot is granted to a run of an incident that isolates it, and every guard still allows the
 drain. The permit takes no further capacity, and Slurm's drain of the node then counts as healer's.
 
-Never while healer tests the node in its own reservation: the only jobs there are healer's tests, and a hook
-that failed would drain the node under them.
+Never once the drain was read back: only healer's own tests start there then, and a hook that failed would
+drain the node under them.
 """
 
 from datetime import datetime, timedelta
@@ -28,7 +28,6 @@ from healer.model import (
     Verdict,
 )
 from healer.model.gate import DRAINING_HOOKS
-from healer.model.slurm import our_reservation
 from healer.text import Said, say
 
 #: A drain that comes later than this was not caused by the hook: it has died, or did not fail.
@@ -43,11 +42,11 @@ def permit_of(
         return say("decisions.never_asked_to_fail", hook=ask.hook)
     if not incident.is_open or incident.nodes.get(ask.node) is not Verdict.isolate:
         return say("decisions.does_not_isolate", incident=incident.short_id, node=ask.node)
-    if our_reservation(facts.snapshot, ask.node) is not None:
-        return say("decisions.is_under_test", node=ask.node)
     slot = facts.held.get(ask.node)
     if slot is None or slot.run != run.id:
         return say("decisions.does_not_hold", run=run.id, node=ask.node)
+    if slot.drained_at is not None:
+        return say("decisions.is_drained", run=run.id, node=ask.node)
     if run.shadow or run.state not in {RunState.running, RunState.waiting}:
         return say("decisions.run_is", run=run.id, state=say(f"words.run_{run.state}"))
     proposal = msgspec.structs.replace(proposal_of(run, Verb.drain, incident), ride=True)

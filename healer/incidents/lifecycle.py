@@ -53,6 +53,7 @@ from healer.model.faults import (
     fits,
     wave_rule,
 )
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
 from healer.text import Said, quoted, say
@@ -450,14 +451,20 @@ def _why_all_lifted(wave: Incident, picture: Picture) -> Said | None:
 
 
 def healer_drains(picture: Picture) -> list[SlurmNode]:
-    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests."""
+    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests. Without
+    those that were returned since Slurm was read."""
     slurm = picture.slurm
     if slurm is None:
         return []
+    returned = {
+        name
+        for name, node in picture.nodes.items()
+        if node.cleared_at is not None and slurm.taken_at <= node.cleared_at + CLOCKS_DIFFER
+    }
     ours = (reservation for reservation in slurm.reservations.values() if is_our_reservation(reservation))
     reserved = {name for reservation in ours for name in reservation.nodes}
     held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
-    out = held | reserved
+    out = (held | reserved) - returned
     return [node for name, node in slurm.nodes.items() if name in out] if out else []
 
 

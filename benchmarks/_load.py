@@ -57,11 +57,15 @@ class Product:
                 return share
 
     def processes(self) -> dict[str, set[int]]:
-        """Name -> its process and all below it. A process below two names counts for the inner one."""
-        found = {name: descendants(pid) for name, pid in self.stack.pids().items()}
-        inner = set().union(*(pids for name, pids in found.items() if name != "up"))
-        found["up"] -= inner
-        return found
+        return processes_of(self.stack)
+
+
+def processes_of(stack: Stack) -> dict[str, set[int]]:
+    """Name -> its process and all below it. A process below two names counts for the inner one."""
+    found = {name: descendants(pid) for name, pid in stack.pids().items()}
+    inner = set().union(*(pids for name, pids in found.items() if name != "up"))
+    found["up"] -= inner
+    return found
 
 
 def simulated_slurm(folder: Path, cluster: str, nodes: int) -> tuple[Path, BaseProcess]:

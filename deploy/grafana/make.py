@@ -41,20 +41,20 @@ CUSTOM = {
 }
 
 
-def panel(told: dict[str, Any]) -> dict[str, Any]:
+def panel(given: dict[str, Any]) -> dict[str, Any]:
     """As Grafana stores it, without its place."""
-    (key,) = KINDS.keys() & told.keys()
+    (key,) = KINDS.keys() & given.keys()
     kind, width, height, options = KINDS[key]
     steps: list[dict[str, Any]] = [{"value": None, "color": "green"}]
-    steps += [{"value": told["red"], "color": "red"}] if "red" in told else []
+    steps += [{"value": given["red"], "color": "red"}] if "red" in given else []
     defaults: dict[str, Any] = {
-        "unit": told.get("unit", "short"),
+        "unit": given.get("unit", "short"),
         "min": 0,
         "thresholds": {"mode": "absolute", "steps": steps},
     }
     if key in CUSTOM:
         defaults["custom"] = CUSTOM[key]
-    queries = {"": told[key]} if key == "stat" else told[key]
+    queries = {"": given[key]} if key == "stat" else given[key]
     over_time = kind == "timeseries"
     targets = [
         {
@@ -69,9 +69,9 @@ def panel(told: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "type": kind,
-        "title": told["title"],
+        "title": given["title"],
         "datasource": SOURCE,
-        "gridPos": {"h": height, "w": told.get("width", width)},
+        "gridPos": {"h": height, "w": given.get("width", width)},
         "targets": targets,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
@@ -120,7 +120,7 @@ def link() -> dict[str, Any]:
 
 def dashboards() -> dict[str, str]:
     """File name -> its text."""
-    told = yaml.safe_load((FOLDER / "panels.yaml").read_text("utf-8"))
+    given = yaml.safe_load((FOLDER / "panels.yaml").read_text("utf-8"))
     found = {}
     for name, title in TITLES.items():
         document = {
@@ -136,7 +136,7 @@ def dashboards() -> dict[str, str]:
             "links": [link()],
             "templating": {"list": variables()},
             "annotations": {"list": []},
-            "panels": placed([panel(each) for each in told[name]]),
+            "panels": placed([panel(each) for each in given[name]]),
         }
         found[f"{name}.json"] = json.dumps(document, indent=1) + "\n"
     return found

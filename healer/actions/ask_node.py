@@ -6,7 +6,6 @@ from datetime import datetime
 import msgspec
 
 from healer.actions.base import Context, Done, Result, read_node, read_slurm, tried
-from healer.decisions.book_mismatch import CLOCKS_DIFFER
 from healer.detection.readings import Reading, read
 from healer.incidents.second_look import (
     LookAnswer,
@@ -28,6 +27,7 @@ from healer.model import (
     SlurmJob,
     SlurmNode,
 )
+from healer.model.gate import CLOCKS_DIFFER
 from healer.ports.node_exec import NodeError, NodeExec
 from healer.signals.kernel_log import parse_line
 from healer.text import said_by, say, to_stored

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from healer.incidents.impact import PICTURE_AGE
 from healer.model import (
     Command,
     CommandKind,
@@ -385,6 +386,19 @@ def held_by(holder: Said, node: SlurmNode) -> Failed:
 def read_node_and_jobs(ctx: Context, after_s: float = LOOK_AGAIN_S) -> tuple[SlurmNode, list[SlurmJob]]:
     slurm = ctx.tools.scheduler
     return read_slurm(lambda: (slurm.node(ctx.node), slurm.jobs_on(ctx.node)), after_s)
+
+
+def jobs_pictured(ctx: Context) -> list[SlurmJob]:
+    """The jobs on the node by the stored picture, where that was taken since this step began and is not old.
+
+    What waits for their end need not query Slurm while it shows one: such waits last for days, and each look
+    costs slurmctld as much as a poll of the whole cluster. An empty list says nothing.
+    """
+    picture = ctx.tools.picture()
+    if picture is None or picture.taken_at <= ctx.began_at:
+        return []
+    is_old = ctx.tools.now() - picture.taken_at > PICTURE_AGE
+    return [] if is_old else picture.jobs_on(ctx.node)
 
 
 def read_job(ctx: Context, *, leader: bool = False) -> SlurmJob:

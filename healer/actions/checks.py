@@ -1,7 +1,7 @@
 """Steps that look at the node and its fault, once or until it is so: the jobs hit, whether it answers, is
 empty or freed, whether the fault is still there or still reported."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -15,6 +15,7 @@ from healer.actions.base import (
     held_by,
     holder_of,
     holds,
+    jobs_pictured,
     read_node,
     read_node_and_jobs,
     reason_given,
@@ -54,7 +55,8 @@ def list_jobs(ctx: Context) -> Result:
     listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
         jobs = sorted({job.id for job in listed} | _gone(ctx, on_node))
-        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs))
+        seen = ctx.incident.evidence_count if ctx.incident is not None else 0
+        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs, evidence_count=seen))
     return Done(_listed(ctx, hit, crashed, on_node, certain=certain), data)
 
 
@@ -275,15 +277,21 @@ def who_holds(holder: Said, node: SlurmNode) -> Said:
 
 def empty(ctx: Context) -> Result:
     """The node is drained, and no job is on it."""
+    if pictured := jobs_pictured(ctx):
+        return _jobs_on(ctx, pictured)
     node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     if jobs:
-        text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=node.name)
-        return Again(text, LOOK_AGAIN_S)
+        return _jobs_on(ctx, jobs)
     if node.busy:
         return Again(say("actions.waits_work_on", node=node.name), LOOK_AGAIN_S)
     if not node.drain:
         return Again(say("actions.not_drained", node=node.name), LOOK_AGAIN_S)
     return Done(say("actions.waits_empty", node=node.name))
+
+
+def _jobs_on(ctx: Context, jobs: Iterable[SlurmJob]) -> Again:
+    text = say("actions.waits_jobs_on", jobs=", ".join(job.id for job in jobs), node=ctx.node)
+    return Again(text, LOOK_AGAIN_S)
 
 
 #: The longest wait for a broken GPU to stop logging.

@@ -38,12 +38,12 @@ trap 'rm -rf "$dir"' EXIT
 trap 'exit 143' HUP INT TERM
 TMPDIR=$dir
 export TMPDIR
-told="{form}"
+results="{form}"
 printed=no
 
 # Slurm's record of this job, as it is by now.
 tell() {{
-    timeout 30 scontrol update JobId="$SLURM_JOB_ID" AdminComment="$told" >/dev/null 2>&1
+    timeout 30 scontrol update JobId="$SLURM_JOB_ID" AdminComment="$results" >/dev/null 2>&1
 }}
 
 # One line that a test printed.
@@ -61,7 +61,7 @@ note() {{
         [!a-z]* | *[!a-z0-9_]*" "* | *" "*[!A-Za-z0-9_.,:+/-]*) more="$more; cut" ;;
         *)
             if [ $# -eq 3 ] && [ ${{#2}} -le 40 ] && [ ${{#3}} -le 128 ] &&
-                [ $((${{#told}} + ${{#more}} + ${{#part}})) -le {room} ]; then
+                [ $((${{#results}} + ${{#more}} + ${{#part}})) -le {room} ]; then
                 more="$more$part"
             else
                 more="$more; cut"
@@ -91,8 +91,8 @@ run() {{ # NAME INTERPRETER…
     *) outcome=failed ;;
     esac
     [ -z "$more" ] || printed=yes
-    told="$told; $name:$outcome:$(($(date +%s) - began))$more"
-    [ -z "$said" ] || told="$told; says $name $said"
+    results="$results; $name:$outcome:$(($(date +%s) - began))$more"
+    [ -z "$said" ] || results="$results; says $name $said"
     return "$code"
 }}
 

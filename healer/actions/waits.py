@@ -1,5 +1,6 @@
 """Steps that wait for jobs and people: the end of a job, its checkpoint, an approval, a repair, a time."""
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from healer.actions.base import (
@@ -11,6 +12,7 @@ from healer.actions.base import (
     Skipped,
     first_logged,
     holder_of,
+    jobs_pictured,
     read_job,
     read_job_of_run,
     read_node_and_jobs,
@@ -38,11 +40,14 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     """
     if over := cleared(ctx):
         return over
+    pictured = _waiting_for(ctx, jobs_pictured(ctx))
+    if pictured and not _is_late(ctx):
+        return Again(joined(pictured[:5], "semicolon"), LOOK_AGAIN_S)
     node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
     if holder := holder_of(node):
         return Again(who_holds(holder, node), LOOK_AGAIN_S)
-    alive = [job for job in jobs if "COMPLETING" not in job.flags]
-    waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
+    alive = _alive(jobs)
+    waits = _waiting_for(ctx, jobs)
     if waits and _is_late(ctx):
         hours = int(ctx.step.input["limit_s"]) // 3600
         text = say("actions.waits_no_moment", hours=hours, why=joined(waits[:5], "semicolon"))
@@ -53,6 +58,15 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return _no_job_on(node)
     names = [job.id for job in alive]
     return Done(say("actions.waits_saved", jobs=", ".join(names)), {"moment_s": MOMENT_S, "jobs_then": names})
+
+
+def _alive(jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+    return [job for job in jobs if "COMPLETING" not in job.flags]
+
+
+def _waiting_for(ctx: Context, jobs: Iterable[SlurmJob]) -> list[Said]:
+    """What each of these jobs has to do first, where its work is not safe."""
+    return [why for job in _alive(jobs) if (why := _not_yet(ctx, job)) is not None]
 
 
 def _no_job_on(node: SlurmNode) -> Done:
@@ -71,11 +85,16 @@ def job_end(ctx: Context) -> Result:
     """No job runs on the node; a completing one counts as ended. New jobs may still start."""
     if over := cleared(ctx):
         return over
+    if pictured := _alive(jobs_pictured(ctx)):
+        return _job_end_of(pictured)
     node, jobs = read_node_and_jobs(ctx, LOOK_AGAIN_S)
-    alive = [job.id for job in jobs if "COMPLETING" not in job.flags]
-    if alive:
-        return Again(say("actions.waits_job_end", jobs=", ".join(alive[:5])), LOOK_AGAIN_S)
-    return _no_job_on(node)
+    alive = _alive(jobs)
+    return _job_end_of(alive) if alive else _no_job_on(node)
+
+
+def _job_end_of(alive: Sequence[SlurmJob]) -> Again:
+    names = ", ".join(job.id for job in alive[:5])
+    return Again(say("actions.waits_job_end", jobs=names), LOOK_AGAIN_S)
 
 
 def _not_yet(ctx: Context, job: SlurmJob) -> Said | None:

@@ -35,7 +35,7 @@ from healer.model import (
     Veto,
 )
 from healer.model.faults import HEALER_DRAIN
-from healer.model.gate import is_held_after_launch
+from healer.model.gate import CLOCKS_DIFFER, is_held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
 from healer.model.slurm import is_empty_reason, is_our_reservation, is_ours, our_reservation, slurm_kind
@@ -101,8 +101,6 @@ def _finding_of(cluster: str, node: SlurmNode, text: Said, at: datetime, now: da
 
 #: What is missing from a picture younger than this is taken to be gone.
 FRESH = timedelta(seconds=10)
-#: Timestamps of two machines are ordered only if they differ by more.
-CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def find_vetoes(

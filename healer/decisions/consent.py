@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from healer.decisions.book_mismatch import CLOCKS_DIFFER
 from healer.decisions.comments import KEEP, OPT_IN, SWAP, restart_consent, wish_of
 from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, rides, settings_of, unknown_node
 from healer.decisions.sweeps import spares
@@ -31,6 +30,7 @@ from healer.model import (
     Trial,
     Verb,
 )
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.grants import OWNED
 from healer.model.person_names import count_people
 from healer.model.slurm import is_our_reservation, is_ours, our_reservation

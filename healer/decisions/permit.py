@@ -3,6 +3,9 @@
 A failing prolog or epilog makes Slurm drain its node. It is permitted only where healer is draining the node
 anyway: the node's slot is granted to a run of an incident that isolates it, and every guard still allows the
 drain. The permit takes no further capacity, and Slurm's drain of the node then counts as healer's.
+
+Never once the drain was read back: only healer's own tests start there then, and a hook that failed would
+drain the node under them.
 """
 
 from datetime import datetime, timedelta
@@ -42,6 +45,8 @@ def permit_of(
     slot = facts.held.get(ask.node)
     if slot is None or slot.run != run.id:
         return say("decisions.does_not_hold", run=run.id, node=ask.node)
+    if slot.drained_at is not None:
+        return say("decisions.is_drained", run=run.id, node=ask.node)
     if run.shadow or run.state not in {RunState.running, RunState.waiting}:
         return say("decisions.run_is", run=run.id, state=say(f"words.run_{run.state}"))
     proposal = msgspec.structs.replace(proposal_of(run, Verb.drain, incident), ride=True)

@@ -87,7 +87,7 @@ from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
 from healer.ports.transactions import LeaseLost, Ledger, LedgerAway, RunClaim
-from healer.text import NO_WORDS, Said, quoted, said_by, say
+from healer.text import NO_WORDS, Said, quoted, said_by, say, unstopped
 
 log = structlog.get_logger()
 
@@ -480,7 +480,7 @@ class _Drive:
             limit_s = intent.step.wait_s
             if limit_s is None or waited_s <= limit_s:
                 return result
-            text = say("engine.has_waited", hours=waited_s / 3600, text=result.text)
+            text = say("engine.has_waited", hours=waited_s / 3600, text=unstopped(result.text))
             return Failed(text=text, final=True)
         if waited_s <= intent.step.timeout_s * intent.attempt:
             return result

@@ -4,6 +4,7 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller wakes the workers; the sweep finds runs whose wake-up was lost.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -232,8 +233,10 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
 def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     walk.known.setdefault(before.id, before)
     changed = apply_command(before, command)
-    if is_newly_proven(before, changed):
-        walk.work.wider[changed.id] = True
+    proven = is_newly_proven(before, changed)
+    # A run that lists the jobs may not have seen what the detector has taken by now.
+    if proven or before.evidence_count > command.data.get("evidence_count", math.inf):
+        walk.work.wider[changed.id] = proven
     if command.kind is CommandKind.resolve and not changed.is_open:
         note_settled(walk.picture, before, command.by, command.at)
     run = walk.tx.run(before.run) if before.run and changed.run is None else None

@@ -31,7 +31,7 @@ fail() {
     exit 1
 }
 
-told() { # WHAT PATH: one line for each change
+report() { # WHAT PATH: one line for each change
     CHANGED=$((CHANGED + 1))
     echo "$1 $ROOT$2"
 }
@@ -60,7 +60,7 @@ put() { # MODE PATH [keep]: the file that is read from standard input
         fi
         what=changed
     fi
-    told $what "$2"
+    report $what "$2"
     [ -z "$DRY" ] || return 0
     mkdir -p "$(dirname "$ROOT$2")"
     cp -p "$new" "$ROOT$2.healer-new"
@@ -71,7 +71,7 @@ gone() { # PATH…: files or folders to remove
     for path in "$@"; do
         within "$path"
         if [ -e "$ROOT$path" ] || [ -L "$ROOT$path" ]; then
-            told removed "$path"
+            report removed "$path"
             [ -n "$DRY" ] || rm -rf "$ROOT$path"
         fi
     done
@@ -106,7 +106,7 @@ install_all() {
     files
     within "$LINK"
     if [ ! -L "$ROOT$LINK" ]; then
-        told new "$LINK"
+        report new "$LINK"
         if [ -z "$DRY" ]; then
             mkdir -p "$(dirname "$ROOT$LINK")"
             ln -s "$UNIT" "$ROOT$LINK"

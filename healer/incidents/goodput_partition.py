@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from healer.model import HitBasis, Incident
+from healer.model.faults import HANG
 from healer.model.goodput import Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
 
 #: Steps that take so much longer than usual are slow, where an incident explains it.
@@ -128,10 +129,22 @@ def _covers(harm: Harm, begin: datetime, end: datetime) -> bool:
     return harm.since <= end and (harm.until is None or harm.until >= begin)
 
 
-def _explains(life: JobLife, begin: datetime, end: datetime) -> Harm | None:
+def _covering(life: JobLife, begin: datetime, end: datetime) -> Harm | None:
     """An incident of that time; one that ended the work before others."""
     found = [harm for harm in life.harms if _covers(harm, begin, end)]
     return next((harm for harm in found if harm.stopped_at is not None), found[0] if found else None)
+
+
+def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0) -> Harm | None:
+    """The incident that explains why no step was made from `begin` on, after steps of `step_s` seconds.
+
+    It began with the pause or in it: the job went on under what began before. One that ended the work comes
+    before one that it may have survived, and any before a hang, which is how a cause looks from the job.
+    """
+    since = begin - _UNFINISHED * timedelta(seconds=step_s)
+    found = [(harm, harm.stopped_at or harm.since) for harm in life.harms if _covers(harm, begin, end)]
+    new = [(harm.stopped_at is None, harm.cause == HANG, at, harm) for harm, at in found if at >= since]
+    return min(new, key=lambda one: one[:3])[3] if new else None
 
 
 # --- the time in an allocation
@@ -219,7 +232,7 @@ def _pause(
         begin = saved_at
     if begin >= end:
         return
-    harm = _explains(life, begin, end)
+    harm = _explains(life, begin, end, stretch.step_s)
     if harm is None:
         short = after is None and life.ended_at is None and end - begin <= _UNFINISHED * step
         yield _Part(begin, end, Spent.starting if restarted else Spent.unsaved if short else Spent.unknown)
@@ -272,7 +285,7 @@ def _fates(lives: Sequence[JobLife]) -> list[list[_Fate]]:
         for stretch in reversed(life.stretches):
             if after is not None and after.first <= stretch.last:
                 proven = True
-                stopper = _explains(life, stretch.end, after.begin) or stopper
+                stopper = _explains(life, stretch.end, after.begin, stretch.step_s) or stopper
             if not stretch.is_numbered:
                 its.append(_unnumbered(life, stretch, saved_at, stopper))
                 continue
@@ -304,7 +317,7 @@ def _usual_step_s(lives: Sequence[JobLife]) -> float | None:
         (stretch.step_s, stretch.steps)
         for life in lives
         for stretch in life.stretches
-        if _explains(life, stretch.begin, stretch.end) is None
+        if _covering(life, stretch.begin, stretch.end) is None
     )
     half, passed = sum(steps for _, steps in found) / 2, 0
     for step_s, steps in found:
@@ -318,7 +331,7 @@ def _with_slowdowns(life: JobLife, parts: Iterable[_Part], usual_s: float | None
     """Splits steps that took longer: what they usually take first, then the rest."""
     begins = [stretch.begin for stretch in life.stretches]
     for part in parts:
-        harm = _explains(life, part.begin, part.end) if part.spent in _MADE else None
+        harm = _covering(life, part.begin, part.end) if part.spent in _MADE else None
         if harm is None or usual_s is None:
             yield part
             continue

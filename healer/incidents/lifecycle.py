@@ -9,7 +9,7 @@ from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
-from healer.incidents.growth import add_ruled_out
+from healer.incidents.growth import add_ruled_out, jobs_of_all
 from healer.incidents.part_history import Cleared, find_cleared, ladder_for, model_on, part_of, rung_of
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
@@ -53,6 +53,7 @@ from healer.model.faults import (
     fits,
     wave_rule,
 )
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
 from healer.text import Said, quoted, say
@@ -104,8 +105,10 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"run": None, "held_by": None, "p0_since": None}
             change["closed_why"] = _by_person("merged", command)
         case CommandKind.jobs_hit:
-            change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
-            change["drained_at"] = at
+            # The first list replaces what was guessed. A later run's, as at the node's return, adds to it.
+            before = incident.jobs_hit if incident.jobs_hit_final else ()
+            change |= {"jobs_hit": jobs_of_all(before, data["jobs"]), "jobs_hit_final": True}
+            change["drained_at"] = incident.drained_at or at
             if incident.state is IncidentState.open:  # its plan is carried out now
                 change["state"] = IncidentState.mitigating
         case CommandKind.run_changed if data.get("playbook") == SECOND_LOOK:
@@ -448,14 +451,20 @@ def _why_all_lifted(wave: Incident, picture: Picture) -> Said | None:
 
 
 def healer_drains(picture: Picture) -> list[SlurmNode]:
-    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests."""
+    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests. Without
+    those that were returned since Slurm was read."""
     slurm = picture.slurm
     if slurm is None:
         return []
+    returned = {
+        name
+        for name, node in picture.nodes.items()
+        if node.cleared_at is not None and slurm.taken_at <= node.cleared_at + CLOCKS_DIFFER
+    }
     ours = (reservation for reservation in slurm.reservations.values() if is_our_reservation(reservation))
     reserved = {name for reservation in ours for name in reservation.nodes}
     held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
-    out = held | reserved
+    out = (held | reserved) - returned
     return [node for name, node in slurm.nodes.items() if name in out] if out else []
 
 

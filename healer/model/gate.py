@@ -390,8 +390,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Hooks whose failure drains the node, and the reason that Slurm gives then.
 DRAINING_HOOKS = {"prolog": "prolog-error", "epilog": "epilog-error"}
-#: Slurm notes whole seconds by its own clock, the permit is noted by ours.
-_CLOCKS_DIFFER = timedelta(seconds=5)
+#: Times of two machines are ordered only if they differ by more; Slurm notes whole seconds.
+CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
@@ -404,7 +404,7 @@ def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
         return None
     for permit in permits:
         matches = permit.node == node.name and DRAINING_HOOKS.get(permit.hook) == kind
-        if matches and permit.at - _CLOCKS_DIFFER <= node.reason_at <= permit.until:
+        if matches and permit.at - CLOCKS_DIFFER <= node.reason_at <= permit.until:
             return permit
     return None
 

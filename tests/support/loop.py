@@ -271,7 +271,9 @@ class Site:
 
     # --- what people do ---
 
-    def ask(self, playbook: str, node: int, *, by: str = "ann", go: bool = True) -> str:
+    def ask(
+        self, playbook: str, node: int, *, by: str = "ann", go: bool = True, incident: str | None = None
+    ) -> str:
         """A person starts a playbook on a node; the next walk lets it `go`. The run's id."""
         run = Run(
             id=f"r-{by}-{playbook}-{len(self.runs)}",
@@ -283,6 +285,7 @@ class Site:
             created_at=self.now,
             node=name(node),
             rule=playbook,
+            incident=incident,
             alongside=runs_alongside(self.rules.playbooks[playbook]),
             input={"reason_text": f"{by}: because"},
         )

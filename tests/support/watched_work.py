@@ -1,23 +1,33 @@
 """The large job of a simulated site as healer would see it: its steps, checkpoints, and Slurm's states."""
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 from msgspec.structs import replace
 
-from healer.incidents.goodput_partition import partition
+from healer.incidents.goodput_partition import harms_of, partition
+from healer.model import Incident, Ruleset
 from healer.model.goodput import Harm, Held, JobLife, SavedStep, Spent, Stretch
 from healer.model.telemetry import StepBatch
 from healer.observations.step_stretches import stretches
-from healer.sim.fleet.menders import Nobody
+from healer.sim.fleet.menders import Healer, Nobody, with_rules
+from healer.sim.fleet.people import People
 from healer.sim.fleet.playing import Happenings, play
 from healer.sim.fleet.scenario import JobSpec, Scenario
+from healer.sim.fleet.score import finds
 from healer.sim.fleet.site import CLUSTER, NOBODY, Site, Work
+from healer.sim.fleet.windows import Windows
 
 #: Of a step at full speed.
 STEP_S = 6.0
 #: Steps of one report.
 _REPORTED = 500
+#: Time that some cause took from the job.
+_COSTS = frozenset({Spent.lost, Spent.slowed, Spent.hung, Spent.queued, Spent.starting})
+#: What the simulator books without a fault: the first start, planned stops, a person's work on a host.
+_NO_FAULTS = frozenset({NOBODY, "start", "planned", "taken off"})
 
 
 class WatchedWork(Work):
@@ -101,17 +111,25 @@ def _batch(steps: list[tuple[int, float, float]]) -> StepBatch:
 
 
 class Watched:
-    """A site played to its end, with what Slurm showed of the large job."""
+    """A site played to its end, with what Slurm showed of the large job. True faults are its incidents."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.site = site = Site(scenario, seed)
         self.work = site.work = WatchedWork(scenario.job, scenario.start)
         self._lives: dict[int, JobLife] = {}
-        site.mender = Nobody(site)
+        looks = self._mend()
         Happenings(site)
         site.begin()
-        play(site, (self._look,))
+        play(site, (*looks, self._look))
         self._look()
+
+    def _mend(self) -> Sequence[Callable[[], None]]:
+        """Sets who repairs the site; returns what looks at it after each moment."""
+        self.site.mender = Nobody(self.site)
+        return ()
+
+    def _harms(self, life: int) -> tuple[Harm, ...]:
+        return tuple(self.work.harms.get(life, ()))
 
     def _look(self) -> None:
         job, now = self.site.snapshot().jobs[self.site.job], self.site.now
@@ -135,10 +153,9 @@ class Watched:
     def lives(self) -> list[JobLife]:
         lives = []
         for number, life in sorted(self._lives.items()):
-            harms = tuple(self.work.harms.get(number, ()))
             saved = tuple(self.work.saves.get(number, ()))
             steps = self.work.stretches(number)
-            lives.append(replace(life, stretches=steps, saved=saved, harms=harms))
+            lives.append(replace(life, stretches=steps, saved=saved, harms=self._harms(number)))
         return lives
 
     def shares(self) -> tuple[dict[Spent, float], dict[Spent, float]]:
@@ -154,3 +171,45 @@ class Watched:
             kind: self.work.total(kind) / wall_s * (1.0 if kind is Spent.queued else works) for kind in Spent
         }
         return found, truth | {Spent.spare: self.site.launcher.idle_s / spec.asks / wall_s}
+
+
+class HealedWatched(Watched):
+    """The same with healer: the incidents are its own."""
+
+    def __init__(self, scenario: Scenario, rules: Ruleset, seed: int) -> None:
+        self._rules = rules
+        self.incidents: dict[str, Incident] = {}
+        #: Incident -> the cause of the fault that it found.
+        self._found: dict[str, str] = {}
+        super().__init__(scenario, seed)
+
+    def _mend(self) -> Sequence[Callable[[], None]]:
+        site = self.site
+        site.mender = self._healer = Healer(site, with_rules(self._rules, site.scenario.rules))
+        return Windows(site, self._healer).look, People(site, self._healer).look, self._note
+
+    def _note(self) -> None:
+        self.incidents |= self._healer.incidents
+        for name, incident in self._healer.incidents.items():
+            if name not in self._found:
+                faults = (record.fault for record in self.site.records.values())
+                causes = [fault.cause for fault in faults if finds(incident, fault)]
+                self._found |= {name: causes[-1]} if causes else {}
+
+    def _harms(self, life: int) -> tuple[Harm, ...]:
+        return harms_of(self.site.job, life, self.incidents.values())
+
+    def by_cause(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds that each cause of faults cost: by the ledger ("": without an incident), and in truth."""
+        spec, per_node = self.site.scenario.job, self.site.scenario.gpus
+        found: dict[str, float] = defaultdict(float)
+        for each in partition(self.lives(), self.site.end):
+            if each.spent in _COSTS:
+                cause = self._found.get(each.incident, "") if each.incident else ""
+                found[cause] += each.gpu_s / (spec.asks * per_node)
+        return found, {cause: cost for cause, cost in self.work.by_cause().items() if cause not in _NO_FAULTS}
+
+    def attributed(self) -> float:
+        """The share of the time that faults cost which the ledger counts to the right cause."""
+        found, truth = self.by_cause()
+        return sum(min(cost, found.get(cause, 0.0)) for cause, cost in truth.items()) / sum(truth.values())

@@ -208,7 +208,7 @@
     const label = labels.find(([lx, ly, , , most, rack]) => rack && x >= lx && x <= lx + most && y >= ly - 12 && y <= ly + 4);
     if (index < 0) return label ? only(label[5]) : undefined;
     if (event.shiftKey) return only(rackOf(index));
-    // The first tap tells, the second opens; a mouse has told before it clicks.
+    // The first tap shows the node, the second opens it; a mouse has shown it before it clicks.
     if (event.pointerType === "touch" && index !== at) return show(index, true);
     visit(index);
   });
@@ -243,11 +243,11 @@
       if (answer.status === 200) take(await answer.json());
     } catch { /* the live mark says that nothing comes; the next event tries again */ } finally { loading = false; }
   }
-  function take(told) {
-    if (!told.changed) { fleet = told; return draw(); }
+  function take(update) {
+    if (!update.changed) { fleet = update; return draw(); }
     const begun = performance.now();
-    fleet.tag = told.tag;
-    for (const [index, node] of told.changed) {
+    fleet.tag = update.tag;
+    for (const [index, node] of update.changed) {
       fleet.nodes[index] = node;
       const cell = cells[index];
       pen.clearRect(cell.x - .5, cell.y - .5, cell.w + 1, cell.h + 1);

@@ -147,8 +147,8 @@
       const answer = await fetch(canvas.dataset.src, { headers: tag ? { "If-None-Match": tag } : {} });
       if (answer.status !== 200) return;
       tag = answer.headers.get("ETag") || "";
-      const told = await answer.json();
-      heat = told.rows ? { ...told, dev: unpack(told.dev, Int16Array), sec: unpack(told.sec, Uint16Array) } : null;
+      const data = await answer.json();
+      heat = data.rows ? { ...data, dev: unpack(data.dev, Int16Array), sec: unpack(data.sec, Uint16Array) } : null;
       if (at && heat && (at[0] >= heat.rows.length || at[1] >= heat.steps.length)) at = null;
       draw();
     } catch { /* the live mark says that nothing comes; the next look tries again */ }

@@ -23,12 +23,12 @@
   const here = () => document.querySelector("#list tr.at td.pick input");
 
   // --- the dialog: what will be done to which, and then what healer confirmed of each ---------------------
-  let press = null; // { verb, ids: id -> title, keys: id -> that of its request, told: id -> what healer said }
+  let press = null; // { verb, ids: id -> title, keys: id -> that of its request, answers: id -> that of healer }
   function begin(verb) {
     const picked = chosen.size ? boxes().filter((box) => chosen.has(box.value)) : [here()].filter(Boolean);
     const ids = new Map(picked.map((box) => [box.value, box.dataset.title])); // the most urgent first
     if (!ids.size || verb === "merge" && ids.size < 2) return say(verb === "merge" ? w("Select two or more to merge.") : w("No row selected."));
-    press = { verb, ids, keys: new Map(), told: new Map() };
+    press = { verb, ids, keys: new Map(), answers: new Map() };
     const merge = verb === "merge", words = VERBS[verb];
     $("triage-title").textContent = w(ids.size === 1 ? "{title} {count} incident" : "{title} {count} incidents", { title: words.title, count: ids.size });
     $("triage-effect").textContent = words.effect;
@@ -45,8 +45,8 @@
   const targets = () => [...press.ids.keys()].filter((id) => press.verb !== "merge" || id !== $("triage-into").value);
   function list() {
     $("triage-list").replaceChildren(...targets().map((id) => {
-      const row = el("li", press.ids.get(id)), told = press.told.get(id);
-      if (told) row.append(" ", told.ok ? el("b", told.text, "good") : told.node);
+      const row = el("li", press.ids.get(id)), answer = press.answers.get(id);
+      if (answer) row.append(" ", answer.ok ? el("b", answer.text, "good") : answer.node);
       return row;
     }));
   }
@@ -72,17 +72,17 @@
     $("triage-go").disabled = $("triage-into").disabled = true;
     const body = mine.verb === "merge" ? { into: $("triage-into").value, reason } : {};
     for (const id of targets()) {
-      if (mine.told.get(id)?.ok) continue;
-      mine.told.set(id, await tell(mine, id, body));
+      if (mine.answers.get(id)?.ok) continue;
+      mine.answers.set(id, await tell(mine, id, body));
       if (press === mine) list();
     }
     $("triage-go").disabled = $("triage-into").disabled = false;
-    const told = [...mine.told.values()], good = told.filter((one) => one.ok).length;
-    const parts = { good, count: told.length, done: VERBS[mine.verb].done };
-    const text = w(told.some((one) => one.later) ? "{good} of {count} {done}; some take effect when the detector picks them up." : "{good} of {count} {done}.", parts);
+    const answers = [...mine.answers.values()], good = answers.filter((one) => one.ok).length;
+    const parts = { good, count: answers.length, done: VERBS[mine.verb].done };
+    const text = w(answers.some((one) => one.later) ? "{good} of {count} {done}; some take effect when the detector picks them up." : "{good} of {count} {done}.", parts);
     $("bulk-said").textContent = text;
     refresh("all");
-    if (good < told.length || press !== mine) return;
+    if (good < answers.length || press !== mine) return;
     chosen.clear();
     $("triage").close();
     show();

@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from healer.bootstrap.offline import load
 from healer.model.goodput import Spent
-from tests.support.watched_work import Watched
+from tests.support.loop import rules_in
+from tests.support.watched_work import HealedWatched, Watched
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])
@@ -31,3 +32,11 @@ def test_spares_inside_the_allocation_are_a_class_of_their_own() -> None:
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-6)
     assert truth[Spent.spare] > 0.01
     assert {kind: share for kind, share in found.items() if abs(share - truth[kind]) >= 0.01} == {}
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_time_is_counted_to_the_fault_that_cost_it(seed: int) -> None:
+    """By the incidents that healer itself opened. It cannot know of planned stops and a person's work."""
+    watched = HealedWatched(load("worn-512", days=3), rules_in(), seed)
+    assert len(watched.by_cause()[1]) >= 3
+    assert watched.attributed() > 0.9

@@ -14,6 +14,7 @@ from healer.model import (
     Component,
     LogEntry,
     Mode,
+    Observation,
     RequeueUse,
     Run,
     RunState,
@@ -647,6 +648,43 @@ def test_on_a_shared_node_only_the_job_on_the_faulty_gpu_is_requeued() -> None:
     site.run_for(30)
     assert (job_of(site, first).restarts, job_of(site, second).restarts) == (0, 1)
     assert job_of(site, first).nodes == (NODE,)
+
+
+def test_a_gpu_lost_before_the_detector_knows_the_listed_jobs_requeues_its_job_too() -> None:
+    """The run lists the jobs that are hit; the detector reads the next line before it reads that list."""
+    site = Site(10, scheduler=Watched)
+    jobs = [site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2)]
+
+    def lost(gpu: int) -> list[Observation]:
+        component = Component(cluster="pod1", node=NODE, gpu=gpu)
+        return [msgspec.structs.replace(one, component=component) for one in site.say(1, LOST)]
+
+    site.walk(*lost(5))
+    site.clock.advance(2)
+    site.walk()
+    site.drive()
+    listed = site.ledger.take_commands()
+    site.clock.advance(1)
+    site.walk(*lost(1))
+    site.walk(*listed)
+    site.run_for(30)
+    assert [job_of(site, job).restarts for job in jobs] == [1, 1]
+    assert sorted(site.incident.jobs_hit) == sorted(jobs)
+
+
+def test_a_later_run_of_the_incident_forgets_neither_its_jobs_nor_its_drain() -> None:
+    site, job = faulty()
+    site.run_for(20)
+    before = site.incident
+    site.cancel(only_run(site).id)
+    site.clock.advance(3600)
+    site.ask("validate", 1, incident=before.id)
+    site.run_for(120)
+    (again,) = [run for run in site.runs if run.playbook == "validate"]
+    assert [one.event for one in site.log(again.id, "jobs")] == [StepEvent.done]
+    assert (site.incident.jobs_hit, before.jobs_hit) == ((job,), (job,))
+    assert [hit.job for hit in site.incident.hit] == [job]
+    assert site.incident.drained_at == before.drained_at
 
 
 def test_unknown_hit_job_requeues_none_and_says_so() -> None:

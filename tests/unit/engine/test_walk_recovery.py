@@ -73,6 +73,22 @@ def test_a_drain_that_nothing_speaks_for_becomes_an_incident_and_ends_with_it() 
     assert site.open_incidents == []
 
 
+def test_a_node_that_was_returned_since_slurm_was_read_is_not_forgotten() -> None:
+    site = Site(10)
+    one = drained(site)
+    site.clock.advance(600)
+    site.look()
+    site.slurm.resume(name(1))
+    for run in site.runs:
+        site.ledger.tables.runs[run.id] = msgspec.structs.replace(run, state=RunState.done)
+    site.ledger.tables.slots.clear()
+    site.send_command(CommandKind.node_returned, incident=one, node=name(1))
+    walk(site.ledger, site.rules, site.picture, site.ledger.take_commands(), site.now)
+    assert site.open_incidents == []
+    site.run_for(60, step_s=5)
+    assert site.open_incidents == []
+
+
 def test_a_drain_that_is_spoken_for_is_not_forgotten() -> None:
     site = Site(10)
     drained(site)

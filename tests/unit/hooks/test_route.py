@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.gate_facts import grant_slots
-from healer.adapters.postgres.tables import pauses
+from healer.adapters.postgres.tables import pauses, slots
 from healer.api.request_preamble import parse
 from healer.model import Pause, Run, RunState, Slot, SlurmNode, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
@@ -269,6 +269,17 @@ def test_a_node_that_a_person_holds_permits_nothing(served: Served) -> None:
     shown = snapshot()
     api.snapshots.put(msgspec.structs.replace(shown, nodes={**shown.nodes, NODE: theirs}))
     assert not send(served, report())["may_refuse"]
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_no_hook_may_fail_on_a_node_that_is_drained(served: Served, hook: str) -> None:
+    """The jobs that start there are healer's own tests."""
+    api, _ = served
+    taken(api, isolated(api))
+    with api.engine.begin() as conn:
+        conn.execute(sa.update(slots).values(drained_at=datetime.now(UTC)))
+    answer = send(served, report("4712.0", job="4712"), hook)
+    assert (answer["verdict"], answer["may_refuse"]) == ("isolate", False)
 
 
 def test_a_hook_that_failed_unanswered_is_known_as_ours_from_its_spool(served: Served) -> None:

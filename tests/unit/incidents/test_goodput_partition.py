@@ -8,8 +8,10 @@ from itertools import pairwise
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from healer.incidents.goodput_partition import partition
+from healer.model.faults import HANG
 from healer.model.goodput import Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
@@ -113,6 +115,25 @@ def test_a_hang_is_the_time_without_steps_that_an_incident_explains() -> None:
         ("hung", "i1"): 700,
         ("starting", "i1"): 100,
     }
+
+
+def test_each_pause_belongs_to_the_incident_that_began_with_it() -> None:
+    """The node of the first one is repaired while the job goes on without it."""
+    first, noise = harm(100, stopped_at=100), replace(harm(150, 5000), incident="i2", cause="xid-31")
+    second = replace(harm(305, stopped_at=305), incident="i3", cause="xid-79")
+    hang = replace(harm(301), incident="i4", cause=HANG)
+    stretches = steps(0, 1, 10), steps(140, 1, 16), steps(350, 1, 15), steps(600, 16, 25)
+    one = life(
+        0, 0, None, stretches=stretches, harms=(first, noise, hang, second), saved=(SavedStep(at(700), 25),)
+    )
+    spent = seconds(partition([one], at(700)))
+    assert {key: value for key, value in spent.items() if key[1]} == {
+        ("lost", "i1"): 100,
+        ("hung", "i1"): 40,
+        ("lost", "i3"): 160 + 5,
+        ("hung", "i3"): 45,
+    }
+    assert spent["unknown", ""] == 100  # no incident began with the last pause
 
 
 def test_spares_in_the_allocation_are_idle() -> None:

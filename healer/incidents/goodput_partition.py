@@ -144,7 +144,7 @@ def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0
     since = begin - _UNFINISHED * timedelta(seconds=step_s)
     found = [(harm, harm.stopped_at or harm.since) for harm in life.harms if _covers(harm, begin, end)]
     new = [(harm.stopped_at is None, harm.cause == HANG, at, harm) for harm, at in found if at >= since]
-    return min(new, key=lambda one: one[:3])[3] if new else None
+    return min(new, key=lambda rank: rank[:3])[3] if new else None
 
 
 # --- the time in an allocation

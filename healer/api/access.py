@@ -10,9 +10,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -55,6 +56,8 @@ _CACHE_SIZE = 20_000
 REMEMBERED_S = 900.0
 #: Threads that look up the credentials of people, and those that were not accepted lately.
 _OF_PEOPLE, _OF_STRANGERS = 4, 4
+#: Tokens of one query.
+_TOGETHER = 500
 #: How long a look-up waits for others of its address, and how often it asks.
 _HELD_S, _HELD_AGAIN_S = 2.0, 0.05
 #: While so many strangers' look-ups wait, the answer to a wrong credential does too.
@@ -97,6 +100,8 @@ class Access:
         #: Wrong codes of an account whose password was right: who knows it must not try all codes.
         self.codes = CredentialBudget(burst=CODES, per_s=1 / CODE_EVERY_S)
         self._people, self._strangers = Lane(_OF_PEOPLE, "people"), Lane(_OF_STRANGERS, "strangers")
+        self._of_senders = Lane(1, "senders")
+        self._together = Together(partial(self.reach.ask_in, self._of_senders), self.look_up_tokens)
         #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
@@ -116,7 +121,15 @@ class Access:
         # Taken before the query: a caller must not be cached longer than a second after its revocation.
         asked = time.monotonic()
         find = self._services.tokens.by_token if kind == "token" else self._services.tokens.by_session
-        caller = find(digest, self._services.clock.now())
+        return self._noted(kind, digest, asked, find(digest, self._services.clock.now()))
+
+    def look_up_tokens(self, digests: Sequence[bytes]) -> dict[bytes, Caller | None]:
+        """The same for many tokens, in one query."""
+        asked = time.monotonic()
+        found = self._services.tokens.by_tokens(digests, self._services.clock.now())
+        return {digest: self._noted("token", digest, asked, found.get(digest)) for digest in digests}
+
+    def _noted(self, kind: str, digest: bytes, asked: float, caller: Caller | None) -> Caller | None:
         with self._lock:
             newest, _ = self._cache.get((kind, digest), (asked, None))
             if asked < newest:  # it hung, and a later look-up has answered already
@@ -152,7 +165,11 @@ class Access:
         begun, look = self._looks.get(key, (float("-inf"), None))
         if look is None or look.done() or now - begun > _CACHE_S:
             self._looks = {key: asked for key, asked in self._looks.items() if not asked[1].done()}
-            look = asyncio.ensure_future(self.reach.ask_in(lane, partial(self.look_up, *key)))
+            together = kind == "token" and lane is self._of_senders
+            alone = partial(self.look_up, *key)
+            look = asyncio.ensure_future(
+                self._together.find(digest) if together else self.reach.ask_in(lane, alone)
+            )
             self._looks[key] = (now, look)
         return await asyncio.shield(look)
 
@@ -160,7 +177,7 @@ class Access:
         """Strangers take no thread from those who were accepted lately, nor senders from people."""
         if hold.was_person is None:
             return self._strangers
-        return self._people if hold.was_person else self.reach.common
+        return self._people if hold.was_person else self._of_senders
 
     async def _identify(self, request: HTTPConnection, kind: str, secret: str) -> Caller | None:
         """Whose credential it is, looked up within the budget of the request's address."""
@@ -328,6 +345,44 @@ class Access:
         self._services.tokens.sign_out(digest, self._services.clock.now())
         with self._lock:
             self._cache.pop(("session", digest), None)
+
+
+class Together:
+    """Look-ups of senders' tokens: one query at a time, for all that came during the one before. Each node of
+    a fleet shows its token every few seconds. Only in the event loop."""
+
+    def __init__(
+        self,
+        ask: Callable[[Callable[[], Any]], Awaitable[Any]],
+        look_up: Callable[[Sequence[bytes]], dict[bytes, Caller | None]],
+    ) -> None:
+        """`ask` runs the query in a thread."""
+        self._ask, self._look_up = ask, look_up
+        self._waiting: dict[bytes, asyncio.Future[Caller | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def find(self, digest: bytes) -> Caller | None:
+        """Raises Unavailable, as all of the same query."""
+        answer = self._waiting.get(digest)
+        if answer is None:
+            answer = self._waiting[digest] = asyncio.get_running_loop().create_future()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="look-ups of tokens")
+        return await asyncio.shield(answer)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            asked = dict(islice(self._waiting.items(), _TOGETHER))
+            for digest in asked:
+                del self._waiting[digest]
+            try:
+                found = await self._ask(partial(self._look_up, list(asked)))
+            except Exception as error:
+                for answer in asked.values():
+                    answer.set_exception(error)
+            else:
+                for digest, answer in asked.items():
+                    answer.set_result(found[digest])
 
 
 class LastUses:

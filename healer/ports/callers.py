@@ -1,6 +1,6 @@
 """Callers: tokens, sessions, credentials of nodes and jobs; and answers kept for repeated requests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -149,6 +149,10 @@ class Tokens(Protocol):
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         """Never finds a one-time sign-in link."""
+        ...
+
+    def by_tokens(self, digests: Sequence[bytes], now: datetime) -> dict[bytes, Caller]:
+        """The same for many, by digest; without those that are not found."""
         ...
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:

@@ -5,7 +5,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -148,9 +148,16 @@ class PostgresTokens:
         self._known: dict[str, Caller] = {}
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
-        of_digest = tokens.c.digest == keyed(self._key, digest), tokens.c.once.is_(False)
-        wanted = sa.select(*_CALLER, *_PERSON).select_from(_NAMED)
-        return self._find(wanted.where(*of_digest, *in_force(now)))
+        return self.by_tokens((digest,), now).get(digest)
+
+    def by_tokens(self, digests: Sequence[bytes], now: datetime) -> dict[bytes, Caller]:
+        kept = {keyed(self._key, digest): digest for digest in digests}
+        these = tokens.c.digest.in_(list(kept)), tokens.c.once.is_(False), *in_force(now)
+        wanted = sa.select(tokens.c.digest, *_CALLER, *_PERSON).select_from(_NAMED).where(*these)
+        with reading(self._engine) as conn:
+            rows = conn.execute(wanted).all()
+            found = {kept[bytes(row.digest)]: self._sealed_one(conn, _caller(row)) for row in rows}
+        return {digest: caller for digest, caller in found.items() if caller is not None}
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
         """The session's caller, until it expires, is ended or idle for long, or its token is revoked."""
@@ -291,10 +298,13 @@ class PostgresTokens:
     def _find(self, statement: sa.Select) -> Caller | None:
         with reading(self._engine) as conn:
             row = conn.execute(statement).first()
-            caller = None if row is None else _caller(row)
-            if caller is None or self._known.get(caller.id) == caller:
-                return caller
-            is_sealed = conn.scalar(_sealed(caller.id))
+            return None if row is None else self._sealed_one(conn, _caller(row))
+
+    def _sealed_one(self, conn: sa.Connection, caller: Caller) -> Caller | None:
+        """The caller as the audit's record of its making says; None where that says otherwise."""
+        if self._known.get(caller.id) == caller:
+            return caller
+        is_sealed = conn.scalar(_sealed(caller.id))
         if not is_sealed:
             return None if is_sealed is None else msgspec.structs.replace(caller, sealed=False)
         if len(self._known) >= _KNOWN:

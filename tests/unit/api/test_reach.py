@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -333,8 +333,43 @@ def test_remembered_senders_are_not_accepted_during_an_overload(api: Api) -> Non
         await access.sender(request(token))
         access._cache.clear()
         reach.common.queued = 10_000
+        assert await access.sender(request(token))  # they have a lane of their own
+        access._cache.clear()
+        access._of_senders.queued = 10_000
         with pytest.raises(Crowded):
             await access.sender(request(token))
+
+    asyncio.run(ask())
+
+
+def test_senders_are_looked_up_together_and_each_gets_its_own_answer(api: Api) -> None:
+    tokens = [api.token(Role.signals) for _ in range(6)]
+    find, go_on, sizes = api.services.tokens, threading.Event(), list[int]()
+
+    class Tokens:
+        def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+            return find.by_token(digest, now)
+
+        def by_tokens(self, digests: Sequence[bytes], now: datetime) -> dict[bytes, Caller]:
+            sizes.append(len(digests))
+            assert go_on.wait(60)
+            return find.by_tokens(digests, now)
+
+    access = Access(dataclasses.replace(api.services, tokens=cast(Any, Tokens())), Reach(patience_s=60))
+
+    async def ask() -> None:
+        before = [await access.sender(request(token)) for token in tokens]
+        access._cache.clear()
+        assert api.tokens.revoke(before[3].id, by="test", now=api.services.clock.now())
+        waiting = [asyncio.ensure_future(access.sender(request(tokens[0])))]
+        while not sizes:
+            await asyncio.sleep(0.01)
+        waiting += [asyncio.ensure_future(access.sender(request(token))) for token in tokens[1:]]
+        await asyncio.sleep(0.1)
+        go_on.set()
+        after = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(after.pop(3), Problem) and after == before[:3] + before[4:]
+        assert sizes == [1, 5]
 
     asyncio.run(ask())
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from healer.model import HitBasis, Incident
 from healer.model.faults import HANG
-from healer.model.goodput import Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
+from healer.model.goodput import HOURS_KEPT, Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
 
 #: Steps that take so much longer than usual are slow, where an incident explains it.
 _SLOW = 1.01
@@ -41,14 +41,15 @@ class _Fate(NamedTuple):
 def partition(lives: Sequence[JobLife], now: datetime) -> list[Slice]:
     """Slices by time; those of one moment are of different GPUs. They sum to the GPU-time from each life's
     `queued_at` to its end, or to `now`. A wait counts the GPUs that it ended with, or else those of the life
-    before; of a job that never ran, none."""
+    before; of a job that never ran, none. Times that lie further back than hours are kept, or ahead, are cut:
+    Slurm's clock or a record of it was wrong."""
     usual_s, fates = _usual_step_s(lives), _fates(lives)
     reports = any(life.stretches for life in lives)
     found: list[Slice] = []
     at, gpus, stopper = None, 0, None
     for life, its in zip(lives, fates, strict=True):
-        begin = life.queued_at if at is None else max(at, life.queued_at)
-        end = max(begin, life.ended_at or now)
+        begin = max(now - HOURS_KEPT, life.queued_at, at or life.queued_at)
+        end = max(begin, min(life.ended_at or now, now))
         started = min(end, max(begin, life.started_at)) if life.started_at else end
         parts: Iterable[_Part] = ()
         if started < end:

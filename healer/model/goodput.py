@@ -7,11 +7,14 @@ Effective training time is `productive` time divided by the time from submission
 """
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
+
+#: Hours of the ledger are kept as long as the longest report.
+HOURS_KEPT = timedelta(days=400)
 
 
 class Spent(StrEnum):

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.goodput import Held, LifeSeen
 from healer.model.telemetry import StepBatch
 
@@ -37,7 +38,7 @@ def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) ->
         now = _as_shown(job, snapshot, before)
         if replace(now, seen_at=before.seen_at) != before:
             yield now
-    elif _ran(job) or (job.restarts and job.state == "PENDING"):
+    elif _ran(job, at) or (job.restarts and job.state == "PENDING"):
         first = LifeSeen(
             job=job.id, restart=job.restarts, queued_at=queued_at or job.start_at or at, seen_at=at,
             state=job.state, user=job.user, account=job.account, partition=job.partition,
@@ -53,27 +54,29 @@ def _requeued(life: LifeSeen, job: SlurmJob, at: datetime) -> LifeSeen:
     return replace(life, ended_at=ended, state="REQUEUED" if life.state == "RUNNING" else life.state)
 
 
-def _is_over(job: SlurmJob) -> bool:
-    return job.end_at is not None and job.state not in {"PENDING", "RUNNING", "SUSPENDED"}
+def _is_over(job: SlurmJob, at: datetime) -> bool:
+    """Slurm may show a job that completes after a requeue with an end in 2163 (seen on 22.05)."""
+    ended = job.end_at is not None and job.end_at <= at + CLOCKS_DIFFER
+    return ended and job.state not in {"PENDING", "RUNNING", "SUSPENDED"}
 
 
-def _ran(job: SlurmJob) -> bool:
+def _ran(job: SlurmJob, at: datetime) -> bool:
     return bool(job.nodes) and (
-        job.state in {"RUNNING", "SUSPENDED"} or (_is_over(job) and job.start_at is not None)
+        job.state in {"RUNNING", "SUSPENDED"} or (_is_over(job, at) and job.start_at is not None)
     )
 
 
 def _as_shown(job: SlurmJob, snapshot: SlurmSnapshot, life: LifeSeen) -> LifeSeen:
     """The life with what the job shows now; one that ended keeps what it held."""
     at, changes = snapshot.taken_at, dict[str, Any](state=job.state, seen_at=snapshot.taken_at)
-    if _ran(job) and not (life.held and _is_over(job)):
+    if _ran(job, at) and not (life.held and _is_over(job, at)):
         started = life.started_at or job.start_at or at
         held = _held(job, snapshot.nodes, at if life.held else started)
         last = life.held[-1] if life.held else None
         same = last is not None and (last.gpus, last.racks) == (held.gpus, held.racks)
         changes |= {"started_at": started, "held": life.held if same else (*life.held, held)}
         changes |= {"partition": job.partition, "account": job.account}
-    if _is_over(job):
+    if _is_over(job, at):
         changes["ended_at"] = job.end_at
     return replace(life, **changes)
 

@@ -28,6 +28,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.model.faults import REPLACED
+from healer.model.goodput import HOURS_KEPT
 from healer.model.node_states import NodeCondition
 from healer.ports.outbound import FORGOTTEN
 
@@ -49,8 +50,6 @@ FORECASTS = timedelta(days=365)
 #: States of nodes out of service, for the longest report, and in service, for the map of the past: where jobs
 #: are short these are many, and on a full disk only as long as the slider reaches.
 OUT, IN_SERVICE, IN_SERVICE_LOW = timedelta(days=400), timedelta(days=7), timedelta(days=1)
-#: The goodput ledger is kept as long as the longest report, the steps behind it as long as checkpoints.
-COUNTED = timedelta(days=400)
 #: Below this free share of the database's disk, samples are kept only as long as windows need them: they are
 #: sent again, events are not.
 LOW_SHARE = 0.1
@@ -88,8 +87,8 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     kept = IN_SERVICE_LOW if low else IN_SERVICE
     _delete(engine, node_states, sa.and_(in_service, node_states.c.until < now - kept))
     _delete(engine, node_states, sa.and_(~in_service, node_states.c.until < now - OUT))
-    _delete(engine, goodput, goodput.c.hour < now - COUNTED)
-    _delete(engine, job_lives, job_lives.c.ended_at < now - COUNTED)
+    _delete(engine, goodput, goodput.c.hour < now - HOURS_KEPT)
+    _delete(engine, job_lives, job_lives.c.ended_at < now - HOURS_KEPT)
     _delete(engine, job_stretches, job_stretches.c.ended_at < now - EVENTS)
     for table in (unknown_series, losses, senders):
         _delete(engine, table, table.c.last_seen < now - UNKNOWN_SERIES)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healer.incidents.goodput_partition import partition
 from healer.model.faults import HANG
-from healer.model.goodput import Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
+from healer.model.goodput import HOURS_KEPT, Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 GPUS = 16
@@ -136,6 +136,12 @@ def test_each_pause_belongs_to_the_incident_that_began_with_it() -> None:
     assert spent["unknown", ""] == 100  # no incident began with the last pause
 
 
+def test_times_of_a_wrong_clock_are_cut() -> None:
+    wrong = life(-60 * 365 * 86_400, 0, 137 * 365 * 86_400, state="COMPLETING")
+    found = partition([wrong], at(100))
+    assert (found[0].begin, found[-1].end) == (at(100) - HOURS_KEPT, at(100))
+
+
 def test_spares_in_the_allocation_are_idle() -> None:
     runs = life(0, 0, 100, stretches=(steps(0, 1, 10),), held=(Held(at(0), GPUS, 8),), state="COMPLETED")
     assert seconds(partition([runs], at(100))) == {("productive", ""): 50, ("spare", ""): 50}
@@ -224,7 +230,7 @@ def test_the_classes_sum_to_the_time_in_the_queue_and_in_allocations(
     expected, begin, gpus = 0.0, lives[0].queued_at, 0
     for each in lives:
         begin = max(begin, each.queued_at)
-        end = max(begin, each.ended_at or now)
+        end = max(begin, min(each.ended_at or now, now))
         start = min(end, max(begin, each.started_at or end))
         gpus = each.held[0].gpus if each.held else gpus
         expected += gpus * (start - begin).total_seconds()

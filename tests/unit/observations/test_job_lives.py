@@ -51,6 +51,15 @@ def test_a_requeue_ends_one_life_and_begins_the_next() -> None:
     assert (begun.restart, begun.queued_at, begun.started_at, begun.held) == (1, at(300), None, ())
 
 
+def test_a_job_that_completes_after_a_requeue_has_no_end_in_2163() -> None:
+    """As Slurm 22.05 shows it for some seconds after `scontrol requeuehold`."""
+    first = look({}, 90, RUNS)
+    completing = replace(RUNS, state="COMPLETING", restarts=1, end_at=at(137 * 365 * 86_400))
+    snapshot = SlurmSnapshot(cluster="c", taken_at=at(315), nodes=NODES, jobs={"7": completing})
+    (ended,) = changed_lives(snapshot, first)
+    assert (ended.restart, ended.state) == (0, "REQUEUED") and ended.ended_at <= at(315)
+
+
 def test_nothing_is_written_while_nothing_changes() -> None:
     seen = look({}, 90, RUNS)
     assert look(seen, 105, RUNS) == seen

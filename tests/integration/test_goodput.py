@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
-from healer.adapters.postgres.retention import COUNTED, tidy
+from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.goodput import Spent
+from healer.model.goodput import HOURS_KEPT, Spent
 from healer.model.telemetry import StepBatch
 from healer.ports.answers import Buckets
 from healer.ports.goodput_book import GoodputBy
@@ -123,7 +123,7 @@ def test_a_restarted_scheduler_counts_the_same(
 
 
 def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:
-    tidy(fresh_database, at(60) + COUNTED + timedelta(days=1))
+    tidy(fresh_database, at(60) + HOURS_KEPT + timedelta(days=1))
     with fresh_database.connect() as conn:
         for table in (goodput, job_lives, job_stretches):
             assert conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0

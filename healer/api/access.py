@@ -101,7 +101,7 @@ class Access:
         self.codes = CredentialBudget(burst=CODES, per_s=1 / CODE_EVERY_S)
         self._people, self._strangers = Lane(_OF_PEOPLE, "people"), Lane(_OF_STRANGERS, "strangers")
         self._of_senders = Lane(1, "senders")
-        self._together = Together(partial(self.reach.ask_in, self._of_senders), self.look_up_tokens)
+        self._together = Together(partial(self.reach.ask_in, self._of_senders), self._look_up_tokens)
         #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
@@ -123,7 +123,7 @@ class Access:
         find = self._services.tokens.by_token if kind == "token" else self._services.tokens.by_session
         return self._noted(kind, digest, asked, find(digest, self._services.clock.now()))
 
-    def look_up_tokens(self, digests: Sequence[bytes]) -> dict[bytes, Caller | None]:
+    def _look_up_tokens(self, digests: Sequence[bytes]) -> dict[bytes, Caller | None]:
         """The same for many tokens, in one query."""
         asked = time.monotonic()
         found = self._services.tokens.by_tokens(digests, self._services.clock.now())
@@ -165,11 +165,12 @@ class Access:
         begun, look = self._looks.get(key, (float("-inf"), None))
         if look is None or look.done() or now - begun > _CACHE_S:
             self._looks = {key: asked for key, asked in self._looks.items() if not asked[1].done()}
-            together = kind == "token" and lane is self._of_senders
-            alone = partial(self.look_up, *key)
-            look = asyncio.ensure_future(
-                self._together.find(digest) if together else self.reach.ask_in(lane, alone)
-            )
+            of_sender = kind == "token" and lane is self._of_senders
+            if of_sender and self._together.is_busy:
+                look = asyncio.ensure_future(self._together.find(digest))
+            else:
+                look = asyncio.ensure_future(self.reach.ask_in(lane, partial(self.look_up, *key)))
+                self._together.first = look if of_sender else self._together.first
             self._looks[key] = (now, look)
         return await asyncio.shield(look)
 
@@ -360,29 +361,40 @@ class Together:
         self._ask, self._look_up = ask, look_up
         self._waiting: dict[bytes, asyncio.Future[Caller | None]] = {}
         self._task: asyncio.Task[None] | None = None
+        #: The look-up of one that found none under way.
+        self.first: asyncio.Future[Caller | None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return any(look is not None and not look.done() for look in (self.first, self._task))
 
     async def find(self, digest: bytes) -> Caller | None:
-        """Raises Unavailable, as all of the same query."""
-        answer = self._waiting.get(digest)
-        if answer is None:
-            answer = self._waiting[digest] = asyncio.get_running_loop().create_future()
+        """Once the query under way has ended. Raises Unavailable, as all of the same query."""
+        if digest not in self._waiting:
+            self._waiting[digest] = asyncio.get_running_loop().create_future()
+        answer = self._waiting[digest]
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="look-ups of tokens")
+            self._task = asyncio.create_task(self._run())
         return await asyncio.shield(answer)
 
     async def _run(self) -> None:
+        if self.first is not None:
+            await asyncio.wait([self.first])
         while self._waiting:
             asked = dict(islice(self._waiting.items(), _TOGETHER))
             for digest in asked:
                 del self._waiting[digest]
-            try:
-                found = await self._ask(partial(self._look_up, list(asked)))
-            except Exception as error:
-                for answer in asked.values():
-                    answer.set_exception(error)
-            else:
-                for digest, answer in asked.items():
-                    answer.set_result(found[digest])
+            await self._answer(asked)
+
+    async def _answer(self, asked: dict[bytes, asyncio.Future[Caller | None]]) -> None:
+        try:
+            found = await self._ask(partial(self._look_up, list(asked)))
+        except Exception as error:
+            for answer in asked.values():
+                answer.set_exception(error)
+        else:
+            for digest, answer in asked.items():
+                answer.set_result(found[digest])
 
 
 class LastUses:

@@ -236,7 +236,7 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     proven = is_newly_proven(before, changed)
     # A run that lists the jobs may not have seen what the detector has taken by now.
     if proven or before.evidence_count > command.data.get("evidence_count", math.inf):
-        walk.work.wider[changed.id] = proven
+        walk.work.wider[changed.id] = proven or walk.work.wider.get(changed.id, False)
     if command.kind is CommandKind.resolve and not changed.is_open:
         note_settled(walk.picture, before, command.by, command.at)
     run = walk.tx.run(before.run) if before.run and changed.run is None else None

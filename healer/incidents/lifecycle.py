@@ -9,7 +9,7 @@ from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.certainty import last_heard
-from healer.incidents.growth import add_ruled_out, jobs_of_all
+from healer.incidents.growth import add_ruled_out
 from healer.incidents.part_history import Cleared, find_cleared, ladder_for, model_on, part_of, rung_of
 from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
@@ -107,7 +107,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.jobs_hit:
             # The first list replaces what was guessed. A later run's, as at the node's return, adds to it.
             before = incident.jobs_hit if incident.jobs_hit_final else ()
-            change |= {"jobs_hit": jobs_of_all(before, data["jobs"]), "jobs_hit_final": True}
+            change |= {"jobs_hit": tuple(sorted({*before, *data["jobs"]})), "jobs_hit_final": True}
             change["drained_at"] = incident.drained_at or at
             if incident.state is IncidentState.open:  # its plan is carried out now
                 change["state"] = IncidentState.mitigating

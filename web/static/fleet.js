@@ -208,7 +208,7 @@
     const label = labels.find(([lx, ly, , , most, rack]) => rack && x >= lx && x <= lx + most && y >= ly - 12 && y <= ly + 4);
     if (index < 0) return label ? only(label[5]) : undefined;
     if (event.shiftKey) return only(rackOf(index));
-    // The first tap shows the node, the second opens it; a mouse has shown it before it clicks.
+    // The first tap shows the node, the second opens it.
     if (event.pointerType === "touch" && index !== at) return show(index, true);
     visit(index);
   });

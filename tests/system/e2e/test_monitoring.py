@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ import httpx
 import pytest
 import yaml
 
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.goodput_rows import PostgresGoodput
+from healer.embedded import running
+from healer.model.goodput import HourSpent, LifeSeen, Spent
 from healer.settings import own_sim_socket
 from healer.sim.sim_slurm import SimClient
 from tests.support.loop import SHIPPED
@@ -139,6 +143,18 @@ def configured(folder: Path, stack: Stack) -> str:
     )
 
 
+def count_an_hour(site: Site) -> None:
+    """The ledger shows whole hours: one that is over, of a job that made steps."""
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=2)
+    engine = make_engine(running.find(site.stack.data_dir).database_url)
+    book = PostgresGoodput(engine, site.cluster)
+    life = LifeSeen(job="4711", restart=0, queued_at=hour, seen_at=hour, ended_at=hour, state="COMPLETED")
+    spent = [HourSpent(hour, 0, 0, kind, "", "", 1800.0) for kind in (Spent.productive, Spent.starting)]
+    book.put_lives([life])
+    book.put_hours(life, spent, hour + timedelta(hours=1))
+    engine.dispose()
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with scratch_folder() as folder, exporter() as exports:
@@ -158,6 +174,7 @@ def site() -> Iterator[Site]:
             prometheus.mkdir()
             with running_prometheus(prometheus, configured(prometheus, stack)) as made.prometheus:
                 wait_until(made.is_scraped, WAIT_S, what="healer is scraped")
+                count_an_hour(made)
                 made.send(made.nodes[0])
                 made.decide(made.nodes[0])
                 made.send(made.nodes[2])  # once more: a rate needs a counter that grew

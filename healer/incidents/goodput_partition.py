@@ -143,9 +143,15 @@ def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0
     before one that it may have survived, and any before a hang, which is how a cause looks from the job.
     """
     since = begin - _UNFINISHED * timedelta(seconds=step_s)
-    found = [(harm, harm.stopped_at or harm.since) for harm in life.harms if _covers(harm, begin, end)]
-    new = [(harm.stopped_at is None, harm.cause == HANG, at, harm) for harm, at in found if at >= since]
-    return min(new, key=lambda rank: rank[:3])[3] if new else None
+    new = (harm for harm in life.harms if _covers(harm, begin, end) and _stops_at(harm) >= since)
+    return min(
+        new, key=lambda harm: (harm.stopped_at is None, harm.cause == HANG, _stops_at(harm)), default=None
+    )
+
+
+def _stops_at(harm: Harm) -> datetime:
+    """When the work stopped, if it did."""
+    return harm.stopped_at or harm.since
 
 
 # --- the time in an allocation
@@ -180,7 +186,7 @@ def _start_up(life: JobLife, span: tuple[datetime, datetime], stopper: Harm | No
     if harm is None:
         yield _Part(*span, Spent.starting, stopper)
     else:
-        stops = min(max(span[0], harm.stopped_at or harm.since), span[1])
+        stops = min(max(span[0], _stops_at(harm)), span[1])
         yield from _hung(harm, (span[0], stops, span[1]), Spent.starting, Spent.starting)
 
 
@@ -238,7 +244,7 @@ def _pause(
         short = after is None and life.ended_at is None and end - begin <= _UNFINISHED * step
         yield _Part(begin, end, Spent.starting if restarted else Spent.unsaved if short else Spent.unknown)
         return
-    stops = min(max(begin, harm.stopped_at or harm.since), end)
+    stops = min(max(begin, _stops_at(harm)), end)
     if saved_at is not None or stops - begin > _UNFINISHED * step:
         stops = begin  # no unfinished step is lost
     yield from _hung(

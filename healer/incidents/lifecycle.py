@@ -456,16 +456,16 @@ def healer_drains(picture: Picture) -> list[SlurmNode]:
     slurm = picture.slurm
     if slurm is None:
         return []
-    returned = {
-        name
-        for name, node in picture.nodes.items()
-        if node.cleared_at is not None and slurm.taken_at <= node.cleared_at + CLOCKS_DIFFER
-    }
     ours = (reservation for reservation in slurm.reservations.values() if is_our_reservation(reservation))
     reserved = {name for reservation in ours for name in reservation.nodes}
     held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
-    out = (held | reserved) - returned
+    out = {name for name in held | reserved if not _is_returned_since(picture, name, slurm.taken_at)}
     return [node for name, node in slurm.nodes.items() if name in out] if out else []
+
+
+def _is_returned_since(picture: Picture, name: str, taken_at: datetime) -> bool:
+    node = picture.nodes.get(name)
+    return node is not None and node.cleared_at is not None and taken_at <= node.cleared_at + CLOCKS_DIFFER
 
 
 def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:

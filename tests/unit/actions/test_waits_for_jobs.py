@@ -32,16 +32,11 @@ def test_slurm_is_not_asked_while_the_picture_shows_a_job_there(wait: str) -> No
 
 
 @pytest.mark.parametrize("wait", FOR_JOBS)
-def test_a_picture_from_before_the_wait_is_no_answer(wait: str) -> None:
-    desk, job = waiting(picture_after_s=0)
-    desk.slurm.complete(job)
-    desk.clock.advance(60)
-    assert isinstance(desk.act(WAITS[wait]), Done)
-
-
-@pytest.mark.parametrize("wait", FOR_JOBS)
-def test_an_old_picture_is_no_answer(wait: str) -> None:
-    desk, job = waiting(picture_after_s=5)
+@pytest.mark.parametrize(
+    "picture_after_s", [pytest.param(0, id="from before the wait"), pytest.param(5, id="old")]
+)
+def test_another_picture_is_no_answer(wait: str, picture_after_s: float) -> None:
+    desk, job = waiting(picture_after_s)
     desk.slurm.complete(job)
     desk.clock.advance(60)
     assert isinstance(desk.act(WAITS[wait]), Done)

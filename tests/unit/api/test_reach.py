@@ -365,9 +365,12 @@ def test_senders_are_looked_up_together_and_each_gets_its_own_answer(api: Api) -
         assert api.tokens.revoke(before[3].id, by="test", now=api.services.clock.now())
         again.set()
         waiting = [asyncio.ensure_future(access.sender(request(tokens[0])))]
-        await asyncio.sleep(0.1)
-        waiting += [asyncio.ensure_future(access.sender(request(token))) for token in tokens[1:]]
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            while not sizes:
+                await asyncio.sleep(0.01)
+            waiting += [asyncio.ensure_future(access.sender(request(token))) for token in tokens[1:]]
+            while len(access._together._waiting) < len(tokens) - 1:
+                await asyncio.sleep(0.01)
         go_on.set()
         after = await asyncio.gather(*waiting, return_exceptions=True)
         assert isinstance(after.pop(3), Problem) and after == before[:3] + before[4:]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from benchmarks import _day_slurm
 from benchmarks._day_nodes import Breaking, Followers, Node
 from benchmarks._day_slurm import Counted, Rpcs
-from benchmarks._load import cpu_s, memory_mib, processes_of
-from benchmarks.path import quantile
+from benchmarks._load import cpu_s, memory_mib, processes_of, quantile
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model.hostlist import expand
 from healer.model.run import StepEvent

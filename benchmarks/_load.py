@@ -113,6 +113,10 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
         slurm.join(10)
 
 
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
 def cpu_s(pids: Sequence[int] | set[int]) -> float:
     """CPU seconds so far, of processes that live and of their children that ended."""
     total = 0

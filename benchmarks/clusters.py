@@ -32,7 +32,7 @@ import msgspec
 import sqlalchemy as sa
 import yaml
 
-from benchmarks._load import cpu_s, memory_mib, simulated_slurm
+from benchmarks._load import cpu_s, memory_mib, quantile, simulated_slurm
 from healer.bootstrap.web import PROVE_AFTER_S
 from healer.embedded import running
 from healer.model import Role
@@ -128,10 +128,6 @@ class Ledger:
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 # --- what they cost

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.path import quantile
+from benchmarks._load import quantile
 from tests.support.api_process import ApiProcess, api_process
 from tests.support.stack import running_postgres
 

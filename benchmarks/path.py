@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks._load import quantile
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.tables import runs
 from healer.adapters.postgres.tokens import PostgresTokens
@@ -182,11 +183,6 @@ def split(db: sa.Engine) -> list[tuple[str, float]]:
         (name, statistics.median(one.total_seconds() * 1000 for one in times))
         for name, times in stages.items()
     ]
-
-
-def quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def main() -> None:

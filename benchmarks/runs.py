@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks._load import CLUSTER, Connection, Product, cpu_s, product
-from benchmarks.path import OPEN_CAPS, quantile
+from benchmarks._load import CLUSTER, Connection, Product, cpu_s, product, quantile
+from benchmarks.path import OPEN_CAPS
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running

@@ -21,6 +21,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks._load import quantile
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_token import FileToken
@@ -109,11 +110,6 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
     begun, cpu = time.perf_counter(), time.process_time()
     call()
     return (time.perf_counter() - begun) * 1000, (time.process_time() - cpu) * 1000
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def show(what: str, times: Sequence[tuple[float, float]], bare: Sequence[float]) -> None:

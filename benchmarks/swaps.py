@@ -38,6 +38,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks._load import quantile
 from tests.support.accounting import accounting
 from tests.support.breakable_slurm import BreakableSlurm
 from tests.support.right_act import booting
@@ -92,11 +93,9 @@ class Kind(NamedTuple):
         return f"healer:swap={self.least}"
 
 
-def told(what: str, seconds: list[float]) -> None:
+def show(what: str, seconds: list[float]) -> None:
     if seconds:
-        in_order = sorted(seconds)
-        p95 = in_order[min(len(in_order) - 1, int(len(in_order) * 0.95))]
-        p50, most = statistics.median(in_order), in_order[-1]
+        p50, p95, most = statistics.median(seconds), quantile(seconds, 0.95), max(seconds)
         print(f"{what}, n = {len(seconds)}: p50 {p50:.1f}, p95 {p95:.1f}, max {most:.1f} s", flush=True)
 
 
@@ -285,7 +284,7 @@ class Bench:
     def report(self) -> None:
         print(f"runs: {dict(self.done)}")
         for what, seconds in sorted(self.taken.items()):
-            told(what, seconds)
+            show(what, seconds)
         for aim in AIMS:
             hits = (f"{what} in it {self.aimed[f'{aim}: {what} in it']}" for what in ("line", "order"))
             print(f"at: {aim}: {self.aimed[aim]} faults" + (f", {', '.join(hits)}" if aim != ANY else ""))

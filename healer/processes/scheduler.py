@@ -28,8 +28,8 @@ from healer.text import NO_WORDS, Said, said_by, say
 
 log = structlog.get_logger()
 
-#: Slurm's switches are read this seldom.
-TREE_S = 600.0
+#: Slurm's switches are read this seldom, and slurmctld's own figures while all is well.
+TREE_S, FIGURES_S = 600.0, 30.0
 #: How often it is looked whether any duty has work.
 LOOK_S = 0.2
 #: A duty that is woken looks itself so often, whatever the look says.
@@ -81,6 +81,7 @@ class Poll:
         self._placing = Placing()
         self._tree = _Tree(scheduler, stopwatch)
         self._controller = snapshots.controller(cluster)
+        self._figures_at = float("-inf")
         self._rest_s = POLL_S
 
     def __call__(self) -> float:
@@ -101,9 +102,12 @@ class Poll:
         spent_s = self._stopwatch() - begun
         if problem:
             self._snapshots.failed(self._cluster, str(problem))
-        state = noted(self._asked(problem), self._controller, self._rules().watches, other_cluster=other)
-        self._snapshots.put_controller(state)
-        self._controller = state
+        state = self._controller
+        # Each figure is a request of slurmctld: every poll asks for them only while there is trouble.
+        if state is None or problem or state.since or begun - self._figures_at >= FIGURES_S:
+            state = noted(self._asked(problem), state, self._rules().watches, other_cluster=other)
+            self._snapshots.put_controller(state)
+            self._controller, self._figures_at = state, begun
         self._rest_s = rest_s(spent_s, state, self._rest_s)
         return self._rest_s
 

@@ -67,7 +67,7 @@ class Slurm(SimScheduler):
         self.away, self.unable = False, False
         self.figures: dict[str, Any] = {}
         self.tree: dict[str, tuple[str, ...]] = {}
-        self.tree_reads = 0
+        self.tree_reads, self.figure_reads = 0, 0
 
     def snapshot(self) -> SlurmSnapshot:
         if self.away:
@@ -75,6 +75,7 @@ class Slurm(SimScheduler):
         return super().snapshot()
 
     def controller(self) -> Controller:
+        self.figure_reads += 1
         if self.unable:
             raise NotAvailable(SlurmCall.controller, "this adapter has no sdiag")
         if self.away:
@@ -173,6 +174,31 @@ def test_an_adapter_that_cannot_ask_the_controller_is_no_trouble() -> None:
     site.slurm.unable = True
     site.poll()
     assert site.kept.state == Controller(cluster=CLUSTER, at=START, adapter=site.slurm.name)
+
+
+def test_while_all_is_well_slurmctlds_figures_are_read_every_30_seconds_only() -> None:
+    site = Polled()
+    site.poll()
+    for _ in range(29):
+        site.wait(1)
+    assert site.slurm.figure_reads == 1
+    site.slurm.figures = {"agent_queue": 900}
+    site.wait(1)
+    assert site.kept.troubles == {Trouble.backlog: later(30)}
+    site.wait(4)
+    assert site.slurm.figure_reads == 3  # the trouble's end is seen at the next poll
+    site.slurm.figures = {}
+    site.wait(8)
+    site.wait(2)
+    assert (site.kept.troubles, site.slurm.figure_reads) == ({}, 4)
+
+
+def test_slurm_that_goes_away_is_noted_at_the_next_poll() -> None:
+    site = Polled()
+    site.poll()
+    site.slurm.away = True
+    site.wait(2)
+    assert site.kept.troubles == {Trouble.away: later(2)}
 
 
 def test_the_tree_is_read_at_the_start_every_ten_minutes_and_when_the_list_of_nodes_changed() -> None:

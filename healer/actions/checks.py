@@ -166,13 +166,16 @@ def _recent_reports(ctx: Context) -> list[Evidence]:
     since = ctx.began_at if ctx.tested_at is None else min(ctx.began_at, ctx.tested_at)
     if incident.drained_at is not None:
         since = min(since, max(incident.drained_at, ctx.tools.now() - LATELY))
-    return reported_since(incident, since)
+    return reported_since(incident, ctx.node, since)
 
 
-def reported_since(incident: Incident, since: datetime) -> list[Evidence]:
-    """The incident's evidence that arrived after `since`, without measurements."""
+def reported_since(incident: Incident, node: str | None, since: datetime) -> list[Evidence]:
+    """The incident's evidence against the node that arrived after `since`, without measurements.
+
+    An incident of a job goes on to collect what the job's other nodes report."""
     reported = (evidence for evidence in incident.evidence if evidence.sense not in MEASURED)
-    return [evidence for evidence in reported if (evidence.arrived_at or evidence.at) > since]
+    against = (evidence for evidence in reported if evidence.component.node in (None, node))
+    return [evidence for evidence in against if (evidence.arrived_at or evidence.at) > since]
 
 
 def still_slow(ctx: Context) -> Result:
@@ -305,7 +308,7 @@ def reports_ended(ctx: Context) -> Result:
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
     if incident is None:
         return Done(say("actions.waits_no_incident"))
-    lines = reported_since(incident, incident.opened)
+    lines = reported_since(incident, ctx.node, incident.opened)
     last = max([incident.opened, *(line.arrived_at or line.at for line in lines)])
     left_s = (last + still - now).total_seconds()
     if left_s <= 0 or now - ctx.began_at >= LONGEST_REPORTS:

@@ -374,7 +374,7 @@ class _Drive:
         incident = ctx.incident
         if intent.step.do not in RETURNING_VERBS or incident is None or self.run.shadow:
             return None
-        lines = reported_since(incident, ctx.tested_at) if ctx.tested_at is not None else []
+        lines = reported_since(incident, ctx.node, ctx.tested_at) if ctx.tested_at is not None else []
         worse = incident.worse if self.run.by == "healer" and has_removed(self.entries) else None
         if not lines and worse is None:
             return None

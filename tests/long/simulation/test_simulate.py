@@ -181,7 +181,7 @@ def test_a_bad_rule_does_little_harm_before_it_asks_first() -> None:
     card = simulate(scenario, rules_of(scenario), SEED, "healer")
     assert 1 <= card.wrong_drains <= 5
     assert card.people["rules fallen back"] == 1
-    assert card.incidents["gpu-application"] > card.wrong_drains
+    assert card.incidents["gpu-application"] >= 2 * card.wrong_drains
 
 
 # --- a hung job ---

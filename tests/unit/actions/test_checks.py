@@ -1,5 +1,6 @@
 """Before a node returns: no fault line came since its drain, or none lately."""
 
+import msgspec
 import pytest
 
 from healer.model import Run, RunState
@@ -65,6 +66,21 @@ def test_a_line_of_an_hour_ago_is_what_was_repaired() -> None:
     site.walk(*site.say(1, LOST))
     site.clock.advance(61)
     assert resume(site).state is RunState.done
+
+
+@pytest.mark.parametrize(("where", "state"), [(1, RunState.stuck), (2, RunState.done)])
+def test_what_another_node_of_the_incidents_job_reports_says_nothing_against_it(
+    where: int, state: RunState
+) -> None:
+    site = drained()
+    site.clock.advance(3600)
+    first = site.incident.evidence[0]
+    place = msgspec.structs.replace(first.component, node=name(where))
+    later = msgspec.structs.replace(first, component=place, at=site.now, arrived_at=site.now)
+    with site.ledger.transaction() as tx:
+        tx.save_incident(msgspec.structs.replace(site.incident, evidence=(first, later)))
+    site.clock.advance(30)
+    assert resume(site).state is state
 
 
 def test_a_new_line_after_fifty_others_is_seen() -> None:

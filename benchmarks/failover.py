@@ -114,11 +114,17 @@ class Play:
     lost: list[str] = field(default_factory=list)
     worn: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    #: When the node's fault line was accepted.
+    faulty_at: dict[str, float] = field(default_factory=dict)
 
     def wear_out(self) -> None:
         """A node has a fault that the caps bind."""
         self.worn.append(next(self.nodes))
-        self.faults.send(self.worn[-1], FATAL)
+        self.report(self.worn[-1], FATAL)
+
+    def report(self, node: str, line: str) -> None:
+        self.faults.send(node, line)
+        self.faulty_at[node] = time.monotonic()
 
     def repair_one(self) -> None:
         """A person returns a node that healer has out, which frees its slot."""
@@ -139,7 +145,7 @@ class Play:
         ready = ReadyWatch(self.site, begun)
         with ExitStack() as meanwhile:
             meanwhile.enter_context(in_background(ready.look, 0.1))
-            for send in (lambda: self.faults.send(node, LOST), self.wear_out, self.repair_one):
+            for send in (lambda: self.report(node, LOST), self.wear_out, self.repair_one):
                 threading.Thread(target=send, daemon=True).start()
             healed = self._drained(node, begun, lasts_s)
             healed = max(healed, self._lose_more(begun + lasts_s))
@@ -162,7 +168,7 @@ class Play:
             if left_s > PROBE_S:
                 begun, node = time.monotonic(), next(self.nodes)
                 self.lost.append(node)
-                self.faults.send(node, LOST)
+                self.report(node, LOST)
                 longest = max(longest, self._drained(node, begun, until - begun))
         return longest
 
@@ -232,11 +238,15 @@ def effects_wrong(play: Play) -> list[str]:
     for drained in play.site.slurm.drains:
         at.setdefault(drained.node, []).append(drained.at)
     found = [f"{node} was never drained" for node in play.lost if node not in at]
-    # A run drains its node again when it tests it after the repair.
-    twice = [node for node, times in at.items() if any(b - a < STILL_S for a, b in itertools.pairwise(times))]
-    found += [f"{node} was drained twice for one step" for node in twice]
+    found += [f"{each.node} was drained twice for one step" for each in play.site.slurm.drains if each.again]
+    theirs = play.site.slurm.returned_by_people
+    found += [
+        f"{node} was drained {times[-1] - theirs[node]:.1f} s after a person had returned it"
+        for node, times in at.items()
+        if node in theirs and times[-1] > theirs[node]
+    ]
     returns = play.site.slurm.returns
-    early = [node for back, node in returns if any(0 <= back - out < STILL_S for out in at.get(node, ()))]
+    early = [node for back, node in returns if back - play.faulty_at.get(node, back) < STILL_S]
     found += [f"{node} was returned to service by healer, without a repair" for node in early]
     jobs = Counter(play.site.slurm.requeues)
     found += [f"job {job} was requeued {count} times" for job, count in jobs.items() if count != 1]

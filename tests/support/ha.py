@@ -87,6 +87,8 @@ class Drained(NamedTuple):
     reason: str
     #: Nodes that healer has out of service since; 0 where it had this one out already.
     out: int
+    #: Slurm showed this very drain already.
+    again: bool
 
 
 class CountedSlurm(SimScheduler):
@@ -96,18 +98,21 @@ class CountedSlurm(SimScheduler):
         super().__init__(CLUSTER, SystemClock(), nodes)
         self.drains: list[Drained] = []
         self.returns: list[tuple[float, str]] = []
+        self.returned_by_people: dict[str, float] = {}
         self.requeues: list[str] = []
         self._out: set[str] = set()
         self._counting = threading.Lock()
 
     def drain(self, nodes: Any, reason: str) -> None:
+        shown = {node: self.node(node) for node in _names(nodes)}
         super().drain(nodes, reason)
         with self._counting:
-            for node in _names(nodes):
+            for node, before in shown.items():
                 was_out = node in self._out
                 self._out.add(node)
                 out = 0 if was_out else len(self._out)
-                self.drains.append(Drained(time.monotonic(), node, reason, out))
+                again = before.drain and before.reason == reason
+                self.drains.append(Drained(time.monotonic(), node, reason, out, again))
 
     def undrain(self, nodes: Any) -> None:
         self._note_return(nodes)
@@ -126,6 +131,7 @@ class CountedSlurm(SimScheduler):
         with self._counting:
             self._out.discard(node)
         super().resume(node)
+        self.returned_by_people[node] = time.monotonic()
 
     def requeue(self, job: str) -> None:
         super().requeue(job)

@@ -24,6 +24,7 @@ from healer.actions.base import (
     read_job,
     restarts_known,
 )
+from healer.actions.waits import MOMENT_S
 from healer.decisions import proposal_of
 from healer.decisions.comments import wish_of
 from healer.decisions.consent import is_agreed
@@ -36,21 +37,22 @@ from healer.text import Said, said_by, say
 LOOK_AGAIN_S = 1.0
 #: A node that gives no clear answer is asked again so often, and for so long, before its own word counts.
 ASKS_AGAIN_S, ASKED_FOR = 5.0, timedelta(seconds=20)
+#: What a job saved on a signal counts as long as a checkpoint.
+SAVED_FOR = timedelta(seconds=MOMENT_S)
 
 
 def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     """Signals the job to save its work, once; None when there is nothing (more) to wait for.
 
-    A signal without an answer counts as sent: the job gets its time, and no second one is sent. Only if a
-    worker dies between the signal and its log entry is it sent again, and the job saves twice.
+    A signal without an answer counts as sent: the job gets its time, and no second one is sent. It is sent
+    again only if a worker dies between the signal and its log entry, and where what the job saved is old by
+    now: a guard or a person may have held its restart for hours while it worked on.
     """
     signalled = _signal_entry(ctx)
-    if signalled is not None:
-        return (
-            _waits(ctx, signalled.text, signalled.data) if _until(signalled.data) > ctx.tools.now() else None
-        )
+    if signalled is not None and _until(signalled.data) > ctx.tools.now():
+        return _waits(ctx, signalled.text, signalled.data)
     wish = wish_of(job)
-    if not wish.signal:
+    if not wish.signal or _is_saved(ctx):
         return None
     until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
     clock = f"{until:%H:%M:%S}"
@@ -79,7 +81,15 @@ def save_deadline(ctx: Context) -> datetime | None:
 
 
 def _signal_entry(ctx: Context) -> LogEntry | None:
-    return next((entry for entry in ctx.log if entry.step == ctx.part and entry.data.get("signal")), None)
+    """The last signal of this step."""
+    sent = (entry for entry in reversed(ctx.log) if entry.step == ctx.part and entry.data.get("signal"))
+    return next(sent, None)
+
+
+def _is_saved(ctx: Context) -> bool:
+    """The job has got its signal, and what it saves by it is not old yet."""
+    until = save_deadline(ctx)
+    return until is not None and ctx.tools.now() - until <= SAVED_FOR
 
 
 def _until(data: dict[str, str]) -> datetime:
@@ -256,7 +266,7 @@ def _unseen(ctx: Context, job: SlurmJob) -> Again | Skipped | None:
     otherwise. A node that cannot be asked is believed by its own word, as where there is no way to ask
     (law 2). What its owner or a person agreed to needs no such look."""
     rules, incident = ctx.tools.claim_rules, ctx.incident
-    if rules is None or incident is None or _signal_entry(ctx) is not None:
+    if rules is None or incident is None or _is_saved(ctx):
         return None
     asked = proposal_of(ctx.run, Verb.requeue, incident, job=ctx.job, restarts=ctx.restarts)
     if asked.by is not None or is_agreed(asked) or not (asked.fatal or asked.unusable):

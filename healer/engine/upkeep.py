@@ -116,6 +116,8 @@ REFERENCES_EVERY = timedelta(seconds=15)
 SWEEPS_EVERY = timedelta(seconds=30)
 #: Guards with the same answer for every node: the first one is enough.
 HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
+#: The playbook of a job's restart in parallel to its incident's own run.
+_REQUEUE = "requeue"
 #: The class of conditions that detectors report again while they last: drains of others, silence.
 REPORTED_AGAIN = FaultClass.informational
 
@@ -169,6 +171,7 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
         del walk.runs[name]
     over = {"state": IncidentState.resolved, "closed": walk.now, "updated": walk.now, "closed_why": why}
     for incident in open_incidents_on(walk.work, veto.node):
+        end_restarts(walk, incident, why)
         walk.work.put(msgspec.structs.replace(incident, **over, run=None))
 
 
@@ -271,7 +274,7 @@ def _requeue(incident: Incident, mode: Mode, job: SlurmJob, now: datetime) -> Ru
     return Run(
         id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{is_proven_unusable(incident)}"),
         cluster=incident.cluster,
-        playbook="requeue",
+        playbook=_REQUEUE,
         state=RunState.running,
         by="healer",
         reason=incident.title,
@@ -283,6 +286,15 @@ def _requeue(incident: Incident, mode: Mode, job: SlurmJob, now: datetime) -> Ru
         alongside=True,
         input={"restarts": job.restarts},
     )
+
+
+def end_restarts(walk: Walk, incident: Incident, why: Said) -> None:
+    """Ends the restarts of its jobs that a guard still holds: a person has resolved or stopped the incident,
+    or returned its node."""
+    for run in walk.tx.active_runs():
+        if (run.playbook, run.by, run.incident) == (_REQUEUE, "healer", incident.id):
+            walk.tx.set_run_state(run.id, RunState.cancelled, why=why, at=walk.now)
+            walk.runs.pop(run.id, None)
 
 
 def sweeps_due(walk: Walk) -> bool:

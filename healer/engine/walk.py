@@ -16,7 +16,7 @@ from healer.detection import PictureLook, detect, read_all
 from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
-from healer.engine.upkeep import Walk, note_inventories, open_incidents_on
+from healer.engine.upkeep import Walk, end_restarts, note_inventories, open_incidents_on
 from healer.incidents import (
     apply_command,
     close_if_over,
@@ -71,7 +71,7 @@ from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
 from healer.telling.news import notify_message, ticket_stage, ticket_update
-from healer.text import NO_WORDS, from_stored, say
+from healer.text import NO_WORDS, from_stored, quoted, say
 
 
 def walk(
@@ -242,7 +242,15 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     run = walk.tx.run(before.run) if before.run and changed.run is None else None
     if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
         walk.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or NO_WORDS, at=walk.now)
+    if _is_given_up(before, changed):
+        end_restarts(walk, changed, changed.closed_why or quoted(command.reason))
     walk.work.put(changed)
+
+
+def _is_given_up(before: Incident, after: Incident) -> bool:
+    """It was resolved, its node was returned, or a person stopped healer; a merged one goes on elsewhere."""
+    over = before.is_open and not after.is_open and after.merged_into is None
+    return over or (before.stopped_by is None and after.stopped_by is not None)
 
 
 def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:

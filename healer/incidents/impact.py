@@ -164,16 +164,29 @@ def hit_since_listed(
 def hit_at_the_time(
     incident: Incident, snapshot: SlurmSnapshot | None, moment_of: Callable[[datetime, datetime], datetime]
 ) -> list[SlurmJob]:
-    """Jobs that have not been restarted since the fault hit them. `moment_of`: an event and its arrival ->
-    its time by healer's clock."""
+    """Jobs that a fault has hit in their present life. `moment_of`: an event and its arrival -> its time by
+    healer's clock.
+
+    Each job is judged by what was reported since it began: a later fault under another job of the node does
+    not hit one that was restarted after its own."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
-    reported = [evidence for evidence in incident.evidence if evidence.sense not in MEASURED]
-    if snapshot is None or node is None or not reported:
+    if snapshot is None or node is None:
         return []
-    jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
-    last = max(moment_of(evidence.at, evidence.arrived_at or evidence.at) for evidence in reported)
-    # A recording has no start for a job that already ran when it began.
-    return [job for job in jobs if certain and (job.start_at is None or job.start_at <= last)]
+    reported = [
+        (moment_of(evidence.at, evidence.arrived_at or evidence.at), evidence)
+        for evidence in incident.evidence
+        if evidence.sense not in MEASURED and evidence.component.node == node.name
+    ]
+    on_node = snapshot.jobs_on(node.name)
+
+    def is_hit(job: SlurmJob) -> bool:
+        # A recording has no start for a job that already ran when it began.
+        since = tuple(evidence for at, evidence in reported if job.start_at is None or job.start_at <= at)
+        of_life = msgspec.structs.replace(incident, evidence=since)
+        jobs, certain = hit_by_evidence(of_life, on_node, node.name, node.gpus) if since else ([], False)
+        return certain and job in jobs
+
+    return [job for job in on_node if is_hit(job)]
 
 
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:

@@ -83,8 +83,8 @@ class WalkTx(Protocol):
         ...
 
     def is_returning(self, run: str) -> bool:
-        """Whether the run was granted the return of its node, so that the node is in service because of
-        it."""
+        """Whether the run was granted the return of its node, or its tests, and has not drained it again
+        since: the node is without its drain because of it."""
         ...
 
     def lock_gate(self) -> GateFacts:

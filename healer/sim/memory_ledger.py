@@ -48,6 +48,7 @@ from healer.model import (
     Sweeps,
     Ticket,
     Trial,
+    Verb,
     VerdictAt,
     Veto,
     probations,
@@ -80,6 +81,13 @@ def _is_settled(entry: LogEntry) -> bool:
     return entry.event is StepEvent.done or (
         entry.event is StepEvent.failed and bool(entry.data.get("final"))
     )
+
+
+def _moves_drain(entry: LogEntry) -> bool:
+    """A step that lifts the drain was granted, or a drain was read back."""
+    verb = entry.data.get("verb")
+    lifts = entry.event is StepEvent.started and verb in LIFTING_VERBS
+    return lifts or (entry.event is StepEvent.done and verb == Verb.drain)
 
 
 def _same_grant(slot: Slot, other: Slot) -> bool:
@@ -123,10 +131,8 @@ class MemoryTx:
         return self._tables.runs.get(name)
 
     def is_returning(self, run: str) -> bool:
-        return any(
-            entry.event is StepEvent.started and entry.data.get("verb") in LIFTING_VERBS
-            for entry in self._tables.log.get(run, ())
-        )
+        last = next(filter(_moves_drain, reversed(self._tables.log.get(run, ()))), None)
+        return last is not None and last.event is StepEvent.started
 
     def lock_gate(self) -> GateFacts:
         return self._ledger.facts()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from healer.model import Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent
+from healer.model import Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent, Verb
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, begin, bench_of, entry, facts, run
@@ -243,6 +243,20 @@ def test_a_return_that_was_granted_is_known_to_be_ours(desk: Desk) -> None:
     desk.work(back.id)
     with desk.ledger.transaction() as tx:
         assert tx.is_returning(back.id)
+
+
+def test_a_node_that_was_drained_again_after_its_tests_is_not_being_returned(desk: Desk) -> None:
+    own = desk.people.start(desk.ask()).id
+    desk.work(own)
+
+    def logged(step: str, event: StepEvent, verb: Verb) -> bool:
+        with desk.ledger.transaction() as tx:
+            tx.write(LogEntry(run=own, at=START, epoch=9, step=step, event=event, data={"verb": str(verb)}))
+            return tx.is_returning(own)
+
+    assert logged("reserve", StepEvent.started, Verb.reserve)
+    assert not logged("out", StepEvent.done, Verb.drain)
+    assert logged("resume", StepEvent.started, Verb.resume)
 
 
 def test_a_sweep_by_hand_is_judged_takes_nothing_and_gives_way(desk: Desk) -> None:

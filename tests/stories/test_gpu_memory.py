@@ -57,6 +57,28 @@ def test_a_reset_that_was_tried_of_late_is_not_repeated() -> None:
     assert site.nodes.resets(NODE) == []
 
 
+def test_a_person_may_resume_the_node_after_tests_that_failed_while_a_pause_holds_the_reboot() -> None:
+    """healer had lifted its own drain for the tests: that says nothing about who lifts the next one."""
+    site = SlowSite()
+    site.nodes.plant(NODE, "slow-gpu-3")
+
+    def pause(where: str) -> None:
+        if where == "performed:out" and not site.slurm.snapshot().reservations:
+            site.pause("playbook", "gpu-fatal")
+
+    measured(site)
+    site.on_checkpoint = pause
+    site.pass_time(330, step_s=10)
+    site.pass_time(40, step_s=2)
+    run = site.run_of("gpu-fatal")
+    assert [one.event for one in site.log(run.id, "reboot")] == [StepEvent.held]
+    site.slurm.resume(NODE)
+    site.pass_time(60, step_s=5)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [NODE]
+    assert site.run_of("gpu-fatal").state is RunState.cancelled
+    assert (site.ledger.tables.slots, site.node(1).in_service) == ({}, True)
+
+
 def test_shadow_goes_through_it_and_touches_nothing() -> None:
     site = PowerSite(mode=Mode.shadow)
     site.walk(*site.say(1, REMAP))

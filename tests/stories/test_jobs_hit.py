@@ -298,6 +298,35 @@ def test_pitfall_17_a_job_that_saves_on_a_signal_gets_it_once_and_its_time() -> 
     assert [one for one in site.log(run.id) if one.event is StepEvent.failed] == []
 
 
+@pytest.mark.parametrize("held_by", ["a pause", "Slurm"])
+def test_a_job_that_worked_on_for_hours_after_its_signal_is_asked_to_save_again(held_by: str) -> None:
+    """What it saved then is old: a person ends the pause, or lets the stuck run try again."""
+    site, job = signalled()
+    (run,) = site.runs
+    requeue = site.slurm.requeue
+    if held_by == "Slurm":
+        site.slurm.requeue = refuses  # type: ignore[method-assign]
+        site.run_for(120, step_s=5)
+        assert site.runs[0].state is RunState.stuck
+    else:
+        site.pause()
+    site.run_for(7200, step_s=900)
+    site.slurm.requeue = requeue  # type: ignore[method-assign]
+    site.end_pause()
+    if held_by == "Slurm":
+        site.retry(run.id, f"requeue:{job}")
+    site.run_for(20, step_s=5)
+    assert job_of(site, job).restarts == 0
+    assert site.slurm.heard(job).count("signal USR1") == 2
+    site.run_for(60, step_s=5)
+    assert job_of(site, job).restarts == 1
+    assert site.slurm.heard(job).count("signal USR1") == 2
+
+
+def refuses(_: str) -> None:
+    raise SchedulerRefused("Slurm says: busy", 9)
+
+
 @pytest.mark.parametrize("grace_s", [40, 0])
 def test_pitfall_17_a_signal_whose_answer_never_came_is_not_sent_again(grace_s: int) -> None:
     site = site_of(scheduler=lambda slurm: Unheard(slurm, "signal"))

@@ -11,7 +11,7 @@ import pytest
 from healer.decisions.comments import OPT_IN
 from healer.model import IncidentState, Mode, RunState, StepEvent
 from healer.observations import Picture
-from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played, row
+from tests.stories.test_replay import Row, clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import CLUSTER, LOST, START, Site, later, name
 from tests.support.power import PowerSite
 
@@ -91,17 +91,20 @@ def test_a_fault_without_a_remedy_of_healers_takes_no_new_job_and_asks_a_person(
 CONTAINED = xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No")
 
 
-def contained(**fields: Any) -> dict[str, Any]:
+def contained(*more: Row, **fields: Any) -> dict[str, Any]:
     """A contained memory error under one of two jobs of the node, each on half of its GPUs."""
     addresses = ("18", "2a", "3a", "5d", "9b", "ab", "ba", "db")
     gpus = [{"index": index, "pci": f"0000:{bus}:00"} for index, bus in enumerate(addresses)]
     heartbeat = {"cluster": CLUSTER, "node": NODE, "boot_id": "b1", "gpus": gpus}
-    halves = [
-        job(str(half), NODE, gpus={NODE: list(range(4 * half, 4 * half + 4))}, requeue=True, **fields)
-        for half in range(2)
-    ]
+    halves = [half(number, **fields) for number in range(2)]
     rows = (nodes(), row(1, "signals/heartbeat", heartbeat), jobs(2, *halves), kernel(10, 1, CONTAINED))
-    return played(*rows, clock(2 * H))
+    return played(*rows, *more, clock(2 * H))
+
+
+def half(number: int, **fields: Any) -> Row:
+    """The job on that half of the node's GPUs."""
+    gpus = list(range(4 * number, 4 * number + 4))
+    return job(str(number), NODE, gpus={NODE: gpus}, requeue=True, **fields)
 
 
 def test_a_job_that_lost_its_data_is_restarted_at_once_and_the_node_goes_on() -> None:
@@ -137,6 +140,22 @@ def test_restart_of_a_job_without_consent_is_held() -> None:
 def test_a_job_that_began_after_the_error_has_lost_nothing() -> None:
     document = contained(comment=OPT_IN, start_at=later(60).isoformat())
     assert document["actions"] == []
+
+
+def test_a_later_error_under_the_other_job_does_not_hit_one_that_was_restarted_since_its_own() -> None:
+    began, again = START.isoformat(), later(250).isoformat()
+    first, second = (
+        half(0, comment=OPT_IN, start_at=began),
+        half(1, comment=OPT_IN, restarts=1, start_at=again),
+    )
+    other = CONTAINED.replace("9b", "18")
+    document = contained(
+        clock(240), jobs(260, first, second), kernel(300, 1, other), comment=OPT_IN, start_at=began
+    )
+    assert [(one["action"], one["job"]) for one in document["actions"]] == [
+        ("requeue", "1"),
+        ("requeue", "0"),
+    ]
 
 
 def test_days_of_silence_forget_nothing() -> None:

@@ -71,6 +71,7 @@ from healer.model import (
     Sweeps,
     Ticket,
     Trial,
+    Verb,
     Veto,
 )
 from healer.ports.lease import LEASE, UNHEARD
@@ -263,12 +264,11 @@ class PostgresTx:
         return run_rows.logs_of(self.conn, [run])[run]
 
     def is_returning(self, run: str) -> bool:
-        query = sa.select(run_log.c.seq).where(
-            run_log.c.run == run,
-            run_log.c.event == "started",
-            run_log.c.doc["data"]["verb"].astext.in_([str(verb) for verb in LIFTING_VERBS]),
-        )
-        return self.conn.execute(query.limit(1)).first() is not None
+        verb, event = run_log.c.doc["data"]["verb"].astext, run_log.c.event
+        lifts = sa.and_(event == "started", verb.in_([str(lifting) for lifting in LIFTING_VERBS]))
+        drained = sa.and_(event == "done", verb == str(Verb.drain))
+        last = sa.select(event).where(run_log.c.run == run, lifts | drained).order_by(run_log.c.seq.desc())
+        return self.conn.execute(last.limit(1)).scalar() == "started"
 
     def lock_gate(self) -> GateFacts:
         return gate.lock_gate(self.conn, self._cluster, self._parts.snapshots, self._now())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from healer.model import (
     BreakerState,
+    CommandKind,
     Component,
     LogEntry,
     Mode,
@@ -650,26 +651,52 @@ def test_on_a_shared_node_only_the_job_on_the_faulty_gpu_is_requeued() -> None:
     assert job_of(site, first).nodes == (NODE,)
 
 
+def shared() -> tuple[Site, list[str]]:
+    """Two jobs share the node: one has its first four GPUs, the other the rest."""
+    site = Site(10, scheduler=Watched)
+    return site, [site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2)]
+
+
+def lost(site: Site, gpu: int) -> list[Observation]:
+    component = Component(cluster="pod1", node=NODE, gpu=gpu)
+    return [msgspec.structs.replace(one, component=component) for one in site.say(1, LOST)]
+
+
 def test_a_gpu_lost_before_the_detector_knows_the_listed_jobs_requeues_its_job_too() -> None:
     """The run lists the jobs that are hit; the detector reads the next line before it reads that list."""
-    site = Site(10, scheduler=Watched)
-    jobs = [site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2)]
-
-    def lost(gpu: int) -> list[Observation]:
-        component = Component(cluster="pod1", node=NODE, gpu=gpu)
-        return [msgspec.structs.replace(one, component=component) for one in site.say(1, LOST)]
-
-    site.walk(*lost(5))
+    site, jobs = shared()
+    site.walk(*lost(site, 5))
     site.clock.advance(2)
     site.walk()
     site.drive()
     listed = site.ledger.take_commands()
     site.clock.advance(1)
-    site.walk(*lost(1))
+    site.walk(*lost(site, 1))
     site.walk(*listed)
     site.run_for(30)
     assert [job_of(site, job).restarts for job in jobs] == [1, 1]
     assert sorted(site.incident.jobs_hit) == sorted(jobs)
+
+
+@pytest.mark.parametrize("word", ["resolve", "cancel", "resume"])
+def test_a_restart_that_a_pause_holds_ends_with_a_persons_word_on_its_incident(word: str) -> None:
+    """They say that it was a false alarm, stop healer, or return the node: its job is left alone too."""
+    site, jobs = shared()
+    site.run_for(5, *lost(site, 5))
+    site.pause()
+    site.run_for(2, *lost(site, 1))
+    (own,) = [run for run in site.runs if run.playbook == "gpu-fatal"]
+    if word == "resolve":
+        site.send_command(CommandKind.resolve, incident=own.incident)
+    elif word == "cancel":
+        site.cancel(own.id)
+    else:
+        site.slurm.resume(NODE)
+    site.run_for(10, step_s=5)
+    site.end_pause()
+    site.run_for(20, step_s=5)
+    assert [job_of(site, job).restarts for job in jobs] == [0, 1]
+    assert [run.state for run in site.runs if run.playbook == "requeue"] == [RunState.cancelled]
 
 
 def test_a_later_run_of_the_incident_forgets_neither_its_jobs_nor_its_drain() -> None:

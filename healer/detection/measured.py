@@ -108,8 +108,8 @@ class RuleEngine(Detector):
         self.program = Program(roots, before.program if before else None)
         self._catalogue = catalogue
         self._names = frozenset(rule.rule.name for rule in self.rules)
-        #: The rows and signals of the last tick, and the rules that are not asleep with them.
-        self._awake: tuple[object, list[_Rule]] | None = None
+        #: The rows and signals of the last tick, and by name the rules that are not asleep with them.
+        self._awake: tuple[object, dict[str, _Rule]] | None = None
 
     @property
     def signals(self) -> frozenset[str]:
@@ -119,21 +119,27 @@ class RuleEngine(Detector):
     @property
     def is_idle(self) -> bool:
         """Only new samples, or their age, can change what a tick finds."""
-        return all(rule.is_idle for rule in (self._awake[1] if self._awake is not None else self.rules))
+        return all(
+            rule.is_idle for rule in (self._awake[1].values() if self._awake is not None else self.rules)
+        )
 
-    def _to_look_at(self, moment: Moment, watched: Collection[str]) -> Sequence[_Rule]:
+    def _to_look_at(self, moment: Moment, watched: Collection[str]) -> Collection[_Rule]:
         """The rules that may find something; a watched fault needs an answer from its own."""
-        if not self._names.isdisjoint(watched):
-            self._awake = None
         if self._awake is None or self._awake[0] != _reported(moment):
             return self.rules
-        return self._awake[1]
+        reported, awake = self._awake
+        if asked := self._names.intersection(watched) - awake.keys():
+            named = asked | awake.keys()
+            awake = {rule.rule.name: rule for rule in self.rules if rule.rule.name in named}
+            self._awake = reported, awake
+        return awake.values()
 
     def _note_awake(self, moment: Moment) -> None:
         """Rules that slept in this tick sleep until rows change, or another signal is reported."""
         reported = _reported(moment)
         if self._awake is None or self._awake[0] != reported:
-            self._awake = reported, [rule for rule in self.rules if not rule.is_asleep(moment)]
+            awake = (rule for rule in self.rules if not rule.is_asleep(moment))
+            self._awake = reported, {rule.rule.name: rule for rule in awake}
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
         self._awake = None

@@ -259,10 +259,10 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
-    """A milder incident gave way: its drain or test reservation is in place, and the slot is this
-    incident's."""
+    """A milder incident gave way: its drain or test reservation is in place, and the slot is this incident's.
+    A person's run gives way to none."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
-    if shown is None:
+    if shown is None or shown.name in facts.kept:
         return False
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
@@ -286,7 +286,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     if shown is None or not (shown.drain and is_ours(shown.reason)):
         return False
     slot = facts.held.get(shown.name)
-    if slot is not None and slot.incident == incident.id:
+    if slot is not None and slot.incident == incident.id and shown.name not in facts.kept:
         return False
     alive = {
         job.id

@@ -40,6 +40,7 @@ from healer.model import (
     IncidentState,
     Mode,
     Outcome,
+    OwnerKind,
     Playbook,
     Proposal,
     Remedy,
@@ -362,7 +363,13 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     in_service = node is None or node.in_service  # an unknown node is not known to be out
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
+    if node is not None and node.owner is not None and node.owner.kind in _OTHERS:
+        return base  # they took it over from a run, which got stuck by that
     return Severity.P0 if incident.jobs_hit or in_service else base
+
+
+#: Whoever keeps a node out knows of it.
+_OTHERS = frozenset({OwnerKind.person, OwnerKind.program})
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

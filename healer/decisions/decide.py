@@ -40,6 +40,7 @@ from healer.model import (
     IncidentState,
     Mode,
     Outcome,
+    OwnerKind,
     Playbook,
     Proposal,
     Remedy,
@@ -259,10 +260,10 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
-    """A milder incident gave way: its drain or test reservation is in place, and the slot is this
-    incident's."""
+    """A milder incident gave way: its drain or test reservation is in place, and the slot is this incident's.
+    A person's run gives way to none."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
-    if shown is None:
+    if shown is None or shown.name in facts.kept:
         return False
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
@@ -286,7 +287,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     if shown is None or not (shown.drain and is_ours(shown.reason)):
         return False
     slot = facts.held.get(shown.name)
-    if slot is not None and slot.incident == incident.id:
+    if slot is not None and slot.incident == incident.id and shown.name not in facts.kept:
         return False
     alive = {
         job.id
@@ -362,7 +363,13 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     in_service = node is None or node.in_service  # an unknown node is not known to be out
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
+    if node is not None and node.owner is not None and node.owner.kind in _OTHERS:
+        return base  # they took it over from a run, which got stuck by that
     return Severity.P0 if incident.jobs_hit or in_service else base
+
+
+#: Whoever keeps a node out knows of it.
+_OTHERS = frozenset({OwnerKind.person, OwnerKind.program})
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

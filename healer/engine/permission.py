@@ -91,6 +91,9 @@ _RUNGS = {
     Verb.reboot: Remedy.reboot_node,
     Verb.power_cycle: Remedy.power_cycle,
 }
+#: Work on the node itself, and its return: not where it is only kept out, or freed of jobs that cannot end.
+_ON_NODE = frozenset({*SLOT_VERBS, *RETURNING_VERBS, Verb.restart_service, Verb.diagnose, Verb.site_command})
+_ON_NODE -= {Verb.drain, Verb.down}
 #: Guards over repeated remedies: a step that they hold `may_fail`, so that the run goes up the ladder.
 _TRIED = frozenset({Guard.repeat, Guard.reboot_cap})
 
@@ -134,6 +137,8 @@ class StepPermission:
             tx.facts = msgspec.structs.replace(tx.facts, sweeps=sweeps)
         if verb in SLOT_VERBS:
             tx.facts = free_slots(tx, tx.facts, now)
+        if why := self._left_to_person(tx.facts):
+            return None, self._ends_run(tx, why)
         proposal = self._proposal(rules, playbook, tx.facts, incident)
         takes = not proposal.ride and verb in SLOT_VERBS
         waited = takes and takes_slot_later(playbook)
@@ -167,6 +172,14 @@ class StepPermission:
         if takes or (verb in SLOT_VERBS and _is_undrained(run, tx.facts)):
             tx.grant_slot(_slot(proposal, run, now))
         return (None, None) if again else self._granted(tx, proposal)
+
+    def _left_to_person(self, facts: GateFacts) -> Said | None:
+        """Why healer's own run ends before it works on its node or returns it: a person's run keeps the node
+        out, and goes on with it. It has done what it can for the jobs there."""
+        who = facts.kept.get(self.run.node or "")
+        if who is None or self.run.by != "healer" or self.run.alongside or self.verb not in _ON_NODE:
+            return None
+        return say("engine.left_to_person", node=self.run.node, who=who)
 
     def _ends_run(self, tx: GateTx, why: Said) -> LogEntry:
         entry = self._entry(StepEvent.skipped, why, {"ends_run": True})

@@ -15,6 +15,7 @@ from healer.decisions import (
     JudgeResult,
     after_grant,
     decision_of,
+    holds_slot,
     is_untouched,
     judge,
     proposal_to_begin,
@@ -148,7 +149,7 @@ class _Batch:
             self.runs.append(run)
             return run, facts
         if not run.alongside:
-            self._take_over_waiting(run)
+            self._take_over_waiting(run, facts)
             take_over_untouched(tx, run, facts, rules, now)
         self._audit(request, "run.started", kept)
         self.runs.append(run)
@@ -167,13 +168,15 @@ class _Batch:
             return None
         return Conflict(node_taken_text(run.node))
 
-    def _take_over_waiting(self, run: Run) -> None:
+    def _take_over_waiting(self, run: Run, facts: GateFacts) -> None:
         """A person's run takes over one that only waits on the same node."""
         for other in self._waiting:
             if other.node != run.node:
                 continue
             why = say("engine.taken_over", who=run.by, playbook=run.playbook, run=run.id)
             self._tx.set_run_state(other.id, RunState.done, why=why, at=self._now)
+            if not (other.alongside or holds_slot(facts, other)):
+                _tell_untouched(self._tx, other, run, why, self._now)
             entry = LogEntry(
                 run=other.id,
                 at=self._now,
@@ -250,10 +253,16 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
         return False
     why = say("engine.taken_over", who=run.approved_by or run.by, playbook=run.playbook, run=run.id)
     tx.set_run_state(other.id, RunState.done, why=why, at=now)
-    if other.incident is not None:
+    _tell_untouched(tx, other, run, why, now)
+    return True
+
+
+def _tell_untouched(tx: CommandTx, other: Run, run: Run, why: Said, now: datetime) -> None:
+    """Informs the detector that `other` ended for `run` and has taken nothing: its incident is decided again
+    where that ends without having returned the node."""
+    if other.incident is not None and not other.shadow:
         news = run_changed(other, RunState.done, now, reason=why, early=True)
         tx.send_command(news, request=f"{run.id}:over:{other.id}")
-    return True
 
 
 def node_taken_text(node: str | None) -> Said:

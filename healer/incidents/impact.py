@@ -106,21 +106,26 @@ def hit_by_evidence(
     reported = [evidence for evidence in here if evidence.fatal] or [
         evidence for evidence in here if evidence.sense not in MEASURED
     ]
-    on_node = _not_younger(incident, on_node, reported)
-    # A kernel line is about one GPU, even if its address is lost.
-    places = {(_hit_place(incident, evidence), bool(evidence.line)) for evidence in reported}
+    signs: dict[tuple[Component, bool], list[Evidence]] = {}
+    for evidence in reported:
+        # A kernel line is about one GPU, even if its address is lost.
+        signs.setdefault((_hit_place(incident, evidence), bool(evidence.line)), []).append(evidence)
+    naming = reported
     if here and not reported:
-        places = {(incident.root, True)}
-        reported = [evidence for evidence in here if evidence.component == incident.root]
+        signs = {(incident.root, True): []}
+        naming = [evidence for evidence in here if evidence.component == incident.root]
     hit: dict[str, SlurmJob] = {}
-    for where, one_gpu in places or {(Component(cluster=incident.cluster, node=node), False)}:
-        jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
+    whole_node = {(Component(cluster=incident.cluster, node=node), False): list[Evidence]()}
+    for (where, one_gpu), there in (signs or whole_node).items():
+        older = _not_younger(incident, on_node, there)
+        jobs, certain = hit_among(older, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
             # The GPU is unknown, but the signal itself may name the job. The incident's own list does not
             # count: it is a guess from Slurm's picture, which may be older than these jobs.
-            sure = surely_hit(on_node, [place for place, _ in places], node, node_gpus)
-            ids = {job.id for job in sure} | {evidence.job for evidence in reported}
-            named = [job for job in on_node if job.id in ids]
+            older = _not_younger(incident, on_node, reported)
+            sure = surely_hit(older, [place for place, _ in signs], node, node_gpus)
+            ids = {job.id for job in sure} | {evidence.job for evidence in naming}
+            named = [job for job in older if job.id in ids]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
     return list(hit.values()), True
@@ -135,9 +140,9 @@ def _hit_place(incident: Incident, evidence: Evidence) -> Component:
 def _not_younger(
     incident: Incident, on_node: Sequence[SlurmJob], reported: Sequence[Evidence]
 ) -> Sequence[SlurmJob]:
-    """Without jobs, and later lives of them, that began after the fault, and that the detector knew and did
-    not count when it heard of it late: their work has not been ended. A node that is surely unusable hits
-    them too."""
+    """Without jobs, and later lives of them, that began after what was `reported`, and that the detector knew
+    and did not count when it heard of it late: their work has not been ended. A node that is surely unusable
+    hits them too."""
     if incident.unusable or not reported:
         return on_node
     last, heard = max(evidence.at for evidence in reported), incident.opened - PICTURE_AGE

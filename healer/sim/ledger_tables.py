@@ -225,6 +225,13 @@ def gate_facts(tables: Tables, cluster: str, snapshot: SlurmSnapshot | None, now
             if run.state is RunState.running and not run.shadow and not run.alongside and run.node
         },
         unmade=dict(_unmade(tables)),
+        kept={
+            slot.node: run.by
+            for slot in tables.slots.values()
+            if (run := tables.runs.get(slot.run)) is not None
+            and run.by != "healer"
+            and run.state not in ENDED_RUN_STATES
+        },
         permits=_of_last_day(tables.permits, now),
         waiting=tuple(_waiting(tables)),
         trials=tuple(trial for trial in tables.texts.values() if trial.left),

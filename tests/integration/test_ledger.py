@@ -5,7 +5,9 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
+from healer.adapters.postgres.loops import returned_nodes
 from healer.model import (
     BreakerState,
     Cause,
@@ -45,6 +47,7 @@ from tests.support.ledgers import (
     START,
     Bench,
     Broken,
+    PostgresBench,
     ago,
     begin,
     bench_of,
@@ -403,6 +406,19 @@ def test_a_slot_that_took_nothing_is_no_slot_of_its_hour_once_it_is_released(ben
         why = "its run could not drain the node"
         claim.gate(lambda tx: tx.release_slot(node(), at=START, why=why))
     assert (facts(bench).slots, facts(bench).granted) == ((), ())
+
+
+def test_a_restarted_detector_takes_no_node_for_returned_that_was_never_drained(
+    fresh_database: sa.Engine,
+) -> None:
+    bench = PostgresBench(fresh_database)
+    with bench.ledger.transaction() as tx:
+        tx.grant_slot(slot(1, drained_at=START))
+        tx.grant_slot(slot(2))
+        for number in (1, 2):
+            tx.release_slot(node(number), at=START + timedelta(minutes=1), why="x")
+    with fresh_database.connect() as conn:
+        assert [name for name, _ in returned_nodes(conn, CLUSTER)] == [node(1)]
 
 
 def test_a_slot_granted_and_released_in_one_question_is_free(bench: Bench) -> None:

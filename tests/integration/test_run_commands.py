@@ -25,12 +25,13 @@ def test_a_persons_drain_and_resume_go_all_the_way(desk: Desk) -> None:
     assert facts(desk).slots == (), "the worker grants it"
     assert desk.work(started.id) is RunState.waiting
     assert [slot.node for slot in facts(desk).slots] == [name(1)]
+    assert facts(desk).kept == {name(1): "ann"}
     assert desk.slurm.node(name(1)).drain
     back = desk.people.start(desk.ask("resume"))
     assert desk.state(started.id) is RunState.done  # taken over
     assert desk.work(back.id) is RunState.done
     assert desk.slurm.node(name(1)).in_service
-    assert facts(desk).slots == ()
+    assert (facts(desk).slots, facts(desk).kept) == ((), {})
 
 
 def test_the_same_request_again_is_the_same_run(desk: Desk) -> None:

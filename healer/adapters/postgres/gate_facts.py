@@ -78,6 +78,10 @@ SELECT pictured.version, pictured.taken_at, json_build_object(
      FROM slots LEFT JOIN runs ON runs.id = slots.run
      WHERE slots.cluster = :cluster AND slots.released_at IS NULL AND slots.drained_at IS NULL
        AND (runs.id IS NULL OR runs.state = ANY(:ended))), '{}'),
+  'kept', coalesce((SELECT json_object_agg(slots.node, runs.doc->>'by')
+     FROM slots JOIN runs ON runs.id = slots.run
+     WHERE slots.cluster = :cluster AND slots.released_at IS NULL
+       AND runs.state <> ALL(:ended) AND runs.doc->>'by' <> 'healer'), '{}'),
   'waiting', coalesce((SELECT json_agg(item) FROM (
      SELECT * FROM (
        SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,

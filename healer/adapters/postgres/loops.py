@@ -66,10 +66,12 @@ def wait_to_lead(
 
 
 def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
-    """The last return of each node to service: older signals are history, also after a restart."""
+    """The last return of each node to service: older signals are history, also after a restart. One that was
+    never drained was not returned: its slot was given up."""
+    returned = slots.c.released_at.is_not(None), slots.c.drained_at.is_not(None)
     rows = conn.execute(
         sa.select(slots.c.node, sa.func.max(slots.c.released_at))
-        .where(slots.c.cluster == cluster, slots.c.released_at.is_not(None))
+        .where(slots.c.cluster == cluster, *returned)
         .group_by(slots.c.node)
     )
     return [(row[0], row[1]) for row in rows]

@@ -232,6 +232,16 @@ class TestSeverity:
         shown = node(1, state=("IDLE", "DRAIN"), reason="PSU swap", reason_user="alice")
         assert self.of(facts(fleet(shown)), jobs_hit=("4711",)) is Severity.P1
 
+    @pytest.mark.parametrize(("reason", "severity"), [("PSU swap", Severity.P1), (OURS, Severity.P0)])
+    def test_so_has_one_that_a_person_took_over_from_a_run_that_got_stuck_by_it(self, reason, severity):
+        shown = node(1, state=("IDLE", "DRAIN"), reason=reason, reason_user="alice")
+        about, known = incident(jobs_hit=("4711",)), facts(fleet(shown))
+        why = "Reset the GPU failed after 1 attempt(s)"
+        stuck = Decision(
+            at=NOW, cluster=CLUSTER, incident=about.id, playbook=None, outcome=Outcome.held, why=why
+        )
+        assert severity_of(about, stuck, known) is severity
+
     def test_planned_work_is_no_fault(self):
         window = Maintenance(nodes=("gpu0001",), why="x")
         assert self.of(site=rules(GuardSettings(maintenance=(window,)))) is Severity.P1

@@ -19,7 +19,8 @@ from healer.model import (
     SlurmNode,
 )
 from tests.support import gate
-from tests.support.loop import LOST, Site, name, rules_in
+from tests.support.loop import FATAL, LOST, Site, name, rules_in
+from tests.support.under_test import TestSite
 
 ASKED = (
     "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
@@ -103,6 +104,23 @@ def test_the_mode_of_its_own_rule_binds(mode: Mode) -> None:
     assert run.shadow is (mode is Mode.shadow)
 
 
+@pytest.mark.parametrize("reports", [1, 3])
+def test_a_node_that_a_person_had_drained_is_freed_of_its_job_and_left_to_them(reports: int) -> None:
+    """Their run waits for the repair: healer resets, tests and returns nothing under their hands (law 5)."""
+    site = TestSite()
+    job = site.slurm.add_job(required=[name(1)])
+    theirs = site.ask("drain", 1)
+    site.run_for(5)
+    for _ in range(reports):
+        site.run_for(420, *site.say(1, FATAL), step_s=10)
+    shown = site.slurm.job(job)
+    assert shown is not None and shown.restarts == 1
+    assert (site.node(1).drain, site.reservations(), site.nodes.resets(name(1))) == (True, {}, [])
+    assert site.run_named(theirs).state is RunState.waiting
+    (own,) = [run for run in site.runs if run.by == "healer"]
+    assert (own.state, site.last(own.id).step, site.incident.run) == (RunState.done, "reset", None)
+
+
 class TestDecide:
     DRAINED = gate.node(1, state=("MIXED", "DRAIN"), reason=OURS)
 
@@ -112,11 +130,12 @@ class TestDecide:
         slot: str | None = "another",
         job: dict[str, Any] | None = None,
         drained: SlurmNode = DRAINED,
+        kept: dict[str, str] | None = None,
         **about: Any,
     ) -> Outcome:
         held = (gate.slot(1, incident=slot),) if slot else ()
         fleet = [drained, *(gate.node(number) for number in range(2, 33))]
-        known = gate.facts(fleet, jobs=[gate.job(**(job or {}))], slots=held)
+        known = gate.facts(fleet, jobs=[gate.job(**(job or {}))], slots=held, kept=kept or {})
         incident = gate.incident(**{"jobs_hit": ("4711",), **about})
         decision = decide(incident, gate.GPU_LOST, known, gate.rules(), gate.NOW, None)
         assert decision is not None
@@ -137,6 +156,11 @@ class TestDecide:
     )
     def test_else_the_drain_is_enough(self, about: dict[str, Any]) -> None:
         assert self.outcome(**about) is Outcome.nothing
+
+    def test_a_persons_run_gives_way_to_none(self) -> None:
+        own = gate.incident().id
+        assert self.outcome(slot=own, kept={name(1): "ann"}, jobs_hit_final=True) is Outcome.nothing
+        assert self.outcome(slot=own, kept={name(1): "ann"}) is Outcome.act, "its job hangs there"
 
     def test_its_own_drain_is_no_others(self) -> None:
         own = gate.incident().id

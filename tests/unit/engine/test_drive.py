@@ -658,8 +658,12 @@ def shared() -> tuple[Site, list[str]]:
 
 
 def lost(site: Site, gpu: int) -> list[Observation]:
+    return on_gpu(gpu, site.say(1, LOST))
+
+
+def on_gpu(gpu: int, lines: list[Observation]) -> list[Observation]:
     component = Component(cluster="pod1", node=NODE, gpu=gpu)
-    return [msgspec.structs.replace(one, component=component) for one in site.say(1, LOST)]
+    return [msgspec.structs.replace(one, component=component) for one in lines]
 
 
 def test_a_gpu_lost_before_the_detector_knows_the_listed_jobs_requeues_its_job_too() -> None:
@@ -676,6 +680,18 @@ def test_a_gpu_lost_before_the_detector_knows_the_listed_jobs_requeues_its_job_t
     site.run_for(30)
     assert [job_of(site, job).restarts for job in jobs] == [1, 1]
     assert sorted(site.incident.jobs_hit) == sorted(jobs)
+
+
+def test_a_job_younger_than_the_fault_of_its_gpu_is_not_hit_by_a_later_one_of_another_gpu() -> None:
+    """The line about its GPU comes late, together with one about the other job's."""
+    site = Site(10, scheduler=Watched)
+    site.clock.advance(3600)
+    first, second = (site.slurm.add_job(gpus=4, required=[NODE]) for _ in range(2))
+    site.walk()
+    site.clock.advance(1200)
+    before = on_gpu(1, site.say(1, FATAL, event_at=later(minutes=40), boot_id="b1"))
+    site.run_for(20, *before, *on_gpu(5, site.say(1, FATAL, boot_id="b1")), step_s=2)
+    assert (job_of(site, first).restarts, job_of(site, second).restarts) == (0, 1)
 
 
 @pytest.mark.parametrize("word", ["resolve", "cancel", "resume"])

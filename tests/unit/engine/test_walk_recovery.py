@@ -4,10 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import pytest
 
+from healer.engine.command import Commands
+from healer.engine.command import Site as Where
 from healer.engine.permission import free_slots_of
 from healer.engine.walk import walk
 from healer.model import (
+    ENDED_RUN_STATES,
     Breaker,
     BreakerState,
     CommandKind,
@@ -23,6 +27,7 @@ from healer.model import (
     Step,
     Verb,
 )
+from healer.ports.commanding import RunRequest
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
 
@@ -320,6 +325,29 @@ def test_a_merged_incident_takes_its_waiting_run_along() -> None:
     site.send_command(CommandKind.merge, incident=first.id, into=second.id)
     site.run_for(5)
     assert site.ledger.tables.runs[first.run or ""].state is RunState.cancelled
+
+
+@pytest.mark.parametrize("mode", [Mode.approve, Mode.suggest])
+def test_a_persons_run_that_comes_to_nothing_leaves_healers_proposal_to_approve(mode: Mode) -> None:
+    site = Site(10, mode=mode)
+    site.slurm.add_job(required=[name(1)])
+    site.run_for(5, *site.say(1, FATAL))
+    people = Commands(
+        {CLUSTER: Where(site.ledger, site.slurm, lambda _: None)}, lambda: site.rules, site.clock
+    )
+    asked = RunRequest(
+        id="r-ann", playbook="slow-node", cluster=CLUSTER, by="ann", reason="slow", node=name(1)
+    )
+    assert people.start(asked).state is RunState.running
+    site.run_for(5)
+    assert [run.state for run in site.runs] == [RunState.done, RunState.running]
+    people.cancel("r-ann", by="ann", reason="the wrong node", request="q1")
+    site.run_for(5)
+    (again,) = [run for run in site.runs if run.state not in ENDED_RUN_STATES]
+    assert (again.playbook, again.state, again.id) == ("gpu-fatal", ASKS[mode], site.incident.run)
+
+
+ASKS = {Mode.approve: RunState.waiting_approval, Mode.suggest: RunState.proposed}
 
 
 def test_a_pause_holds_a_return_that_has_not_begun() -> None:

@@ -268,9 +268,10 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
         return False
-    own = f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_name(incident.id))
+    is_own = f" inc:{incident.short_id}" in shown.reason
+    is_own = is_own or (kept is not None and kept.name == reservation_name(incident.id))
     reopened = incident.run is None and incident.run_count > 0
-    if own and not reopened:
+    if is_own and not reopened:
         return False  # taken out for this very incident
     slot = facts.held.get(shown.name)
     return slot is not None and slot.incident == incident.id
@@ -370,7 +371,7 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     return Severity.P0 if incident.jobs_hit or in_service else base
 
 
-#: Whoever keeps a node out knows of it.
+#: Owners other than healer and Slurm: they know that they keep the node out.
 _OTHERS = frozenset({OwnerKind.person, OwnerKind.program})
 
 

@@ -261,14 +261,17 @@ def out_by_us(node: str, facts: GateFacts) -> Said | None:
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     """A milder incident gave way: its drain or test reservation is in place, and the slot is this incident's.
-    A person's run gives way to none."""
+    A person's run gives way to none. An incident that was reopened goes on from its own drain."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     if shown is None or shown.name in facts.kept:
         return False
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
         return False
-    if f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_name(incident.id)):
+    is_own = f" inc:{incident.short_id}" in shown.reason
+    is_own = is_own or (kept is not None and kept.name == reservation_name(incident.id))
+    reopened = incident.run is None and incident.run_count > 0
+    if is_own and not reopened:
         return False  # taken out for this very incident
     slot = facts.held.get(shown.name)
     return slot is not None and slot.incident == incident.id
@@ -368,7 +371,7 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     return Severity.P0 if incident.jobs_hit or in_service else base
 
 
-#: Whoever keeps a node out knows of it.
+#: Owners other than healer and Slurm: they know that they keep the node out.
 _OTHERS = frozenset({OwnerKind.person, OwnerKind.program})
 
 

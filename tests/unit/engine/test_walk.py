@@ -517,6 +517,25 @@ def test_incident_stopped_by_a_person_stays_stopped_until_reopened(state: RunSta
     assert sorted(one.state for one in site.runs) == sorted([state, RunState.waiting_approval])
 
 
+@pytest.mark.parametrize("word", ["cancel", "resolve"])
+def test_a_reopened_incident_goes_on_from_the_drain_that_is_still_in_place(word: str) -> None:
+    site = after_a_fault(Mode.auto)
+    known = site.incident
+    if word == "cancel":
+        site.cancel(site.runs[0].id)
+    else:
+        site.send_command(CommandKind.resolve, incident=known.id)
+    site.run_for(30, step_s=5)
+    assert site.node(1).drain and len(site.runs) == 1
+    site.send_command(CommandKind.reopen, incident=known.id)
+    site.run_for(20, step_s=5)
+    first, second = site.runs
+    assert (first.state, second.state) == (RunState.cancelled, RunState.waiting)
+    (incident,) = [one for one in site.open_incidents if one.id == known.id]
+    assert incident.run == second.id
+    assert [slot.run for slot in site.ledger.tables.slots.values()] == [second.id]
+
+
 def test_more_evidence_starts_nothing_that_a_person_stopped() -> None:
     site = after_a_fault(Mode.approve)
     site.cancel(site.runs[0].id)

@@ -388,17 +388,22 @@ def read_node_and_jobs(ctx: Context, after_s: float = LOOK_AGAIN_S) -> tuple[Slu
     return read_slurm(lambda: (slurm.node(ctx.node), slurm.jobs_on(ctx.node)), after_s)
 
 
-def jobs_pictured(ctx: Context) -> list[SlurmJob]:
-    """The jobs on the node by the stored picture, where that was taken since this step began and is not old.
+def recent_picture(ctx: Context, since: datetime) -> SlurmSnapshot | None:
+    """The stored picture, if it was taken after `since` and is not old.
 
-    What waits for their end need not query Slurm while it shows one: such waits last for days, and each look
-    costs slurmctld as much as a poll of the whole cluster. An empty list says nothing.
+    A wait need not query Slurm while the picture shows that it goes on: waits last for hours or days, and
+    each look would cost slurmctld as much as a poll of the whole cluster.
     """
     picture = ctx.tools.picture()
-    if picture is None or picture.taken_at <= ctx.began_at:
-        return []
-    is_old = ctx.tools.now() - picture.taken_at > PICTURE_AGE
-    return [] if is_old else picture.jobs_on(ctx.node)
+    if picture is None or picture.taken_at <= since or ctx.tools.now() - picture.taken_at > PICTURE_AGE:
+        return None
+    return picture
+
+
+def jobs_pictured(ctx: Context) -> list[SlurmJob]:
+    """The jobs on the node by the picture of the time since this step began. An empty list says nothing."""
+    picture = recent_picture(ctx, ctx.began_at)
+    return picture.jobs_on(ctx.node) if picture is not None else []
 
 
 def read_job(ctx: Context, *, leader: bool = False) -> SlurmJob:

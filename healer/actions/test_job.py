@@ -12,7 +12,17 @@ from typing import Any
 import msgspec
 
 from healer.actions import under_test
-from healer.actions.base import Again, Answered, Context, Done, Failed, Result, first_logged, read_slurm
+from healer.actions.base import (
+    Again,
+    Answered,
+    Context,
+    Done,
+    Failed,
+    Result,
+    first_logged,
+    read_slurm,
+    recent_picture,
+)
 from healer.actions.test_form import NOT_TESTED, TestReport, batch, compare, parse_report, report_text
 from healer.model import (
     FIT,
@@ -90,16 +100,29 @@ def _highest_remedy(ctx: Context) -> Remedy | None:
 
 def look(ctx: Context) -> Result | None:
     """The result of the test job; None: it was never submitted."""
+    submitted = next(
+        ((line.at, str(line.data["submitted"])) for line in ctx.lines if line.data.get("submitted")), None
+    )
+    if submitted is not None and (job := _pictured(ctx, *submitted)) is not None:
+        return under_way(ctx, job)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     if our_reservation(picture, ctx.node) is None:
         return Failed(say("actions.test_job_reservation_gone", node=ctx.node), final=True)
-    submitted = first_logged(ctx.lines, "submitted")
-    job = picture.jobs.get(submitted) if submitted is not None else _find(ctx, picture)
+    job = picture.jobs.get(submitted[1]) if submitted is not None else _find(ctx, picture)
     if job is not None:
         return _verdict(ctx, job)
     if submitted is None:
         return None
-    return Failed(say("actions.test_job_forgotten", job=submitted, node=ctx.node), final=True)
+    return Failed(say("actions.test_job_forgotten", job=submitted[1], node=ctx.node), final=True)
+
+
+def _pictured(ctx: Context, at: datetime, number: str) -> SlurmJob | None:
+    """The test job, submitted at that time, if a recent picture shows that it has not ended."""
+    picture = recent_picture(ctx, at)
+    if picture is None or our_reservation(picture, ctx.node) is None:
+        return None
+    job = picture.jobs.get(number)
+    return job if job is not None and is_under_way(job) else None
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -119,13 +142,17 @@ def job_name(ctx: Context) -> str:
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
-    if job.active or job.state == "PENDING":
+    if is_under_way(job):
         return under_way(ctx, job)
     answer = judge_job(ctx, job)
     untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
     if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
         return Failed(say("actions.test_job_not_tested", head=answer.head), final=True)
     return Done(answer.text, answer.data)
+
+
+def is_under_way(job: SlurmJob) -> bool:
+    return job.active or job.state == "PENDING"
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
-from healer.actions import WAITS, Again, Done
-from healer.model import SlurmSnapshot
+from healer.actions import WAITS, Again, Done, Failed, test_job
+from healer.model import LogEntry, Reservation, SlurmSnapshot, StepEvent, Submission
+from healer.model.slurm import reservation_name
+from healer.sim.sim_slurm import USER
 from tests.unit.actions.test_verbs import NODE, REASON, RUN, Away, Desk
 
 FOR_JOBS = ("empty", "job_end", "job_end_or_checkpoint")
@@ -40,3 +42,46 @@ def test_another_picture_is_no_answer(wait: str, picture_after_s: float) -> None
     desk.slurm.complete(job)
     desk.clock.advance(60)
     assert isinstance(desk.act(WAITS[wait]), Done)
+
+
+def under_test() -> Desk:
+    """A node whose test job has been running for 10 s, with a picture of 5 s ago."""
+    desk = Desk(run=RUN)
+    name = reservation_name(RUN.incident or RUN.id)
+    desk.slurm.reserve(Reservation(name=name, nodes=(NODE,), users=(USER,), maintenance=True))
+    test = Submission(nodes=(NODE,), script="#!/bin/sh", name="t", time_limit_s=60, reservation=name)
+    job = desk.slurm.submit(test)
+    sent = LogEntry(
+        run=RUN.id,
+        at=desk.clock.now(),
+        epoch=1,
+        step=desk.ctx.part,
+        event=StepEvent.waiting,
+        data={"submitted": job},
+    )
+    desk.ctx = msgspec.structs.replace(desk.ctx, log=(sent,))
+    desk.clock.advance(5)
+    picture: SlurmSnapshot = desk.slurm.snapshot()
+    desk.use(picture=lambda: picture)
+    desk.clock.advance(5)
+    return desk
+
+
+def test_slurm_is_not_asked_while_the_picture_shows_the_test_under_way() -> None:
+    desk = under_test()
+    before = test_job.look(desk.ctx)
+    desk.use(scheduler=Away())
+    answer = test_job.look(desk.ctx)
+    assert isinstance(answer, Again) and answer == before
+
+
+def test_a_test_is_judged_and_its_reservation_missed_by_slurms_word_alone() -> None:
+    desk = under_test()
+    desk.slurm.unreserve(reservation_name(RUN.incident or RUN.id))
+    picture = desk.slurm.snapshot()
+    desk.use(picture=lambda: picture)
+    assert isinstance(test_job.look(desk.ctx), Failed)
+    desk = under_test()
+    desk.slurm.complete(desk.ctx.log[0].data["submitted"])
+    desk.clock.advance(60)
+    assert isinstance(test_job.look(desk.ctx), Done)

@@ -106,9 +106,9 @@ def walk(
     with ledger.transaction() as tx:
         state = Walk(tx, rules, picture, now)
         lock_gate_if_needed(state, commands, findings)
-        _hand_over_slots(state)
         for command in commands:
             take_command(state, command)
+        _hand_over_slots(state)
         resolve_cleared(state)
         end_planned_work(context, state.work, rules)
         take_findings(state.work, without_hook_drains(state, findings))

@@ -37,6 +37,7 @@ from tests.support.loop import (
     rules_in,
 )
 
+OTHER_GPU = FATAL.replace("9b:00", "ab:00")
 CARD = "mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"
 
 
@@ -607,6 +608,15 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     site.run_for(3)
     assert site.incident.id == first.id
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
+
+
+def test_a_later_fault_of_the_node_hides_no_forgotten_drain() -> None:
+    """A person resolved the incident of the drain; that of the later fault only says that the node is out."""
+    site = after_a_fault(Mode.auto)
+    site.send_command(CommandKind.resolve, incident=site.incident.id)
+    site.run_for(120, *site.say(1, OTHER_GPU), step_s=10)
+    assert sorted(one.rule for one in site.open_incidents) == ["forgotten-drain", "gpu-fatal"]
+    assert (site.node(1).drain, len(site.runs)) == (True, 1)
 
 
 def merged_by_a_person() -> tuple[Site, str, str]:

@@ -38,7 +38,14 @@ from healer.model.faults import HEALER_DRAIN
 from healer.model.gate import CLOCKS_DIFFER, is_held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
-from healer.model.slurm import is_empty_reason, is_our_reservation, is_ours, our_reservation, slurm_kind
+from healer.model.slurm import (
+    is_empty_reason,
+    is_our_reservation,
+    is_ours,
+    our_reservation,
+    reservation_name,
+    slurm_kind,
+)
 from healer.text import Said, say
 
 #: A younger difference may still be settled by a run, a walk or a poll.
@@ -68,11 +75,23 @@ def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[I
     """Nodes that a run or an open incident accounts for; incidents about forgotten drains do not count."""
     run_ids, incident_ids = {run.id for run in runs}, {incident.id for incident in incidents}
     nodes = {slot.node for slot in facts.slots if slot.run in run_ids or slot.incident in incident_ids}
+    about = (incident for incident in incidents if incident.fault != HEALER_DRAIN)
     return (
         nodes
         | {run.node for run in runs if not run.shadow}
-        | {incident.root.node for incident in incidents if incident.fault != HEALER_DRAIN}
+        | {incident.root.node for incident in about if _is_out_for(incident, facts.snapshot)}
     )
+
+
+def _is_out_for(incident: Incident, snapshot: SlurmSnapshot | None) -> bool:
+    """healer's drain or test reservation of the incident's node is for it. Another fault of the node, as one
+    that came when it was out, accounts for none."""
+    node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
+    if node is None:
+        return True
+    kept = our_reservation(snapshot, node.name)
+    is_kept = kept is not None and kept.name == reservation_name(incident.id)
+    return is_kept or f" inc:{incident.short_id}" in node.reason
 
 
 def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[Said, datetime | None]:

@@ -348,10 +348,10 @@ def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]
 def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts | None) -> Severity:
     """How urgent the incident is for a person.
 
-    P0: a fatal fault hits service (the node takes jobs, or jobs were on it) and healer cannot or may not act,
-    whichever guard holds it, shadow mode included. No P0: planned work, a node that a person drained, a fault
-    that is over or that the node itself denies, and an incident without a decision, where nothing was held.
-    All else has its rule's severity, P1 at most.
+    P0: a fatal fault hits service (the node takes jobs, or keeps jobs from their work) and healer cannot or
+    may not act, whichever guard holds it, shadow mode included. No P0: planned work, a node that a person
+    drained, a fault that is over or that the node itself denies, and an incident without a decision, where
+    nothing was held. All else has its rule's severity, P1 at most.
     """
     if incident.plan:
         return incident.severity  # set by the planned work on the node
@@ -368,7 +368,16 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
         return base
     if node is not None and node.owner is not None and node.owner.kind in _OTHERS:
         return base  # they took it over from a run, which got stuck by that
-    return Severity.P0 if incident.jobs_hit or in_service else base
+    return Severity.P0 if in_service or _hits_jobs(incident, facts) else base
+
+
+def _hits_jobs(incident: Incident, facts: GateFacts | None) -> bool:
+    """A job that it hit is not at work elsewhere yet, as far as Slurm shows. Where no run has listed the
+    jobs, none has been restarted."""
+    if not incident.jobs_hit_final or facts is None or facts.snapshot is None:
+        return bool(incident.jobs_hit)
+    hit = (job for job in facts.snapshot.jobs.values() if job.leader in incident.jobs_hit)
+    return any(job.state == "PENDING" or incident.root.node in job.nodes for job in hit)
 
 
 #: Owners other than healer and Slurm: they know that they keep the node out.

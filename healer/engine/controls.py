@@ -101,17 +101,20 @@ class Controls:
 
     def set_mode(self, rule: Rule, mode: Mode, *, by: str, reason: str, request: str) -> None:
         """Sets the rule's mode while healer runs. Conflict where auto is not earned; the return to the mode
-        of the files needs no proof, unless healer itself took auto away."""
+        of the files needs no proof, unless healer itself took auto away, or would do so now."""
         rules = self._rules()
         earn = rules.guards.earn
         with self._ledger.command() as tx:
             if tx.audited(f"rule/{rule.name}", request):
                 return
             before = tx.rule_mode(rule.name)
-            back = rules.mode_of(rule) is Mode.auto and (before is None or before[1] != HEALER)
-            if mode is Mode.auto and not back:
+            if mode is Mode.auto:
+                back = rules.mode_of(rule) is Mode.auto and (before is None or before[1] != HEALER)
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
-                if (why := promotion_obstacle(proof, earn)) is not None:
+                # Whatever was set since: a rule that would lose auto at its next review does not get it back.
+                fell = demotion_reason(mode, proof, earn) is not None
+                why = promotion_obstacle(proof, earn) if fell or not back else None
+                if why is not None:
                     raise Conflict(say("engine.no_auto", rule=rule.name, why=why))
             order = Order(rule.name, by, reason, request, self._clock)
             store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)

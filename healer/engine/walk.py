@@ -106,9 +106,9 @@ def walk(
     with ledger.transaction() as tx:
         state = Walk(tx, rules, picture, now)
         lock_gate_if_needed(state, commands, findings)
-        _hand_over_slots(state)
         for command in commands:
             take_command(state, command)
+        _hand_over_slots(state)
         resolve_cleared(state)
         end_planned_work(context, state.work, rules)
         take_findings(state.work, without_hook_drains(state, findings))
@@ -233,6 +233,8 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
 def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     walk.known.setdefault(before.id, before)
     changed = apply_command(before, command)
+    if command.kind is CommandKind.merge:
+        changed = _left_to_its_root(walk, changed)
     proven = is_newly_proven(before, changed)
     # A run that lists the jobs may not have seen what the detector has taken by now.
     if proven or before.evidence_count > command.data.get("evidence_count", math.inf):
@@ -245,6 +247,14 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     if _is_given_up(before, changed):
         end_restarts(walk, changed, changed.closed_why or quoted(command.reason))
     walk.work.put(changed)
+
+
+def _left_to_its_root(walk: Walk, merged: Incident) -> Incident:
+    """An incident that a person merged into another one of its node: that goes on from its drain."""
+    name = merged.merged_into or ""
+    root = walk.work.by_id.get(name) or walk.tx.incident(name)
+    of_its_node = root is not None and root.root.node is not None and root.root.node == merged.root.node
+    return msgspec.structs.replace(merged, worse=name if of_its_node else None)
 
 
 def _is_given_up(before: Incident, after: Incident) -> bool:

@@ -527,8 +527,10 @@ def unfold_from_wave(book: Book, wave: Incident, members: Sequence[Incident], by
     """Makes the members incidents of their own again. `by`: a person split them, so that only a person merges
     them again."""
     for incident in members:
-        reopened = reopen_merged(incident, book.now)
-        book.put(msgspec.structs.replace(reopened, acknowledged_by=by) if by is not None else reopened)
+        member = reopen_merged(incident, book.now)
+        if by is not None:
+            member = msgspec.structs.replace(member, acknowledged_by=by, worse=None, gives_way_to=None)
+        book.put(member)
     if not wave.folded:
         return
     left = tuple(sorted({*wave.folded} - {incident.root.node for incident in members}))

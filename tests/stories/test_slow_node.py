@@ -8,6 +8,7 @@ import pytest
 
 from healer.model import (
     BreakerState,
+    CommandKind,
     FaultClass,
     GuardSettings,
     IncidentState,
@@ -475,6 +476,24 @@ def test_a_gpu_that_dies_while_its_node_is_tested_keeps_it_out(step: str) -> Non
     (left,) = site.open_incidents
     assert left.rule == "gpu-lost"
     assert not any(veto.node == NODE for veto in site.ledger.tables.vetoes)
+
+
+def test_what_a_person_splits_from_the_worse_incident_that_took_its_node_stays_apart() -> None:
+    site, job = slow()
+    site.checkpoint(job, 120)
+
+    def dies(where: str) -> None:
+        if where == "started:validate" and not any(one.rule == "gpu-lost" for one in site.incidents):
+            site.walk(*site.say(1, LOST))
+
+    site.on_checkpoint = dies
+    site.pass_time(240)
+    (left,) = site.open_incidents
+    (milder,) = (one for one in site.incidents if one.merged_into == left.id)
+    site.send_command(CommandKind.split, incident=left.id, incidents=[milder.id])
+    site.pass_time(30)
+    assert {one.id for one in site.open_incidents} == {left.id, milder.id}
+    assert site.node(1).drain
 
 
 def test_worse_news_between_the_grant_of_the_return_and_the_return_keeps_the_node_out() -> None:

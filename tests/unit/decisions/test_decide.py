@@ -242,6 +242,26 @@ class TestSeverity:
         )
         assert severity_of(about, stuck, known) is severity
 
+    @pytest.mark.parametrize(
+        ("shown", "severity"),
+        [
+            ({"state": "RUNNING", "nodes": (name(1), name(2))}, Severity.P0),
+            ({"state": "PENDING", "nodes": ()}, Severity.P0),
+            ({"state": "FAILED", "nodes": (name(1),)}, Severity.P0),
+            ({"state": "RUNNING", "nodes": (name(2), name(3))}, Severity.P1),
+            ({"state": "FAILED", "nodes": (name(2),)}, Severity.P1),
+            (None, Severity.P1),
+        ],
+    )
+    def test_a_run_that_got_stuck_pages_for_its_jobs_until_they_work_elsewhere(self, shown, severity):
+        jobs = [job(restarts=1, **shown)] if shown else []
+        known = facts(fleet(node(1, state=("IDLE", "DRAIN"), reason=OURS)), jobs=jobs)
+        about = incident(jobs_hit=("4711",), jobs_hit_final=True)
+        stuck = Decision(
+            at=NOW, cluster=CLUSTER, incident=about.id, playbook=None, outcome=Outcome.held, why="stuck"
+        )
+        assert severity_of(about, stuck, known) is severity
+
     def test_planned_work_is_no_fault(self):
         window = Maintenance(nodes=("gpu0001",), why="x")
         assert self.of(site=rules(GuardSettings(maintenance=(window,)))) is Severity.P1

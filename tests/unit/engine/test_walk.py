@@ -21,9 +21,11 @@ from healer.model import (
     Severity,
 )
 from healer.model.slurm import Reservation
+from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryTx
 from tests.support.loop import (
     APPLICATION,
+    CLUSTER,
     DEGRADED,
     FATAL,
     LOST,
@@ -34,6 +36,9 @@ from tests.support.loop import (
     name,
     rules_in,
 )
+
+OTHER_GPU = FATAL.replace("9b:00", "ab:00")
+CARD = "mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"
 
 
 def lost(site: Site, number: int = 1) -> None:
@@ -603,6 +608,46 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     site.run_for(3)
     assert site.incident.id == first.id
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
+
+
+def test_a_later_fault_of_the_node_hides_no_forgotten_drain() -> None:
+    """A person resolved the incident of the drain; that of the later fault only says that the node is out."""
+    site = after_a_fault(Mode.auto)
+    site.send_command(CommandKind.resolve, incident=site.incident.id)
+    site.run_for(120, *site.say(1, OTHER_GPU), step_s=10)
+    assert sorted(one.rule for one in site.open_incidents) == ["forgotten-drain", "gpu-fatal"]
+    assert (site.node(1).drain, len(site.runs)) == (True, 1)
+
+
+def merged_by_a_person() -> tuple[Site, str, str]:
+    """Two faults of different parts of a node; a person has merged that of the drain into the later one."""
+    site = after_a_fault(Mode.auto)
+    site.clock.advance(60)
+    entry = {"line": CARD, "time": site.now.isoformat()}
+    body = {"cluster": CLUSTER, "node": name(1), "entries": [entry]}
+    book = site.rules.kernel_lines
+    said = kernel_log_observations(body, lambda *_: True, site.now, cluster=CLUSTER, book=book)
+    site.run_for(10, *said.observations)
+    first, second = site.open_incidents
+    assert (first.rule, second.rule, len(site.runs)) == ("gpu-lost", "nic-lost", 1)
+    site.send_command(CommandKind.merge, incident=first.id, into=second.id)
+    site.run_for(10)
+    return site, first.id, second.id
+
+
+def test_a_merge_by_a_person_leaves_the_drain_to_the_other_incident_of_the_node() -> None:
+    site, _, second = merged_by_a_person()
+    before, after = site.runs
+    assert (before.state, after.state) == (RunState.cancelled, RunState.waiting)
+    assert (after.incident, site.incident.run) == (second, after.id)
+    assert [(slot.run, slot.incident) for slot in site.ledger.tables.slots.values()] == [(after.id, second)]
+
+
+def test_what_a_person_splits_from_the_other_incident_of_its_node_stays_apart() -> None:
+    site, first, second = merged_by_a_person()
+    site.send_command(CommandKind.split, incident=second, incidents=[first])
+    site.run_for(10)
+    assert {one.id for one in site.open_incidents} == {first, second}
 
 
 def test_a_returned_node_ends_its_incident_and_is_watched_for_a_week() -> None:

@@ -376,8 +376,10 @@ def _hits_jobs(incident: Incident, facts: GateFacts | None) -> bool:
     jobs, none has been restarted."""
     if not incident.jobs_hit_final or facts is None or facts.snapshot is None:
         return bool(incident.jobs_hit)
-    hit = (job for job in facts.snapshot.jobs.values() if job.leader in incident.jobs_hit)
-    return any(job.state == "PENDING" or incident.root.node in job.nodes for job in hit)
+    slurm, hit, node = facts.snapshot, incident.jobs_hit, incident.root.node or ""
+    shown = [slurm.jobs[name] for name in hit if name in slurm.jobs]
+    components = (job for job in slurm.jobs_on(node) if job.leader in hit)
+    return any(job.state == "PENDING" or node in job.nodes for job in (*shown, *components))
 
 
 #: Owners other than healer and Slurm: they know that they keep the node out.

@@ -35,6 +35,7 @@ from healer.model import (
     Incident,
     IncidentState,
     Inventory,
+    LogEntry,
     Mode,
     Outcome,
     Remedy,
@@ -43,6 +44,7 @@ from healer.model import (
     RunState,
     Slot,
     SlurmJob,
+    StepEvent,
     Verb,
     Veto,
     audit_record,
@@ -289,12 +291,29 @@ def _requeue(incident: Incident, mode: Mode, job: SlurmJob, now: datetime) -> Ru
 
 
 def end_restarts(walk: Walk, incident: Incident, why: Said) -> None:
-    """Ends the restarts of its jobs that a guard still holds: a person has resolved or stopped the incident,
-    or returned its node."""
-    for run in walk.tx.active_runs():
-        if (run.playbook, run.by, run.incident) == (_REQUEUE, "healer", incident.id):
+    """Ends the restarts of its jobs that are still to come: a person has resolved or stopped the incident, or
+    returned its node. One that Slurm was asked for goes on: it is read back and recorded."""
+    whose = (_REQUEUE, "healer", incident.id)
+    restarts = [run for run in walk.tx.active_runs() if (run.playbook, run.by, run.incident) == whose]
+    asked = _runs_under_way(walk.tx.steps_of(incident)) if restarts else frozenset[str]()
+    for run in restarts:
+        if run.id not in asked:
             walk.tx.set_run_state(run.id, RunState.cancelled, why=why, at=walk.now)
+            walk.audit("run.cancelled", f"run/{run.id}", reason=why, incident=incident.id)
             walk.runs.pop(run.id, None)
+
+
+def _runs_under_way(log: Sequence[LogEntry]) -> frozenset[str]:
+    """The runs with a step that has begun and is not over: its effect may have happened. A job that was only
+    asked to save its work has not been restarted."""
+    begun: dict[tuple[str, str], bool] = {}
+    for entry in log:
+        step = entry.run, entry.step
+        if entry.event is StepEvent.started or (entry.event is StepEvent.waiting and step in begun):
+            begun[step] = not entry.data.get("signal")
+        elif entry.event is not StepEvent.held:
+            begun.pop(step, None)
+    return frozenset(run for (run, _), may_have_happened in begun.items() if may_have_happened)
 
 
 def sweeps_due(walk: Walk) -> bool:

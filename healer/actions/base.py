@@ -29,7 +29,7 @@ from healer.model import (
     Validation,
     Verb,
 )
-from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, original_reason, plain, slurm_kind
+from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, names_incident, original_reason, plain, slurm_kind
 from healer.model.slurm import is_ours as is_healers
 from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
@@ -283,7 +283,7 @@ def reason_of(ctx: Context) -> str:
 
 def is_ours(reason: str, incident: str | None = None) -> bool:
     """Whether the drain is healer's; with `incident`: whether it is that incident's."""
-    return is_healers(reason) and (incident is None or f" inc:{incident[:8]}" in reason)
+    return is_healers(reason) and (incident is None or names_incident(reason, incident))
 
 
 def last_drain_reason(log: Sequence[LogEntry]) -> str:

@@ -253,7 +253,7 @@ def _undo(ctx: Context) -> Result:
     progress = read_progress(ctx)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     job = group_job.find(ctx, len(progress.rounds), progress.rounds[-1], picture) if progress.rounds else None
-    if job is None or not (job.active or job.state == "PENDING"):
+    if job is None or not job.unfinished:
         return Done(say("actions.test_job_none_left"))
     failed = test_job.cancel(ctx, job)
     return failed or Again(say("actions.bisect_cancelled", job=job.id), LOOK_AGAIN_S)

@@ -93,7 +93,7 @@ def _moved_on(incident: Incident, shown: Mapping[str, SlurmJob | None]) -> set[s
 def _ended_after(incident: Incident, job: SlurmJob, now: datetime) -> bool:
     """It is over and ended after the fault. Soon after the incident began its list may rest on a picture in
     which the job still ran."""
-    if job.active or job.state == "PENDING":
+    if job.unfinished:
         return False
     first = min((evidence.at for evidence in incident.evidence), default=incident.opened)
     return now - incident.opened > CRASH_WINDOW or (job.end_at is not None and job.end_at >= first)

@@ -61,7 +61,7 @@ def look_with_partner(ctx: Context, alone: Done) -> Result | None:
     job = _job(ctx, rounds[-1], picture)
     if job is None:
         return None if rounds[-1].job is None else _over(rounds[-1], "void", say("actions.test_job_gone"))
-    if job.active or job.state == "PENDING":
+    if job.unfinished:
         return _under_way(ctx, rounds[-1], job)
     return _ended(ctx, alone, rounds, job)
 

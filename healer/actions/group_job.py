@@ -202,7 +202,7 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
         if not left:
             return None
         return Again(say("actions.group_waits", nodes=few(left)), WAITS_AGAIN_S)
-    if job.active or job.state == "PENDING":
+    if job.unfinished:
         return _under_way(ctx, now, job, late=late)
     return _ended(now, job)
 

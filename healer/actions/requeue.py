@@ -308,7 +308,7 @@ def _probe_revive(ctx: Context) -> Result | None:
         return Skipped(say("actions.revive_ends_not", job=job.title))
     if "COMPLETING" in job.flags:
         return Again(say("actions.revive_completing", job=job.title), 1.0)
-    if job.active or job.state == "PENDING":
+    if job.unfinished:
         return Skipped(say("actions.revive_nothing", job=job.title, state=job.state))
     return Skipped(say("actions.revive_ended", job=job.title, state=job.state), {"state": job.state})
 

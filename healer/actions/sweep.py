@@ -115,7 +115,7 @@ def _do(ctx: Context) -> Result | None:
 
 def _undo(ctx: Context) -> Result:
     job = read_slurm(lambda: _job(ctx), LOOK_AGAIN_S)
-    if job is None or not (job.active or job.state == "PENDING"):
+    if job is None or not job.unfinished:
         return Done(say("actions.test_job_none_left"))
     return _cancelled(ctx, job)
 

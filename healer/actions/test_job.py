@@ -29,6 +29,7 @@ from healer.model import (
     REMEDY_LADDER,
     Command,
     CommandKind,
+    LogEntry,
     Reference,
     Remedy,
     SlurmJob,
@@ -100,29 +101,28 @@ def _highest_remedy(ctx: Context) -> Remedy | None:
 
 def look(ctx: Context) -> Result | None:
     """The result of the test job; None: it was never submitted."""
-    submitted = next(
-        ((line.at, str(line.data["submitted"])) for line in ctx.lines if line.data.get("submitted")), None
-    )
-    if submitted is not None and (job := _pictured(ctx, *submitted)) is not None:
+    sent = next((line for line in ctx.lines if line.data.get("submitted")), None)
+    if sent is not None and (job := _pictured(ctx, sent)) is not None:
         return under_way(ctx, job)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     if our_reservation(picture, ctx.node) is None:
         return Failed(say("actions.test_job_reservation_gone", node=ctx.node), final=True)
-    job = picture.jobs.get(submitted[1]) if submitted is not None else _find(ctx, picture)
+    job = picture.jobs.get(sent.data["submitted"]) if sent is not None else _find(ctx, picture)
     if job is not None:
         return _verdict(ctx, job)
-    if submitted is None:
+    if sent is None:
         return None
-    return Failed(say("actions.test_job_forgotten", job=submitted[1], node=ctx.node), final=True)
+    text = say("actions.test_job_forgotten", job=sent.data["submitted"], node=ctx.node)
+    return Failed(text, final=True)
 
 
-def _pictured(ctx: Context, at: datetime, number: str) -> SlurmJob | None:
-    """The test job, submitted at that time, if a recent picture shows that it has not ended."""
-    picture = recent_picture(ctx, at)
+def _pictured(ctx: Context, sent: LogEntry) -> SlurmJob | None:
+    """The test job, if a picture from after its submission shows that it has not ended."""
+    picture = recent_picture(ctx, sent.at)
     if picture is None or our_reservation(picture, ctx.node) is None:
         return None
-    job = picture.jobs.get(number)
-    return job if job is not None and is_under_way(job) else None
+    job = picture.jobs.get(sent.data["submitted"])
+    return job if job is not None and job.unfinished else None
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -142,17 +142,13 @@ def job_name(ctx: Context) -> str:
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
-    if is_under_way(job):
+    if job.unfinished:
         return under_way(ctx, job)
     answer = judge_job(ctx, job)
     untested = job.state == "FAILED" and exit_status(job) == NOT_TESTED
     if untested or (job.state != "COMPLETED" and job.state not in _FAILED):
         return Failed(say("actions.test_job_not_tested", head=answer.head), final=True)
     return Done(answer.text, answer.data)
-
-
-def is_under_way(job: SlurmJob) -> bool:
-    return job.active or job.state == "PENDING"
 
 
 class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):

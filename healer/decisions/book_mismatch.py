@@ -42,8 +42,8 @@ from healer.model.slurm import (
     is_empty_reason,
     is_our_reservation,
     is_ours,
+    is_out_for,
     our_reservation,
-    reservation_name,
     slurm_kind,
 )
 from healer.text import Said, say
@@ -87,11 +87,7 @@ def _is_out_for(incident: Incident, snapshot: SlurmSnapshot | None) -> bool:
     """healer's drain or test reservation of the incident's node is for it. Another fault of the node, as one
     that came when it was out, accounts for none."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
-    if node is None:
-        return True
-    kept = our_reservation(snapshot, node.name)
-    is_kept = kept is not None and kept.name == reservation_name(incident.id)
-    return is_kept or f" inc:{incident.short_id}" in node.reason
+    return node is None or is_out_for(snapshot, node, incident.id)
 
 
 def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[Said, datetime | None]:

@@ -54,7 +54,7 @@ from healer.model import (
 )
 from healer.model.rules import HUMAN_WORK
 from healer.model.run import run_id
-from healer.model.slurm import is_ours, our_reservation, reservation_name
+from healer.model.slurm import is_ours, is_out_for, our_reservation
 from healer.text import NO_WORDS, Said, say
 
 #: Verbs that are a remedy, the strongest first.
@@ -268,10 +268,8 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
         return False
-    is_own = f" inc:{incident.short_id}" in shown.reason
-    is_own = is_own or (kept is not None and kept.name == reservation_name(incident.id))
     reopened = incident.run is None and incident.run_count > 0
-    if is_own and not reopened:
+    if not reopened and is_out_for(facts.snapshot, shown, incident.id):
         return False  # taken out for this very incident
     slot = facts.held.get(shown.name)
     return slot is not None and slot.incident == incident.id

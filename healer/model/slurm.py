@@ -400,6 +400,11 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.state in {"FAILED", "NODE_FAIL"} and "COMPLETING" not in self.flags
 
     @property
+    def unfinished(self) -> bool:
+        """Holds nodes, or waits for some."""
+        return self.active or self.state == "PENDING"
+
+    @property
     def leader(self) -> str:
         """The id that commands need: a component of a heterogeneous job goes with its leader (2107)."""
         return self.het_job or self.id
@@ -669,6 +674,19 @@ def our_reservation_in(reservations: Mapping[str, Reservation], node: str) -> Re
     """The same of a list that was read alone."""
     found = reservations.values()
     return next((held for held in found if is_our_reservation(held) and node in held.nodes), None)
+
+
+def names_incident(reason: str, incident: str) -> bool:
+    """healer's reason of a drain is about this incident."""
+    return f" inc:{incident[:8]}" in reason
+
+
+def is_out_for(snapshot: SlurmSnapshot | None, node: SlurmNode, incident: str) -> bool:
+    """healer's drain of the node, or its reservation for tests, is for this incident."""
+    kept = our_reservation(snapshot, node.name)
+    return names_incident(node.reason, incident) or (
+        kept is not None and kept.name == reservation_name(incident)
+    )
 
 
 def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:

@@ -123,9 +123,7 @@ def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
     return [
         job
         for job in jobs
-        if job.name.startswith(SWEEP_JOBS)
-        and (job.active or job.state == "PENDING")
-        and "COMPLETING" not in job.flags
+        if job.name.startswith(SWEEP_JOBS) and job.unfinished and "COMPLETING" not in job.flags
     ]
 
 

@@ -114,7 +114,7 @@ def runs(folder: Path, count: int, *, crash: bool) -> None:
     for number in range(count):
         place = folder / str(number)
         place.mkdir()
-        with agents(place, ["a", "b", "c"], 2) as job:
+        with agents(place, ["a", "b", "c"], 2, trainer="ddp") as job:
             for name in job.names:
                 job.start(name, "--max-restarts=3")
             job.work(3)

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support import frameworks
+from tests.support import forked, frameworks
 from tests.support.processes import descendants, free_port, living, name_of
 from tests.support.wait import wait_until
 
@@ -66,29 +65,27 @@ class Agents:
     """The first of `names` keeps the rendezvous."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str], least: int, *, trainer: str = "ddp", steps: int = 0
+        self, folder: Path, names: Sequence[str], least: int, *, trainer: str = "plain", steps: int = 0
     ) -> None:
         self.folder, self.names, self.told = folder, names, Told(folder)
         self._least, self._trainer, self._steps = least, trainer, steps
         self._port = free_port()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, forked.Forked] = {}
 
     def start(self, name: str, *options: str, **environ: str) -> None:
         """Of equal options the last one counts."""
         keeps = int(name == self.names[0])
-        command = [
-            str(frameworks.python()), "-m", "healer_steps.torchrun", "--nproc-per-node=1",
-            f"--nnodes={self._least}:{len(self.names)}", "--rdzv-backend=c10d", "--rdzv-id=job",
-            f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf=is_host={keeps}", *options,
+        words = [
+            "--nproc-per-node=1", f"--nnodes={self._least}:{len(self.names)}", "--rdzv-backend=c10d",
+            "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf=is_host={keeps}", *options,
             str(JOB), self._trainer, str(self.folder), name, str(self._steps),
         ]  # fmt: skip
         base = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TMPDIR": str(self.folder)}
         base |= {"HEALER_NODE": name, "HEALER_VERDICT_FILE": str(self.verdict(name)), "HEALER_SWAP": "1"}
         with (self.folder / f"{name}.txt").open("ab") as said:
-            self._processes[name] = subprocess.Popen(
-                command, env=base | frameworks.QUIET | environ, cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=said, stderr=said, start_new_session=True,
-            )  # fmt: skip
+            self._processes[name] = forked.fork(
+                frameworks.agent(), words, base | frameworks.QUIET | environ, said, folder=self.folder
+            )
 
     def verdict(self, name: str) -> Path:
         return self.folder / f"{name}.verdict"

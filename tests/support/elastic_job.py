@@ -1,22 +1,27 @@
 """A training job for .venv-torch under an elastic launcher: data-parallel over gloo, it goes on from its
 checkpoint at any number of nodes.
 
-Arguments: the trainer (`ddp`, `accelerate` or `lightning`), the folder of checkpoint and logs, the name of
+Arguments: the trainer (`ddp`, `accelerate`, `lightning`, or `plain`: no training, and no torch, whose import
+takes five CPU-seconds of each worker, where a test is of the agents alone), the folder of checkpoint and logs, the name of
 this node, the number of steps (0: until it is ended). Each step is a line of JSON in `NODE.jsonl`.
 
 `asked.json` in the folder may ask for more: a last step, or a moment that lasts (`swapping.Training.bring`).
 """
 
+from __future__ import annotations
+
 import io
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import distributed, nn
+if sys.argv[1] != "plain":
+    import torch
+    from torch import distributed, nn
 
 #: Each step's work, and how often the first rank saves it.
 WORK_S, SAVE_EVERY = 0.1, 5
@@ -34,13 +39,24 @@ def told(**what: Any) -> None:
         file.write(json.dumps(about | what) + "\n")
 
 
-def begun(model: nn.Module) -> int:
+def begun(model: nn.Module | None) -> int:
     """The step to go on from, with the model as it was then."""
     if not SAVED.exists():
         return 0
+    if model is None:
+        return json.loads(SAVED.read_bytes())["step"]
     saved = torch.load(SAVED)
     model.load_state_dict(saved["model"])
     return saved["step"]
+
+
+def content_of(model: nn.Module | None, step: int) -> bytes:
+    """Of a checkpoint."""
+    if model is None:
+        return json.dumps({"step": step}).encode()
+    content = io.BytesIO()
+    torch.save({"step": step, "model": model.state_dict()}, content)
+    return content.getvalue()
 
 
 def asked() -> dict[str, Any]:
@@ -64,16 +80,15 @@ def last_as_asked(moment: str, step: int, *, holds: bool) -> None:
         time.sleep(wish["lasts_s"])
 
 
-def save(model: nn.Module, step: int) -> None:
+def save(model: nn.Module | None, step: int) -> None:
     if int(os.environ["RANK"]) == 0 and step % SAVE_EVERY == 0:
-        content, fresh = io.BytesIO(), SAVED.with_suffix(".new")
-        torch.save({"step": step, "model": model.state_dict()}, content)
-        half = len(content.getvalue()) // 2
+        content, fresh = content_of(model, step), SAVED.with_suffix(".new")
+        half = len(content) // 2
         with fresh.open("wb") as file:
-            file.write(content.getvalue()[:half])
+            file.write(content[:half])
             file.flush()
             last_as_asked("checkpoint", step, holds=True)
-            file.write(content.getvalue()[half:])
+            file.write(content[half:])
         fresh.rename(SAVED)
 
 
@@ -145,7 +160,52 @@ def lightning() -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.zeros(100_000, 1)))
 
 
+class Peers:
+    """The other ranks: the first one hears all, then answers all. As with gloo, a rank whose peer is gone
+    fails, and one whose peer is frozen waits."""
+
+    def __init__(self) -> None:
+        self._is_first, others = os.environ["RANK"] == "0", int(os.environ["WORLD_SIZE"]) - 1
+        at = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if self._is_first:
+            with socket.create_server(("", at[1])) as server:
+                self._links = [server.accept()[0] for _ in range(others)]
+        else:
+            self._links = [connected(at)]
+
+    def meet(self) -> None:
+        for hears in (self._is_first, not self._is_first):
+            for link in self._links:
+                if not hears:
+                    link.sendall(b".")
+                elif not link.recv(1):
+                    raise ConnectionError("a peer is gone")
+
+
+def connected(at: tuple[str, int]) -> socket.socket:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection(at)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def plain() -> None:
+    peers, step = Peers(), begun(None)
+    told(from_step=step, pid=os.getpid())
+    while not ended(step):
+        time.sleep(WORK_S)
+        peers.meet()
+        step += 1
+        save(None, step)
+        told(step=step)
+
+
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    {"ddp": ddp, "accelerate": accelerate, "lightning": lightning}[TRAINER]()
+    if TRAINER != "plain":
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+    {"plain": plain, "ddp": ddp, "accelerate": accelerate, "lightning": lightning}[TRAINER]()

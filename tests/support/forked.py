@@ -1,8 +1,9 @@
-"""`python -m healer …` forked from a process that has imported it, as `healer up` starts its parts.
+"""`python -m healer …` forked from a process that has imported it, as `healer up` starts its parts; and the
+same for agents of torch.
 
-Three of the five CPU-seconds of a start read the same modules and rules each time. What a process shows of
-how it was started (`/proc/PID/environ`, what its parts have loaded) is a matter of tests that start the
-program itself: `tests/system/crash/test_up.py`, `tests/system/security`.
+Three of the five CPU-seconds of a start read the same modules and rules each time; an agent's five are the
+import of torch. What a process shows of how it was started (`/proc/PID/environ`, what its parts have loaded)
+is a matter of tests that start the program itself: `tests/system/crash/test_up.py`, `tests/system/security`.
 """
 
 import atexit
@@ -23,15 +24,32 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
-
-from setproctitle import setproctitle
+from typing import IO, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 #: An interpreter reads these when it starts: with others of them there is nothing to fork from.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_")
 _LONGEST = 1 << 17
+#: What an agent of torch imports.
+_TORCH = (
+    "torch.distributed.run",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+)
 _NO_STATUS = "the process that forks has ended"
+
+
+class Program(NamedTuple):
+    """`python -m module`, and what the environment of the process that forks it has more than ours."""
+
+    python: str
+    module: str
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+HEALER = Program(sys.executable, "healer")
 
 
 class Forked:
@@ -82,11 +100,24 @@ def popen(
             stdin=subprocess.DEVNULL, stdout=output, stderr=errors or output, env=dict(environ), cwd=ROOT,
             start_new_session=True,
         )  # fmt: skip
+    return fork(HEALER, words, environ, output, errors)
+
+
+def fork(
+    program: Program,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    output: IO[bytes],
+    errors: IO[bytes] | None = None,
+    *,
+    folder: Path = ROOT,
+) -> Forked:
+    """Starts it in this folder, in a session of its own, without input."""
     answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    asked = json.dumps([list(words), dict(environ)]).encode()
+    asked = json.dumps([list(words), dict(environ), str(folder)]).encode()
     with theirs, open(os.devnull, "rb") as nothing:
         streams = (nothing, output, errors or output)
-        socket.send_fds(_forker(), [asked], [theirs.fileno(), *(one.fileno() for one in streams)])
+        socket.send_fds(_forker(program), [asked], [theirs.fileno(), *(one.fileno() for one in streams)])
     return Forked(answers)
 
 
@@ -116,15 +147,16 @@ def _of_the_interpreter(environ: Mapping[str, str]) -> tuple[dict[str, str], boo
 
 
 @functools.cache
-def _forker() -> socket.socket:
-    """To the process that forks, which ends when this one does."""
+def _forker(program: Program) -> socket.socket:
+    """To the process that forks it, which ends when this one does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forked", str(theirs.fileno())],
+            [program.python, "-m", "tests.support.forked", str(theirs.fileno()), program.module],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT,
+            env=os.environ | dict(program.environ),
         )  # fmt: skip
     atexit.register(process.wait)
     atexit.register(ours.close)  # before it waits
@@ -134,9 +166,22 @@ def _forker() -> socket.socket:
 # --- in the process that forks --------------------------------------------------------------------------
 
 
-def _load() -> None:
-    """Imports commands and parts, without what acts, and reads the shipped rules."""
+def _load(module: str) -> None:
     gc.disable()
+    if module == "healer":
+        _load_healer()
+    else:
+        for name in (module, *_TORCH):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def _load_healer() -> None:
+    """Imports commands and parts, without what acts, and reads the shipped rules."""
+    from setproctitle import setproctitle
+
     setproctitle("healer of tests")  # in a child, with another environment, it finds no room for a title
     from healer import commands
     from healer.bootstrap.tree_parts import preload
@@ -145,9 +190,6 @@ def _load() -> None:
     preload(load())
     for module in pkgutil.iter_modules(commands.__path__, "healer.commands."):
         importlib.import_module(module.name)
-    gc.collect()
-    gc.freeze()
-    gc.enable()
 
 
 def _serve(asked: socket.socket) -> list[str]:
@@ -174,8 +216,9 @@ def _serve(asked: socket.socket) -> list[str]:
         if not child:
             signal.set_wakeup_fd(-1)
             ours = [end.detach() for end in (asked, woken, wake)]
-            words, environ = json.loads(message)
+            words, environ, folder = json.loads(message)
             _become(streams, [*ours, answers, *running.values()], environ)
+            os.chdir(folder)
             return words
         for descriptor in streams:
             os.close(descriptor)
@@ -209,8 +252,9 @@ def _become(streams: Sequence[int], closed: Sequence[int], environ: Mapping[str,
 
 
 if __name__ == "__main__":
-    _load()
+    _module = sys.argv[2]
+    _load(_module)
     _words = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv[1:] = _words
-    sys.orig_argv[1:] = ["-m", "healer", *_words]
-    runpy.run_module("healer", run_name="__main__", alter_sys=True)
+    sys.orig_argv[1:] = ["-m", _module, *_words]
+    runpy.run_module(_module, run_name="__main__", alter_sys=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.up import ROOT
+from tests.support.forked import ROOT, Program
 
 PYTHON = ROOT / ".venv-torch" / "bin" / "python"
 CLIENT = ROOT / "clients" / "healer-steps"
@@ -27,6 +27,12 @@ def python() -> Path:
             "tests/torch.txt is not installed in .venv-torch: tools/setup --system does it", pytrace=False
         )
     return PYTHON
+
+
+def agent() -> Program:
+    """torchrun that leaves a bad node."""
+    environ = QUIET | {"PYTHONPATH": f"{CLIENT}:{ROOT}"}
+    return Program(str(python()), "healer_steps.torchrun", tuple(environ.items()))
 
 
 def run(program: Path, folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:

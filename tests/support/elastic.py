@@ -77,8 +77,8 @@ class Agents:
         keeps = int(name == self.names[0])
         words = [
             "--nproc-per-node=1", f"--nnodes={self._least}:{len(self.names)}", "--rdzv-backend=c10d",
-            "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf=is_host={keeps}", *options,
-            str(JOB), self._trainer, str(self.folder), name, str(self._steps),
+            "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf=is_host={keeps}",
+            *options, str(JOB), self._trainer, str(self.folder), name, str(self._steps),
         ]  # fmt: skip
         base = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TMPDIR": str(self.folder)}
         base |= {"HEALER_NODE": name, "HEALER_VERDICT_FILE": str(self.verdict(name)), "HEALER_SWAP": "1"}

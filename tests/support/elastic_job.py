@@ -2,8 +2,9 @@
 checkpoint at any number of nodes.
 
 Arguments: the trainer (`ddp`, `accelerate`, `lightning`, or `plain`: no training, and no torch, whose import
-takes five CPU-seconds of each worker, where a test is of the agents alone), the folder of checkpoint and logs, the name of
-this node, the number of steps (0: until it is ended). Each step is a line of JSON in `NODE.jsonl`.
+takes five CPU-seconds of each worker, where a test is of the agents alone), the folder of checkpoint and
+logs, the name of this node, the number of steps (0: until it is ended). Each step is a line of JSON in
+`NODE.jsonl`.
 
 `asked.json` in the folder may ask for more: a last step, or a moment that lasts (`swapping.Training.bring`).
 """

@@ -19,12 +19,14 @@ from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens, adopt_key
 from healer.adapters.token_key import KEY_FILE
 from healer.model import SlurmNode, SlurmSnapshot
+from tests.support.forked import HEALER, fork
 from tests.support.processes import NOT_ROOT, clean_environ, free_port
 from tests.support.relays import new_token
 from tests.support.seals import seal_all
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
+PROGRAM = ("-m", "healer", "api")
 TOKEN_KEY = bytes(range(32))
 RULES = Path(__file__).parents[2] / "rules"
 MB = 2**20
@@ -99,11 +101,11 @@ def api_process(
     *,
     nodes: int = 16,
     files: int | None = None,
-    program: Sequence[str] = ("-m", "healer", "api"),
+    program: Sequence[str] = (),
     **settings: str,
 ) -> Iterator[ApiProcess]:
     """Started, with `nodes` nodes gpu0001… of 8 GPUs in Slurm's picture. `files`: its limit of open files;
-    `program`: what Python runs."""
+    `program`: what Python runs, where a process that was forked would not do."""
     url = database.url.render_as_string(hide_password=False)
     engine = make_engine(url)
     names = [f"gpu{number:04d}" for number in range(1, nodes + 1)]
@@ -134,12 +136,14 @@ def api_process(
 
     limited = [] if files is None else ["prlimit", f"--nofile={files}:{files}"]
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*limited, *NOT_ROOT, sys.executable, *program],
-            env=environ,
-            stdout=out,
-            stderr=out,
-        )
+        process = (
+            subprocess.Popen(
+                [*limited, *NOT_ROOT, sys.executable, *(program or PROGRAM)],
+                env=environ, stdout=out, stderr=out,
+            )
+            if limited or program
+            else fork(HEALER, ["api"], environ, out, is_root=False)
+        )  # fmt: skip
     try:
 
         def answers() -> bool:

@@ -7,8 +7,10 @@ is a matter of tests that start the program itself: `tests/system/crash/test_up.
 """
 
 import atexit
+import ctypes
 import functools
 import gc
+import grp
 import importlib
 import json
 import os
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -30,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 #: An interpreter reads these when it starts: with others of them there is nothing to fork from.
 _OF_THE_INTERPRETER = ("PYTHON", "LD_")
 _LONGEST = 1 << 17
+_CLONE_NEWUSER = 0x10000000
 #: What an agent of torch imports.
 _TORCH = (
     "torch.distributed.run",
@@ -91,16 +94,20 @@ class Forked:
 
 
 def popen(
-    words: Sequence[str], environ: Mapping[str, str], output: IO[bytes], errors: IO[bytes] | None = None
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    output: IO[bytes],
+    errors: IO[bytes] | None = None,
+    given: IO[bytes] | None = None,
 ) -> "subprocess.Popen[bytes] | Forked":
-    """Starts `healer WORDS` in the checkout, in a session of its own, without input."""
+    """Starts `healer WORDS` in the checkout, in a session of its own."""
     if _of_the_interpreter(environ) != _of_the_interpreter(os.environ):
         return subprocess.Popen(
             [sys.executable, "-m", "healer", *words],
-            stdin=subprocess.DEVNULL, stdout=output, stderr=errors or output, env=dict(environ), cwd=ROOT,
-            start_new_session=True,
+            stdin=given or subprocess.DEVNULL, stdout=output, stderr=errors or output, env=dict(environ),
+            cwd=ROOT, start_new_session=True,
         )  # fmt: skip
-    return fork(HEALER, words, environ, output, errors)
+    return fork(HEALER, words, environ, output, errors, given)
 
 
 def fork(
@@ -109,24 +116,30 @@ def fork(
     environ: Mapping[str, str],
     output: IO[bytes],
     errors: IO[bytes] | None = None,
+    given: IO[bytes] | None = None,
     *,
     folder: Path = ROOT,
+    is_root: bool = True,
 ) -> Forked:
-    """Starts it in this folder, in a session of its own, without input."""
+    """Starts it in this folder, in a session of its own. Without `is_root` as `processes.NOT_ROOT` does."""
     answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    asked = json.dumps([list(words), dict(environ), str(folder)]).encode()
+    asked = json.dumps([list(words), dict(environ), str(folder), is_root]).encode()
     with theirs, open(os.devnull, "rb") as nothing:
-        streams = (nothing, output, errors or output)
+        streams = (given or nothing, output, errors or output)
         socket.send_fds(_forker(program), [asked], [theirs.fileno(), *(one.fileno() for one in streams)])
     return Forked(answers)
 
 
 def run(
-    words: Sequence[str], environ: Mapping[str, str], *, timeout: float
+    words: Sequence[str], environ: Mapping[str, str], *, timeout: float = 60, given: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """`healer WORDS` and what it printed. Raises subprocess.TimeoutExpired, and leaves nothing running."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = popen(words, environ, output, errors)
+    """`healer WORDS`, with `given` as its input, and what it printed. Raises subprocess.TimeoutExpired, and
+    leaves nothing running."""
+    with ExitStack() as stack:
+        output, errors, read = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        read.write(given.encode())
+        read.seek(0)
+        process = popen(words, environ, output, errors, read)
         try:
             status = process.wait(timeout)
         finally:
@@ -216,9 +229,11 @@ def _serve(asked: socket.socket) -> list[str]:
         if not child:
             signal.set_wakeup_fd(-1)
             ours = [end.detach() for end in (asked, woken, wake)]
-            words, environ, folder = json.loads(message)
+            words, environ, folder, is_root = json.loads(message)
             _become(streams, [*ours, answers, *running.values()], environ)
             os.chdir(folder)
+            if not is_root and os.geteuid() == 0:
+                _leave_root()
             return words
         for descriptor in streams:
             os.close(descriptor)
@@ -249,6 +264,16 @@ def _become(streams: Sequence[int], closed: Sequence[int], environ: Mapping[str,
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
+
+
+def _leave_root() -> None:
+    """Its user id in a namespace of its own is not 0, and outside it has none of root's rights."""
+    os.setgroups([grp.getgrnam("healer").gr_gid])
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWUSER):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", "1000 0 1"), ("gid_map", "1000 0 1")):
+        Path("/proc/self", name).write_text(text)
 
 
 if __name__ == "__main__":

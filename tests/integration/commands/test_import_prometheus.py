@@ -1,7 +1,6 @@
 """`healer import http://…` from a real Prometheus and a real VictoriaMetrics: the samples that they hold."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.forked import run
 from tests.support.processes import clean_environ, free_port
 from tests.support.prometheus import SERVERS, Samples, prometheus_with
 from tests.support.wait import wait_until
@@ -32,18 +32,12 @@ def remembered() -> Samples:
 
 
 def words(url: str, output: Path) -> list[str]:
-    return [str(HEALER), "import", url, "--since", SINCE, "--until", UNTIL, "--output", str(output), "--json"]
+    return ["import", url, "--since", SINCE, "--until", UNTIL, "--output", str(output), "--json"]
 
 
 def imported(url: str, output: Path, *more: str) -> tuple[Any, list[str]]:
     """The report, and the samples of the recording."""
-    done = subprocess.run(
-        [*words(url, output), *more],
-        env=clean_environ() | {"TZ": "UTC"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run([*words(url, output), *more], clean_environ(TZ="UTC"))
     assert done.returncode == 0, done.stderr
     entries = [json.loads(line) for line in output.read_text().splitlines()]
     texts: list[str] = [
@@ -75,7 +69,7 @@ def test_an_import_from_a_server_goes_on_after_sigkill(tmp_path: Path) -> None:
         imported(url, whole)
         broken = tmp_path / "broken.jsonl"
         process = subprocess.Popen(
-            words(url, broken), env=clean_environ() | {"TZ": "UTC"}, stdout=subprocess.DEVNULL
+            [HEALER, *words(url, broken)], env=clean_environ() | {"TZ": "UTC"}, stdout=subprocess.DEVNULL
         )
         wait_until((tmp_path / ".import-broken.jsonl").exists, 60)
         time.sleep(0.2)
@@ -87,11 +81,7 @@ def test_an_import_from_a_server_goes_on_after_sigkill(tmp_path: Path) -> None:
 
 def test_a_server_that_is_away_is_said(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = subprocess.run(
-        words(url, tmp_path / "r"), env=os.environ, capture_output=True, text=True, check=False
-    )
+    done = run(words(url, tmp_path / "r"), clean_environ())
     assert done.returncode == 1 and "no samples after 2026-11-25T19:59:59+00:00: " in done.stdout
-    missing = subprocess.run(
-        [HEALER, "import", url, "--output", tmp_path / "r"], capture_output=True, text=True, check=False
-    )
+    missing = run(["import", url, "--output", str(tmp_path / "r")], clean_environ())
     assert missing.returncode == 2 and "--since" in missing.stderr

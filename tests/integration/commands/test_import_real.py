@@ -13,6 +13,7 @@ import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm, trixie
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 from tests.support.rsyslog import Rsyslog
 from tests.support.slurm import clean, hands, real_slurm, sbatch  # noqa: F401 - a fixture
@@ -27,11 +28,7 @@ XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=1, name=a, GPU has fallen off the bus
 
 def healer(*words: str | Path) -> Any:
     """The JSON that the command prints, every rule automatic."""
-    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
-    done = subprocess.run(
-        [HEALER, *map(str, words), "--json"],
-        env=environ, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run([*map(str, words), "--json"], clean_environ(HEALER_MODE="auto", TZ="UTC"), timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -160,19 +157,15 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
     line = f"{NOW} gpu0001 kernel: {XID}\n"
     environ = clean_environ() | {"HEALER_MODE": "auto"}
     words = ["import", "-", "--as", "syslog", "--output", str(tmp_path / "r.jsonl")]
-    done = subprocess.run(
-        [HEALER, *words], input=line, env=environ, capture_output=True, text=True, check=True
-    )
-    assert "1 signal, " in done.stdout
+    done = run(words, environ, given=line)
+    assert done.returncode == 0 and "1 signal, " in done.stdout
     for wrong, said in (
         (["import", "-", "--as", "nonsense", "--output", "r"], "not one of syslog"),
         (["import", str(tmp_path / "missing"), "--output", "r"], "cannot be read"),
         (["import", "-", "--time-zone", "Mars", "--output", "r"], "not a time zone"),
         (["import", "-", "--output", str(tmp_path / "no" / "r")], "is not a folder"),
     ):
-        done = subprocess.run(
-            [HEALER, *wrong], input="", env=environ, capture_output=True, text=True, check=False
-        )
+        done = run(wrong, environ)
         assert done.returncode != 0 and said in " ".join(done.stderr.split()), done.stderr
     assert os.listdir(tmp_path) == ["r.jsonl"]
 
@@ -208,6 +201,5 @@ def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:
     healer("report", recording, "--output", tmp_path / "report.html")
     assert XID in (tmp_path / "report.html").read_text()
     (tmp_path / "empty.jsonl").write_text("")
-    words = [HEALER, "report", str(tmp_path / "empty.jsonl")]
-    done = subprocess.run(words, env=clean_environ(), capture_output=True, text=True, check=False)
+    done = run(["report", str(tmp_path / "empty.jsonl")], clean_environ())
     assert done.returncode == 1 and "empty" in done.stderr

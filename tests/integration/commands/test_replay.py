@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -30,16 +29,9 @@ LINES = [
 
 
 def test_warnings_are_not_part_of_the_document() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "healer", "replay", "-", "--json"],
-        input="".join(json.dumps(line) + "\n" for line in LINES),
-        env=clean_environ(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    given = "".join(json.dumps(line) + "\n" for line in LINES)
+    done = run(["replay", "-", "--json"], clean_environ(), given=given)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "incidents": [],
         "merged": [],

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import frameworks
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 from tests.support.sink import Sink, serve_sink
 from tests.support.up import ROOT
@@ -33,13 +34,10 @@ class Command:
             HEALER_TOKEN="heal_0_x",
             SLURM_JOB_ID="4711",
         )
-        self.command = [sys.executable, "-m", "healer", "send", "step-times"]
+        self.command = ["send", "step-times"]
 
-    def run(self, *options: str, given: str | None = None, status: int = 0) -> str:
-        done = subprocess.run(
-            [*self.command, *options], env=self.environ, cwd=ROOT, input=given, capture_output=True,
-            text=True, timeout=60, check=False,
-        )  # fmt: skip
+    def run(self, *options: str, given: str = "", status: int = 0) -> str:
+        done = run([*self.command, *options], self.environ, given=given)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -49,6 +47,7 @@ class Command:
         command_line = [
             "env",
             "--default-signal=INT",
+            *(sys.executable, "-m", "healer"),
             *self.command,
             "--from-log",
             str(path),

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from healer.commands import slurm_conf
 from healer.commands.hook_install import HOOK
 from healer.commands.slurm_conf import ConfProblem, changed, find, restored
+from tests.support.forked import run
 
 pytestmark = pytest.mark.heavy
 
@@ -29,13 +29,10 @@ class Machine:
         self.conf = folder / "etc" / "hook.conf"
 
     def hook(self, verb: str, *options: str, say: str = "") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "healer", "hook", verb, "--slurm-conf", str(self.slurm_conf)]
-        command += ["--to", str(self.to)]
+        command = ["hook", verb, "--slurm-conf", str(self.slurm_conf), "--to", str(self.to)]
         if verb == "install":
             command += ["--conf", str(self.conf), "--url", "https://healer:8080"]
-        return subprocess.run(
-            [*command, *options], input=say, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-        )
+        return run([*command, *options], os.environ, given=say)
 
     def files(self) -> dict[str, bytes]:
         """All that lies there, but for slurm.conf's backup."""

@@ -5,13 +5,12 @@ tests/system/e2e` records again. Their last snapshot shows what healer did then.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forked import run
 from tests.support.processes import clean_environ
 
 ROOT = Path(__file__).parents[3]
@@ -28,14 +27,10 @@ DONE = {
 
 def replay(recording: Path) -> bytes:
     """`healer replay --json` with the settings that the proofs had."""
-    return subprocess.run(
-        [sys.executable, "-m", "healer", "replay", str(recording), "--json"],
-        env=clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5"),
-        cwd=ROOT,
-        capture_output=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    environ = clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5")
+    done = run(["replay", str(recording), "--json"], environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.encode()
 
 
 def done_then(recording: Path) -> tuple[set[str], set[str]]:

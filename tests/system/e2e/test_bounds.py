@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from healer.signals.series import SERIES_OF_NODE_MAX
 from healer.signals.slots import REFUSED_MAX
-from tests.support.api_process import MB, ApiProcess, api_process
+from tests.support.api_process import MB, PROGRAM, ApiProcess, api_process
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
 
@@ -38,9 +38,7 @@ cli.main(["api"])
 
 @pytest.fixture
 def api(fresh_database: sa.Engine, scratch: Path, request: pytest.FixtureRequest) -> Iterator[ApiProcess]:
-    with api_process(
-        fresh_database, scratch, program=getattr(request, "param", ("-m", "healer", "api"))
-    ) as one:
+    with api_process(fresh_database, scratch, program=getattr(request, "param", PROGRAM)) as one:
         with one.client() as client:  # everything is loaded before memory is looked at
             for number in range(20):
                 assert client.post("/signals/kernel-log", json=event(number)).status_code == 202

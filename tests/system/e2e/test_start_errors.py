@@ -11,6 +11,7 @@ import pytest
 from healer.embedded.tree import check_port
 from healer.embedded.user import EmbeddedError, system_users
 from healer.settings import Listen
+from tests.support.forked import run
 from tests.support.processes import clean_environ, free_port
 from tests.support.small_disk import mounted
 
@@ -33,16 +34,15 @@ sys.meta_path.insert(0, Missing())
 
 def refusal(*command: str, status: int = 1, before: tuple[str, ...] = (), **environ: str) -> str:
     """What it says on standard error when it does not start: one line."""
-    done = subprocess.run(
-        [*before, sys.executable, "-m", "healer", *command],
-        env=clean_environ(**({"HEALER_SLURM_ADAPTERS": "sim"} | environ)),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    settings = clean_environ(**({"HEALER_SLURM_ADAPTERS": "sim"} | environ))
+    done = (
+        subprocess.run(
+            [*before, sys.executable, "-m", "healer", *command], env=settings, cwd=ROOT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False,
+        )
+        if before
+        else run(command, settings, timeout=90)
+    )  # fmt: skip
     assert done.returncode == status, done.stderr or done.stdout
     assert done.stderr.startswith("healer: ") and done.stderr.count("\n") == 1, done.stderr
     return done.stderr.removeprefix("healer: ")

@@ -18,6 +18,7 @@ from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm as slurm_support
 from tests.support.exporters import DCGM_OLD
+from tests.support.forked import run
 from tests.support.processes import clean_environ, descendants, free_port, living
 from tests.support.pulling import Server, closed_port, exporter
 from tests.support.relays import new_token
@@ -192,15 +193,7 @@ def test_a_cluster_is_watched_and_nothing_of_it_can_be_changed(
 
 
 def _refused(scratch: Path, slurm_conf: Path, *options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "healer", "watch", *options],
-        capture_output=True,
-        text=True,
-        env=clean_environ(TMPDIR=str(scratch), SLURM_CONF=str(slurm_conf)),
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    done = run(["watch", *options], clean_environ(TMPDIR=str(scratch), SLURM_CONF=str(slurm_conf)))
     assert done.returncode != 0
     assert list(scratch.glob("healer-watch-*")) == []
     return done.stderr.removeprefix("healer: ")

@@ -1,9 +1,10 @@
 """`python -m healer …` forked from a process that has imported it, as `healer up` starts its parts; and the
-same for agents of torch.
+same for agents of torch and for trainings.
 
-Three of the five CPU-seconds of a start read the same modules and rules each time; an agent's five are the
-import of torch. What a process shows of how it was started (`/proc/PID/environ`, what its parts have loaded)
-is a matter of tests that start the program itself: `tests/system/crash/test_up.py`, `tests/system/security`.
+Three of the five CPU-seconds of a start read the same modules and rules each time; the import of torch takes
+five, that of Lightning ten. What a process shows of how it was started (`/proc/PID/environ`, what its parts
+have loaded) is a matter of tests that start the program itself: `tests/system/crash/test_up.py`,
+`tests/system/security`.
 """
 
 import atexit
@@ -33,22 +34,16 @@ ROOT = Path(__file__).parents[2]
 _OF_THE_INTERPRETER = ("PYTHON", "LD_")
 _LONGEST = 1 << 17
 _CLONE_NEWUSER = 0x10000000
-#: What an agent of torch imports.
-_TORCH = (
-    "torch.distributed.run",
-    "torch.distributed.launcher.api",
-    "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
-)
 _NO_STATUS = "the process that forks has ended"
 
 
 class Program(NamedTuple):
-    """`python -m module`, and what the environment of the process that forks it has more than ours."""
+    """`python -m module`, or a script, which is the first of its words, where `module` is empty. `loads` is
+    imported before; `environ` is what the process that imports it has more than this one."""
 
     python: str
     module: str
+    loads: tuple[str, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
 
 
@@ -131,15 +126,24 @@ def fork(
 
 
 def run(
-    words: Sequence[str], environ: Mapping[str, str], *, timeout: float = 60, given: str = ""
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    timeout: float = 60,
+    given: str = "",
+    program: Program = HEALER,
+    folder: Path = ROOT,
 ) -> "subprocess.CompletedProcess[str]":
-    """`healer WORDS`, with `given` as its input, and what it printed. Raises subprocess.TimeoutExpired, and
-    leaves nothing running."""
+    """`healer WORDS`, or another program, with `given` as its input, and what it printed. Raises
+    subprocess.TimeoutExpired, and leaves nothing running."""
     with ExitStack() as stack:
         output, errors, read = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         read.write(given.encode())
         read.seek(0)
-        process = popen(words, environ, output, errors, read)
+        if program is HEALER:
+            process = popen(words, environ, output, errors, read)
+        else:
+            process = fork(program, words, environ, output, errors, read, folder=folder)
         try:
             status = process.wait(timeout)
         finally:
@@ -165,9 +169,10 @@ def _forker(program: Program) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _LONGEST)
+    words = [str(theirs.fileno()), program.module, *program.loads]
     with theirs:
         process = subprocess.Popen(
-            [program.python, "-m", "tests.support.forked", str(theirs.fileno()), program.module],
+            [program.python, "-m", "tests.support.forked", *words],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd=ROOT,
             env=os.environ | dict(program.environ),
         )  # fmt: skip
@@ -179,13 +184,12 @@ def _forker(program: Program) -> socket.socket:
 # --- in the process that forks --------------------------------------------------------------------------
 
 
-def _load(module: str) -> None:
+def _load(module: str, names: Sequence[str]) -> None:
     gc.disable()
     if module == "healer":
         _load_healer()
-    else:
-        for name in (module, *_TORCH):
-            importlib.import_module(name)
+    for name in names:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -277,9 +281,15 @@ def _leave_root() -> None:
 
 
 if __name__ == "__main__":
-    _module = sys.argv[2]
-    _load(_module)
-    _words = _serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.argv[1:] = _words
-    sys.orig_argv[1:] = ["-m", _module, *_words]
-    runpy.run_module(_module, run_name="__main__", alter_sys=True)
+    _descriptor, _module, *_loads = sys.argv[1:]
+    _load(_module, _loads)
+    _words = _serve(socket.socket(fileno=int(_descriptor)))
+    if _module:
+        sys.argv[1:] = _words
+        sys.orig_argv[1:] = ["-m", _module, *_words]
+        runpy.run_module(_module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = _words
+        sys.orig_argv[1:] = _words
+        sys.path[0] = str(Path(_words[0]).parent)
+        runpy.run_path(_words[0], run_name="__main__")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.forked import ROOT, Program
 
 PYTHON = ROOT / ".venv-torch" / "bin" / "python"
@@ -29,18 +30,24 @@ def python() -> Path:
     return PYTHON
 
 
+def _forked(module: str, *loads: str) -> Program:
+    environ = QUIET | {"PYTHONPATH": f"{CLIENT}:{ROOT}"}
+    return Program(str(python()), module, loads, tuple(environ.items()))
+
+
 def agent() -> Program:
     """torchrun that leaves a bad node."""
-    environ = QUIET | {"PYTHONPATH": f"{CLIENT}:{ROOT}"}
-    return Program(str(python()), "healer_steps.torchrun", tuple(environ.items()))
-
-
-def run(program: Path, folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The program with this environment and nothing else; it must end well."""
-    base = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
-    done = subprocess.run(
-        [str(python()), str(program)],
-        env=base | QUIET | environ, cwd=folder, capture_output=True, text=True, timeout=150, check=False,
+    elastic = "torch.distributed.elastic"
+    return _forked(
+        "healer_steps.torchrun", "torch.distributed.run", f"{elastic}.agent.server.local_elastic_agent",
+        f"{elastic}.rendezvous.c10d_rendezvous_backend", f"{elastic}.rendezvous.dynamic_rendezvous",
     )  # fmt: skip
+
+
+def run(script: Path, folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The script with this environment and nothing else; it must end well."""
+    base = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder)}
+    program = _forked("", "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "transformers.trainer")
+    done = forked.run([str(script)], base | QUIET | environ, timeout=150, program=program, folder=folder)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.browser
 WIDE = 1280
 #: Set to a folder, pictures of all pages are kept there, to see what a change did to them.
 PICTURES = "PICTURES"
-#: Leaves of rows that differ only in their words and addresses the first one. All of them are looked at
-#: once, wide and light.
+#: Leaves of rows that differ only in their words and addresses the first one.
 ONE_OF_EACH = """() => {
     const seen = new Set(), classes = (one) => one.tagName + "." + one.getAttribute("class")
     for (const row of document.querySelectorAll("tbody > tr, li")) {
@@ -64,11 +63,9 @@ def test_no_page_breaks_a_rule(browser: Browser, site: Site, url: str, width: in
         page.goto(url + path)
         expect(page.locator("h1")).to_be_visible()
         _keep(page, f"{width} light {path}")
-        if width < WIDE:
-            page.evaluate(ONE_OF_EACH)
+        page.evaluate(ONE_OF_EACH)
         broken = rules_broken(page)
         if width == WIDE:
-            page.evaluate(ONE_OF_EACH)
             page.emulate_media(color_scheme="dark")  # it has other colours
             _keep(page, f"{width} dark {path}")
             broken += [f"dark: {one}" for one in rules_broken(page, "color-contrast")]

@@ -280,7 +280,7 @@ def _repeat(duty: Duty, stopped: threading.Event) -> None:
         except Exception:
             failures += 1
             log.exception("duty failed", duty=duty.name, failures=failures)
-            rest = min(5.0, duty.every_s * 2**failures)
+            rest = min(5.0, duty.every_s * 2 ** min(failures, 10))  # a float knows no 2**1024
         stopped.wait(duty.every_s if rest is None else rest)
         if duty.woken is not None and not failures and not stopped.is_set():
             duty.woken.wait(UNWOKEN_S)

@@ -359,7 +359,9 @@ class Rehearsing:
     def close(self) -> None:
         """Ends what is under way with the process."""
         if self._now is not None:
-            self._finish(self._now[0], self._now[1], problem=say("processes.rehearsal_stopped"))
+            asked, child, _ = self._now
+            child.stop()
+            self._finish(asked, child, problem=say("processes.rehearsal_stopped"))
 
     def _start(self) -> None:
         now = self._clock.now()
@@ -399,7 +401,7 @@ class Rehearsing:
         result: Mapping[str, Any] | None = None,
         problem: Said = NO_WORDS,
     ) -> None:
+        if result is not None or problem:  # first: what the database does not take is given again
+            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)
         child.stop()
         self._now = None
-        if result is not None or problem:
-            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)

@@ -82,7 +82,7 @@ class _Stream:
             self.summary = msgspec.structs.replace(self.summary, lost=self.summary.lost + len(lines))
             return len(lines)
         self.summary = msgspec.structs.replace(self.summary, bytes=end + len(packed))
-        with suppress(OSError):  # the next frame makes it anew, and without it the lines are read
+        with suppress(OSError):  # the next frame writes it again, and the lines are read without it
             temporary = self.path.with_name(f"{self.path.name}.tmp")
             temporary.write_bytes(msgspec.json.encode(self.summary))
             temporary.replace(about(self.path))

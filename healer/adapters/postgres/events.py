@@ -126,7 +126,7 @@ class PostgresEvents:
             self._listening.set()
             while not self._closed.is_set():
                 for notice in connection.notifies(timeout=1.0, stop_after=1):
-                    with suppress(msgspec.MsgspecError):  # whoever reaches the database may send one
+                    with suppress(msgspec.MsgspecError):  # any login of the database may send one
                         payload = msgspec.json.decode(notice.payload, type=_Payload)
                         self._publish(Event(id=payload.seq, kind=payload.kind, data=payload.data))
 

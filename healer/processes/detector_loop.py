@@ -82,10 +82,9 @@ class Detector:
         log.info("fleet state rebuilt", cluster=self.cluster, signals=len(seen))
 
     def _show(self) -> None:
-        snapshot = self._parts.snapshots.latest(self.cluster)
+        snapshot, now = self._parts.snapshots.latest(self.cluster), self.clock.now()
         if snapshot is not None:
-            self.picture.show(snapshot)
-        now = self.clock.now()
+            self.picture.show(snapshot, now)
         if abs(now - self._controller_at) >= CONTROLLER_EVERY:
             self.picture.controller, self._controller_at = self._parts.snapshots.controller(self.cluster), now
 

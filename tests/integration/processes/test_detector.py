@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -136,6 +137,19 @@ def test_after_a_restart_silence_needs_three_missed_beats(place: Place) -> None:
     assert place.incidents() == []
     until(place, 30, lambda: (place.poll(), detector.once()))
     assert [one.fault for one in place.incidents()] == ["fleet-silent"]
+
+
+def test_a_picture_of_a_clock_that_was_ahead_hides_none_that_follows(place: Place) -> None:
+    """A scheduler's host is set right, or the scheduler of another host takes over."""
+    detector = place.detector()
+    ahead = msgspec.structs.replace(place.slurm.snapshot(), taken_at=START + timedelta(hours=1))
+    place.snapshots.put(ahead)
+    detector.once()
+    place.clock.advance(2)
+    place.slurm.person_drain(name(3), "PSU", "ann")
+    place.poll()
+    detector.once()
+    assert [one.rule for one in place.incidents()] == ["person-drain"]
 
 
 def test_slurms_picture_reaches_the_walk(place: Place) -> None:

@@ -28,6 +28,8 @@ ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
+#: A walk that comes so long after the one before was held up.
+HELD_UP = timedelta(seconds=10)
 #: How slurmctld does matters after a minute: it is asked for this often.
 CONTROLLER_EVERY = timedelta(seconds=5)
 #: The first runs of what is new or changed are counted this often.
@@ -64,6 +66,7 @@ class Detector:
         now = self.clock.now()
         self._reported_problem = ""
         self._noted, self._noted_at = "", now
+        self._walked_at = now
         self._trials: list[Trial] = []
         self.picture = Picture(self.cluster, watching_since=now)
         self._controller_at = now - CONTROLLER_EVERY
@@ -105,6 +108,7 @@ class Detector:
         batch: list[Observation] = self._parts.inbox.unconsumed(BATCH)
         self._show()
         now = self.clock.now()
+        self._note_hearing(batch, now)
         rules = self._rules(now)
         if (recorder := self._parts.recorder) is not None:
             facts = {node.name: node.facts for node in self.picture.nodes.values()}
@@ -118,6 +122,14 @@ class Detector:
         self._reported_problem = problem
         self._parts.beat()
         return len(batch) == BATCH
+
+    def _note_hearing(self, batch: Sequence[Observation], now: datetime) -> None:
+        """No node is silent while healer itself does not hear: where a walk has waited for the database, who
+        sent meanwhile was perhaps refused, and comes again; or our clock was set."""
+        if abs(now - self._walked_at) > HELD_UP:
+            self.picture.watching_since = now
+        self._walked_at = now
+        self.picture.silence.note_late(batch, now)
 
     def _rules(self, now: datetime) -> Ruleset:
         """Those of now. What changed in them is on record before anything is decided by it."""

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
 import structlog
 
 from healer.engine.walk import walk
-from healer.model import AuditRecord, Detections, Observation, Ruleset, Trial
+from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
@@ -80,9 +81,10 @@ class Detector:
     def _rebuild(self, now: datetime) -> None:
         """What was walked before only refreshes what is known; beats older than the restart do not count."""
         inbox = self._parts.inbox
-        seen = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
-        self.picture.update(seen, self._parts.rules().topology, rebuild=True)
-        log.info("fleet state rebuilt", cluster=self.cluster, signals=len(seen))
+        stored = (*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
+        heard = [_as_read(seen, now) for seen in stored]
+        self.picture.update(heard, self._parts.rules().topology, rebuild=True)
+        log.info("fleet state rebuilt", cluster=self.cluster, signals=len(heard))
 
     def _show(self) -> None:
         snapshot, now = self._parts.snapshots.latest(self.cluster), self.clock.now()
@@ -108,6 +110,7 @@ class Detector:
         batch: list[Observation] = self._parts.inbox.unconsumed(BATCH)
         self._show()
         now = self.clock.now()
+        batch = [_as_read(seen, now) for seen in batch]
         self._note_hearing(batch, now)
         rules = self._rules(now)
         if (recorder := self._parts.recorder) is not None:
@@ -191,3 +194,10 @@ class Detector:
         else:
             if started:
                 self._parts.poke(started)
+
+
+def _as_read(seen: Observation, now: datetime) -> Observation:
+    """A heartbeat that arrived after it was read has come by an API whose clock is ahead: its node would be
+    heard until then."""
+    ahead = seen.kind is ObservationKind.heartbeat and seen.arrived_at > now
+    return msgspec.structs.replace(seen, arrived_at=now) if ahead else seen

@@ -146,6 +146,7 @@ class Heard:
         self.place, self.detector = place, place.detector()
         #: With which they reach the walk: it grows with a backlog, or an API's clock is behind by it.
         self.late = timedelta(0)
+        self.dead = set[int]()
         self.run(60)
 
     def run(self, seconds: float) -> None:
@@ -153,7 +154,7 @@ class Heard:
 
     def _second(self) -> None:
         now = self.place.clock.now()
-        due = (number for number in range(1, 11) if now.second % 10 == number - 1)
+        due = (number for number in range(1, 11) if now.second % 10 == number - 1 and number not in self.dead)
         self.place.inbox.add([beat(name(number), now - self.late) for number in due])
         self.place.poll()
         self.detector.once()
@@ -165,6 +166,15 @@ def test_a_node_whose_heartbeats_come_late_is_not_silent(place: Place, late_s: f
     heard.late = timedelta(seconds=late_s)
     heard.run(120)
     assert place.incidents() == []
+
+
+def test_a_node_that_dies_is_missed_though_an_apis_clock_was_ahead(place: Place) -> None:
+    heard = Heard(place)
+    heard.late = -timedelta(hours=1)
+    heard.run(60)
+    heard.late, heard.dead = timedelta(0), {3}
+    heard.run(60)
+    assert [(one.rule, one.root.node) for one in place.incidents()] == [("sender-silent", name(3))]
 
 
 @pytest.mark.parametrize("held_s", [20, 60, 3600])

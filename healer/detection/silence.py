@@ -397,7 +397,8 @@ def _is_expected(node: SlurmNode | None) -> bool:
 
 def _expected_since(picture: Picture, name: str) -> datetime:
     """Beats before this time were not missed."""
-    return max(picture.watching_since, picture.changes.back_from_plan.get(name, picture.watching_since))
+    began, planned, late = picture.watching_since, picture.changes.back_from_plan, picture.silence.late
+    return max(began, planned.get(name, began), late.get(name, began))
 
 
 def _is_fleet(picture: Picture, senders: Collection[str], silent: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ State owned by its caller; the same input gives the same picture.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -205,6 +205,9 @@ class Changes:
 class Picture:
     """The fleet of one cluster as healer knows it now."""
 
+    #: Older snapshots than this are not taken in.
+    _shown_at = datetime.min.replace(tzinfo=UTC)
+
     def __init__(self, cluster: str, *, watching_since: datetime) -> None:
         self.cluster = cluster
         #: No silence is judged before the detector itself has listened long enough.
@@ -264,10 +267,12 @@ class Picture:
             )
         return node
 
-    def show(self, snapshot: SlurmSnapshot) -> None:
-        """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
-        if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
+    def show(self, snapshot: SlurmSnapshot, now: datetime | None = None) -> None:
+        """Takes in what Slurm shows. A recording's snapshot may also know boot ids. One from a host whose
+        clock is ahead counts as of `now`: it would else hide all that follow until then."""
+        if snapshot.taken_at < self._shown_at:
             return
+        self._shown_at = snapshot.taken_at if now is None else min(snapshot.taken_at, now)
         snapshot = self._with_gpu_names(snapshot)
         if self.slurm is None or snapshot.jobs is not self.slurm.jobs:
             self.allocations.note(snapshot)

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import msgspec
 import structlog
 
 from healer.engine.walk import walk
-from healer.model import AuditRecord, Detections, Observation, Ruleset, Trial
+from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
@@ -28,6 +29,8 @@ ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
 TICK_S = 1.0
+#: A walk that comes so long after the one before was held up.
+HELD_UP = timedelta(seconds=10)
 #: How slurmctld does matters after a minute: it is asked for this often.
 CONTROLLER_EVERY = timedelta(seconds=5)
 #: The first runs of what is new or changed are counted this often.
@@ -64,6 +67,7 @@ class Detector:
         now = self.clock.now()
         self._reported_problem = ""
         self._noted, self._noted_at = "", now
+        self._walked_at = now
         self._trials: list[Trial] = []
         self.picture = Picture(self.cluster, watching_since=now)
         self._controller_at = now - CONTROLLER_EVERY
@@ -77,15 +81,15 @@ class Detector:
     def _rebuild(self, now: datetime) -> None:
         """What was walked before only refreshes what is known; beats older than the restart do not count."""
         inbox = self._parts.inbox
-        seen = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
-        self.picture.update(seen, self._parts.rules().topology, rebuild=True)
-        log.info("fleet state rebuilt", cluster=self.cluster, signals=len(seen))
+        stored = (*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
+        heard = [_as_read(seen, now) for seen in stored]
+        self.picture.update(heard, self._parts.rules().topology, rebuild=True)
+        log.info("fleet state rebuilt", cluster=self.cluster, signals=len(heard))
 
     def _show(self) -> None:
-        snapshot = self._parts.snapshots.latest(self.cluster)
+        snapshot, now = self._parts.snapshots.latest(self.cluster), self.clock.now()
         if snapshot is not None:
-            self.picture.show(snapshot)
-        now = self.clock.now()
+            self.picture.show(snapshot, now)
         if abs(now - self._controller_at) >= CONTROLLER_EVERY:
             self.picture.controller, self._controller_at = self._parts.snapshots.controller(self.cluster), now
 
@@ -106,6 +110,8 @@ class Detector:
         batch: list[Observation] = self._parts.inbox.unconsumed(BATCH)
         self._show()
         now = self.clock.now()
+        batch = [_as_read(seen, now) for seen in batch]
+        self._note_hearing(batch, now)
         rules = self._rules(now)
         if (recorder := self._parts.recorder) is not None:
             facts = {node.name: node.facts for node in self.picture.nodes.values()}
@@ -119,6 +125,14 @@ class Detector:
         self._reported_problem = problem
         self._parts.beat()
         return len(batch) == BATCH
+
+    def _note_hearing(self, batch: Sequence[Observation], now: datetime) -> None:
+        """No node is silent while healer itself does not hear: where a walk has waited for the database, who
+        sent meanwhile was perhaps refused, and comes again; or our clock was set."""
+        if abs(now - self._walked_at) > HELD_UP:
+            self.picture.watching_since = now
+        self._walked_at = now
+        self.picture.silence.note_late(batch, now)
 
     def _rules(self, now: datetime) -> Ruleset:
         """Those of now. What changed in them is on record before anything is decided by it."""
@@ -180,3 +194,10 @@ class Detector:
         else:
             if started:
                 self._parts.poke(started)
+
+
+def _as_read(seen: Observation, now: datetime) -> Observation:
+    """A heartbeat that arrived after it was read has come by an API whose clock is ahead: its node would be
+    heard until then."""
+    ahead = seen.kind is ObservationKind.heartbeat and seen.arrived_at > now
+    return msgspec.structs.replace(seen, arrived_at=now) if ahead else seen

@@ -280,7 +280,7 @@ def _repeat(duty: Duty, stopped: threading.Event) -> None:
         except Exception:
             failures += 1
             log.exception("duty failed", duty=duty.name, failures=failures)
-            rest = min(5.0, duty.every_s * 2**failures)
+            rest = min(5.0, duty.every_s * 2 ** min(failures, 10))  # a float knows no 2**1024
         stopped.wait(duty.every_s if rest is None else rest)
         if duty.woken is not None and not failures and not stopped.is_set():
             duty.woken.wait(UNWOKEN_S)
@@ -359,7 +359,9 @@ class Rehearsing:
     def close(self) -> None:
         """Ends what is under way with the process."""
         if self._now is not None:
-            self._finish(self._now[0], self._now[1], problem=say("processes.rehearsal_stopped"))
+            asked, child, _ = self._now
+            child.stop()
+            self._finish(asked, child, problem=say("processes.rehearsal_stopped"))
 
     def _start(self) -> None:
         now = self._clock.now()
@@ -399,7 +401,7 @@ class Rehearsing:
         result: Mapping[str, Any] | None = None,
         problem: Said = NO_WORDS,
     ) -> None:
+        if result is not None or problem:  # first: what the database does not take is given again
+            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)
         child.stop()
         self._now = None
-        if result is not None or problem:
-            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)

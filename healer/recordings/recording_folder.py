@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
@@ -81,9 +82,10 @@ class _Stream:
             self.summary = msgspec.structs.replace(self.summary, lost=self.summary.lost + len(lines))
             return len(lines)
         self.summary = msgspec.structs.replace(self.summary, bytes=end + len(packed))
-        temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_bytes(msgspec.json.encode(self.summary))
-        temporary.replace(about(self.path))
+        with suppress(OSError):  # the next frame writes it again, and the lines are read without it
+            temporary = self.path.with_name(f"{self.path.name}.tmp")
+            temporary.write_bytes(msgspec.json.encode(self.summary))
+            temporary.replace(about(self.path))
         return 0
 
     def close(self) -> int:

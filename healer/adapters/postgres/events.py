@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 import psycopg
@@ -125,8 +126,9 @@ class PostgresEvents:
             self._listening.set()
             while not self._closed.is_set():
                 for notice in connection.notifies(timeout=1.0, stop_after=1):
-                    payload = msgspec.json.decode(notice.payload, type=_Payload)
-                    self._publish(Event(id=payload.seq, kind=payload.kind, data=payload.data))
+                    with suppress(msgspec.MsgspecError):  # any login of the database may send one
+                        payload = msgspec.json.decode(notice.payload, type=_Payload)
+                        self._publish(Event(id=payload.seq, kind=payload.kind, data=payload.data))
 
     def _publish(self, event: Event, *, keep: bool = True) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from healer.adapters.postgres.rule_rows import proofs
 from healer.adapters.postgres.tables import audit_records, rule_texts
 from healer.model import Incident, IncidentState, Mode, Proof, Review
 from healer.model.recordings import Recordings
+from healer.ports.request_errors import Unavailable
 from healer.processes.scheduler import LONGEST_REHEARSAL, Rehearsing
 from healer.sim.sim_clock import SimClock
 from healer.text import stored_json
@@ -290,6 +291,24 @@ def test_runner_reports_progress_and_result(running: Any) -> None:
     done = book.find(name)
     assert (done.state, done.progress, done.result) == ("done", 1.0, child.outcome)
     assert child.stopped
+
+
+def test_a_result_that_the_database_does_not_take_is_given_again(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have taken hours, and the database fails over in its last second."""
+    duty, child, _, book, name = running
+
+    def away(*_: object, **__: object) -> None:
+        raise Unavailable("the database does not answer")
+
+    child.outcome = NOTHING | {"opened": []}
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        patch.setattr(book, "end", away)
+        duty()
+    assert not child.stopped
+    duty()
+    assert (book.find(name).state, child.stopped) == ("done", True)
 
 
 def test_remaining_time_is_reported_once_the_pace_is_known(running: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -136,6 +137,68 @@ def test_after_a_restart_silence_needs_three_missed_beats(place: Place) -> None:
     assert place.incidents() == []
     until(place, 30, lambda: (place.poll(), detector.once()))
     assert [one.fault for one in place.incidents()] == ["fleet-silent"]
+
+
+class Heard:
+    """A fleet with a heartbeat of each node every 10 s, and a walk every second."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.detector = place, place.detector()
+        #: With which they reach the walk: it grows with a backlog, or an API's clock is behind by it.
+        self.late = timedelta(0)
+        self.dead = set[int]()
+        self.run(60)
+
+    def run(self, seconds: float) -> None:
+        until(self.place, seconds, self._second, step_s=1)
+
+    def _second(self) -> None:
+        now = self.place.clock.now()
+        due = (number for number in range(1, 11) if now.second % 10 == number - 1 and number not in self.dead)
+        self.place.inbox.add([beat(name(number), now - self.late) for number in due])
+        self.place.poll()
+        self.detector.once()
+
+
+@pytest.mark.parametrize("late_s", [25, 75, 3600])
+def test_a_node_whose_heartbeats_come_late_is_not_silent(place: Place, late_s: float) -> None:
+    heard = Heard(place)
+    heard.late = timedelta(seconds=late_s)
+    heard.run(120)
+    assert place.incidents() == []
+
+
+def test_a_node_that_dies_is_missed_though_an_apis_clock_was_ahead(place: Place) -> None:
+    heard = Heard(place)
+    heard.late = -timedelta(hours=1)
+    heard.run(60)
+    heard.late, heard.dead = timedelta(0), {3}
+    heard.run(60)
+    assert [(one.rule, one.root.node) for one in place.incidents()] == [("sender-silent", name(3))]
+
+
+@pytest.mark.parametrize("held_s", [20, 60, 3600])
+def test_a_detector_that_was_held_up_calls_nobody_silent(place: Place, held_s: float) -> None:
+    """A commit waits for a standby, and who sends meanwhile is refused; or the clock is set."""
+    heard = Heard(place)
+    place.clock.advance(held_s)
+    place.poll()
+    until(place, 16, heard.detector.once, step_s=1)  # a follower comes again within that
+    heard.run(60)
+    assert place.incidents() == []
+
+
+def test_a_picture_of_a_clock_that_was_ahead_hides_none_that_follows(place: Place) -> None:
+    """A scheduler's host is set right, or the scheduler of another host takes over."""
+    detector = place.detector()
+    ahead = msgspec.structs.replace(place.slurm.snapshot(), taken_at=START + timedelta(hours=1))
+    place.snapshots.put(ahead)
+    detector.once()
+    place.clock.advance(2)
+    place.slurm.person_drain(name(3), "PSU", "ann")
+    place.poll()
+    detector.once()
+    assert [one.rule for one in place.incidents()] == ["person-drain"]
 
 
 def test_slurms_picture_reaches_the_walk(place: Place) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from healer.model import (
     Controller,
@@ -275,6 +276,25 @@ def test_a_duty_that_fails_is_tried_again_and_hinders_no_other() -> None:
     worker.join(timeout=20)
     assert not worker.is_alive()
     assert calls.count("bad") >= 3
+
+
+def test_a_duty_is_tried_again_however_often_it_has_failed() -> None:
+    """As each does while the database is away for hours."""
+    stopped, calls, enough = threading.Event(), list[int](), 1100
+
+    def bad() -> None:
+        calls.append(1)
+        if len(calls) == enough:
+            stopped.set()
+        raise ConnectionError("the database is away")
+
+    worker = threading.Thread(target=run_duties, args=([Duty("bad", 0.0, bad)], stopped))
+    with capture_logs():
+        worker.start()
+        stopped.wait(20)
+        stopped.set()
+        worker.join(timeout=20)
+    assert len(calls) == enough
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.005])

@@ -132,6 +132,22 @@ def test_a_full_disk_loses_lines_and_stops_nothing(tmp_path: Path, monkeypatch: 
     assert [one.lost for one in recordings(tmp_path).files] == [1]
 
 
+def test_a_summary_that_cannot_be_written_ends_no_recording(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.record_row(0)
+    (file,) = tmp_path.glob("*.zst")
+    in_its_way = file.with_name(f"{file.name}.tmp")
+    in_its_way.mkdir()
+    for number in (1, 2):
+        site.stopwatch += 10.0
+        assert site.folder.rest() == 0
+        site.record_row(number)
+    assert site.numbers() == [0, 1]
+    in_its_way.rmdir()
+    site.folder.close()
+    assert [one.lines for one in recordings(tmp_path).files] == [3]
+
+
 def test_a_file_that_a_dead_process_left_is_known_by_its_lines(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.record_row(0)

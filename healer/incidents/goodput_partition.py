@@ -113,7 +113,7 @@ def _of_gpus(life: JobLife, parts: Iterable[_Part]) -> Iterator[Slice]:
             end = part.end if until is None else min(part.end, until)
             if begin >= end:
                 continue
-            spare = min(held.spare, held.gpus)
+            spare = min(held.spare or 0, held.gpus)
             yield _slice(part._replace(begin=begin, end=end), held.gpus - spare, life.restart, number)
             if spare:
                 yield _slice(_Part(begin, end, Spent.spare), spare, life.restart, number)

@@ -35,7 +35,8 @@ class GoodputDuty:
         self._book, self._steps, self._cluster, self._clock = book, steps, cluster, clock
         #: The newest life of each job that Slurm shows; None: not read yet.
         self._lives: dict[str, LifeSeen] | None = None
-        self._spares: dict[tuple[str, int], int] = {}
+        #: The spare GPUs of a life, and the nodes of which that was said.
+        self._spares: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {}
         self._read: dict[tuple[str, int], datetime] = {}
         self._shown: SlurmSnapshot | None = None
 
@@ -47,8 +48,9 @@ class GoodputDuty:
             self._lives = {life.job: life for life in self._book.latest_lives()}
         changed = {(life.job, life.restart): life for life in changed_lives(snapshot, self._lives)}
         for life in self._lives.values():
-            key = life.job, life.restart
-            if (spare := self._spares.get(key)) is not None:
+            key, job = (life.job, life.restart), snapshot.jobs.get(life.job)
+            nodes, spare = self._spares.get(key, ((), 0))
+            if job is not None and nodes and job.nodes == nodes:
                 now = with_spares(changed.get(key, life), spare, snapshot.taken_at)
                 if now != life:
                     changed[key] = now
@@ -92,7 +94,7 @@ class GoodputDuty:
         if job is not None and self._shown is not None and job.restarts == life.restart:
             spare = spare_gpus(job, self._shown.nodes, its)
             if spare is not None:
-                self._spares[key] = spare
+                self._spares[key] = job.nodes, spare
 
 
 def lives_of(past: PastJob) -> Sequence[JobLife]:

@@ -35,6 +35,8 @@ class GoodputDuty:
         self._book, self._steps, self._cluster, self._clock = book, steps, cluster, clock
         #: The newest life of each job that Slurm shows; None: not read yet.
         self._lives: dict[str, LifeSeen] | None = None
+        #: Earlier lives of them that ended lately: their last steps may not be read yet.
+        self._requeued: list[LifeSeen] = []
         #: The spare GPUs of a life, and the nodes of which that was said.
         self._spares: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {}
         self._read: dict[tuple[str, int], datetime] = {}
@@ -58,6 +60,9 @@ class GoodputDuty:
             self._book.put_lives(list(changed.values()))
         newest = sorted(changed.values(), key=lambda life: life.restart)
         lives = self._lives | {life.job: life for life in newest}
+        before = (life for life in self._lives.values() if lives[life.job].restart != life.restart)
+        ended = (changed.get((life.job, life.restart), life) for life in before)
+        self._requeued = [life for life in (*self._requeued, *ended) if self._still_reports(life)]
         at = snapshot.taken_at
         self._lives = {
             job: life if life.ended_at else replace(life, seen_at=at)
@@ -68,7 +73,7 @@ class GoodputDuty:
 
     def count(self) -> None:
         """Keeps new steps of running jobs, then counts the hours of those that are due."""
-        for life in list((self._lives or {}).values()):
+        for life in (*self._requeued, *(self._lives or {}).values()):
             if life.started_at is not None and self._still_reports(life):
                 self._take_steps(life)
         now = self._clock.now()

@@ -93,3 +93,14 @@ def test_a_spare_that_has_left_the_job_is_no_spare_of_the_rest() -> None:
     site.shows(45, "n1", "n2")
     site.shows(600, "n1", "n2")
     assert site.held() == [(at(0), 3, 1), (at(45), 2, None)]
+
+
+def test_the_last_steps_of_a_life_count_though_the_job_was_requeued_meanwhile() -> None:
+    site = Site()
+    site.shows(10, "n1", "n2")
+    site.steps(20, "n1", "n2")
+    site.duty.count()
+    site.steps(40, "n1", "n2")
+    site.shows(45, "n1", "n2", restarts=1)
+    site.duty.count()
+    assert site.book.stretches["7", 0][-1].end == at(40)

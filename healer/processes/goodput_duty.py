@@ -80,7 +80,7 @@ class GoodputDuty:
         for job in self._book.to_count(now):
             past = self._book.past(job)
             if past.lives:
-                self._book.put_hours(past.lives[-1], by_hour(partition(lives_of(past), now)), now)
+                self._book.put_hours(past.lives, by_hour(partition(lives_of(past), now)), now)
 
     def _still_reports(self, life: LifeSeen) -> bool:
         """The last steps of a life arrive after its end."""

@@ -76,9 +76,9 @@ def ran(fresh_database: sa.Engine) -> Callable[[], GoodputDuty]:
     return lambda: duty
 
 
-def hours(engine: sa.Engine, by: GoodputBy) -> dict[tuple[str, str], float]:
+def hours(engine: sa.Engine, by: GoodputBy, until: float = 180) -> dict[tuple[str, str], float]:
     with engine.connect() as conn:
-        found = goodput_sums(conn, [CLUSTER], START, at(180), by)
+        found = goodput_sums(conn, [CLUSTER], START, at(until), by)
     return {(each.name, each.spent.value): round(each.gpu_hours, 4) for each in found}
 
 
@@ -120,6 +120,31 @@ def test_a_restarted_scheduler_counts_the_same(
     again.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(110), nodes=NODES, jobs=shown))
     again.count()
     assert hours(fresh_database, GoodputBy.job) == before
+
+
+def follow(duty: GoodputDuty, clock: Clock, minutes: float, *jobs: SlurmJob) -> None:
+    clock.moment = at(minutes)
+    shown = {each.id: each for each in jobs}
+    duty.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(minutes), nodes=NODES, jobs=shown))
+
+
+def test_each_life_is_of_the_partition_and_account_that_it_ran_in(fresh_database: sa.Engine) -> None:
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 40, job())
+    waits = job("PENDING", restarts=1, submit_at=at(70), start_at=None, nodes=(), partition="train,debug")
+    follow(duty, clock, 71, waits)
+    duty.count()
+    ran = {("train", "queued"): 16 / 6, ("train", "unknown"): 16.0}
+    found = hours(fresh_database, GoodputBy.partition)
+    assert {key: value for key, value in found.items() if key[0] == "train"} == pytest.approx(ran, abs=1e-3)
+    again = job(restarts=1, submit_at=at(70), start_at=at(80), partition="debug", account="other")
+    follow(duty, clock, 100, again)
+    clock.moment = at(110)
+    duty.count()
+    then = {("debug", "queued"): 16 / 6, ("debug", "unknown"): 8.0}
+    assert hours(fresh_database, GoodputBy.partition) == pytest.approx(ran | then, abs=1e-3)
+    assert hours(fresh_database, GoodputBy.account)["lab", "unknown"] == pytest.approx(16.0, abs=1e-3)
 
 
 def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:

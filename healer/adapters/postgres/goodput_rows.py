@@ -118,14 +118,21 @@ class PostgresGoodput(ClusterStore):
                 incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
             )
 
-    def put_hours(self, life: LifeSeen, hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours. `life`: the last one, for whose it is."""
-        whose = {"user_name": life.user, "account": life.account, "partition": life.partition}
-        rows = [{"cluster": self.cluster, "job": life.job, **whose, **each._asdict()} for each in hours]
+    def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
+        """Replaces the job's hours. `lives`: all of the job, for whose they are."""
+        job = lives[-1].job
+        whose = {
+            life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
+            for life in lives
+        }
+        its, counted = _of(job_lives, self.cluster, job), _of(goodput, self.cluster, job)
         with self._engine.begin() as conn:
-            its = _of(job_lives, self.cluster, life.job)
             conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
-            conn.execute(sa.delete(goodput).where(_of(goodput, self.cluster, life.job)))
+            rows = [
+                {"cluster": self.cluster, "job": job, **whose[each.restart], **each._asdict()}
+                for each in hours
+            ]
+            conn.execute(sa.delete(goodput).where(counted))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
             conn.execute(sa.update(job_lives).where(its).values(counted_at=now))

@@ -45,7 +45,7 @@ class Book:
     def past(self, job: str) -> PastJob:
         raise NotImplementedError
 
-    def put_hours(self, life: LifeSeen, hours: Sequence[HourSpent], now: datetime) -> None: ...
+    def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None: ...
 
 
 class Site:

@@ -128,6 +128,19 @@ def follow(duty: GoodputDuty, clock: Clock, minutes: float, *jobs: SlurmJob) -> 
     duty.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(minutes), nodes=NODES, jobs=shown))
 
 
+def test_hours_past_the_end_of_a_job_that_slurm_forgot_while_it_was_away_are_taken_back(
+    fresh_database: sa.Engine,
+) -> None:
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 70, job())
+    clock.moment = at(250)
+    duty.count()  # it may still run, for all that is known
+    follow(duty, clock, 251)
+    duty.count()
+    assert sum(hours(fresh_database, GoodputBy.job, 300).values()) == pytest.approx(16 * 70 / 60, abs=1e-3)
+
+
 def test_each_life_is_of_the_partition_and_account_that_it_ran_in(fresh_database: sa.Engine) -> None:
     clock = Clock()
     duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)

@@ -62,6 +62,8 @@ class PostgresGoodput(ClusterStore):
             for life in lives:
                 key = {"cluster": self.cluster, "job": life.job, "restart": life.restart}
                 values = {"ended_at": life.ended_at, "doc": to_stored(life)}
+                if life.ended_at is not None:
+                    values["counted_at"] = None  # it may have been counted past its end
                 conn.execute(upsert(job_lives, key, values))
 
     def last_stretch(self, job: str, restart: int) -> Stretch | None:
@@ -88,7 +90,6 @@ class PostgresGoodput(ClusterStore):
         due = sa.or_(
             life.counted_at.is_(None),
             sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
-            sa.and_(life.counted_at < life.ended_at, life.ended_at > now - SETTLED),
             sa.and_(
                 life.counted_at < life.ended_at + SETTLED,
                 life.ended_at <= now - SETTLED,
@@ -119,7 +120,7 @@ class PostgresGoodput(ClusterStore):
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours. `lives`: all of the job, for whose they are."""
+        """Replaces the job's hours. `lives`: all of the job, for whose they are. A life that ended meanwhile is counted again."""
         job = lives[-1].job
         whose = {
             life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
@@ -135,7 +136,10 @@ class PostgresGoodput(ClusterStore):
             conn.execute(sa.delete(goodput).where(counted))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
-            conn.execute(sa.update(job_lives).where(its).values(counted_at=now))
+            for life in lives:
+                same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
+                this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
+                conn.execute(this.values(counted_at=now))
 
 
 def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
-from healer.adapters.postgres.retention import tidy
+from healer.adapters.postgres.retention import EVENTS, tidy
 from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import HOURS_KEPT, Spent
@@ -158,6 +158,24 @@ def test_each_life_is_of_the_partition_and_account_that_it_ran_in(fresh_database
     then = {("debug", "queued"): 16 / 6, ("debug", "unknown"): 8.0}
     assert hours(fresh_database, GoodputBy.partition) == pytest.approx(ran | then, abs=1e-3)
     assert hours(fresh_database, GoodputBy.account)["lab", "unknown"] == pytest.approx(16.0, abs=1e-3)
+
+
+def test_hours_stay_as_they_were_counted_after_their_steps_were_deleted(fresh_database: sa.Engine) -> None:
+    """Of a job that goes on: it is counted again and again."""
+    clock, steps = Clock(), Steps()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), steps, CLUSTER, clock)
+    follow(duty, clock, 11, job(start_at=at(0)))
+    clock.moment = at(61)
+    steps.send(60, 1, 120)
+    duty.count()
+    before = hours(fresh_database, GoodputBy.job, 60)
+    assert before == {("7", "unsaved"): 16.0}
+    late = (EVENTS + timedelta(days=2)) / timedelta(minutes=1)
+    tidy(fresh_database, at(late))
+    follow(duty, clock, late, job(start_at=at(0)))
+    duty.count()
+    assert hours(fresh_database, GoodputBy.job, 60) == before
+    assert hours(fresh_database, GoodputBy.job, late)["7", "unknown"] > 16 * 24 * 85
 
 
 def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:

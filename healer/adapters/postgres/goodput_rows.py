@@ -1,7 +1,7 @@
 """Rows of the goodput ledger: what the scheduler keeps of jobs, and the hours that are counted from it."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from healer.adapters.postgres.engine import (
     upsert,
 )
 from healer.adapters.postgres.incident_counts import bucket_of
+from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
 from healer.model import Incident
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
@@ -29,6 +30,9 @@ from healer.ports.goodput_book import GoodputBy, PastJob
 _PASS = 100
 #: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
 RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
+#: Of older hours steps and checkpoints are being deleted.
+PROVEN = EVENTS - timedelta(days=1)
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 _SAVED = sa.text("""
 SELECT (doc #>> '{data,restart}')::bigint AS restart, (doc #>> '{data,step}')::bigint AS step,
@@ -120,7 +124,8 @@ class PostgresGoodput(ClusterStore):
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours. `lives`: all of the job, for whose they are. A life that ended meanwhile is counted again."""
+        """Replaces the job's hours, but for those whose steps and checkpoints were deleted since: these stay
+        as they were counted. `lives`: all of the job. A life that ended meanwhile is counted again."""
         job = lives[-1].job
         whose = {
             life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
@@ -129,11 +134,14 @@ class PostgresGoodput(ClusterStore):
         its, counted = _of(job_lives, self.cluster, job), _of(goodput, self.cluster, job)
         with self._engine.begin() as conn:
             conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
+            before = sa.select(sa.exists().where(counted, goodput.c.hour < now - PROVEN))
+            since = now - PROVEN if conn.scalar(before) else _NEVER
             rows = [
                 {"cluster": self.cluster, "job": job, **whose[each.restart], **each._asdict()}
                 for each in hours
+                if each.hour >= since
             ]
-            conn.execute(sa.delete(goodput).where(counted))
+            conn.execute(sa.delete(goodput).where(counted, goodput.c.hour >= since))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
             for life in lives:

@@ -64,10 +64,13 @@ class Site:
     def steps(self, seconds: float, *nodes: str, restart: int = 0) -> None:
         """One step of each rank, one rank on each of these nodes."""
         count = len(nodes)
-        numbers, none, unset = np.arange(count), np.full(count, -1, np.int32), np.full(count, np.nan)
-        ends, sent = np.full(count, at(seconds).timestamp()), ("c", "7", restart, at(seconds), nodes)
-        step = np.full(count, int(seconds))
-        batch = StepBatch(*sent, numbers, step, ends, numbers, none, none, np.full(count, 1.0), *(unset,) * 6)
+        numbers, none = np.arange(count, dtype=np.int32), np.full(count, -1, np.int32)
+        unset = np.full(count, np.nan)
+        step, ends = np.full(count, int(seconds)), np.full(count, at(seconds).timestamp())
+        places = numbers, step, ends, numbers, none, none, np.ones(count)
+        batch = StepBatch(
+            "c", "7", restart, at(seconds), nodes, *places, unset, unset, unset, unset, unset, unset
+        )
         self.batches.append(batch)
 
     def shows(self, seconds: float, *nodes: str, restarts: int = 0) -> None:

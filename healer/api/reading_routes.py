@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -351,7 +351,7 @@ def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datet
                 errors=[{"field": name, "detail": detail}],
             )
     until = wanted.until or now
-    since = (wanted.since or until - GOODPUT_USUAL).replace(minute=0, second=0, microsecond=0)
+    since = (wanted.since or until - GOODPUT_USUAL).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if not since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
         text = say("api.goodput_period", days=GOODPUT_LONGEST.days)
         raise Problem(422, text, errors=[{"field": "from", "detail": text}])

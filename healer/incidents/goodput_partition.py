@@ -297,7 +297,7 @@ def _fates(lives: Sequence[JobLife]) -> list[list[_Fate]]:
                 its.append(_unnumbered(life, stretch, saved_at, stopper))
                 continue
             kept = again if proven else math.inf if life.state == _DONE else held + 1.0
-            is_over = life.ended_at is not None and not proven and held >= 0
+            is_over = _is_over(life) and not proven and held >= 0
             its.append(_Fate(kept, min(again, held + 1.0 if is_over else math.inf), stopper))
             again, after = min(again, stretch.first), stretch
         proven = proven or after is not None
@@ -312,7 +312,12 @@ def _unnumbered(life: JobLife, stretch: Stretch, saved_at: datetime | None, stop
     if saved_at is None:
         return _Fate(-math.inf, math.inf)
     kept = stretch.first + (saved_at - stretch.begin).total_seconds() / stretch.step_s
-    return _Fate(kept, kept if life.ended_at is not None else math.inf, stopper)
+    return _Fate(kept, kept if _is_over(life) else math.inf, stopper)
+
+
+def _is_over(life: JobLife) -> bool:
+    """It ended, and how is known: Slurm forgets jobs, and healer's last word of such a one is that it ran."""
+    return life.ended_at is not None and life.state != "RUNNING"
 
 
 # --- slow steps

@@ -158,6 +158,14 @@ def test_steps_after_the_last_checkpoint_of_a_job_that_failed_are_lost() -> None
     assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("lost", ""): 30}
 
 
+@pytest.mark.parametrize("first", [1, -1])
+def test_steps_of_a_job_that_slurm_forgot_while_it_ran_may_have_been_kept(first: int) -> None:
+    """Slurm or healer was away when it ended: whether it completed nobody knows."""
+    stretch = steps(0, first, first + 9)
+    over = life(0, 0, 100, state="RUNNING", stretches=(stretch,), saved=(SavedStep(at(70), 7),))
+    assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("unsaved", ""): 30}
+
+
 def test_steps_without_numbers_are_kept_by_the_time_of_the_checkpoint() -> None:
     over = life(0, 0, 100, stretches=(Stretch(at(0), at(100), -1, 8),), saved=(SavedStep(at(70), 0),))
     assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("lost", ""): 30}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
 from healer.adapters.postgres.retention import EVENTS, tidy
@@ -139,6 +140,15 @@ def test_hours_past_the_end_of_a_job_that_slurm_forgot_while_it_was_away_are_tak
     follow(duty, clock, 251)
     duty.count()
     assert sum(hours(fresh_database, GoodputBy.job, 300).values()) == pytest.approx(16 * 70 / 60, abs=1e-3)
+
+
+def test_jobs_of_one_gpu_are_counted_as_often_as_large_ones(fresh_database: sa.Engine) -> None:
+    """10,000 GPUs may run a job each, and then a thousand of them are due each minute."""
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 40, *(replace(job(), id=str(number)) for number in range(300)))
+    duty.count()
+    assert len({name for name, _ in hours(fresh_database, GoodputBy.job)}) == 300
 
 
 def test_each_life_is_of_the_partition_and_account_that_it_ran_in(fresh_database: sa.Engine) -> None:

@@ -78,20 +78,25 @@ def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
 
 
 def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Harm, ...]:
-    """The incidents that hit this life."""
-    found = [
-        Harm(
-            incident=incident.merged_into or incident.id,
-            cause=incident.fault,
-            since=min((evidence.at for evidence in incident.evidence), default=incident.opened),
-            until=incident.closed,
-            stopped_at=hit.ended_at,
-            lost_since=hit.since if hit.basis is HitBasis.checkpoint else None,
-        )
-        for incident in incidents
-        for hit in incident.hit
-        if (hit.job, hit.restart) == (job, restart)
-    ]
+    """The incidents that hit this life. One that is part of another has that one's cause and end."""
+    by_id = {incident.id: incident for incident in incidents}
+    found = []
+    for incident in by_id.values():
+        root = incident
+        while (above := by_id.get(root.merged_into or "")) is not None:
+            root = above
+        found += [
+            Harm(
+                incident=root.merged_into or root.id,
+                cause=root.fault,
+                since=min((evidence.at for evidence in incident.evidence), default=incident.opened),
+                until=root.closed,
+                stopped_at=hit.ended_at,
+                lost_since=hit.since if hit.basis is HitBasis.checkpoint else None,
+            )
+            for hit in incident.hit
+            if (hit.job, hit.restart) == (job, restart)
+        ]
     return tuple(sorted(found, key=lambda harm: harm.since))
 
 

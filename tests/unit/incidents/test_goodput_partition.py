@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from healer.incidents.goodput_partition import partition
+from healer.incidents.goodput_partition import harms_of, partition
+from healer.model import HitBasis, JobHit
 from healer.model.faults import HANG
 from healer.model.goodput import HOURS_KEPT, Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
+from tests.support.ledgers import incident as an_incident
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 GPUS = 16
@@ -134,6 +136,20 @@ def test_each_pause_belongs_to_the_incident_that_began_with_it() -> None:
         ("hung", "i3"): 45,
     }
     assert spent["unknown", ""] == 100  # no incident began with the last pause
+
+
+def test_a_part_of_a_greater_incident_costs_what_that_one_costs() -> None:
+    """Links of some nodes fail, and half a minute later their switch is found to be the cause."""
+
+    hit = JobHit(job="7", basis=HitBasis.runs_on)
+    switch = an_incident(id="i1", fault="switch-fault", opened=at(130), closed=at(700), hit=(hit,))
+    link = an_incident(
+        id="i2", fault="nvlink-down", opened=at(100), closed=at(130), hit=(hit,), merged_into="i1"
+    )
+    harms = harms_of("7", 0, [link, switch])
+    runs = life(0, 0, None, stretches=(steps(0, 1, 10), steps(700, 11, 20)), harms=harms)
+    spent = [(each.spent, each.cause, each.incident) for each in partition([runs], at(800)) if each.cause]
+    assert spent == [(Spent.hung, "switch-fault", "i1")]
 
 
 def test_times_of_a_wrong_clock_are_cut() -> None:

@@ -221,10 +221,8 @@ def _steps(stretch: Stretch, fate: _Fate, span: tuple[datetime, datetime]) -> It
 def _moment(stretch: Stretch, step: float, span: tuple[datetime, datetime]) -> datetime:
     """When this step began, within the span."""
     begin, end = span
-    if math.isinf(step):
-        return end if step > 0 else begin
-    at = stretch.begin + (stretch.end - stretch.begin) * ((step - stretch.first) / stretch.steps)
-    return min(max(at, begin), end)
+    share = min(max((step - stretch.first) / stretch.steps, 0.0), 1.0)
+    return min(max(stretch.begin + (stretch.end - stretch.begin) * share, begin), end)
 
 
 def _pause(

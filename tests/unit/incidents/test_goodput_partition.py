@@ -174,6 +174,13 @@ def test_steps_after_the_last_checkpoint_of_a_job_that_failed_are_lost() -> None
     assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("lost", ""): 30}
 
 
+@pytest.mark.parametrize("step", [10**12, 2**62])
+def test_a_checkpoint_may_be_numbered_by_anything(step: int) -> None:
+    """By tokens, say: one job must not keep those of all others from being counted."""
+    runs = life(0, 0, None, stretches=(steps(0, 1, 10),), saved=(SavedStep(at(60), step),))
+    assert seconds(partition([runs], at(100))) == {("productive", ""): 100}
+
+
 @pytest.mark.parametrize("first", [1, -1])
 def test_steps_of_a_job_that_slurm_forgot_while_it_ran_may_have_been_kept(first: int) -> None:
     """Slurm or healer was away when it ended: whether it completed nobody knows."""

@@ -36,6 +36,7 @@ from healer.engine.records import (
     goodput_rows,
     incident_record,
     job_history,
+    of_one_job,
     under_one_name,
 )
 from healer.model import (
@@ -116,6 +117,8 @@ def job(request: Request, caller: JobReader, cluster: Id, job: Id) -> Response:
     history = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
     if is_stranger(caller, history.user):
         raise NoRole(caller)
+    if caller.job is not None:
+        history = of_one_job(history, job)
     shown = history.snapshot.jobs.get(job) if history.snapshot else None
     batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -36,6 +36,7 @@ from healer.engine.records import (
     goodput_rows,
     incident_record,
     job_history,
+    of_one_job,
     under_one_name,
 )
 from healer.model import (
@@ -116,6 +117,8 @@ def job(request: Request, caller: JobReader, cluster: Id, job: Id) -> Response:
     history = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
     if is_stranger(caller, history.user):
         raise NoRole(caller)
+    if caller.job is not None:
+        history = of_one_job(history, job)
     shown = history.snapshot.jobs.get(job) if history.snapshot else None
     batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
     found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))
@@ -351,7 +354,7 @@ def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datet
                 errors=[{"field": name, "detail": detail}],
             )
     until = wanted.until or now
-    since = (wanted.since or until - GOODPUT_USUAL).replace(minute=0, second=0, microsecond=0)
+    since = (wanted.since or until - GOODPUT_USUAL).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if not since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
         text = say("api.goodput_period", days=GOODPUT_LONGEST.days)
         raise Problem(422, text, errors=[{"field": "from", "detail": text}])

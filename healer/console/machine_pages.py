@@ -30,7 +30,7 @@ from healer.console.views.svg_lanes import LaneChart, csv_text
 from healer.decisions.node_facts import context_of
 from healer.detection.lemons import LIMIT
 from healer.detection.reported import firing
-from healer.engine.records import JobHistory, job_history
+from healer.engine.records import JobHistory, job_history, of_one_job
 from healer.model import (
     FACTS,
     FiringAlert,
@@ -267,6 +267,8 @@ def _read_job(
     history = job_history(pages.queries.jobs.rows(cluster, job), job, pages.rules)
     if owner is not None and history.user != owner.name:
         raise missing("job", job=job, cluster=cluster)
+    if owner is not None:
+        history = of_one_job(history, job)
     batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
     steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
     if shown is None and steps is None and history.empty:

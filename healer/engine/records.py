@@ -92,6 +92,22 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
     return JobHistory(**fields, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
 
 
+def of_one_job(history: JobHistory, job: str) -> JobHistory:
+    """Without what its incidents say of other jobs: for a caller who may see this one alone."""
+    own = (None, job)
+    alone = tuple(
+        msgspec.structs.replace(
+            incident,
+            jobs_hit=(job,),
+            hit=tuple(hit for hit in incident.hit if hit.job == job),
+            evidence=tuple(sign for sign in incident.evidence if sign.job in own),
+            affected=tuple(part for part in incident.affected if part.job in own),
+        )
+        for incident in history.incidents
+    )
+    return msgspec.structs.replace(history, incidents=alone)
+
+
 #: The work was lost, and how much is known.
 _LOST = frozenset({HitBasis.checkpoint, HitBasis.start})
 

@@ -78,20 +78,25 @@ def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
 
 
 def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Harm, ...]:
-    """The incidents that hit this life."""
-    found = [
-        Harm(
-            incident=incident.merged_into or incident.id,
-            cause=incident.fault,
-            since=min((evidence.at for evidence in incident.evidence), default=incident.opened),
-            until=incident.closed,
-            stopped_at=hit.ended_at,
-            lost_since=hit.since if hit.basis is HitBasis.checkpoint else None,
-        )
-        for incident in incidents
-        for hit in incident.hit
-        if (hit.job, hit.restart) == (job, restart)
-    ]
+    """The incidents that hit this life. One that is part of another has that one's cause and end."""
+    by_id = {incident.id: incident for incident in incidents}
+    found = []
+    for incident in by_id.values():
+        root = incident
+        while (above := by_id.get(root.merged_into or "")) is not None:
+            root = above
+        found += [
+            Harm(
+                incident=root.merged_into or root.id,
+                cause=root.fault,
+                since=min((evidence.at for evidence in incident.evidence), default=incident.opened),
+                until=root.closed,
+                stopped_at=hit.ended_at,
+                lost_since=hit.since if hit.basis is HitBasis.checkpoint else None,
+            )
+            for hit in incident.hit
+            if (hit.job, hit.restart) == (job, restart)
+        ]
     return tuple(sorted(found, key=lambda harm: harm.since))
 
 
@@ -113,7 +118,7 @@ def _of_gpus(life: JobLife, parts: Iterable[_Part]) -> Iterator[Slice]:
             end = part.end if until is None else min(part.end, until)
             if begin >= end:
                 continue
-            spare = min(held.spare, held.gpus)
+            spare = min(held.spare or 0, held.gpus)
             yield _slice(part._replace(begin=begin, end=end), held.gpus - spare, life.restart, number)
             if spare:
                 yield _slice(_Part(begin, end, Spent.spare), spare, life.restart, number)
@@ -216,10 +221,8 @@ def _steps(stretch: Stretch, fate: _Fate, span: tuple[datetime, datetime]) -> It
 def _moment(stretch: Stretch, step: float, span: tuple[datetime, datetime]) -> datetime:
     """When this step began, within the span."""
     begin, end = span
-    if math.isinf(step):
-        return end if step > 0 else begin
-    at = stretch.begin + (stretch.end - stretch.begin) * ((step - stretch.first) / stretch.steps)
-    return min(max(at, begin), end)
+    share = min(max((step - stretch.first) / stretch.steps, 0.0), 1.0)
+    return min(max(stretch.begin + (stretch.end - stretch.begin) * share, begin), end)
 
 
 def _pause(
@@ -297,7 +300,7 @@ def _fates(lives: Sequence[JobLife]) -> list[list[_Fate]]:
                 its.append(_unnumbered(life, stretch, saved_at, stopper))
                 continue
             kept = again if proven else math.inf if life.state == _DONE else held + 1.0
-            is_over = life.ended_at is not None and not proven and held >= 0
+            is_over = _is_over(life) and not proven and held >= 0
             its.append(_Fate(kept, min(again, held + 1.0 if is_over else math.inf), stopper))
             again, after = min(again, stretch.first), stretch
         proven = proven or after is not None
@@ -312,7 +315,12 @@ def _unnumbered(life: JobLife, stretch: Stretch, saved_at: datetime | None, stop
     if saved_at is None:
         return _Fate(-math.inf, math.inf)
     kept = stretch.first + (saved_at - stretch.begin).total_seconds() / stretch.step_s
-    return _Fate(kept, kept if life.ended_at is not None else math.inf, stopper)
+    return _Fate(kept, kept if _is_over(life) else math.inf, stopper)
+
+
+def _is_over(life: JobLife) -> bool:
+    """It ended, and how is known: Slurm forgets jobs, and healer's last word of such a one is that it ran."""
+    return life.ended_at is not None and life.state != "RUNNING"
 
 
 # --- slow steps

@@ -89,12 +89,12 @@ class Harm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """What a life holds from `since` on; `spare` of its `gpus` are on nodes without a rank. `racks` counts
-    `gpus` by rack."""
+    """What a life holds from `since` on; `spare` of its `gpus` are on nodes without a rank (None: not known).
+    `racks` counts `gpus` by rack."""
 
     since: datetime
     gpus: int
-    spare: int = 0
+    spare: int | None = None
     racks: dict[str, int] = {}
 
 

@@ -87,7 +87,7 @@ def _held(job: SlurmJob, nodes: Mapping[str, SlurmNode], since: datetime) -> Hel
         node = nodes.get(name)
         gpus = len(job.gpus[name]) if name in job.gpus else node.gpus if node is not None else 0
         racks[node.rack if node is not None else ""] += gpus
-    return Held(since, racks.total(), 0, dict(racks))
+    return Held(since, racks.total(), None, dict(racks))
 
 
 def spare_gpus(job: SlurmJob, nodes: Mapping[str, SlurmNode], batches: Iterable[StepBatch]) -> int | None:
@@ -118,10 +118,11 @@ def _ranks(batches: Sequence[StepBatch]) -> tuple[set[int], set[str]]:
 
 
 def with_spares(life: LifeSeen, spare: int, now: datetime) -> LifeSeen:
-    """The first word on spares holds from the life's start; later ones from now on."""
+    """The first word on the spares of what a life holds counts for as long as it has held that; later ones
+    from now on."""
     if not life.held or life.held[-1].spare == spare:
         return life
-    last = life.held[-1]
-    if len(life.held) == 1 and not last.spare:
-        return replace(life, held=(replace(last, spare=spare),))
+    *before, last = life.held
+    if last.spare is None:
+        return replace(life, held=(*before, replace(last, spare=spare)))
     return replace(life, held=(*life.held, replace(last, since=now, spare=spare)))

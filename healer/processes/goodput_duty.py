@@ -35,7 +35,10 @@ class GoodputDuty:
         self._book, self._steps, self._cluster, self._clock = book, steps, cluster, clock
         #: The newest life of each job that Slurm shows; None: not read yet.
         self._lives: dict[str, LifeSeen] | None = None
-        self._spares: dict[tuple[str, int], int] = {}
+        #: Earlier lives of them that ended lately: their last steps may not be read yet.
+        self._requeued: list[LifeSeen] = []
+        #: The spare GPUs of a life, and the nodes of which that was said.
+        self._spares: dict[tuple[str, int], tuple[tuple[str, ...], int]] = {}
         self._read: dict[tuple[str, int], datetime] = {}
         self._shown: SlurmSnapshot | None = None
 
@@ -47,8 +50,9 @@ class GoodputDuty:
             self._lives = {life.job: life for life in self._book.latest_lives()}
         changed = {(life.job, life.restart): life for life in changed_lives(snapshot, self._lives)}
         for life in self._lives.values():
-            key = life.job, life.restart
-            if (spare := self._spares.get(key)) is not None:
+            key, job = (life.job, life.restart), snapshot.jobs.get(life.job)
+            nodes, spare = self._spares.get(key, ((), 0))
+            if job is not None and nodes and job.nodes == nodes:
                 now = with_spares(changed.get(key, life), spare, snapshot.taken_at)
                 if now != life:
                     changed[key] = now
@@ -56,6 +60,9 @@ class GoodputDuty:
             self._book.put_lives(list(changed.values()))
         newest = sorted(changed.values(), key=lambda life: life.restart)
         lives = self._lives | {life.job: life for life in newest}
+        before = (life for life in self._lives.values() if lives[life.job].restart != life.restart)
+        ended = (changed.get((life.job, life.restart), life) for life in before)
+        self._requeued = [life for life in (*self._requeued, *ended) if self._still_reports(life)]
         at = snapshot.taken_at
         self._lives = {
             job: life if life.ended_at else replace(life, seen_at=at)
@@ -66,14 +73,14 @@ class GoodputDuty:
 
     def count(self) -> None:
         """Keeps new steps of running jobs, then counts the hours of those that are due."""
-        for life in list((self._lives or {}).values()):
+        for life in (*self._requeued, *(self._lives or {}).values()):
             if life.started_at is not None and self._still_reports(life):
                 self._take_steps(life)
         now = self._clock.now()
         for job in self._book.to_count(now):
             past = self._book.past(job)
             if past.lives:
-                self._book.put_hours(past.lives[-1], by_hour(partition(lives_of(past), now)), now)
+                self._book.put_hours(past.lives, by_hour(partition(lives_of(past), now)), now)
 
     def _still_reports(self, life: LifeSeen) -> bool:
         """The last steps of a life arrive after its end."""
@@ -92,7 +99,7 @@ class GoodputDuty:
         if job is not None and self._shown is not None and job.restarts == life.restart:
             spare = spare_gpus(job, self._shown.nodes, its)
             if spare is not None:
-                self._spares[key] = spare
+                self._spares[key] = job.nodes, spare
 
 
 def lives_of(past: PastJob) -> Sequence[JobLife]:

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
-from healer.adapters.postgres.retention import tidy
+from healer.adapters.postgres.retention import EVENTS, tidy
 from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import HOURS_KEPT, Spent
@@ -76,9 +77,9 @@ def ran(fresh_database: sa.Engine) -> Callable[[], GoodputDuty]:
     return lambda: duty
 
 
-def hours(engine: sa.Engine, by: GoodputBy) -> dict[tuple[str, str], float]:
+def hours(engine: sa.Engine, by: GoodputBy, until: float = 180) -> dict[tuple[str, str], float]:
     with engine.connect() as conn:
-        found = goodput_sums(conn, [CLUSTER], START, at(180), by)
+        found = goodput_sums(conn, [CLUSTER], START, at(until), by)
     return {(each.name, each.spent.value): round(each.gpu_hours, 4) for each in found}
 
 
@@ -120,6 +121,71 @@ def test_a_restarted_scheduler_counts_the_same(
     again.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(110), nodes=NODES, jobs=shown))
     again.count()
     assert hours(fresh_database, GoodputBy.job) == before
+
+
+def follow(duty: GoodputDuty, clock: Clock, minutes: float, *jobs: SlurmJob) -> None:
+    clock.moment = at(minutes)
+    shown = {each.id: each for each in jobs}
+    duty.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(minutes), nodes=NODES, jobs=shown))
+
+
+def test_hours_past_the_end_of_a_job_that_slurm_forgot_while_it_was_away_are_taken_back(
+    fresh_database: sa.Engine,
+) -> None:
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 70, job())
+    clock.moment = at(250)
+    duty.count()  # it may still run, for all that is known
+    follow(duty, clock, 251)
+    duty.count()
+    assert sum(hours(fresh_database, GoodputBy.job, 300).values()) == pytest.approx(16 * 70 / 60, abs=1e-3)
+
+
+def test_jobs_of_one_gpu_are_counted_as_often_as_large_ones(fresh_database: sa.Engine) -> None:
+    """10,000 GPUs may run a job each, and then a thousand of them are due each minute."""
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 40, *(replace(job(), id=str(number)) for number in range(300)))
+    duty.count()
+    assert len({name for name, _ in hours(fresh_database, GoodputBy.job)}) == 300
+
+
+def test_each_life_is_of_the_partition_and_account_that_it_ran_in(fresh_database: sa.Engine) -> None:
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 40, job())
+    waits = job("PENDING", restarts=1, submit_at=at(70), start_at=None, nodes=(), partition="train,debug")
+    follow(duty, clock, 71, waits)
+    duty.count()
+    ran = {("train", "queued"): 16 / 6, ("train", "unknown"): 16.0}
+    found = hours(fresh_database, GoodputBy.partition)
+    assert {key: value for key, value in found.items() if key[0] == "train"} == pytest.approx(ran, abs=1e-3)
+    again = job(restarts=1, submit_at=at(70), start_at=at(80), partition="debug", account="other")
+    follow(duty, clock, 100, again)
+    clock.moment = at(110)
+    duty.count()
+    then = {("debug", "queued"): 16 / 6, ("debug", "unknown"): 8.0}
+    assert hours(fresh_database, GoodputBy.partition) == pytest.approx(ran | then, abs=1e-3)
+    assert hours(fresh_database, GoodputBy.account)["lab", "unknown"] == pytest.approx(16.0, abs=1e-3)
+
+
+def test_hours_stay_as_they_were_counted_after_their_steps_were_deleted(fresh_database: sa.Engine) -> None:
+    """Of a job that goes on: it is counted again and again."""
+    clock, steps = Clock(), Steps()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), steps, CLUSTER, clock)
+    follow(duty, clock, 11, job(start_at=at(0)))
+    clock.moment = at(61)
+    steps.send(60, 1, 120)
+    duty.count()
+    before = hours(fresh_database, GoodputBy.job, 60)
+    assert before == {("7", "unsaved"): 16.0}
+    late = (EVENTS + timedelta(days=2)) / timedelta(minutes=1)
+    tidy(fresh_database, at(late))
+    follow(duty, clock, late, job(start_at=at(0)))
+    duty.count()
+    assert hours(fresh_database, GoodputBy.job, 60) == before
+    assert hours(fresh_database, GoodputBy.job, late)["7", "unknown"] > 16 * 24 * 85
 
 
 def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:

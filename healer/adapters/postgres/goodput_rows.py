@@ -1,7 +1,7 @@
 """Rows of the goodput ledger: what the scheduler keeps of jobs, and the hours that are counted from it."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,16 +19,20 @@ from healer.adapters.postgres.engine import (
     upsert,
 )
 from healer.adapters.postgres.incident_counts import bucket_of
+from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
 from healer.model import Incident
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
 from healer.ports.goodput_book import GoodputBy, PastJob
 
-#: Jobs that are counted in one pass.
-_PASS = 100
+#: Jobs that are counted in one pass, each minute: enough for 10,000 GPUs with a job on each.
+_PASS = 1000
 #: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
 RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
+#: Of older hours steps and checkpoints are being deleted.
+PROVEN = EVENTS - timedelta(days=1)
+_NEVER = datetime.min.replace(tzinfo=UTC)
 
 _SAVED = sa.text("""
 SELECT (doc #>> '{data,restart}')::bigint AS restart, (doc #>> '{data,step}')::bigint AS step,
@@ -62,6 +66,8 @@ class PostgresGoodput(ClusterStore):
             for life in lives:
                 key = {"cluster": self.cluster, "job": life.job, "restart": life.restart}
                 values = {"ended_at": life.ended_at, "doc": to_stored(life)}
+                if life.ended_at is not None:
+                    values["counted_at"] = None  # it may have been counted past its end
                 conn.execute(upsert(job_lives, key, values))
 
     def last_stretch(self, job: str, restart: int) -> Stretch | None:
@@ -88,7 +94,6 @@ class PostgresGoodput(ClusterStore):
         due = sa.or_(
             life.counted_at.is_(None),
             sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
-            sa.and_(life.counted_at < life.ended_at, life.ended_at > now - SETTLED),
             sa.and_(
                 life.counted_at < life.ended_at + SETTLED,
                 life.ended_at <= now - SETTLED,
@@ -118,17 +123,31 @@ class PostgresGoodput(ClusterStore):
                 incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
             )
 
-    def put_hours(self, life: LifeSeen, hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours. `life`: the last one, for whose it is."""
-        whose = {"user_name": life.user, "account": life.account, "partition": life.partition}
-        rows = [{"cluster": self.cluster, "job": life.job, **whose, **each._asdict()} for each in hours]
+    def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
+        """Replaces the job's hours, but for those whose steps and checkpoints were deleted since: these stay
+        as they were counted. `lives`: all of the job. A life that ended meanwhile is counted again."""
+        job = lives[-1].job
+        whose = {
+            life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
+            for life in lives
+        }
+        its, counted = _of(job_lives, self.cluster, job), _of(goodput, self.cluster, job)
         with self._engine.begin() as conn:
-            its = _of(job_lives, self.cluster, life.job)
             conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
-            conn.execute(sa.delete(goodput).where(_of(goodput, self.cluster, life.job)))
+            before = sa.select(sa.exists().where(counted, goodput.c.hour < now - PROVEN))
+            since = now - PROVEN if conn.scalar(before) else _NEVER
+            rows = [
+                {"cluster": self.cluster, "job": job, **whose[each.restart], **each._asdict()}
+                for each in hours
+                if each.hour >= since
+            ]
+            conn.execute(sa.delete(goodput).where(counted, goodput.c.hour >= since))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
-            conn.execute(sa.update(job_lives).where(its).values(counted_at=now))
+            for life in lives:
+                same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
+                this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
+                conn.execute(this.values(counted_at=now))
 
 
 def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:

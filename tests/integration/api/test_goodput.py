@@ -1,6 +1,6 @@
 """`GET /api/v1/goodput`: sums, money, CSV, and what is refused."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
 import pytest
@@ -72,6 +72,14 @@ def test_only_hours_of_the_period_count(counted: Served) -> None:
     asked = {"from": (HOUR + timedelta(hours=1)).isoformat()}
     found = client.get(PATH, params=asked, headers=api.headers("viewer")).json()
     assert (found["items"], found["sum"]["total"]) == ([], 0.0)
+
+
+def test_whole_hours_are_those_of_utc_where_the_zone_of_the_caller_has_half_ones(counted: Served) -> None:
+    api, client = counted
+    half = timezone(timedelta(hours=5, minutes=30))
+    asked = {"from": (HOUR + timedelta(minutes=30)).astimezone(half).isoformat()}
+    found = client.get(PATH, params=asked, headers=api.headers("viewer")).json()
+    assert (found["sum"]["total"], datetime.fromisoformat(found["since"])) == (110.0, HOUR)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """People without a role see the jobs of the Slurm user who is called as they are, and nothing else."""
 
+import re
 from datetime import UTC, datetime
 
 import msgspec
@@ -8,11 +9,11 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import goodput
 from healer.api.signing_in import open_session
-from healer.model import Role
+from healer.model import Component, Evidence, HitBasis, JobHit, Role, Sense
 from healer.model.grants import AccessRules, Grant
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import SignInRefused
-from tests.support.api import CLUSTER, snapshot
+from tests.support.api import CLUSTER, incident, save_incident, snapshot
 from tests.support.persons import ISSUER, Site, session_headers
 from tests.support.seals import seal_all
 
@@ -42,6 +43,27 @@ def test_owner_reads_the_own_job_and_no_other(site: Site) -> None:
     assert site.ask("GET", JOB, ann).json()["nodes"] == ["gpu0001", "gpu0002"]
     for path in (f"/jobs/{CLUSTER}/4712", f"/jobs/{CLUSTER}/9999", "/jobs/pod9/4711"):
         assert site.ask("GET", path, ann).status_code == 403, path
+
+
+def test_an_incident_of_several_jobs_shows_an_owner_the_own_one_alone(site: Site) -> None:
+    hits = tuple(
+        JobHit(job=job, basis=HitBasis.runs_on, user=of) for job, of in (("4711", "ann"), ("4712", "bob"))
+    )
+    at, where = datetime(2026, 11, 1, tzinfo=UTC), Component(cluster=CLUSTER, node="gpu0001", gpu=3)
+    line = Evidence(
+        digest="d", at=at, component=where, text="pid=7, name=bobs_secret", sense=Sense.kernel, job="4712"
+    )
+    several = msgspec.structs.replace(incident(1), jobs_hit=("4711", "4712"), hit=hits, evidence=(line,))
+    with site.api.engine.begin() as conn:
+        save_incident(conn, several)
+    ann, eyes = site.arrive("s-1", names=("ann",)), site.arrive("s-3", "staff", names=("carol",))
+    found, whole = (site.ask("GET", JOB, who).json() for who in (ann, eyes))
+    assert [each["jobs_hit"] for each in whole["incidents"]] == [["4711", "4712"]]
+    assert [each["jobs_hit"] for each in found["incidents"]] == [["4711"]], found
+    assert not re.search("4712|bob", msgspec.json.encode(found).decode())
+    site.use(rules=lambda: site.api.rules)
+    page = site.page().get(JOB, headers=session_headers(site.arrive("s-1", names=("ann",))))
+    assert (page.status_code, "4712" in page.text) == (200, False)
 
 
 def test_owner_has_no_other_route(site: Site) -> None:

@@ -151,7 +151,7 @@ def count_an_hour(site: Site) -> None:
     life = LifeSeen(job="4711", restart=0, queued_at=hour, seen_at=hour, ended_at=hour, state="COMPLETED")
     spent = [HourSpent(hour, 0, 0, kind, "", "", 1800.0) for kind in (Spent.productive, Spent.starting)]
     book.put_lives([life])
-    book.put_hours(life, spent, hour + timedelta(hours=1))
+    book.put_hours([life], spent, hour + timedelta(hours=1))
     engine.dispose()
 
 

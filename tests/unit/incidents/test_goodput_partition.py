@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from healer.incidents.goodput_partition import partition
+from healer.incidents.goodput_partition import harms_of, partition
+from healer.model import HitBasis, JobHit
 from healer.model.faults import HANG
 from healer.model.goodput import HOURS_KEPT, Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
+from tests.support.ledgers import incident as an_incident
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 GPUS = 16
@@ -136,6 +138,20 @@ def test_each_pause_belongs_to_the_incident_that_began_with_it() -> None:
     assert spent["unknown", ""] == 100  # no incident began with the last pause
 
 
+def test_a_part_of_a_greater_incident_costs_what_that_one_costs() -> None:
+    """Links of some nodes fail, and half a minute later their switch is found to be the cause."""
+
+    hit = JobHit(job="7", basis=HitBasis.runs_on)
+    switch = an_incident(id="i1", fault="switch-fault", opened=at(130), closed=at(700), hit=(hit,))
+    link = an_incident(
+        id="i2", fault="nvlink-down", opened=at(100), closed=at(130), hit=(hit,), merged_into="i1"
+    )
+    harms = harms_of("7", 0, [link, switch])
+    runs = life(0, 0, None, stretches=(steps(0, 1, 10), steps(700, 11, 20)), harms=harms)
+    spent = [(each.spent, each.cause, each.incident) for each in partition([runs], at(800)) if each.cause]
+    assert spent == [(Spent.hung, "switch-fault", "i1")]
+
+
 def test_times_of_a_wrong_clock_are_cut() -> None:
     wrong = life(-60 * 365 * 86_400, 0, 137 * 365 * 86_400, state="COMPLETING")
     found = partition([wrong], at(100))
@@ -156,6 +172,21 @@ def test_a_node_that_leaves_takes_its_gpus_with_it() -> None:
 def test_steps_after_the_last_checkpoint_of_a_job_that_failed_are_lost() -> None:
     over = life(0, 0, 100, stretches=(steps(0, 1, 10),), saved=(SavedStep(at(70), 7),))
     assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("lost", ""): 30}
+
+
+@pytest.mark.parametrize("step", [10**12, 2**62])
+def test_a_checkpoint_may_be_numbered_by_anything(step: int) -> None:
+    """By tokens, say: one job must not keep those of all others from being counted."""
+    runs = life(0, 0, None, stretches=(steps(0, 1, 10),), saved=(SavedStep(at(60), step),))
+    assert seconds(partition([runs], at(100))) == {("productive", ""): 100}
+
+
+@pytest.mark.parametrize("first", [1, -1])
+def test_steps_of_a_job_that_slurm_forgot_while_it_ran_may_have_been_kept(first: int) -> None:
+    """Slurm or healer was away when it ended: whether it completed nobody knows."""
+    stretch = steps(0, first, first + 9)
+    over = life(0, 0, 100, state="RUNNING", stretches=(stretch,), saved=(SavedStep(at(70), 7),))
+    assert seconds(partition([over], at(900))) == {("productive", ""): 70, ("unsaved", ""): 30}
 
 
 def test_steps_without_numbers_are_kept_by_the_time_of_the_checkpoint() -> None:

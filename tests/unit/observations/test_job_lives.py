@@ -34,7 +34,7 @@ def test_a_job_is_recorded_by_slurms_own_times() -> None:
     life = look(seen, 615, over)["7"]
     assert (life.queued_at, life.started_at, life.ended_at) == (at(0), at(60), at(600))
     assert (life.user, life.account, life.partition, life.state) == ("ann", "lab", "train", "COMPLETED")
-    assert life.held == (Held(at(60), 16, 0, {"r1": 8, "r2": 8}),)
+    assert life.held == (Held(at(60), 16, None, {"r1": 8, "r2": 8}),)
 
 
 def test_a_job_that_came_and_went_between_two_looks_counts() -> None:
@@ -89,4 +89,22 @@ def test_spares_hold_from_the_start_of_the_life_and_change_later() -> None:
     assert [(held.since, held.spare) for held in with_spares(life, 0, at(900)).held] == [
         (at(60), 8),
         (at(900), 0),
+    ]
+
+
+def test_nodes_that_were_at_work_until_now_were_no_spares_before() -> None:
+    """A node that left the work stays in the allocation until Slurm takes it out, or to the job's end."""
+    all_work = with_spares(look({}, 90, RUNS)["7"], 0, at(200))
+    assert [(held.since, held.spare) for held in with_spares(all_work, 8, at(900)).held] == [
+        (at(60), 0),
+        (at(900), 8),
+    ]
+
+
+def test_the_first_word_on_spares_after_nodes_left_holds_from_then_on() -> None:
+    one_left = with_spares(look({}, 90, RUNS)["7"], 8, at(200))
+    shrunk = look({"7": one_left}, 500, replace(RUNS, nodes=("n1",)))["7"]
+    assert [(held.since, held.spare) for held in with_spares(shrunk, 0, at(560)).held] == [
+        (at(60), 8),
+        (at(500), 0),
     ]

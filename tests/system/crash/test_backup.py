@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from healer.backups.archive import PART
 from healer.embedded.server_alone import server_alone
 from tests.support.forked import run
-from tests.support.processes import clean_environ
+from tests.support.processes import clean_environ, name_of
 from tests.support.up import ROOT, Stack
 from tests.support.wait import wait_until
 
@@ -240,11 +240,7 @@ def test_killed_while_it_loads_the_database_is_empty(backup_file: Path, scratch:
 def loading(pid: int) -> bool:
     """Whether its psql runs."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return any("psql" in Path(f"/proc/{child}/comm").read_text() for child in children if _lives(child))
-
-
-def _lives(pid: str) -> bool:
-    return Path(f"/proc/{pid}/comm").exists()
+    return any("psql" in name_of(int(child)) for child in children)
 
 
 _KILLED = """

@@ -19,9 +19,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(420)]
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(site: Site) -> Iterator[Path]:
     with scratch_folder() as made:
         yield made
+        for job in site.jobs:  # it writes here
+            site.slurm.run("scancel", job)
+            wait_until(lambda job=job: not site.job(job).unfinished, 30, what=f"job {job} has ended")
 
 
 def submit(site: Site, folder: Path) -> str:

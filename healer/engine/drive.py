@@ -83,7 +83,7 @@ from healer.playbooks.advance import (
     Undo,
     advance,
 )
-from healer.ports.lease import PROOFS
+from healer.ports.lease import NAP, PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
 from healer.ports.transactions import LeaseLost, Ledger, LedgerAway, RunClaim
@@ -211,7 +211,8 @@ class _Drive:
             self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
             return
         question = intent.why if held else None  # a hold of a guard is shown, and paged like any hold
-        self.claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
+        wake_at = min(intent.until, self.now() + NAP)
+        self.claim.set_state(RunState.running, why=intent.why, wake_at=wake_at, question=question)
 
     def _waits_drained(self, intent: Sleep) -> bool:
         """A repair waits on its drained node: a person's run may take it over, and the walk wakes it."""

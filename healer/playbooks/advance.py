@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent, Verb
+from healer.model.gate import CLOCKS_DIFFER
 from healer.playbooks.conditions import StepOutcome, parse, reads, text_of, truth
 from healer.text import Said, joined, quoted, say
 
@@ -225,7 +226,7 @@ def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> U
             continue
         if entry.event is StepEvent.waiting:
             until = datetime.fromisoformat(entry.data["wake_at"])
-            if until > now:
+            if _sleeps(entry, until, now):
                 return Sleep(until=until, key=undo_key, why=entry.text)
             return Undo(step=step, key=undo_key, item=item, attempt=entry.attempt)
         title = say("playbooks.to_take_back", title=quoted(step.title or step.id))
@@ -327,9 +328,14 @@ def _waiting(step: Step, key: str, item: str | None, last: LogEntry, now: dateti
     if wake is None:
         return Sleep(until=None, key=key, why=last.text)
     until = datetime.fromisoformat(wake)
-    if until > now:
+    if _sleeps(last, until, now):
         return Sleep(until=until, key=key, why=last.text)
     return Do(step=step, key=key, item=item, attempt=last.attempt, fresh=False)
+
+
+def _sleeps(last: LogEntry, until: datetime, now: datetime) -> bool:
+    """Not yet `until`. What was written later than now was written by a clock that was ahead."""
+    return now < until and last.at <= now + CLOCKS_DIFFER
 
 
 def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetime) -> Do | Sleep | Ask:
@@ -339,7 +345,7 @@ def _failed(step: Step, key: str, item: str | None, last: LogEntry, now: datetim
         return Ask(key=key, question=question)
     back_off_s = min(step.back_off_max_s, step.back_off_s * 2.0 ** min(last.attempt - 1, 30))
     until = last.at + timedelta(seconds=back_off_s)
-    if until > now:
+    if _sleeps(last, until, now):
         why = say("playbooks.attempt_failed", attempt=last.attempt, text=last.text)
         return Sleep(until=until, key=key, why=why)
     return Do(step=step, key=key, item=item, attempt=last.attempt + 1, fresh=False)

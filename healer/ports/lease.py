@@ -1,5 +1,5 @@
 """How long a worker may trust its claim of a run, and when another worker may take the run over. No wall
-clock decides.
+clock decides: where one is asked, a worker too many is all that a wrong one costs.
 
 Hosts' clocks differ and jump, so a time written by one host means nothing to another. The holder proves its
 claim in the database and trusts that for FRESH_S by its own monotonic clock; a call that it begins then ends
@@ -20,6 +20,15 @@ LEASE = timedelta(seconds=LEASE_S)
 UNHEARD = timedelta(seconds=2)
 #: A new run is announced to the workers by a message: for so long the sweep leaves it to them.
 SENT = timedelta(seconds=1)
+
+
+#: A run sleeps no longer at a time. One that is to sleep longer sleeps again.
+NAP = timedelta(minutes=2)
+
+
+def is_awake(wake_at: datetime | None, now: datetime) -> bool:
+    """Whether a sleep is over: its moment has come, or a clock that was ahead wrote it."""
+    return wake_at is None or wake_at <= now or wake_at > now + 2 * NAP
 
 
 def is_unheard(until: datetime | None, now: datetime) -> bool:

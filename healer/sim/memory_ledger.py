@@ -55,6 +55,7 @@ from healer.model import (
 )
 from healer.ports.clock import Clock
 from healer.ports.commanding import NodeTaken
+from healer.ports.lease import is_awake
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost
 from healer.sim.ledger_tables import (
     RECENT,
@@ -516,7 +517,7 @@ class MemoryLedger:
 
 
 def _is_due(run: Run, now: datetime) -> bool:
-    return run.state is RunState.running and (run.wake_at is None or run.wake_at <= now)
+    return run.state is RunState.running and is_awake(run.wake_at, now)
 
 
 # Wide: implements `ports.RunClaim`.

@@ -317,6 +317,17 @@ def test_due_are_running_runs_whose_moment_has_come(bench: Bench) -> None:
     assert sorted(bench.ledger.due_runs(bench.clock.now())) == ["later", "now"]
 
 
+def test_a_run_does_not_sleep_until_a_moment_of_a_clock_that_was_ahead(bench: Bench) -> None:
+    """It was to look again after 5 s, by a host whose clock was an hour ahead."""
+    begin(bench, run("asleep", 1))
+    with ExitStack() as stack:
+        moment = START + timedelta(hours=1, seconds=5)
+        claimed(stack, bench, "asleep").set_state(RunState.running, why="looks again", wake_at=moment)
+    assert bench.ledger.due_runs(START) == ["asleep"]
+    with bench.ledger.claim("asleep") as claim:
+        assert claim is not None
+
+
 # --- what guards may look at --------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ def test_nothing_waits(fresh_database: sa.Engine) -> None:
 
 @pytest.mark.parametrize("state", [RunState.running, RunState.waiting_approval], ids=str)
 @pytest.mark.parametrize("cluster", [CLUSTER, "pod2"])
-@pytest.mark.parametrize("wake_in_s", [None, -1, 0, 1])
+@pytest.mark.parametrize("wake_in_s", [None, -1, 0, 1, 3600])
 @pytest.mark.parametrize("lease_in_s", [None, -1, 0, 1])
 def test_a_run_waits_when_the_ledger_calls_it_due(
     fresh_database: sa.Engine, state: RunState, cluster: str, wake_in_s: int | None, lease_in_s: int | None

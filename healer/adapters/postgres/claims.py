@@ -50,7 +50,7 @@ from healer.model import (
 )
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
-from healer.ports.lease import FRESH_S, LEASE, LEASE_S, PROOFS
+from healer.ports.lease import FRESH_S, LEASE, LEASE_S, NAP, PROOFS
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost, LedgerAway
 from healer.text import from_stored, stored_json
 
@@ -84,7 +84,7 @@ WITH due AS (
   SELECT runs.id FROM runs
   JOIN unnest(CAST(:ids AS text[]), CAST(:lefts AS bigint[])) AS wanted (id, epoch) ON wanted.id = runs.id
   WHERE runs.state = 'running' AND runs.cluster = :cluster
-    AND (runs.wake_at IS NULL OR runs.wake_at <= :now)
+    AND (runs.wake_at IS NULL OR runs.wake_at <= :now OR runs.wake_at > :wrong)
     AND (runs.lease_until IS NULL OR runs.epoch = wanted.epoch)
   FOR NO KEY UPDATE OF runs SKIP LOCKED)
 UPDATE runs SET epoch = runs.epoch + 1, lease_until = :until, wake_at = NULL
@@ -209,7 +209,7 @@ def claim_due(
     """Claims those of these runs that are due and the cluster's, each under a new epoch. The caller holds
     their locks."""
     values = {"ids": list(runs), "lefts": [left.epoch(run) for run in runs], "now": now, "until": now + LEASE}
-    values["cluster"] = cluster
+    values |= {"cluster": cluster, "wrong": now + 2 * NAP}
     rows = conn.execute(_TAKE, values).all() if runs else []
     ids = [row.id for row in rows]
     if others := [run for run in runs if run not in set(ids)]:

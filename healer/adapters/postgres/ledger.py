@@ -74,7 +74,7 @@ from healer.model import (
     Verb,
     Veto,
 )
-from healer.ports.lease import LEASE, UNHEARD
+from healer.ports.lease import LEASE, NAP, UNHEARD
 from healer.text import from_stored, to_stored
 
 #: The window of the storm count: incidents resolved within it are still read.
@@ -181,7 +181,8 @@ class PostgresLedger:
 
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
         """Ids of runs that are new, woken, or perhaps abandoned: the lease is not renewed (`is_unheard`)."""
-        ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
+        wake_at = runs.c.wake_at  # as `is_awake`
+        ready = sa.or_(wake_at.is_(None), wake_at <= now, wake_at > now + 2 * NAP)
         left = sa.or_(
             runs.c.lease_until.is_(None),
             runs.c.lease_until <= now + LEASE - UNHEARD,

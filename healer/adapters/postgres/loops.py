@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from healer.adapters.postgres.engine import DedicatedConnection, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
-from healer.ports.lease import LEASE, SENT, UNHEARD
+from healer.ports.lease import LEASE, NAP, SENT, UNHEARD
 
 log = structlog.get_logger()
 
@@ -157,8 +157,8 @@ class Waker:
 # `PostgresChain.unsealed`.
 _WORK = {
     "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
-        AND (wake_at IS NULL OR wake_at <= %(now)s)
-        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)
+        AND (wake_at IS NULL OR wake_at <= %(now)s OR wake_at > %(wrong_nap)s)
+        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong_lease)s)
         AND (epoch > 0 OR created_at <= %(sent)s OR created_at > %(now)s)""",
     "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
     "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
@@ -184,7 +184,8 @@ class Waiting:
         try:
             connection, now = self._connection.get(), self._clock.now()
             asked = {"cluster": self._cluster, "now": now}
-            asked |= {"unheard": now + LEASE - UNHEARD, "wrong": now + 2 * LEASE, "sent": now - SENT}
+            asked |= {"unheard": now + LEASE - UNHEARD, "sent": now - SENT}
+            asked |= {"wrong_lease": now + 2 * LEASE, "wrong_nap": now + 2 * NAP}
             row = connection.execute(_STATEMENT, asked).fetchone()
         except BaseException:
             self.close()

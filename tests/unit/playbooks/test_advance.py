@@ -118,6 +118,15 @@ def test_a_wait_that_is_over_looks_again() -> None:
     assert wanted(next_of(waits, at=10)) == ("drain", 1, False)
 
 
+@pytest.mark.parametrize(
+    ("event", "attempt"), [("waiting", 1), ("held", 1), ("failed", 2)], ids=["waiting", "held", "failed"]
+)
+def test_a_wait_that_a_clock_ahead_has_written_is_over(event: str, attempt: int) -> None:
+    """The clock of its worker was set back by an hour, or another worker goes on."""
+    waits = entry("drain", event, at=3600, wake_at=later(3605).isoformat())
+    assert wanted(next_of(waits)) == ("drain", attempt, False)
+
+
 def test_endless_wait_is_for_a_person() -> None:
     slept = next_of(*listed(), entry("repair", "waiting", wake_at=None), at=1e6)
     assert isinstance(slept, Sleep)

@@ -27,7 +27,7 @@ from healer.sim.replaying import cluster_of, replay
 from healer.text import say
 
 #: Programs that print a page to PDF, the first that is installed.
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
 _PRINT_S = 120
 
 

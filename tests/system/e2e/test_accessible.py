@@ -64,7 +64,8 @@ def test_no_page_breaks_a_rule(browser: Browser, site: Site, url: str, width: in
         expect(page.locator("h1")).to_be_visible()
         _keep(page, f"{width} light {path}")
         page.evaluate(ONE_OF_EACH)
-        broken = rules_broken(page)
+        # The most costly rule: no colour depends on the width.
+        broken = rules_broken(page, without=() if width == WIDE else ("color-contrast",))
         if width == WIDE:
             page.emulate_media(color_scheme="dark")  # it has other colours
             _keep(page, f"{width} dark {path}")

@@ -1,6 +1,5 @@
 """Records, keys and tampering for the audit's tests."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from healer.audit import checkpoint_line, extend, genesis, sign_checkpoint
 from healer.model import AuditRecord
 from healer.model.run import ChainLink
 from tests.support.forked import run
+from tests.support.processes import clean_environ
 
 START = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 
@@ -75,4 +75,4 @@ def unguarded(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 def healer(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, with no setting but these."""
-    return run([*map(str, words)], {"PATH": os.environ["PATH"], **environ}, timeout=60)
+    return run([*map(str, words)], clean_environ(**environ))

@@ -1,12 +1,11 @@
 """What is known of silent nodes and outages from one walk to the next."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from healer.model import Observation, ObservationKind, PlaceKind, SlurmNode
-from healer.model.gate import CLOCKS_DIFFER
+from healer.model import PlaceKind, SlurmNode
 
 
 class Outage(NamedTuple):
@@ -67,12 +66,7 @@ class Silences:
     #: last looked at for them.
     unreached: dict[str, Unreached] = field(default_factory=dict)
     looked_at: Mapping[str, SlurmNode] | None = None
-    #: When a heartbeat of the node came last that had arrived long before.
+    #: When a heartbeat of the node came last that had arrived long before. It has waited in a spool or the
+    #: inbox, as may what its node has sent since; or the clock of the API that took it is behind. Neither is
+    #: the node's silence.
     late: dict[str, datetime] = field(default_factory=dict)
-
-    def note_late(self, batch: Iterable[Observation], now: datetime) -> None:
-        """Such a heartbeat has waited in a spool or the inbox, as may what its node has sent since; or the
-        clock of the API that took it is behind. Neither is the node's silence."""
-        for seen in batch:
-            if seen.kind is ObservationKind.heartbeat and now - seen.arrived_at > CLOCKS_DIFFER:
-                self.late[seen.component.node or ""] = now

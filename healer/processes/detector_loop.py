@@ -10,6 +10,7 @@ import structlog
 from healer.engine.walk import walk
 from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.gate import CLOCKS_DIFFER
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
 from healer.observations.node_picture import DELAY_MAX
@@ -132,7 +133,9 @@ class Detector:
         if abs(now - self._walked_at) > HELD_UP:
             self.picture.watching_since = now
         self._walked_at = now
-        self.picture.silence.note_late(batch, now)
+        for seen in batch:
+            if seen.kind is ObservationKind.heartbeat and now - seen.arrived_at > CLOCKS_DIFFER:
+                self.picture.silence.late[seen.component.node or ""] = now
 
     def _rules(self, now: datetime) -> Ruleset:
         """Those of now. What changed in them is on record before anything is decided by it."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -242,7 +242,8 @@ class Following:
         if self.process is not None and self.process.poll() is None:
             # What it started does not end with it: a journalctl that waits for the next line.
             for pid in descendants(self.process.pid):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.process.wait()
         os.close(self._pipe)
 

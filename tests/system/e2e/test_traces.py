@@ -89,10 +89,10 @@ def test_a_collector_that_is_away_holds_nothing_up() -> None:
     begun = time.monotonic()
     for number in range(10_000):
         traces.put(Span("trace", str(number), "step drain", number, number + 1))
-    # One wait for the collector takes 10 s, and one for each batch of spans would take minutes.
-    assert time.monotonic() - begun < 60
+    # To wait for the collector takes 2 s each time, and 40 s if each batch of spans waited.
+    assert time.monotonic() - begun < 30
     traces.close()
-    assert time.monotonic() - begun < 90
+    assert time.monotonic() - begun < 60
 
 
 def test_without_the_setting_no_exporter_is_imported() -> None:

@@ -20,8 +20,6 @@ LEASE = timedelta(seconds=LEASE_S)
 UNHEARD = timedelta(seconds=2)
 #: A new run is announced to the workers by a message: for so long the sweep leaves it to them.
 SENT = timedelta(seconds=1)
-
-
 #: A run sleeps no longer at a time. One that is to sleep longer sleeps again.
 NAP = timedelta(minutes=2)
 

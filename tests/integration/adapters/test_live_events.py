@@ -6,6 +6,7 @@ import json
 import sqlalchemy as sa
 
 from healer.adapters.postgres.events import CHANNEL, PostgresEvents
+from tests.support.wait import wait_until
 
 
 def test_a_notice_that_is_no_event_ends_none_that_follow(fresh_database: sa.Engine) -> None:
@@ -21,8 +22,7 @@ def test_a_notice_that_is_no_event_ends_none_that_follow(fresh_database: sa.Engi
     async def heard() -> str:
         stream = events.listen(None)
         coming = asyncio.ensure_future(anext(stream))
-        while not events.ready():
-            await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, events.ready, what="it listens")
         for payload in ("nonsense", json.dumps({"seq": 7, "kind": "fleet", "data": {}})):
             await asyncio.to_thread(notify, payload)
         event = await coming

@@ -94,14 +94,14 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
 
 def of_one_job(history: JobHistory, job: str) -> JobHistory:
     """Without what its incidents say of other jobs: for a caller who may see this one alone."""
-    own = (None, job)
+    of_job = (None, job)
     alone = tuple(
         msgspec.structs.replace(
             incident,
             jobs_hit=(job,),
             hit=tuple(hit for hit in incident.hit if hit.job == job),
-            evidence=tuple(sign for sign in incident.evidence if sign.job in own),
-            affected=tuple(part for part in incident.affected if part.job in own),
+            evidence=tuple(sign for sign in incident.evidence if sign.job in of_job),
+            affected=tuple(part for part in incident.affected if part.job in of_job),
         )
         for incident in history.incidents
     )

@@ -18,6 +18,8 @@ from healer.model.goodput import HOURS_KEPT, Harm, Held, HourSpent, JobLife, Sli
 _SLOW = 1.01
 #: A pause of up to so many steps may be an unfinished step.
 _UNFINISHED = 2.0
+#: A standstill that samples show is dated by the last sample before it: up to so long before the last step.
+_BETWEEN_SAMPLES = timedelta(seconds=60)
 _DONE = "COMPLETED"
 
 
@@ -145,12 +147,15 @@ def _explains(life: JobLife, begin: datetime, end: datetime, step_s: float = 0.0
     """The incident that explains why no step was made from `begin` on, after steps of `step_s` seconds.
 
     It began with the pause or in it: the job went on under what began before. One that ended the work comes
-    before one that it may have survived, and any before a hang, which is how a cause looks from the job.
+    before one that it may have survived, and any before a hang, which is how a cause looks from the job. Of
+    several, the one that stopped the work nearest to the last step: the others found it stopped.
     """
-    since = begin - _UNFINISHED * timedelta(seconds=step_s)
+    since = begin - max(_BETWEEN_SAMPLES, _UNFINISHED * timedelta(seconds=step_s))
     new = (harm for harm in life.harms if _covers(harm, begin, end) and _stops_at(harm) >= since)
     return min(
-        new, key=lambda harm: (harm.stopped_at is None, harm.cause == HANG, _stops_at(harm)), default=None
+        new,
+        key=lambda harm: (harm.stopped_at is None, harm.cause == HANG, abs(_stops_at(harm) - begin)),
+        default=None,
     )
 
 

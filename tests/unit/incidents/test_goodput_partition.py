@@ -138,6 +138,16 @@ def test_each_pause_belongs_to_the_incident_that_began_with_it() -> None:
     assert spent["unknown", ""] == 100  # no incident began with the last pause
 
 
+def test_a_hang_is_of_the_fault_that_stopped_the_work_though_samples_date_it_before_the_last_step() -> None:
+    """A later fault hits a job that makes no steps any more."""
+    samples = harm(285, stopped_at=285)
+    later = replace(harm(4000, stopped_at=3990), incident="i2", cause="nic-stays-down")
+    runs = life(0, 0, None, stretches=(steps(0, 1, 60, step_s=5.0),), harms=(samples, later))
+    spent = seconds(partition([runs], at(9000)))
+    assert spent["hung", "i1"] == 8700
+    assert ("hung", "i2") not in spent
+
+
 def test_a_part_of_a_greater_incident_costs_what_that_one_costs() -> None:
     """Links of some nodes fail, and half a minute later their switch is found to be the cause."""
 

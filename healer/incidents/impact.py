@@ -342,8 +342,9 @@ def with_hits(incident: Incident, picture: Picture, newest: NewestDurable, now: 
         noted = noted_hits.get(job)
         if noted is None:
             noted = _first_hit(job, shown, snapshot.nodes if snapshot is not None else {})
-            if (life := _life_then(incident, job, picture)) is not None:
-                noted = msgspec.structs.replace(noted, restart=life.restarts, started_at=life.start_at)
+            life = _life_then(incident, job, picture)
+            if life is not None and snapshot is not None:
+                noted = _in_life(noted, life, snapshot.nodes)
         hits.append(noted if noted.settled else _settle(noted, shown, incident, newest, now))
     return incident if tuple(hits) == incident.hit else msgspec.structs.replace(incident, hit=tuple(hits))
 
@@ -362,6 +363,17 @@ def _first_hit(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode])
     )
 
 
+def _in_life(hit: JobHit, life: Allocation, nodes: Mapping[str, SlurmNode]) -> JobHit:
+    """The hit as Slurm showed it in that life: a requeued job holds nothing yet, or other nodes."""
+    return msgspec.structs.replace(
+        hit,
+        restart=life.restarts,
+        started_at=life.start_at,
+        gpus=gpus_of(life, nodes),
+        nodes=len(life.nodes),
+    )
+
+
 def _life_then(incident: Incident, job: str, picture: Picture) -> Allocation | None:
     """The life of the job that the fault hit, if that has ended: the present one began after it. A dead GPU
     hits the present one too, if that is on its node."""
@@ -377,8 +389,8 @@ def _life_then(incident: Incident, job: str, picture: Picture) -> Allocation | N
     return None if runs and allocations.had_begun(job, at) else allocations.ended_life(job, node, at)
 
 
-def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
-    """GPUs that the job holds now; 0 if it holds none or Slurm does not report them."""
+def gpus_of(job: SlurmJob | Allocation | None, nodes: Mapping[str, SlurmNode]) -> int:
+    """GPUs that the job holds now, or held in that life; 0 if none or Slurm does not report them."""
     if job is None:
         return 0
     return sum(

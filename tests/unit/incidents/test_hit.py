@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from healer.incidents import impact
@@ -142,6 +143,15 @@ def test_degraded_fault_costs_gpu_hours_only_if_it_ends_the_job(
 def test_a_restart_that_healer_made_for_it_costs_the_work_before() -> None:
     found = hit(incident(fatal=False, run_count=1), shown(job()), shown(AGAIN), now=later(600))
     assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 34.67)
+
+
+def test_a_job_that_waits_again_before_its_fault_is_known_lost_what_it_held_then() -> None:
+    picture = Picture(CLUSTER, watching_since=START)
+    for slurm in (shown(job()), msgspec.structs.replace(shown(AGAIN), taken_at=later(20))):
+        picture.show(slurm)
+    (found,) = impact.with_hits(incident(), picture, lambda _: None, later(30)).hit
+    assert (found.restart, found.gpus, found.nodes) == (0, 16, 2)
+    assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 32.0)
 
 
 def test_job_that_slurm_never_showed_is_settled_as_unknown() -> None:

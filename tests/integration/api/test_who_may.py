@@ -266,6 +266,7 @@ def test_a_session_ends_idle_or_at_its_absolute_limit(own: Desk, change: str, st
     headers = {"Cookie": f"healer_session={cookie}"}
     assert own.client.get("/api/v1/nodes", headers=headers).status_code == status
 
+
 def test_a_token_of_no_person_stays_within_its_cluster(own: Desk) -> None:
     own.api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="pod2"))
     own.api.services = dataclasses.replace(own.api.services, clusters=(CLUSTER, "pod2"))

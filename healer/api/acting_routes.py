@@ -428,13 +428,18 @@ def end_pause(
     services = services_of(request)
     in_force = services.queries.clusters.pauses(services.clock.now())
     pause = next((pause for pause in in_force if pause.id == id), None)
-    if pause is None:
-        raise NotFound(say("api.acting_routes_no_pause_force", id=id))
-    confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
+    if pause is not None:
+        confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
     words = body or Reason(reason=reason or say("api.no_reason"))
 
     def act(identity: str) -> Response:
-        ended = services.controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
+        controls = services.controls
+        if pause is None:  # the first try of this request may have ended it
+            earlier = controls.ended_pause(id, request=identity)
+            if earlier is None:
+                raise NotFound(say("api.acting_routes_no_pause_force", id=id))
+            return answer(request, earlier)
+        ended = controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
         return answer(request, ended)
 
     return once(request, caller, words, act)

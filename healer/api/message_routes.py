@@ -224,8 +224,8 @@ def press_done(services: Services, press: Press) -> str:
 
 def _check_has_not_left(services: Services, name: str) -> None:
     """Raises Forbidden. Who left still has Slack, and may still be in the file."""
-    known = services.people.find(name)
-    if known is not None and known.seen_at == UNPROVEN:
+    person = services.people.find(name)
+    if person is not None and person.seen_at == UNPROVEN:
         raise Forbidden(say("engine.unknown_approves", name=name))
 
 

@@ -39,8 +39,8 @@ def answer(
 _encode_event = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
-#: Events may come without a pause, so that a stream never rests: the caller is asked for beside them.
-_ASKED_EVERY_S = 1.0
+#: Events may come without a pause, and then the stream never rests: the caller is checked between them.
+_CHECK_EVERY_S = 1.0
 
 
 async def event_stream(
@@ -52,11 +52,11 @@ async def event_stream(
     Events of other clusters than these are left out; None: all. A comment each 15 s keeps proxies from
     closing it.
     """
-    asked = time.monotonic()
+    checked = time.monotonic()
     yield b"retry: 1000\n\n"
     async for event in services_of(request).events.listen(last_id):
-        if event is None or time.monotonic() - asked >= _ASKED_EVERY_S:
-            asked = time.monotonic()
+        if event is None or time.monotonic() - checked >= _CHECK_EVERY_S:
+            checked = time.monotonic()
             if not await _sees_the_same(request, caller):
                 return
         if event is None:

@@ -21,6 +21,7 @@ from healer.api.access import (
     confine,
     named_cluster,
 )
+from healer.api.db_health import Fleet
 from healer.api.documents import answers
 from healer.api.granted import may_use
 from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
@@ -405,6 +406,18 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
         rule_named(services.rules(), body.name)
     if body.scope == "playbook" and body.name:
         playbook_named(services.rules(), body.name)
+    _check_place(request, _pause_cluster(services, caller, body), node)
+
+
+def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
+    """404 for what is surely not there: a misspelt pause would seem to be in force, and hold nothing."""
+    services = services_of(request)
+    if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
+        raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
+    fleet: Fleet = request.app.state.fleet
+    snapshot = fleet.snapshots().get(cluster or "") if node is not None else None
+    if snapshot is not None and node not in snapshot.nodes:
+        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
 
 
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:

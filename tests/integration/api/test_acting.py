@@ -280,6 +280,26 @@ def test_a_pause_is_seen_at_once_and_ends_once(served: Served) -> None:
     assert client.delete(place, headers=headers).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "misspelt",
+    [
+        {"scope": "cluster", "name": "pod-1"},
+        {"scope": "all", "cluster": "pod-1"},
+        {"scope": "node", "name": "gpu0001", "cluster": "pod-1"},
+        {"scope": "node", "name": "gpu1"},
+    ],
+)
+def test_a_pause_of_what_is_not_there_is_refused(served: Served, misspelt: dict[str, str]) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    refused = client.post("/api/v1/pauses", json=misspelt | {"reason": "x"}, headers=headers)
+    assert (refused.status_code, "there is no" in refused.text or "has no node" in refused.text) == (
+        404,
+        True,
+    )
+    assert client.get("/api/v1/pauses", headers=headers).json()["items"] == []
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_repeated_end_of_a_pause_gets_the_first_answer(served: Served, kept: bool) -> None:
     """Its answer was lost on the way, or with the process that gave it."""

@@ -3,11 +3,16 @@
 import ast
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -325,6 +330,21 @@ def test_an_api_that_hangs_holds_no_job_up(node: HookNode, healer: Healer) -> No
     done = node.run("prolog")  # ends in time, or TimeoutExpired
     assert done.returncode == 0 and done.stdout.startswith("healer-hook: 127.0.0.1:")
     assert len(node.spooled) == 1
+
+
+def test_a_second_address_of_healer_is_asked_where_the_first_is_silent(healer: Healer) -> None:
+    """A name may have an address of IPv6 that nothing listens at, or those of two machines."""
+    loader = SourceFileLoader("healer_hook", str(HOOK))
+    spec = spec_from_loader("healer_hook", loader)
+    assert spec is not None
+    hook = module_from_spec(spec)
+    loader.exec_module(hook)
+    port, silent = healer.server.server_port, int(unused_url().rpartition(":")[2])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", at)) for at in (silent, port)]
+    request = b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\n[]"
+    with mock.patch.object(hook._socket, "getaddrinfo", lambda *_: found):
+        answer = hook.exchange("http", f"healer:{port}", None, request, time.monotonic() + 3)
+    assert answer.startswith(b"HTTP/1.0 202")
 
 
 def test_an_nvidia_smi_that_hangs_is_left_out_and_nothing_of_it_stays(node: HookNode, healer: Healer) -> None:

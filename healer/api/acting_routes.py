@@ -508,7 +508,13 @@ def repair(request: Request, caller: Operator, body: RepairBody) -> Response:
     services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
 
     def act(identity: str) -> Response:
-        done = services.reconcile.repair(cluster, by=caller.name, reason=body.reason, request=identity)
+        done = services.reconcile.repair(
+            cluster,
+            by=caller.name,
+            reason=body.reason,
+            request=identity,
+            may_use=lambda playbook: may_use(caller, ALLOWED[Role.operator], cluster, playbook),
+        )
         return answer(request, RepairList(cluster=cluster, items=done))
 
     return once(request, caller, body, act)

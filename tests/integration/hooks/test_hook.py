@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
+from healer.signals.hook_reports import HookReport
 from tests.support.hooks import (
     FATAL,
     HOOK,
     LOST,
+    MOUNTS,
     PROMISED_S,
     TOKEN,
     Healer,
@@ -128,6 +131,20 @@ def test_file_systems_are_judged_where_the_site_needs_them_writable(node: HookNo
     assert unjudged["host"]["root_readonly"] == 1, "a node without disks is so by design"
     assert check_of(unjudged, "fs-readonly") is None
     assert check_of(judged, "fs-readonly") == "/scratch cannot be written"
+
+
+def test_healer_takes_a_report_of_many_file_systems_that_fail_at_once(node: HookNode, healer: Healer) -> None:
+    """As when their storage is away: one check too long would lose the whole report, kernel lines too."""
+    mounts = [f"/lustre/project-{number:03d}/scratch" for number in range(40)]
+    node.put("proc/mounts", MOUNTS + "".join(f"s {mount} lustre ro 0 0\n" for mount in mounts))
+    for mount in mounts:
+        (node.root / mount[1:]).mkdir(parents=True)
+    node.settings["HEALER_HOOK_WRITABLE"] = ",".join(mounts)
+    node.kernel(FATAL)
+    assert well(node.run("epilog"))
+    report = msgspec.convert(healer.reports[0], HookReport)
+    failed = {check.name: check.text for check in report.checks}
+    assert failed["fs-readonly"].startswith(mounts[0]) and len(report.kernel) == 1
 
 
 def test_only_the_health_check_looks_at_each_process(node: HookNode, healer: Healer) -> None:

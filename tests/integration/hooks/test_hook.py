@@ -324,6 +324,23 @@ def test_away_only_a_certain_fault_that_the_site_listed_fails_it(
     assert node.run("health-check").returncode == 0
 
 
+def test_a_drain_by_a_listed_fault_is_told_of_though_its_report_was_not_taken(
+    node: HookNode, healer: Healer
+) -> None:
+    """Else healer takes it for Slurm's own, and never returns the node."""
+    healer.status = 422
+    node.settings["HEALER_HOOK_FAIL_CLOSED"] = "gpu-lost"
+    node.kernel(LOST)
+    assert node.run("prolog", environ=life(4711, 0)).returncode == 1
+    (kept,) = node.spooled
+    assert (kept["refused"], kept["job"], "kernel" in kept) == ("gpu-lost", "4711", False)
+    healer.status = 202
+    assert well(node.run("health-check"))
+    told = msgspec.convert(healer.reports[1], HookReport)
+    assert told.hook == "prolog" and told.refused in {check.name for check in told.checks if check.text}
+    assert node.spooled == []
+
+
 def test_a_gpu_that_was_lost_earlier_in_this_boot_still_counts(node: HookNode, healer: Healer) -> None:
     node.kernel(LOST)
     node.settings["HEALER_HOOK_FAIL_CLOSED"] = "gpu-lost"

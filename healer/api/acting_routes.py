@@ -21,6 +21,7 @@ from healer.api.access import (
     confine,
     named_cluster,
 )
+from healer.api.db_health import Fleet
 from healer.api.documents import answers
 from healer.api.granted import may_use
 from healer.api.lanes import COMMANDS, PAUSES, LaneRouter
@@ -405,6 +406,18 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
         rule_named(services.rules(), body.name)
     if body.scope == "playbook" and body.name:
         playbook_named(services.rules(), body.name)
+    _check_place(request, _pause_cluster(services, caller, body), node)
+
+
+def _check_place(request: Request, cluster: str | None, node: str | None) -> None:
+    """404 for what is surely not there: a misspelt pause would seem to be in force, and hold nothing."""
+    services = services_of(request)
+    if cluster is not None and cluster not in (services.clusters or (services.cluster,)):
+        raise NotFound(say("api.acting_routes_there_no_cluster", cluster=cluster))
+    fleet: Fleet = request.app.state.fleet
+    snapshot = fleet.snapshots().get(cluster or "") if node is not None else None
+    if snapshot is not None and node not in snapshot.nodes:
+        raise NotFound(say("api.reading_routes_slurm_knows_no_node_cluster", node=node, cluster=cluster))
 
 
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:
@@ -428,13 +441,18 @@ def end_pause(
     services = services_of(request)
     in_force = services.queries.clusters.pauses(services.clock.now())
     pause = next((pause for pause in in_force if pause.id == id), None)
-    if pause is None:
-        raise NotFound(say("api.acting_routes_no_pause_force", id=id))
-    confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
+    if pause is not None:
+        confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
     words = body or Reason(reason=reason or say("api.no_reason"))
 
     def act(identity: str) -> Response:
-        ended = services.controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
+        controls = services.controls
+        if pause is None:  # the first try of this request may have ended it
+            earlier = controls.ended_pause(id, request=identity)
+            if earlier is None:
+                raise NotFound(say("api.acting_routes_no_pause_force", id=id))
+            return answer(request, earlier)
+        ended = controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
         return answer(request, ended)
 
     return once(request, caller, words, act)
@@ -490,7 +508,13 @@ def repair(request: Request, caller: Operator, body: RepairBody) -> Response:
     services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
 
     def act(identity: str) -> Response:
-        done = services.reconcile.repair(cluster, by=caller.name, reason=body.reason, request=identity)
+        done = services.reconcile.repair(
+            cluster,
+            by=caller.name,
+            reason=body.reason,
+            request=identity,
+            may_use=lambda playbook: may_use(caller, ALLOWED[Role.operator], cluster, playbook),
+        )
         return answer(request, RepairList(cluster=cluster, items=done))
 
     return once(request, caller, body, act)

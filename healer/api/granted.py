@@ -54,10 +54,12 @@ def check_person(caller: Caller, *, provided: bool) -> Caller:
 
 def narrowed(caller: Caller, roles: Collection[Role], clusters: Sequence[str]) -> Caller | None:
     """The caller bound to the clusters where it has one of these roles; None where it has none. `clusters`:
-    all of the site."""
+    all of the site. What a token itself is bound to stays so."""
     granted = caller.granted
     if granted is None:
         return caller if caller.role in roles else None
+    if caller.cluster is not None:
+        clusters = (caller.cluster,)
     grants = [grant for grant in granted.grants if grant.role in roles]
     covered = tuple(name for name in clusters if any(grant.covers(name) for grant in grants))
     role = strongest(grants)
@@ -66,7 +68,7 @@ def narrowed(caller: Caller, roles: Collection[Role], clusters: Sequence[str]) -
     several = covered if 1 < len(covered) < len(clusters) else None
     only = covered[0] if len(covered) == 1 < len(clusters) else None
     granted = msgspec.structs.replace(granted, clusters=several)
-    return msgspec.structs.replace(caller, role=role, cluster=only, granted=granted)
+    return msgspec.structs.replace(caller, role=role, cluster=caller.cluster or only, granted=granted)
 
 
 def has_role(caller: Caller, roles: Collection[Role], cluster: str | None, clusters: Sequence[str]) -> bool:

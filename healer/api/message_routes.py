@@ -32,6 +32,7 @@ from healer.api.services import Services, services_of
 from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Role, Run, RunState
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
+from healer.ports.directory import UNPROVEN
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
 from healer.text import in_language, said_by, say
 
@@ -204,6 +205,7 @@ def press_done(services: Services, press: Press) -> str:
         return say("api.press_no_run", run=press.run[:12])
     if person.role not in ALLOWED[Role.operator]:
         return say("api.press_role", role=person.role)
+    _check_has_not_left(services, person.name)
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
     if press.verb == "approve":
         playbook = services.rules().playbooks.get(run.playbook)
@@ -218,6 +220,13 @@ def press_done(services: Services, press: Press) -> str:
     reason = say("api.rejected_in_slack", why=REJECTIONS.get(press.why, say("api.no_reason")))
     done = services.runs.reject(run.id, by=caller.name, reason=reason, request=press.key)
     return say("api.press_rejected", name=caller.name, run=_named(done))
+
+
+def _check_has_not_left(services: Services, name: str) -> None:
+    """Raises Forbidden. Who left still has Slack, and may still be in the file."""
+    person = services.people.find(name)
+    if person is not None and person.seen_at == UNPROVEN:
+        raise Forbidden(say("engine.unknown_approves", name=name))
 
 
 def _proves_at(services: Services, name: str) -> str:

@@ -374,7 +374,7 @@ async def events(request: Request, caller: Viewer, cluster: Name = None) -> Stre
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
     return StreamingResponse(
-        event_stream(request, last_id, (named,) if named else caller.clusters),
+        event_stream(request, caller, last_id, (named,) if named else caller.clusters),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
     )

@@ -120,11 +120,12 @@ def forget(request: Request, caller: Operator, cluster: Id, kind: Id, body: Reas
     services = services_of(request)
     confine(request, caller, cluster=cluster)
     reference = {found.kind: found for found in services.queries.nodes.references(cluster)}.get(kind)
-    if reference is None:
-        raise NotFound(say("api.reference_routes_there_no_reference_for_cluster", kind=kind, cluster=cluster))
     words = body or Reason(reason=say("api.no_reason"))
 
     def act(identity: str) -> Response:
+        if reference is None:
+            why = say("api.reference_routes_there_no_reference_for_cluster", kind=kind, cluster=cluster)
+            raise NotFound(why)
         services.controls.forget_reference(reference, by=caller.name, reason=words.reason, request=identity)
         return answer(request, reference)
 

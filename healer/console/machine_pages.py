@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from healer.console import words
@@ -215,6 +216,8 @@ def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
     context, shown, history, steps = _read_job(request, pages, cluster, job)
     asking = asking_by_incident(context["standing"])
     rows = {row.name: row for row in context["rows"]}
+    if context["owner"] is not None:
+        rows = _with_hits_alone(rows, history)
     context |= {
         "id": job,
         "shown": shown,
@@ -227,6 +230,15 @@ def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
         ],
     }
     return pages.show("job.html", context)
+
+
+def _with_hits_alone(rows: Mapping[str, NodeRow], history: JobHistory) -> dict[str, NodeRow]:
+    """Without the incidents of other jobs on the same nodes: their titles may name these."""
+    its = {incident.id for incident in history.incidents}
+    return {
+        name: msgspec.structs.replace(row, incidents=tuple(hit for hit in row.incidents if hit.id in its))
+        for name, row in rows.items()
+    }
 
 
 @routes.get("/jobs/{cluster}/{job}/steps.json")

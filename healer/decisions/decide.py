@@ -479,8 +479,10 @@ def proposal_of(
     own."""
     agreed_restarts = run.input.get("restart", {}).get(job)
     agreed = agreed_restarts is not None and restarts in (None, agreed_restarts)
-    # A run that names the incident of another node passes no cap for its own.
-    about = incident is not None and run.node in (None, incident.root.node)
+    # A run that names the incident of another node passes no cap for its own; clusters number theirs alike.
+    about = (
+        incident is not None and incident.cluster == run.cluster and run.node in (None, incident.root.node)
+    )
     return Proposal(
         cluster=run.cluster,
         verb=verb,

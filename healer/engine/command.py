@@ -256,6 +256,9 @@ def approve(
         raise Forbidden(say("engine.accounts_never_approve", name=order.by))
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
+    refused_before = run.state in _STATES_TO_APPROVE and run.approved_by != order.by
+    if _is_repeated(tx, order) and not refused_before:
+        return run  # it may wait by now at a step that this order says nothing of
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
@@ -290,6 +293,10 @@ def approve(
     )
     _audit_run(tx, stored, "run.approved", order)
     return stored
+
+
+def _is_repeated(tx: CommandTx, order: Order) -> bool:
+    return tx.audited(f"run/{order.about}", order.request)
 
 
 def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
@@ -386,7 +393,7 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
 def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
     tx.lock_gate()
     run = locked_run(tx, order.about)
-    if run.state is RunState.running:
+    if run.state is RunState.running or _is_repeated(tx, order):
         return run
     if step is not None:
         keys = _steps_from(tx, run, step, rules)

@@ -72,10 +72,15 @@ class Controls:
                 for cluster in self._clusters_of(ended):
                     tx.audit(audit_record(cluster, now, by, "pause.ended", subject, **data))
                 return ended
-            earlier = tx.pause(pause)
-            if earlier is None or not tx.audited(subject, request):
+            earlier = _ended_before(tx, pause, request)
+            if earlier is None:
                 raise NotFound(say("engine.no_pause", pause=pause))
             return earlier
+
+    def ended_pause(self, pause: str, *, request: str) -> Pause | None:
+        """What the first try of this request has ended, if it has."""
+        with self._ledger.command() as tx:
+            return _ended_before(tx, pause, request)
 
     def learn(self, reference: Reference, *, reason: str, request: str) -> None:
         """Stores the reference in place of the one of its kind."""
@@ -132,6 +137,10 @@ class Controls:
         with self._ledger.command() as tx:
             tx.queue_message(message)
             tx.audit(audit_record(cluster, now, "healer", "access.flooded", "access", **data))
+
+
+def _ended_before(tx: CommandTx, pause: str, request: str) -> Pause | None:
+    return tx.pause(pause) if tx.audited(f"pause/{pause}", request) else None
 
 
 def store_mode(tx: CommandTx, cluster: str, order: Order, before: Mode | None, mode: Mode) -> None:

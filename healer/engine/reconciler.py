@@ -1,5 +1,6 @@
 """Where healer's records and Slurm differ, and the repair of that: as people's commands, through the gate."""
 
+from collections.abc import Callable
 from datetime import datetime
 from hashlib import sha256
 
@@ -32,9 +33,34 @@ class Reconciler:
         with self._commands.site(cluster).ledger.command() as tx:
             return _differences(tx, tx.read_gate(), self._clock.now())
 
-    def repair(self, cluster: str, *, by: str, reason: str, request: str) -> list[Reconciled]:
-        """Each that is healer's own, through the gate and into the audit."""
-        return [self._repair(drift, by, reason, request) for drift in self.drifts(cluster)]
+    def repair(
+        self,
+        cluster: str,
+        *,
+        by: str,
+        reason: str,
+        request: str,
+        may_use: Callable[[str], bool] = lambda playbook: True,
+    ) -> list[Reconciled]:
+        """Each that is healer's own, through the gate and into the audit. `may_use`: whether who asks may use
+        this playbook there, as for a run that they start or cancel themselves."""
+        found = []
+        for drift in self.drifts(cluster):
+            playbook = self._playbook_of(drift)
+            if playbook is None or may_use(playbook):
+                found.append(self._repair(drift, by, reason, request))
+            else:
+                why = say("api.granted_not_this_playbook", playbook=playbook, cluster=cluster)
+                found.append(Reconciled(drift=drift, done=False, text=why))
+        return found
+
+    def _playbook_of(self, drift: Drift) -> str | None:
+        """That of the run which the repair starts or cancels; None: the run is gone."""
+        if drift.repair is not Repair.cancel_run:
+            return _PLAYBOOKS[drift.repair]
+        with self._commands.site(drift.cluster).ledger.command() as tx:
+            run = tx.lock_run(drift.name)
+            return run.playbook if run is not None else None
 
     def _repair(self, drift: Drift, by: str, reason: str, request: str) -> Reconciled:
         about = f"{request}|{drift.kind}|{drift.node}|{drift.name}"

@@ -199,7 +199,7 @@ def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Inciden
     """The incident that the request names, else the one whose slot the node holds. Raises NotFound."""
     if request.incident is not None:
         found = tx.incident(request.incident)
-        if found is None:
+        if found is None or found.cluster != request.cluster:
             raise NotFound(say("engine.no_incident", incident=request.incident))
         return found
     slot = facts.held.get(request.node or "")

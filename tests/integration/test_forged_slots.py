@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
@@ -18,7 +19,9 @@ from healer.engine.drive import Driver
 from healer.engine.permission import free_slots_of
 from healer.model import Evidence, Incident, Ruleset, RunState, Sense, StepEvent
 from healer.model.rules import GuardSettings
+from healer.ports.request_errors import NotFound
 from healer.text import quoted
+from tests.support.api import save_incident
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, incident, slot
 from tests.support.loop import name, rules_in
@@ -188,6 +191,22 @@ def test_a_dead_node_s_incident_passes_no_caps_for_another_node(cluster: Cluster
     cluster.desk.people.start(cluster.desk.ask(number=8, incident=unusable().id))
     cluster.work()
     assert cluster.drained() == {name(2), name(3)}
+
+
+def test_an_incident_of_another_cluster_counts_for_no_node_of_this_one(cluster: Cluster) -> None:
+    """Clusters number their nodes alike."""
+    place = msgspec.structs.replace(unusable().root, cluster="pod2", node=name(4))
+    seen = msgspec.structs.replace(unusable().evidence[0], component=place)
+    far = msgspec.structs.replace(unusable(), id="f" * 32, cluster="pod2", root=place, evidence=(seen,))
+    with cluster.owner.begin() as conn:
+        save_incident(conn, far)
+    cluster.start(2, 3)
+    cluster.work()
+    Attacker(cluster).forge_run(4, incident=far.id)
+    cluster.work()
+    assert cluster.drained() == {name(2), name(3)}
+    with pytest.raises(NotFound):
+        cluster.desk.people.start(cluster.desk.ask(number=5, incident=far.id))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """The code flow against a provider over HTTP: what is believed, and all that is not."""
 
+import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from healer.adapters.identity_provider import provider_document
 from healer.adapters.identity_provider.code_flow import OidcProvider
 from healer.adapters.identity_provider.device_flow import DeviceFlow
 from healer.adapters.identity_provider.provider_client import ProviderClient
+from healer.adapters.identity_provider.provider_document import ProviderDocument
 from healer.adapters.identity_provider.proxy_headers import TrustedProxy
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import Proven, ProviderAway, SignInRefused, StillWaiting
@@ -179,6 +183,20 @@ def test_new_logins_fail_while_the_provider_is_down(site: Site) -> None:
     nowhere = OidcProvider(away, "https://healer/cb", KEY)
     with pytest.raises(ProviderAway, match="is unavailable"):
         nowhere.begin("/")
+
+
+def test_a_provider_that_hangs_holds_up_one_thread_and_not_everybody() -> None:
+    """Anybody may open the page that begins a sign-in, and the threads of all pages are few."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        http = httpx.Client(timeout=0.4)
+        document = ProviderDocument(f"http://127.0.0.1:{silent.getsockname()[1]}", http)
+        with pytest.raises(ProviderAway):
+            document.published()
+        began = time.monotonic()
+        with ThreadPoolExecutor(20) as visitors:
+            asked = [visitors.submit(document.published) for _ in range(20)]
+        assert all(isinstance(visit.exception(), ProviderAway) for visit in asked)
+        assert time.monotonic() - began < 4, "each waited for the one before it"
 
 
 @pytest.mark.parametrize(

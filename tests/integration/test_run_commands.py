@@ -170,6 +170,31 @@ def test_an_approval_passes_the_gate_too(desk: Desk) -> None:
     assert approved.created_at == START
 
 
+def test_an_approval_that_comes_twice_approves_no_later_step(desk: Desk) -> None:
+    """The run's begin was approved; the press, sent again by Slack, is no word on its power."""
+    begin(desk, run("r1", playbook="power-cycle", state=RunState.waiting_approval))
+    desk.people.approve("r1", by="ann", reason="yes", request="q1")
+    with desk.ledger.command() as tx:
+        tx.write(entry("agree", StepEvent.waiting, data={"approval": True}))
+        tx.set_run_state("r1", RunState.waiting, why="its power", at=desk.clock.now())
+    assert desk.people.approve("r1", by="ann", reason="yes", request="q1").state is RunState.waiting
+    assert desk.log("r1") == [("agree", "waiting")]
+    assert desk.people.approve("r1", by="ann", reason="its power too", request="q2").state is RunState.running
+
+
+def test_a_retry_that_comes_twice_is_one(desk: Desk) -> None:
+    begin(desk, run("r1", playbook="gpu-fatal", state=RunState.stuck))
+    failed = entry("drain", StepEvent.failed, data={"final": True})
+    with desk.ledger.command() as tx:
+        tx.write(failed)
+    desk.people.retry("r1", by="ann", reason="mended", request="q1")
+    with desk.ledger.command() as tx:
+        tx.write(failed)
+        tx.set_run_state("r1", RunState.stuck, why="again", at=desk.clock.now())
+    assert desk.people.retry("r1", by="ann", reason="mended", request="q1").state is RunState.stuck
+    assert desk.audited().count("run.retried") == 1
+
+
 # --- runs that wait before they take anything ---
 
 

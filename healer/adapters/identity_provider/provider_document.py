@@ -2,7 +2,8 @@
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,7 +12,9 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from healer.ports.sign_in import ProviderAway
-from healer.text import Said, quoted, said_by, say
+from healer.text import NO_WORDS, Said, quoted, said_by, say
+
+T = TypeVar("T")
 
 #: Addresses and keys are asked for again after this; for an unknown key at once, but no more often than that.
 KEPT_S, UNKNOWN_KEY_S = 3600.0, 10.0
@@ -33,43 +36,66 @@ class Published(msgspec.Struct, frozen=True):
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
+class _Kept(Generic[T]):
+    """What the provider answered last. One thread at a time asks for it again, and others wait for that one;
+    once the provider has failed they do not: anybody may begin a sign-in, and threads are few."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self.value: T | None = None
+        self._at = float("-inf")
+        self._failed: Said | None = None
+
+    def read(self, ask: Callable[[], T], is_old: Callable[[T, float], bool]) -> T:
+        """`is_old`: whether the answer is to be asked for again, by its age in s. Raises ProviderAway."""
+        kept = self.value
+        if kept is not None and not is_old(kept, time.monotonic() - self._at):
+            return kept
+        if not self._asking.acquire(blocking=self._failed is None):
+            raise ProviderAway(self._failed or NO_WORDS)
+        try:
+            if self.value is None or is_old(self.value, time.monotonic() - self._at):
+                self.value, self._at = ask(), time.monotonic()
+            self._failed = None
+            return self.value
+        except ProviderAway as error:
+            self._failed = said_by(error)
+            raise
+        finally:
+            self._asking.release()
+
+
 class ProviderDocument:
     """For all threads of a process."""
 
     def __init__(self, issuer: str, http: httpx.Client) -> None:
         self.issuer, self._http = issuer, http
-        self._lock = threading.Lock()
-        self._published: Published | None = None
-        self._keys: KeySet | None = None
-        self._read_at = self._keys_at = float("-inf")
+        self._published, self._keys = _Kept[Published](), _Kept[KeySet]()
 
     def published(self) -> Published:
         """Raises ProviderAway."""
-        with self._lock:
-            if self._published is None or time.monotonic() - self._read_at > KEPT_S:
-                try:
-                    self._published = self._read()
-                    self._read_at = time.monotonic()
-                except ProviderAway:
-                    if self._published is None:
-                        raise
-            return self._published
+        try:
+            return self._published.read(self._read, lambda _, age_s: age_s > KEPT_S)
+        except ProviderAway:
+            if self._published.value is None:
+                raise
+            return self._published.value
 
     def keys(self, key_id: str | None) -> KeySet:
         """Those in force, with the key of this id where the provider has it. Raises ProviderAway."""
         address = self.published().jwks_uri
-        with self._lock:
-            age_s = time.monotonic() - self._keys_at
-            is_known = self._keys is not None and (
-                key_id is None or any(key.kid == key_id for key in self._keys.keys)
-            )
-            if self._keys is None or age_s > KEPT_S or (not is_known and age_s > UNKNOWN_KEY_S):
-                try:
-                    self._keys = KeySet.import_key_set(self.document(address))
-                except (JoseError, ValueError, TypeError, KeyError) as error:
-                    raise self.away(say("adapters.oidc_keys")) from error
-                self._keys_at = time.monotonic()
-            return self._keys
+
+        def ask() -> KeySet:
+            try:
+                return KeySet.import_key_set(self.document(address))
+            except (JoseError, ValueError, TypeError, KeyError) as error:
+                raise self.away(say("adapters.oidc_keys")) from error
+
+        def is_old(keys: KeySet, age_s: float) -> bool:
+            is_known = key_id is None or any(key.kid == key_id for key in keys.keys)
+            return age_s > (KEPT_S if is_known else UNKNOWN_KEY_S)
+
+        return self._keys.read(ask, is_old)
 
     def document(self, address: str, *, headers: dict[str, str] | None = None) -> Any:
         """A JSON object of the provider. Raises ProviderAway."""

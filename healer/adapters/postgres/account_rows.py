@@ -12,7 +12,7 @@ from healer.adapters.postgres.engine import reading, writing
 from healer.adapters.postgres.tables import accounts, people, sessions, tokens
 from healer.model import Role, audit_record
 from healer.ports.account_book import Account
-from healer.ports.directory import LOCAL
+from healer.ports.directory import LOCAL, UNPROVEN
 from healer.ports.request_errors import Conflict
 from healer.text import say
 
@@ -71,6 +71,8 @@ def know_locally(conn: sa.Connection, name: str, now: datetime) -> str | None:
     """Makes the name a person's of this site unless it is a person's; the issuer who vouches for it."""
     row = {"name": name, "issuer": LOCAL, "subject": name, "groups": "[]", "created_at": now, "seen_at": now}
     conn.execute(insert(people).values(row).on_conflict_do_nothing())
+    left = people.c.name == name, people.c.issuer == LOCAL, people.c.seen_at == UNPROVEN
+    conn.execute(sa.update(people).where(*left).values(seen_at=now))  # who had left is back
     return issuer_of(conn, name)
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.tokens import PostgresIdempotency
-from healer.model import IncidentState
+from healer.model import IncidentState, Reference
 from healer.ports.callers import Kept, KeyInFlight, KeyReused
 from tests.support.api import CLUSTER, Api, incident, save_incident
 from tests.support.ledgers import consume
@@ -278,6 +278,57 @@ def test_a_pause_is_seen_at_once_and_ends_once(served: Served) -> None:
     assert client.request("DELETE", place, json={"reason": "done"}, headers=headers).status_code == 200
     assert client.get("/api/v1/pauses", headers=headers).json()["items"] == []
     assert client.delete(place, headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "misspelt",
+    [
+        {"scope": "cluster", "name": "pod-1"},
+        {"scope": "all", "cluster": "pod-1"},
+        {"scope": "node", "name": "gpu0001", "cluster": "pod-1"},
+        {"scope": "node", "name": "gpu1"},
+    ],
+)
+def test_a_pause_of_what_is_not_there_is_refused(served: Served, misspelt: dict[str, str]) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    refused = client.post("/api/v1/pauses", json=misspelt | {"reason": "x"}, headers=headers)
+    assert (refused.status_code, "there is no" in refused.text or "has no node" in refused.text) == (
+        404,
+        True,
+    )
+    assert client.get("/api/v1/pauses", headers=headers).json()["items"] == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_repeated_end_of_a_pause_gets_the_first_answer(served: Served, kept: bool) -> None:
+    """Its answer was lost on the way, or with the process that gave it."""
+    api, client = served
+    headers = api.headers("operator", name="ann", cluster=CLUSTER) | {"Idempotency-Key": "end"}
+    made = client.post(
+        "/api/v1/pauses", json={"scope": "node", "name": "gpu0001", "reason": "x"}, headers=headers
+    )
+    place, headers["Idempotency-Key"] = made.headers["Location"], "over"
+    first = client.request("DELETE", place, json={"reason": "done"}, headers=headers)
+    if not kept:
+        with api.engine.begin() as conn:
+            conn.execute(sa.text("UPDATE idempotency SET status = NULL, headers = NULL, body = NULL"))
+    again = client.request("DELETE", place, json={"reason": "done"}, headers=headers)
+    assert (first.status_code, again.status_code, again.json()["id"]) == (200, 200, first.json()["id"])
+    other = headers | {"Idempotency-Key": "another"}
+    assert client.request("DELETE", place, json={"reason": "done"}, headers=other).status_code == 404
+
+
+def test_a_reference_that_is_forgotten_twice_gets_the_first_answer(served: Served) -> None:
+    api, client = served
+    at, facts = datetime.now(UTC), {"driver": "570.1"}
+    h100 = Reference(cluster=CLUSTER, kind="h100", node="gpu0001", at=at, by="ann", facts=facts)
+    api.services.controls.learn(h100, reason="x", request="1")
+    headers = api.headers("operator", name="ann") | {"Idempotency-Key": "forget"}
+    path = f"/api/v1/references/{CLUSTER}/h100"
+    assert [client.delete(path, headers=headers).status_code for _ in range(2)] == [200, 200]
+    headers["Idempotency-Key"] = "another"
+    assert client.delete(path, headers=headers).status_code == 404
 
 
 def test_mode_set_at_runtime_overrides_the_file(served: Served) -> None:

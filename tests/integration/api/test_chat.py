@@ -115,6 +115,16 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("verb", ["approve", "reject"])
+def test_who_left_decides_nothing_until_they_are_back(slack: Slack, run: str, verb: str) -> None:
+    value = run if verb == "approve" else f"by_hand:{run}"
+    slack.api.token(Role.operator, name="ann")
+    slack.api.services.leavers.end("ann", to=None, by="root", reason="left", request="r")
+    assert "ann is not a person of this site" in slack.press("U0ANN", verb, value)
+    slack.api.token(Role.operator, name="ann")
+    assert f"ann {verb}" in slack.press("U0ANN", verb, value)
+
+
 @pytest.mark.parametrize(
     ("user", "says"),
     [

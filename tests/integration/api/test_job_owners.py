@@ -66,6 +66,20 @@ def test_an_incident_of_several_jobs_shows_an_owner_the_own_one_alone(site: Site
     assert (page.status_code, "4712" in page.text) == (200, False)
 
 
+def test_an_incident_of_another_job_on_the_same_node_is_no_owner_s(site: Site) -> None:
+    mine = msgspec.structs.replace(incident(1), title="A GPU is hot")
+    slow = "Node 18% slower than its peers in job 4712"
+    theirs = msgspec.structs.replace(incident(2), title=slow, jobs_hit=("4712",))
+    with site.api.engine.begin() as conn:
+        for each in (mine, theirs):
+            save_incident(conn, each)
+    site.use(rules=lambda: site.api.rules)
+    ann, eyes = site.arrive("s-1", names=("ann",)), site.arrive("s-3", "staff", names=("carol",))
+    page, whole = (site.page().get(JOB, headers=session_headers(who)).text for who in (ann, eyes))
+    assert page.count("A GPU is hot") == whole.count("A GPU is hot") == 2
+    assert (slow in whole, "4712" in page) == (True, False)
+
+
 def test_owner_has_no_other_route(site: Site) -> None:
     ann = site.arrive("s-1", "students", names=("ann",))
     for path in (

@@ -11,7 +11,7 @@ from healer.adapters.postgres.tables import sessions
 from healer.model import Playbook, Role, Step, Verb
 from healer.model.grants import Grant
 from healer.ports.request_errors import Conflict
-from tests.support.api import CLUSTER
+from tests.support.api import CLUSTER, snapshot
 from tests.support.persons import ISSUER, Site
 from tests.support.seals import seal_all
 
@@ -42,6 +42,23 @@ def test_the_groups_grant_role_playbook_and_cluster(site: Site) -> None:
     assert site.ask("GET", "/nodes", far).status_code == 403, "its cluster is another one"
     unmapped = site.ask("GET", "/nodes", site.arrive("nob", "guests"))
     assert (unmapped.status_code, "gives your groups a role" in unmapped.json()["detail"]) == (403, True)
+
+
+def test_a_repair_of_drift_needs_the_grant_of_its_playbook(site: Site) -> None:
+    """Each is a run: of `validate` here, which returns a node."""
+    shown = snapshot()
+    left = msgspec.structs.replace(
+        shown.nodes["gpu0001"], state=("IDLE", "DRAIN"), reason="healer:gpu-lost inc:00000001 x",
+        reason_at=shown.taken_at - timedelta(hours=1),
+    )  # fmt: skip
+    site.api.snapshots.put(msgspec.structs.replace(shown, nodes={**shown.nodes, "gpu0001": left}))
+    ann = site.arrive("ann", "ops")
+    assert [drift["kind"] for drift in site.ask("GET", "/reconcile", ann).json()["items"]] == [
+        "forgotten_drain"
+    ]
+    (answer,) = site.ask("POST", "/reconcile", ann, reason="tidy up").json()["items"]
+    refused = "your groups may not use the playbook validate at pod1"
+    assert (answer["done"], answer["text"]) == (False, refused)
 
 
 def test_an_administrator_by_group_is_one_at_the_clusters_and_for_the_playbooks_of_the_entry(

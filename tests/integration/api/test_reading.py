@@ -1,6 +1,7 @@
 """Lists, pages, single things, and the stream of events."""
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -23,6 +24,7 @@ from healer.model import (
     SlurmJob,
     Trouble,
 )
+from healer.ports.service_accounts import id_in
 from healer.text.said import to_stored
 from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, snapshot
 from tests.support.wait import wait_until
@@ -319,3 +321,19 @@ def test_an_unknown_place_in_the_stream_is_a_reset(served: Served) -> None:
     headers = {**api.headers("viewer"), "Last-Event-ID": "1"}
     with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:
         assert next(line for line in stream.iter_lines() if line.startswith("event")) == "event: reset"
+
+
+def test_the_stream_of_a_revoked_token_ends_however_much_happens(served: Served) -> None:
+    api, client = served
+    token = api.token("viewer")
+    with client.stream(
+        "GET", "/api/v1/events/stream", headers={"Authorization": f"Bearer {token}"}
+    ) as stream:
+        lines = stream.iter_lines()
+        wait_until(api.events.ready)
+        add(api, 1)
+        assert incident(1).id in next(line for line in lines if line.startswith("data: "))
+        assert api.tokens.revoke(id_in(token), by="root", now=datetime.now(UTC))
+        time.sleep(2.1)  # a caller is cached for a second
+        add(api, 2)
+        assert not any(incident(2).id in line for line in lines)

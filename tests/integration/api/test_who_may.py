@@ -1,5 +1,6 @@
 """Each role at each route and playbook, against a table that was written by hand from docs/api.md."""
 
+import dataclasses
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -10,12 +11,13 @@ from fastapi.testclient import TestClient
 
 from healer.adapters.postgres.token_book import tokens_of_no_person
 from healer.api.access import Access
+from healer.api.app import create_app
 from healer.bootstrap.access_checks import person_look
 from healer.model import Playbook, Role, Step, Verb
 from healer.model.grants import Grant
 from healer.ports.callers import NewToken
 from healer.ports.service_accounts import id_in
-from tests.support.api import CLUSTER, RULES, Api
+from tests.support.api import CLUSTER, RULES, Api, snapshot
 from tests.support.console_sample import shipped
 from tests.support.persons import Site, session_headers
 from tests.support.seals import seal_all
@@ -263,3 +265,19 @@ def test_a_session_ends_idle_or_at_its_absolute_limit(own: Desk, change: str, st
         conn.execute(sa.text(f"UPDATE sessions SET {change}"))
     headers = {"Cookie": f"healer_session={cookie}"}
     assert own.client.get("/api/v1/nodes", headers=headers).status_code == status
+
+
+def test_a_token_of_no_person_stays_within_its_cluster(own: Desk) -> None:
+    own.api.snapshots.put(msgspec.structs.replace(snapshot(), cluster="pod2"))
+    own.api.services = dataclasses.replace(own.api.services, clusters=(CLUSTER, "pod2"))
+    own.api.app = create_app(own.api.services)
+    own.client = TestClient(own.api.app, base_url="http://healer")
+    old = own.api.tokens.create(
+        NewToken(role=Role.operator, cluster=CLUSTER), now=datetime.now(UTC), by="root"
+    )
+    seal_all(own.api.engine)
+    own.headers["old"] = {"Authorization": f"Bearer {old}"}
+    assert own.ask("old", "GET", f"/api/v1/nodes/{CLUSTER}/gpu0001") == 200
+    assert own.ask("old", "GET", "/api/v1/nodes/pod2/gpu0001") == 403
+    listed = own.client.get("/api/v1/nodes", headers=own.headers["old"]).json()["items"]
+    assert {row["cluster"] for row in listed} == {CLUSTER}

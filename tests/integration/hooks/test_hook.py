@@ -3,18 +3,26 @@
 import ast
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import msgspec
 import pytest
 
+from healer.signals.hook_reports import HookReport
 from tests.support.hooks import (
     FATAL,
     HOOK,
     LOST,
+    MOUNTS,
     PROMISED_S,
     TOKEN,
     Healer,
@@ -123,6 +131,20 @@ def test_file_systems_are_judged_where_the_site_needs_them_writable(node: HookNo
     assert unjudged["host"]["root_readonly"] == 1, "a node without disks is so by design"
     assert check_of(unjudged, "fs-readonly") is None
     assert check_of(judged, "fs-readonly") == "/scratch cannot be written"
+
+
+def test_healer_takes_a_report_of_many_file_systems_that_fail_at_once(node: HookNode, healer: Healer) -> None:
+    """As when their storage is away: one check too long would lose the whole report, kernel lines too."""
+    mounts = [f"/lustre/project-{number:03d}/scratch" for number in range(40)]
+    node.put("proc/mounts", MOUNTS + "".join(f"s {mount} lustre ro 0 0\n" for mount in mounts))
+    for mount in mounts:
+        (node.root / mount[1:]).mkdir(parents=True)
+    node.settings["HEALER_HOOK_WRITABLE"] = ",".join(mounts)
+    node.kernel(FATAL)
+    assert well(node.run("epilog"))
+    report = msgspec.convert(healer.reports[0], HookReport)
+    failed = {check.name: check.text for check in report.checks}
+    assert failed["fs-readonly"].startswith(mounts[0]) and len(report.kernel) == 1
 
 
 def test_only_the_health_check_looks_at_each_process(node: HookNode, healer: Healer) -> None:
@@ -302,6 +324,23 @@ def test_away_only_a_certain_fault_that_the_site_listed_fails_it(
     assert node.run("health-check").returncode == 0
 
 
+def test_a_drain_by_a_listed_fault_is_told_of_though_its_report_was_not_taken(
+    node: HookNode, healer: Healer
+) -> None:
+    """Else healer takes it for Slurm's own, and never returns the node."""
+    healer.status = 422
+    node.settings["HEALER_HOOK_FAIL_CLOSED"] = "gpu-lost"
+    node.kernel(LOST)
+    assert node.run("prolog", environ=life(4711, 0)).returncode == 1
+    (kept,) = node.spooled
+    assert (kept["refused"], kept["job"], "kernel" in kept) == ("gpu-lost", "4711", False)
+    healer.status = 202
+    assert well(node.run("health-check"))
+    told = msgspec.convert(healer.reports[1], HookReport)
+    assert told.hook == "prolog" and told.refused in {check.name for check in told.checks if check.text}
+    assert node.spooled == []
+
+
 def test_a_gpu_that_was_lost_earlier_in_this_boot_still_counts(node: HookNode, healer: Healer) -> None:
     node.kernel(LOST)
     node.settings["HEALER_HOOK_FAIL_CLOSED"] = "gpu-lost"
@@ -325,6 +364,21 @@ def test_an_api_that_hangs_holds_no_job_up(node: HookNode, healer: Healer) -> No
     done = node.run("prolog")  # ends in time, or TimeoutExpired
     assert done.returncode == 0 and done.stdout.startswith("healer-hook: 127.0.0.1:")
     assert len(node.spooled) == 1
+
+
+def test_a_second_address_of_healer_is_asked_where_the_first_is_silent(healer: Healer) -> None:
+    """A name may have an address of IPv6 that nothing listens at, or those of two machines."""
+    loader = SourceFileLoader("healer_hook", str(HOOK))
+    spec = spec_from_loader("healer_hook", loader)
+    assert spec is not None
+    hook = module_from_spec(spec)
+    loader.exec_module(hook)
+    port, silent = healer.server.server_port, int(unused_url().rpartition(":")[2])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", at)) for at in (silent, port)]
+    request = b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\n[]"
+    with mock.patch.object(hook._socket, "getaddrinfo", lambda *_: found):
+        answer = hook.exchange("http", f"healer:{port}", None, request, time.monotonic() + 3)
+    assert answer.startswith(b"HTTP/1.0 202")
 
 
 def test_an_nvidia_smi_that_hangs_is_left_out_and_nothing_of_it_stays(node: HookNode, healer: Healer) -> None:

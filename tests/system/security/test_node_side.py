@@ -260,9 +260,9 @@ def test_a_node_that_slurm_calls_otherwise_knows_its_name(site: SshSite, source:
     node = site.node("gpu0001")
     programs = node.programs
     programs.configure(NODE="login gpu0001" if source == "NODE" else "")
-    kept = programs.world / "spool"
-    kept.mkdir()
-    spool = f"HEALER_HOOK_SPOOL={kept}\n"
+    kept = programs.world / "spool" / "follow"  # where healer-follow keeps its state
+    kept.mkdir(parents=True)
+    spool = f"HEALER_HOOK_SPOOL={kept.parent}\n"
     named = "HEALER_NODE=gpu0001\n" if source == "HEALER_NODE" else ""
     (programs.world / "hook.conf").write_text(spool + named)
     if source == "enrolment":

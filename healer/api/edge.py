@@ -211,8 +211,9 @@ def tls_settings(context: ssl.SSLContext) -> dict[str, Any]:
 
 log = logging.getLogger("healer.api")
 Headers = Sequence[tuple[bytes, bytes]]
-#: Bodies of everything but signals.
+#: Bodies of everything but signals, and of paths below the API's prefix that take more: a whole file of rules.
 BODY_LIMIT = 64 * 1024
+LARGER = {"rehearsals": 1024 * 1024}
 #: What Slack sends, which has no session here: no form of another site can do anything by it.
 FORMS = {"chat/slack": "application/x-www-form-urlencoded"}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -316,14 +317,16 @@ class Edge:
         length = headers.get("content-length", "")
         packed = packing_of(headers)
         check_encoding(packed)
-        if length.isascii() and length.isdigit() and int(length) > BODY_LIMIT:
-            raise too_large(BODY_LIMIT)
-        raw = await whole(receive, BODY_LIMIT)
+        route = scope["path"].removeprefix(self.prefix)
+        limit = LARGER.get(route, BODY_LIMIT)
+        if length.isascii() and length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        raw = await whole(receive, limit)
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        wanted = FORMS.get(scope["path"].removeprefix(self.prefix), "application/json")
+        wanted = FORMS.get(route, "application/json")
         if raw and scope["path"].startswith(self.prefix) and kind != wanted:
             raise Problem(415, say("api.body_must_be", kinds=wanted))
-        body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
+        body = unpacked(raw, packed, limit) if raw else b""
         replayed = False
 
         async def replay() -> Message:

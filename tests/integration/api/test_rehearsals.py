@@ -19,6 +19,7 @@ from healer.processes.scheduler import LONGEST_REHEARSAL, Rehearsing
 from healer.sim.sim_clock import SimClock
 from healer.text import stored_json
 from tests.support.api import CLUSTER, RULES, Api, incident, save_incident
+from tests.support.loop import SHIPPED
 
 Served = tuple[Api, httpx.Client]
 TRY = "/api/v1/rehearsals"
@@ -96,6 +97,12 @@ def test_request_for_an_impossible_rehearsal_is_refused_with_the_reason(
     answer = client.post(TRY, json=BODY | change, headers=api.headers("operator"))
     assert answer.status_code == status
     assert says in answer.text
+
+
+@pytest.mark.parametrize("file", ["xid.yaml", "signals.yaml"])
+def test_the_largest_files_of_rules_can_be_tried(served: Served, file: str) -> None:
+    text = (SHIPPED / file).read_text() + "\n# a change\n"
+    assert asked(served, file=file, text=text)["file"] == file
 
 
 def test_without_a_recording_nothing_can_be_tried(served: Served) -> None:

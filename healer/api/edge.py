@@ -211,7 +211,7 @@ def tls_settings(context: ssl.SSLContext) -> dict[str, Any]:
 
 log = logging.getLogger("healer.api")
 Headers = Sequence[tuple[bytes, bytes]]
-#: Bodies of everything but signals, and of paths below the API's prefix that take more: a whole file of rules.
+#: Bodies of everything but signals; and of paths below the API's prefix that take more: a file of rules.
 BODY_LIMIT = 64 * 1024
 LARGER = {"rehearsals": 1024 * 1024}
 #: What Slack sends, which has no session here: no form of another site can do anything by it.

@@ -375,11 +375,14 @@ def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
 def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
     """Why the fault is over; None: it may still be present."""
     return (
-        _replaced(picture, burst) or _withdrawn(rules, picture, part, burst) or _booted(rules, picture, burst)
+        _replaced(picture, part, burst)
+        or _withdrawn(rules, picture, part, burst)
+        or _booted(rules, picture, burst)
     )
 
 
-def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
+def _replaced(picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
+    """Another GPU took its place. One that only moved to another slot of the node has its fault still."""
     if burst.pci is None:
         return None
     now = picture.history.gpu_at(burst.node, burst.pci)
@@ -389,7 +392,9 @@ def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
     if not swaps or swaps[-1].last_at <= burst.last_at:
         return None
     why = say("incidents.other_gpu", pci=burst.pci, gpu=now)
-    return Cleared(why=why, at=swaps[-1].last_at, replaced=True, done=Remedy.replace)
+    gone = not picture.history.has_gpu(burst.node, part)
+    done = Remedy.replace if gone else Remedy.none
+    return Cleared(why=why, at=swaps[-1].last_at, proven=gone, replaced=gone, done=done)
 
 
 def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:

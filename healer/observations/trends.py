@@ -19,6 +19,8 @@ POINT_S, POINTS = 6 * 3600.0, 56
 #: A counter not read for longer than this starts over: it is unknown when it grew.
 GAP_S = 2 * 86400.0
 _DAY_S = 86400.0
+#: Points that the last one may be ahead before it is taken for that of a wrong clock.
+AHEAD_MOST = 4
 #: State that is kept for each row in addition to the points.
 _STATE = ("last", "last_s", "before", "total", "weight")
 
@@ -61,12 +63,14 @@ class Series:
     def look(self, readings: NDArray[np.float64], at_s: float) -> bool:
         """Takes (n,) readings of one moment, NaN where nothing is known. True when a point was completed.
 
-        A moment before the last one's point changes nothing.
+        A moment before the last one's point changes nothing, unless that was ahead by more than a day.
         """
         self.reserve(len(readings))
         number = int(at_s // self.point_s)
         if self.head is not None and number < self.head:
-            return False
+            if self.head - number <= AHEAD_MOST:
+                return False
+            self._go_back(number)
         done = self.head is not None and number > self.head
         if done:
             self._complete(number)
@@ -133,6 +137,14 @@ class Series:
             self.points[missed % POINTS] = np.nan
         self.total[:] = self.weight[:] = 0.0
 
+    def _go_back(self, number: int) -> None:
+        """The clock was ahead, in this life or one before: what was read then is of no known time."""
+        head = self.head if self.head is not None else number
+        for ahead in range(number, min(head, number + POINTS)):
+            self.points[ahead % POINTS] = np.nan
+        self.head = number
+        self.total[:] = self.weight[:] = 0.0
+
     def reserve(self, rows: int) -> None:
         if rows <= self.rows:
             return
@@ -175,6 +187,10 @@ class Saved:
 
     def __len__(self) -> int:
         return len(self._columns)
+
+    def forget(self, part: Component) -> None:
+        """Another part is there now."""
+        self._columns.pop(part, None)
 
     def give(self, series: Series, parts: Sequence[Component], first: int) -> None:
         """Puts what is known of `parts[first:]`, the rows that are new, into their columns."""

@@ -220,6 +220,22 @@ def test_another_gpu_in_its_place_has_no_past() -> None:
     assert len(days.findings) == before
 
 
+@pytest.mark.parametrize("is_heard_first", [True, False])
+def test_another_gpu_in_its_place_has_no_past_across_a_restart(is_heard_first: bool) -> None:
+    first = Days("rows-remapped")
+    first.forecasts.know_parts(first.telemetry, [("n1", 2, "GPU-old")])
+    grow(first, "row_remap_uncorrectable_rows", 6, lambda day: float(int(day)))
+    packed = first.forecasts.pack(first.telemetry)
+    second = Days("rows-remapped", before=packed, start=first.now)
+    if is_heard_first:
+        grow(second, "row_remap_uncorrectable_rows", 0.1, lambda _: 0.0)
+    second.forecasts.know_parts(second.telemetry, [("n1", 2, "GPU-new")])
+    before = len(second.findings)
+    grow(second, "row_remap_uncorrectable_rows", 2, lambda _: 0.0)
+    assert len(second.findings) == before
+    assert Days("rows-remapped", before={"gpu-parts": b"x"}).lost == ["gpu-parts"]
+
+
 def test_a_restart_goes_on_where_it_was() -> None:
     whole, first = Days("rows-remapped"), Days("rows-remapped")
     for one in (whole, first):

@@ -77,6 +77,9 @@ class Detector:
             self.picture.clear(node, at)
         self.picture.history.load(self.ledger.bursts(now - KEPT))
         self.picture.load_inventories(self.ledger.inventories())
+        with self.ledger.transaction() as tx:
+            # Before the first walk looks for drifts: without them it would end those that are open.
+            self.picture.references = {reference.kind: reference for reference in tx.references()}
         self._rebuild(now)
 
     def _rebuild(self, now: datetime) -> None:

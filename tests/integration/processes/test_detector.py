@@ -307,6 +307,9 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
     (one,) = place.incidents()
     assert (one.rule, one.fault) == ("drift", "drift:kernel:6.5.0-18")
     assert {where.node for where in one.affected} == {name(2), name(3)}
+    detector = place.detector()
+    until(place, 180, detector.once)
+    assert [incident.id for incident in place.incidents()] == [one.id]
     for node in (2, 3):
         place.inbox.add([self_report(name(node), place.clock.now(), kernel="6.8.0-60")])
     until(place, 120, detector.once)

@@ -97,7 +97,9 @@ class Forecasts(Detector):
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
         parts = [(node, gpu, part) for (node, gpu), part in self.parts.items()]
         return {
-            followed.rule.name: followed.series.pack(telemetry.axis(followed.rule.scope).components())
+            followed.rule.name: followed.series.pack(
+                telemetry.axis(followed.rule.scope).components(), followed.saved
+            )
             for followed in self.followed
             if followed.series.head is not None
         } | ({PARTS: msgspec.json.encode(parts)} if parts else {})

@@ -164,7 +164,8 @@ class Series:
         state = {name: getattr(self, name)[held] for name in _STATE}
         if saved is not None and self.head is not None:
             more, more_state = saved.at_head(saved.parts(), self.head)
-            lasting = np.isfinite(more).any(axis=0)  # the others were away for all that is kept
+            # The others were away for all that is kept.
+            lasting: NDArray[np.bool_] = np.asarray(np.isfinite(more).any(axis=0))
             names += [part for part, lasts in zip(saved.parts(), lasting.tolist(), strict=True) if lasts]
             points = np.concatenate([points, more[:, lasting]], axis=1)
             state = {name: np.concatenate([state[name], more_state[name][lasting]]) for name in _STATE}

@@ -541,9 +541,8 @@ def _counted_bursts(
         alike = fits(fault, entry.faults) if entry.together else fault == burst.fault
         if not alike or other.last_at < since or other.began_at > burst.last_at:
             continue
-        cleared = picture.node(other.node).cleared_at
-        if cleared is not None and other.last_at <= cleared:
-            continue  # the node was tested or repaired since
+        if _is_repaired(picture, part, other):
+            continue
         if entry.same is Same.unit and other.units != burst.units:
             continue
         if entry.one_boot and other.boot_id != burst.boot_id:
@@ -551,6 +550,19 @@ def _counted_bursts(
         if _counts(picture, entry, where, other):
             found.append(other)
     return found
+
+
+def _is_repaired(picture: Picture, part: str | None, burst: FaultBurst) -> bool:
+    """Its node was tested or repaired since. Not a GPU whose place another one had taken by then: it has its
+    faults still, wherever it is now. `part`: None where the node as a whole counts."""
+    cleared = picture.node(burst.node).cleared_at
+    if cleared is None or burst.last_at > cleared:
+        return False
+    now = picture.history.gpu_at(burst.node, burst.pci) if burst.pci and part is not None else None
+    if now is None or now == part:
+        return True
+    swaps = picture.history.of(burst.node, now, REPLACED)
+    return not any(burst.last_at < swap.began_at <= cleared for swap in swaps)
 
 
 def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bool:

@@ -301,6 +301,32 @@ def test_a_run_that_only_waits_goes_with_its_cause() -> None:
     assert [str(run.state) for run in site.runs] == ["rejected"]
 
 
+@pytest.mark.parametrize(("replaced_first", "counts"), [(True, True), (False, False)])
+def test_a_gpu_that_was_taken_out_is_not_cleared_by_the_return_of_its_node(
+    replaced_first: bool, counts: bool
+) -> None:
+    """Where it was still there, it was tested with the node."""
+    site = Site(4, mode=Mode.shadow)
+
+    def show(number: int, uuid: str) -> None:
+        gpus = [{"index": 3, "pci": PCI, "uuid": uuid, "serial": ""}]
+        site.walk(beat(name(number), site.now, boot_id=f"b{uuid}", gpus=gpus))
+        site.clock.advance(1800)
+
+    show(1, "GPU-a")
+    site.run_for(3, *site.say(1, CONTAINED, boot_id="bGPU-a"))
+    site.clock.advance(1800)
+    if replaced_first:
+        show(1, "GPU-b")
+    site.picture.clear(name(1), site.now)
+    site.clock.advance(1800)
+    show(1, "GPU-b")
+    show(2, "GPU-a")
+    site.run_for(3, *site.say(2, CONTAINED, boot_id="bGPU-a"))
+    found = {one.fault for one in site.ledger.tables.incidents.values() if one.root.node == name(2)}
+    assert any(fault.startswith("repeats:") for fault in found) is counts
+
+
 @pytest.mark.parametrize(("elsewhere", "is_open"), [("GPU-b", True), ("GPU-c", False)])
 def test_a_faulty_gpu_in_another_slot_of_its_node_is_not_replaced(elsewhere: str, is_open: bool) -> None:
     site = Site(4, mode=Mode.shadow)

@@ -197,7 +197,7 @@ def _record_identities(picture: Picture, batch: Sequence[Observation]) -> None:
             if seen.component.pci and uuid and not state.is_history(seen):
                 at = state.moment(seen.event_at, seen.arrived_at)
                 picture.history.identify(node, seen.component.pci, uuid, at, seen.boot_id)
-        elif seen.kind in _INVENTORIES:
+        elif seen.kind in _INVENTORIES and not picture.node(node).is_of_old_boot(seen):
             for gpu in seen.data.get("gpus") or ():
                 pci, uuid, serial = (str(gpu.get(name) or "") for name in ("pci", "uuid", "serial"))
                 if pci:

@@ -14,6 +14,7 @@ from healer.model import (
     FaultClass,
     Incident,
     Mode,
+    Observation,
 )
 from healer.model.faults import REPLACED
 from healer.observations import Picture
@@ -351,6 +352,22 @@ def test_a_faulty_gpu_in_another_slot_of_its_node_is_not_replaced(elsewhere: str
                 "the fault may have survived that: a test must confirm",
             )
         ]
+
+
+def test_a_list_of_gpus_of_an_earlier_boot_that_comes_late_is_no_exchange() -> None:
+    site = Site(4, mode=Mode.shadow)
+
+    def listed(boot: str, uuid: str, index: int) -> Observation:
+        gpus = [{"index": index, "pci": PCI, "uuid": uuid, "serial": ""}]
+        return beat(name(1), site.now, boot_id=boot, gpus=gpus)
+
+    site.walk(listed("b1", "GPU-a", 3))
+    spooled = listed("b1", "GPU-a", 3)
+    site.clock.advance(600)
+    site.walk(listed("b2", "GPU-b", 2))
+    site.walk(spooled)
+    assert site.picture.history.gpu_at(name(1), PCI) == "GPU-b"
+    assert site.picture.node(name(1)).gpus.address(2) == PCI
 
 
 def test_a_new_serial_number_on_a_drained_node_is_noted_and_its_tests_decide() -> None:

@@ -82,7 +82,7 @@ class Baseline(Detector):
             if slurm is None or shown is None or not job.vouched or job.newest < 0:
                 continue
             watch = self._watches.get(job.key)
-            if watch is None or watch.job is not job:
+            if watch is None or watch.job is not job or job.newest < watch.done:
                 watch = _Watch(job, job.newest, job.newest, job.newest)
             watches[job.key] = watch
             if looks < LOOKS_MOST and job.newest - max(watch.done, watch.first + WARM_UP) >= STEPS:

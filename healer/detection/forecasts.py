@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,7 @@ from healer.model import (
     Sense,
     Trend,
 )
+from healer.observations.fault_history import is_another, part_named
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S, Saved, Series
 from healer.text import Said, quoted, say
@@ -36,6 +38,8 @@ from healer.text import Said, quoted, say
 LOOK_S = 300.0
 #: A trend is over when this many points in a row do not show it: one quiet quarter of a day is no cure.
 OVER_LOOKS = 4
+#: Under this name it is kept of which GPU each series is.
+PARTS = "gpu-parts"
 #: Points whose mean is the present level: a day.
 _NOW_POINTS = 4
 
@@ -91,14 +95,25 @@ class Forecasts(Detector):
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        parts = [(node, gpu, part) for (node, gpu), part in self.parts.items()]
         return {
-            followed.rule.name: followed.series.pack(telemetry.axis(followed.rule.scope).components())
+            followed.rule.name: followed.series.pack(
+                telemetry.axis(followed.rule.scope).components(), followed.saved
+            )
             for followed in self.followed
             if followed.series.head is not None
-        }
+        } | ({PARTS: msgspec.json.encode(parts)} if parts else {})
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        return [name for followed in self.followed for name in followed.load(packed)]
+        lost = [name for followed in self.followed for name in followed.load(packed)]
+        return lost + unreadable(packed, PARTS, self._load_parts)
+
+    def _load_parts(self, kept: bytes) -> None:
+        try:
+            parts = msgspec.json.decode(kept, type=list[tuple[str, int, str]])
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from error
+        self.parts = {(node, gpu): part for node, gpu, part in parts}
 
     def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:
         """Where the part is another one, a new series begins."""
@@ -106,15 +121,17 @@ class Forecasts(Detector):
         for node, gpu, part in gpus:
             before = self.parts.get((node, gpu))
             self.parts[node, gpu] = part
-            if before is not None and before != part:
+            if before is not None and _is_another(before, part):
                 changed.append(Component(cluster=telemetry.cluster, node=node, gpu=gpu))
         axis = telemetry.axis(Scope.gpu)
         rows = [row for where in changed if (row := axis.row(where)) is not None]
-        for followed in self.followed if rows else ():
+        for followed in self.followed if changed else ():
             if followed.rule.scope is not Scope.gpu:
                 continue
             followed.series.forget(np.array(rows, np.intp))
             for where in changed:
+                if followed.saved is not None:
+                    followed.saved.forget(where)
                 if followed.spells.on.pop(where, None) is not None:
                     followed.spells.over[where] = datetime.fromtimestamp(self.looked_s, UTC)
 
@@ -146,6 +163,11 @@ class Forecasts(Detector):
             if not len(followed.saved):
                 followed.saved = None
         followed.placed = len(components)
+
+
+def _is_another(before: str, now: str) -> bool:
+    old, new = part_named(before), part_named(now)
+    return old is not None and new is not None and is_another(old, new)
 
 
 def _follow(rule: ForecastRule, catalogue: Catalogue) -> _Followed:

@@ -346,7 +346,7 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
     """Conditions that have lasted long enough and are due to be reported. Notes in the picture since when
     each one lasts."""
     picture, settings, now = walk.picture, walk.rules.watches, walk.now
-    is_due = picture.looked_at is None or now - picture.looked_at >= LOOK
+    is_due = picture.looked_at is None or abs(now - picture.looked_at) >= LOOK
     if picture.slurm is None or not (picture.nodes_changed or is_due):
         return []
     picture.looked_at = now
@@ -358,7 +358,7 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
         standing.seen_at = now
         if (now - standing.since).total_seconds() < condition.for_s:
             continue
-        if standing.reported_at is None or now - standing.reported_at >= AGAIN:
+        if standing.reported_at is None or abs(now - standing.reported_at) >= AGAIN:
             found.append(_condition_finding(condition, standing.since, now))
     _forget(picture, timedelta(seconds=settings.clear_s), now)
     return found

@@ -395,7 +395,7 @@ def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
     """Stores new facts that nodes reported, and reads the references from time to time."""
     nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
     tx.save_inventories([_inventory(picture, node, now) for node in nodes])
-    if picture.references_at is None or now - picture.references_at >= REFERENCES_EVERY:
+    if picture.references_at is None or abs(now - picture.references_at) >= REFERENCES_EVERY:
         picture.references = {reference.kind: reference for reference in tx.references()}
         picture.references_at = now
 

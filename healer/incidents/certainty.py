@@ -106,7 +106,7 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
 def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
     if incident.root.node is None:
         return []
-    return [report for report in incident.heard if now - report.at <= AGREE_WITHIN]
+    return [report for report in incident.heard if abs(now - report.at) <= AGREE_WITHIN]
 
 
 def _counted(heard: list[SenseReport]) -> list[SenseReport]:
@@ -139,7 +139,7 @@ def has_ended_work(incident: Incident) -> bool:
 
 def why_not_looked(incident: Incident, now: datetime) -> Said | None:
     """Why it is unknown whether the cause is still present; None for faults that are not measured."""
-    if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
+    if incident.ticked_at is None or abs(now - incident.ticked_at) <= LOOK_LASTS:
         return None
     return say("incidents.looked_last", time=f"{incident.ticked_at:%H:%M:%S}")
 

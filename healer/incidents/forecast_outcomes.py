@@ -40,7 +40,7 @@ def settle_forecasts(
         for finding in findings
         if not finding.evidence_only and (proven := rules.forecasts_proven_by(finding.fault))
     ]
-    due = picture.forecasts_looked_at is None or now - picture.forecasts_looked_at >= LOOK
+    due = picture.forecasts_looked_at is None or abs(now - picture.forecasts_looked_at) >= LOOK
     if not rules.forecasts or not (foreseen or faults or due):
         return
     picture.forecasts_looked_at = now

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import NamedTuple
 
-from healer.model import HitBasis, Incident
+from healer.model import HitBasis, Incident, Review
 from healer.model.faults import HANG
 from healer.model.goodput import HOURS_KEPT, Harm, Held, HourSpent, JobLife, Slice, Spent, Stretch
 
@@ -80,7 +80,8 @@ def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
 
 
 def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Harm, ...]:
-    """The incidents that hit this life. One that is part of another has that one's cause and end."""
+    """The incidents that hit this life. One that is part of another has that one's cause and end. Of a false
+    alarm only what healer itself ended for it was lost."""
     by_id = {incident.id: incident for incident in incidents}
     found = []
     for incident in by_id.values():
@@ -98,6 +99,7 @@ def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Har
             )
             for hit in incident.hit
             if (hit.job, hit.restart) == (job, restart)
+            and (root.review is not Review.false_alarm or hit.ended_at is not None)
         ]
     return tuple(sorted(found, key=lambda harm: harm.since))
 

@@ -197,7 +197,7 @@ def _record_identities(picture: Picture, batch: Sequence[Observation]) -> None:
             if seen.component.pci and uuid and not state.is_history(seen):
                 at = state.moment(seen.event_at, seen.arrived_at)
                 picture.history.identify(node, seen.component.pci, uuid, at, seen.boot_id)
-        elif seen.kind in _INVENTORIES:
+        elif seen.kind in _INVENTORIES and not picture.node(node).is_of_old_boot(seen):
             for gpu in seen.data.get("gpus") or ():
                 pci, uuid, serial = (str(gpu.get(name) or "") for name in ("pci", "uuid", "serial"))
                 if pci:
@@ -375,11 +375,14 @@ def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
 def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
     """Why the fault is over; None: it may still be present."""
     return (
-        _replaced(picture, burst) or _withdrawn(rules, picture, part, burst) or _booted(rules, picture, burst)
+        _replaced(picture, part, burst)
+        or _withdrawn(rules, picture, part, burst)
+        or _booted(rules, picture, burst)
     )
 
 
-def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
+def _replaced(picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
+    """Another GPU took its place. One that only moved to another slot of the node has its fault still."""
     if burst.pci is None:
         return None
     now = picture.history.gpu_at(burst.node, burst.pci)
@@ -389,7 +392,9 @@ def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
     if not swaps or swaps[-1].last_at <= burst.last_at:
         return None
     why = say("incidents.other_gpu", pci=burst.pci, gpu=now)
-    return Cleared(why=why, at=swaps[-1].last_at, replaced=True, done=Remedy.replace)
+    gone = not picture.history.has_gpu(burst.node, part)
+    done = Remedy.replace if gone else Remedy.none
+    return Cleared(why=why, at=swaps[-1].last_at, proven=gone, replaced=gone, done=done)
 
 
 def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
@@ -536,9 +541,8 @@ def _counted_bursts(
         alike = fits(fault, entry.faults) if entry.together else fault == burst.fault
         if not alike or other.last_at < since or other.began_at > burst.last_at:
             continue
-        cleared = picture.node(other.node).cleared_at
-        if cleared is not None and other.last_at <= cleared:
-            continue  # the node was tested or repaired since
+        if _is_repaired(picture, part, other):
+            continue
         if entry.same is Same.unit and other.units != burst.units:
             continue
         if entry.one_boot and other.boot_id != burst.boot_id:
@@ -546,6 +550,19 @@ def _counted_bursts(
         if _counts(picture, entry, where, other):
             found.append(other)
     return found
+
+
+def _is_repaired(picture: Picture, part: str | None, burst: FaultBurst) -> bool:
+    """Its node was tested or repaired since. Not a GPU whose place another one had taken by then: it has its
+    faults still, wherever it is now. `part`: None where the node as a whole counts."""
+    cleared = picture.node(burst.node).cleared_at
+    if cleared is None or burst.last_at > cleared:
+        return False
+    now = picture.history.gpu_at(burst.node, burst.pci) if burst.pci and part is not None else None
+    if now is None or now == part:
+        return True
+    swaps = picture.history.of(burst.node, now, REPLACED)
+    return not any(burst.last_at < swap.began_at <= cleared for swap in swaps)
 
 
 def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bool:

@@ -224,7 +224,7 @@ class History:
         #: Job -> hardware faults of its nodes: class, begin and end.
         self._roots: dict[str, dict[tuple[str, Key, datetime], FaultBurst]] = {}
         self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
-        #: UUID of a GPU -> the nodes on which it had a fault.
+        #: UUID or serial number of a GPU -> the nodes on which it had a fault.
         self._homes: dict[str, set[str]] = defaultdict(set)
 
     # --- keeping ----------------------------------------------------------------------------------------
@@ -233,7 +233,11 @@ class History:
         """After a restart: what was kept before."""
         for burst in sorted(bursts, key=lambda burst: (burst.last_at, burst.began_at)):
             if burst.pci and (part := part_named(burst.part)) is not None:
-                self._learn(burst.node, burst.pci, part)
+                if burst.fault == REPLACED and self._part_at(burst.node, burst.pci) is None:
+                    # Another GPU was there before: what is kept under the address alone is that one's.
+                    self._fresh_gpus[burst.node, burst.pci] = part
+                else:
+                    self._learn(burst.node, burst.pci, part)
             key = (self._whole(burst.node, burst.part, burst.pci), burst.fault)
             by_key = self._nodes[burst.node]
             by_key[key] = tuple(sorted((*by_key.get(key, ()), burst), key=_begin))
@@ -290,6 +294,11 @@ class History:
         """The part at an address, by its UUID or else its serial number; None if it was never reported."""
         part = self._part_at(node, pci)
         return part.name if part is not None else None
+
+    def has_gpu(self, node: str, part: str) -> bool:
+        """Whether the node has reported this GPU, and no other since, at any address."""
+        gpus = self._gpus | self._fresh_gpus
+        return any(where == node and gpu.name == part for (where, _), gpu in gpus.items())
 
     def _part_at(self, node: str, pci: str) -> GpuPart | None:
         return self._fresh_gpus.get((node, pci)) or self._gpus.get((node, pci))
@@ -438,7 +447,7 @@ class History:
                     roots[burst.node, key, burst.began_at] = burst
         if burst.incident is not None:
             self._placed[burst.incident].add((burst.node, key))
-        if key[0].startswith(BY_UUID):
+        if key[0].startswith((BY_UUID, BY_SERIAL)):
             self._homes[key[0]].add(burst.node)
         for index in (self._places, self._roots, self._placed, self._homes):
             if len(index) > JOBS_KEPT:
@@ -478,7 +487,7 @@ class History:
                     yield key, burst
 
     def of_part(self, node: str, part: str) -> Iterator[tuple[Key, FaultBurst]]:
-        """All bursts of a part; of a GPU with a known UUID also those on the nodes where it was before."""
+        """All bursts of a part; of a GPU known by its own name also those on nodes where it was before."""
         for home in (node, *sorted(self._homes.get(part, set()) - {node})):
             yield from self.on(home, part)
 

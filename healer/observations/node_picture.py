@@ -171,6 +171,10 @@ class NodePicture:
         at = min(seen.event_at, seen.arrived_at)
         return self.boot_heard_at is not None and at < self.boot_heard_at
 
+    def is_of_old_boot(self, seen: Observation) -> bool:
+        """It is late, out of a spool: the node has booted since."""
+        return seen.boot_id in self.old_boots
+
     def note_clock(self, seen: Observation) -> None:
         """A signal that has a time of its own shows how far its host's clock is off."""
         if (seen.boot_id or self.boot_id) != self.boot_id:

@@ -449,7 +449,7 @@ class Picture:
             node.heard_boot(seen.boot_id, min(seen.event_at, seen.arrived_at), seen.arrived_at)
         node.note_clock(seen)
         inventory = seen.data.get("gpus")
-        if isinstance(inventory, list):
+        if isinstance(inventory, list) and not node.is_of_old_boot(seen):
             node.gpus.inventory(inventory, seen.boot_id)
 
     def _inventory(self, node: NodePicture, seen: Observation) -> None:

@@ -268,6 +268,7 @@ class JobSteps:
         fits = np.array([name in allowed for name in self._names], bool)
         n = self.ranks
         node, gpu = self._own[0, :n].copy(), self._own[1, :n]
+        node[~self.seen[:n]] = -1
         placed = node >= 0
         node[placed] = np.where(fits[node[placed]], node[placed], -1) if len(fits) else -1
         return Places(tuple(self._names), node, np.where(node >= 0, gpu, -1).astype(np.int32))
@@ -358,9 +359,20 @@ class JobSteps:
             self.number[:], self.newest = -1, -1
             self.in_step.forget()
             self.rewound += 1
+            # It may go on with fewer nodes than before.
+            self._keep_ranks(np.zeros(self.capacity, bool))
+            self.ranks = 0
+
+    def _keep_ranks(self, kept: NDArray[np.bool_]) -> None:
+        """The others are heard of as if for the first time."""
+        self.seen &= kept
+        self._places = self._peers = None
 
     def _clear(self, number: int) -> None:
         row = number % STEPS
+        if row == 0 and self.newest >= 0:
+            # Who is in no step any more has left the job: the rest are not to wait for it for ever.
+            self._keep_ranks(np.isfinite(self.step_s).any(axis=0))
         self.number[row], self.at[row], self._rank_count[row] = number, np.nan, 0
         self._seconds[:, row] = np.nan
         self.results.clear(row)
@@ -395,7 +407,7 @@ class JobSteps:
             return
         self._own[:, rank] = new
         self.seen[rank] = True
-        self.ranks = int(np.flatnonzero(self.seen)[-1]) + 1 if self.seen.any() else 0
+        self.ranks = max(self.ranks, int(rank.max()) + 1)
         self._places = self._peers = None
 
     def _named(self, name: str) -> int:

@@ -19,6 +19,8 @@ POINT_S, POINTS = 6 * 3600.0, 56
 #: A counter not read for longer than this starts over: it is unknown when it grew.
 GAP_S = 2 * 86400.0
 _DAY_S = 86400.0
+#: Points that the last one may be ahead before it is taken for that of a wrong clock.
+AHEAD_MOST = 4
 #: State that is kept for each row in addition to the points.
 _STATE = ("last", "last_s", "before", "total", "weight")
 
@@ -61,12 +63,14 @@ class Series:
     def look(self, readings: NDArray[np.float64], at_s: float) -> bool:
         """Takes (n,) readings of one moment, NaN where nothing is known. True when a point was completed.
 
-        A moment before the last one's point changes nothing.
+        A moment before the last one's point changes nothing, unless that was ahead by more than a day.
         """
         self.reserve(len(readings))
         number = int(at_s // self.point_s)
         if self.head is not None and number < self.head:
-            return False
+            if self.head - number <= AHEAD_MOST:
+                return False
+            self._go_back(number)
         done = self.head is not None and number > self.head
         if done:
             self._complete(number)
@@ -133,6 +137,14 @@ class Series:
             self.points[missed % POINTS] = np.nan
         self.total[:] = self.weight[:] = 0.0
 
+    def _go_back(self, number: int) -> None:
+        """The clock was ahead, in this life or one before: what was read then is of no known time."""
+        head = self.head if self.head is not None else number
+        for ahead in range(number, min(head, number + POINTS)):
+            self.points[ahead % POINTS] = np.nan
+        self.head = number
+        self.total[:] = self.weight[:] = 0.0
+
     def reserve(self, rows: int) -> None:
         if rows <= self.rows:
             return
@@ -143,15 +155,25 @@ class Series:
 
     # --- keeping ----------------------------------------------------------------------------------------
 
-    def pack(self, parts: Sequence[Component]) -> bytes:
-        """Everything that is known, by part. `parts` are those of the rows."""
+    def pack(self, parts: Sequence[Component], saved: "Saved | None" = None) -> bytes:
+        """Everything that is known, by part. `parts` are those of the rows; `saved`: of parts that have had
+        no row yet since the last start, as those of a node that is away for days."""
         n = min(self.rows, len(parts))
         held = np.flatnonzero(np.isfinite(self.last_s[:n]) | np.isfinite(self.points[:, :n]).any(axis=0))
+        names, points = [parts[row] for row in held.tolist()], self.points[:, held]
+        state = {name: getattr(self, name)[held] for name in _STATE}
+        if saved is not None and self.head is not None:
+            more, more_state = saved.at_head(saved.parts(), self.head)
+            # The others were away for all that is kept.
+            lasting: NDArray[np.bool_] = np.asarray(np.isfinite(more).any(axis=0))
+            names += [part for part, lasts in zip(saved.parts(), lasting.tolist(), strict=True) if lasts]
+            points = np.concatenate([points, more[:, lasting]], axis=1)
+            state = {name: np.concatenate([state[name], more_state[name][lasting]]) for name in _STATE}
         kept = _Kept(
             head=self.head or 0,
-            parts=[parts[row] for row in held.tolist()],
-            points=np.ascontiguousarray(self.points[:, held]).tobytes(),
-            state={name: getattr(self, name)[held].tobytes() for name in _STATE},
+            parts=names,
+            points=np.ascontiguousarray(points).tobytes(),
+            state={name: values.tobytes() for name, values in state.items()},
         )
         return zlib.compress(msgspec.msgpack.encode(kept), 1)
 
@@ -176,28 +198,40 @@ class Saved:
     def __len__(self) -> int:
         return len(self._columns)
 
+    def forget(self, part: Component) -> None:
+        """Another part is there now."""
+        self._columns.pop(part, None)
+
+    def parts(self) -> list[Component]:
+        """Those that were not given back yet."""
+        return list(self._columns)
+
     def give(self, series: Series, parts: Sequence[Component], first: int) -> None:
         """Puts what is known of `parts[first:]`, the rows that are new, into their columns."""
-        pairs = [
-            (row, column)
-            for row, part in enumerate(parts[first:], start=first)
-            if (column := self._columns.pop(part, None)) is not None
-        ]
-        if not pairs:
+        rows = [row for row in range(first, len(parts)) if parts[row] in self._columns]
+        if not rows:
             return
         series.reserve(len(parts))
         if series.head is None:
             series.head = self.head
-        rows, columns = (np.array(places, np.intp) for places in zip(*pairs, strict=True))
-        # Points between the two heads were not seen by anybody.
-        ahead = series.head - self.head
-        points = self._points[:, columns].copy()
-        for missed in range(max(0, ahead)):
-            if missed >= POINTS:
-                break
-            points[(self.head + missed) % POINTS] = np.nan
-        series.points[:, rows] = points
+        given = [parts[row] for row in rows]
+        series.points[:, rows], state = self.at_head(given, series.head)
         for name in _STATE:
-            getattr(series, name)[rows] = self._state[name][columns]
+            getattr(series, name)[rows] = state[name]
+        for part in given:
+            del self._columns[part]
+
+    def at_head(
+        self, parts: Sequence[Component], head: int
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float64]]]:
+        """(POINTS, k) points and the state of these parts, in a series that is at `head` now."""
+        columns = np.array([self._columns[part] for part in parts], np.intp)
+        points = self._points[:, columns].copy()
+        state = {name: self._state[name][columns] for name in _STATE}
+        # Points between the two heads were not seen by anybody.
+        ahead = head - self.head
+        for missed in range(min(max(0, ahead), POINTS)):
+            points[(self.head + missed) % POINTS] = np.nan
         if ahead:
-            series.total[rows] = series.weight[rows] = 0.0
+            state |= {name: np.zeros(len(columns)) for name in ("total", "weight")}
+        return points, state

@@ -7,6 +7,9 @@ from datetime import datetime, timedelta
 import msgspec
 import structlog
 
+from healer.detection.protocol import PictureLook
+from healer.detection.readings import read_all
+from healer.detection.reported import note_reports
 from healer.engine.walk import walk
 from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
@@ -77,6 +80,9 @@ class Detector:
             self.picture.clear(node, at)
         self.picture.history.load(self.ledger.bursts(now - KEPT))
         self.picture.load_inventories(self.ledger.inventories())
+        with self.ledger.transaction() as tx:
+            # Before the first walk looks for drifts: without them it would end those that are open.
+            self.picture.references = {reference.kind: reference for reference in tx.references()}
         self._rebuild(now)
 
     def _rebuild(self, now: datetime) -> None:
@@ -84,8 +90,17 @@ class Detector:
         inbox = self._parts.inbox
         stored = (*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX))
         heard = [_as_read(seen, now) for seen in stored]
-        self.picture.update(heard, self._parts.rules().topology, rebuild=True)
+        rules = self._parts.rules()
+        self.picture.update(heard, rules.topology, rebuild=True)
+        # A job that is stuck by what its node lost before the restart may be found only after it.
+        lines = [seen for seen in heard if seen.line and not self._is_history(seen)]
+        nodes = self.picture.slurm.nodes if self.picture.slurm is not None else None
+        note_reports(PictureLook(rules, self.picture, now, read_all(rules, lines, nodes)))
         log.info("fleet state rebuilt", cluster=self.cluster, signals=len(heard))
+
+    def _is_history(self, seen: Observation) -> bool:
+        node = seen.component.node
+        return node is None or self.picture.node(node).is_history(seen)
 
     def _show(self) -> None:
         snapshot, now = self._parts.snapshots.latest(self.cluster), self.clock.now()

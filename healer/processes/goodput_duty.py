@@ -42,6 +42,11 @@ class GoodputDuty:
         self._read: dict[tuple[str, int], datetime] = {}
         self._shown: SlurmSnapshot | None = None
 
+    @property
+    def noted(self) -> int:
+        """Of how many lives the last steps, and the spares, are noted."""
+        return len(self._read) + len(self._spares)
+
     def follow(self, snapshot: SlurmSnapshot | None) -> None:
         """Writes the lives that changed."""
         if snapshot is None:
@@ -73,9 +78,13 @@ class GoodputDuty:
 
     def count(self) -> None:
         """Keeps new steps of running jobs, then counts the hours of those that are due."""
-        for life in (*self._requeued, *(self._lives or {}).values()):
+        followed = (*self._requeued, *(self._lives or {}).values())
+        for life in followed:
             if life.started_at is not None and self._still_reports(life):
                 self._take_steps(life)
+        keys = {(life.job, life.restart) for life in followed}
+        self._read = {key: at for key, at in self._read.items() if key in keys}
+        self._spares = {key: spare for key, spare in self._spares.items() if key in keys}
         now = self._clock.now()
         for job in self._book.to_count(now):
             past = self._book.past(job)

@@ -163,7 +163,7 @@ class SensesLoop:
         now = self._clock.now()
         self._proven = False
         self._refused: str | None = None
-        self._trends_at = self._parts_at = now
+        self._trends_at, self._parts_at = now, now - KNOW_PARTS
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = NO_WORDS
         self._failed = 0
@@ -220,10 +220,10 @@ class SensesLoop:
             self._glance(senses, slurm, now)
             return
         self._ticked = now
-        if now - self._parts_at >= KNOW_PARTS:
+        if abs(now - self._parts_at) >= KNOW_PARTS:
             self._parts_at = now
             senses.know_parts(self._picture)
-        if now - self._trends_at >= KEEP_TRENDS:
+        if abs(now - self._trends_at) >= KEEP_TRENDS:
             self._keep_trends(now)
         if not senses.has_samples:
             self._well()

@@ -129,6 +129,20 @@ def follow(duty: GoodputDuty, clock: Clock, minutes: float, *jobs: SlurmJob) -> 
     duty.follow(SlurmSnapshot(cluster=CLUSTER, taken_at=at(minutes), nodes=NODES, jobs=shown))
 
 
+def test_hours_of_a_job_stay_where_slurm_uses_its_number_again(
+    fresh_database: sa.Engine, ran: Callable[[], GoodputDuty]
+) -> None:
+    """slurmctld lost its state, and counts jobs from the first number again."""
+    before, clock, day = hours(fresh_database, GoodputBy.user), Clock(), 24 * 60
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    another = job(user="bob", submit_at=at(2 * day), start_at=at(2 * day))
+    follow(duty, clock, 2 * day + 60, another)
+    duty.count()
+    found = hours(fresh_database, GoodputBy.user, until=3 * day)
+    assert {key: value for key, value in found.items() if key[0] == "ann"} == before
+    assert found["bob", "unknown"] == pytest.approx(16.0, abs=1e-3)
+
+
 def test_hours_past_the_end_of_a_job_that_slurm_forgot_while_it_was_away_are_taken_back(
     fresh_database: sa.Engine,
 ) -> None:

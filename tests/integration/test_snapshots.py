@@ -87,6 +87,24 @@ def test_two_pollers_never_date_each_others_picture(fresh_database: sa.Engine) -
     assert reader.latest(CLUSTER) == picture(3, "DOWN")
 
 
+def test_a_poller_that_was_held_up_replaces_no_later_picture(fresh_database: sa.Engine) -> None:
+    held_up, other = PostgresSnapshots(fresh_database), PostgresSnapshots(fresh_database)
+    held_up.put(picture(0))
+    other.put(picture(30, "IDLE", "DRAIN"))
+    held_up.put(picture(2, "DOWN"))
+    assert other.latest(CLUSTER) == picture(30, "IDLE", "DRAIN")
+    held_up.put(picture(32))
+    assert other.latest(CLUSTER) == picture(32)
+
+
+def test_a_picture_of_a_clock_that_was_ahead_is_replaced(fresh_database: sa.Engine) -> None:
+    ahead = (datetime.now(UTC) - START).total_seconds() + 3600
+    PostgresSnapshots(fresh_database).put(picture(ahead))
+    writer = PostgresSnapshots(fresh_database)
+    writer.put(picture(2, "DOWN"))
+    assert writer.latest(CLUSTER) == picture(2, "DOWN")
+
+
 @pytest.mark.parametrize("steps", [(0, -3600, -3598)])
 def test_a_clock_that_was_set_back_stops_nothing(fresh_database: sa.Engine, steps: tuple[int, ...]) -> None:
     writer = PostgresSnapshots(fresh_database)

@@ -106,26 +106,31 @@ class PostgresGoodput(ClusterStore):
             return list(conn.execute(query.order_by(oldest.nulls_first()).limit(_PASS)).scalars())
 
     def past(self, job: str) -> PastJob:
-        """All that is kept of the job."""
-        lives = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
+        """All that is kept of the job; not of an earlier one of its number."""
+        query = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
         hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
         with reading(self._engine) as conn:
+            lives = read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen)
+            since = _first_queued(lives)
             stretches: dict[int, list[Stretch]] = {}
             for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):
-                stretches.setdefault(row.restart, []).append(_stretch(row))
+                if row.ended_at > since:
+                    stretches.setdefault(row.restart, []).append(_stretch(row))
             saved: dict[int, list[SavedStep]] = {}
             for row in conn.execute(_SAVED, {"cluster": self.cluster, "job": job}):
-                saved.setdefault(row.restart, []).append(SavedStep(row.at, row.step))
+                if row.at > since:
+                    saved.setdefault(row.restart, []).append(SavedStep(row.at, row.step))
             return PastJob(
-                lives=read_docs(conn, lives.order_by(job_lives.c.restart), LifeSeen),
+                lives=lives,
                 stretches=stretches,
                 saved=saved,
                 incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
-        """Replaces the job's hours, but for those whose steps and checkpoints were deleted since: these stay
-        as they were counted. `lives`: all of the job. A life that ended meanwhile is counted again."""
+        """Replaces the job's hours, but for those whose steps and checkpoints were deleted since, and those
+        of an earlier job of that number: these stay as they were counted. `lives`: all of the job. A life
+        that ended meanwhile is counted again."""
         job = lives[-1].job
         whose = {
             life.restart: {"user_name": life.user, "account": life.account, "partition": life.partition}
@@ -135,7 +140,9 @@ class PostgresGoodput(ClusterStore):
         with self._engine.begin() as conn:
             conn.execute(sa.select(job_lives.c.job).where(its).with_for_update())
             before = sa.select(sa.exists().where(counted, goodput.c.hour < now - PROVEN))
-            since = now - PROVEN if conn.scalar(before) else _NEVER
+            since = _hour(_first_queued(lives))
+            if conn.scalar(before):
+                since = max(since, now - PROVEN)
             rows = [
                 {"cluster": self.cluster, "job": job, **whose[each.restart], **each._asdict()}
                 for each in hours
@@ -148,6 +155,14 @@ class PostgresGoodput(ClusterStore):
                 same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
                 this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
                 conn.execute(this.values(counted_at=now))
+
+
+def _first_queued(lives: Sequence[LifeSeen]) -> datetime:
+    return min((life.queued_at for life in lives), default=_NEVER)
+
+
+def _hour(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _of(table: sa.Table, cluster: str, job: str) -> sa.ColumnElement[bool]:

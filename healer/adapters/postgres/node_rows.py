@@ -58,6 +58,7 @@ from healer.model import (
     figures_in,
     rates_in,
 )
+from healer.model.gate import CLOCKS_DIFFER
 from healer.model.node_states import NodeState, is_busy_step, is_gap, node_states
 from healer.model.slurm import with_unchanged
 from healer.text import from_stored, to_stored
@@ -100,6 +101,19 @@ class _Written(NamedTuple):
         return is_gap(before, now) or (self.behind and is_busy_step(before, now))
 
 
+def _is_superseded(conn: sa.Connection, snapshot: SlurmSnapshot, written: _Written | None) -> bool:
+    """Whether another writer has stored a later one: this process was held up while another took its place.
+    One that is dated ahead of now is no later one, nor is one's own: a clock was set."""
+    row = snapshots.c
+    query = sa.select(row.version).where(
+        row.cluster == snapshot.cluster,
+        row.taken_at > snapshot.taken_at,
+        row.taken_at <= sa.func.clock_timestamp() + CLOCKS_DIFFER,
+    )
+    later = conn.scalar(query)
+    return later is not None and (written is None or written.version != later)
+
+
 class PostgresSnapshots:
     """`healer.ports.scheduling.Snapshots`. The body is written only when it changed; `taken_at` always."""
 
@@ -128,6 +142,8 @@ class PostgresSnapshots:
         states = node_states(snapshot)
         before = WrittenStates(written.version, written.states) if written else None
         with self._engine.begin() as conn:
+            if _is_superseded(conn, snapshot, written):
+                return
             recorded = record_states(conn, snapshot.cluster, states, snapshot.taken_at, before)
             conn.execute(upsert(snapshots, {"cluster": snapshot.cluster}, row))
             conn.execute(_WAKE, {"channel": snapshot_channel(snapshot.cluster)})

@@ -285,6 +285,21 @@ def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_s
     assert paged() == ["a rule does not do what its cases say", "the detection tick fails repeatedly"]
 
 
+LINK = "NVRM: Xid (PCI:0000:9b:00): 74, pid=7, name=python, NVLink: fatal error detected on link 6(0x10000)"
+
+
+@pytest.mark.parametrize(("repaired", "knows"), [(False, True), (True, False)])
+def test_what_a_node_lost_is_known_across_a_restart(place: Place, repaired: bool, knows: bool) -> None:
+    """Its job may turn out to be stuck only then."""
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LINK, at=START))
+    detector.once()
+    assert list(detector.picture.node_reports) == [name(1)]
+    place.clock.advance(30)
+    again = place.detector(cleared=[(name(1), place.clock.now())] if repaired else [])
+    assert list(again.picture.node_reports) == ([name(1)] if knows else [])
+
+
 def self_report(node: str, at: datetime, **facts: str) -> Observation:
     return Observation(
         digest=digest_of("inventory", node, at), kind=ObservationKind.inventory,
@@ -307,6 +322,9 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
     (one,) = place.incidents()
     assert (one.rule, one.fault) == ("drift", "drift:kernel:6.5.0-18")
     assert {where.node for where in one.affected} == {name(2), name(3)}
+    detector = place.detector()
+    until(place, 180, detector.once)
+    assert [incident.id for incident in place.incidents()] == [one.id]
     for node in (2, 3):
         place.inbox.add([self_report(name(node), place.clock.now(), kernel="6.8.0-60")])
     until(place, 120, detector.once)

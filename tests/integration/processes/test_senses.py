@@ -1,6 +1,7 @@
 """The tick's thread: what it reads, and what it does when the clock is not what it was."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -57,15 +58,14 @@ class Site:
         self.ids = np.array(self.book.ids([ASKED, HEAT]), np.int32)
         self.made: list[Senses] = []
         self.picture = Picture(CLUSTER, watching_since=START)
-        self.loop = SensesLoop(
-            SensesParts(
-                rules=lambda: self.rules,
-                prove=lambda: "",
-                make=self._make,
-                picture=self.picture,
-                clock=self.clock,
-            )
+        self.parts = SensesParts(
+            rules=lambda: self.rules,
+            prove=lambda: "",
+            make=self._make,
+            picture=self.picture,
+            clock=self.clock,
         )
+        self.loop = SensesLoop(self.parts)
         self.rules_seen: list[str] = []
 
     def _make(self, rules: Ruleset) -> tuple[Senses, Feed]:
@@ -95,6 +95,27 @@ def test_clock_set_back_an_hour_blinds_no_node() -> None:
     site.run(120, RESET)
     assert "gpu-recovery-asked" in site.rules_seen
     assert len(site.made) == 2
+
+
+class Trends:
+    """Counts how often what was learnt is written down."""
+
+    written = 0
+
+    def read(self) -> dict[str, bytes]:
+        return {}
+
+    def write(self, packed: Mapping[str, bytes], at: datetime) -> None:
+        self.written += 1
+
+
+def test_a_clock_set_back_a_day_stops_no_keeping_of_what_was_learnt() -> None:
+    site, trends = Site(), Trends()
+    site.loop = SensesLoop(replace(site.parts, trends=trends))
+    site.run(60, NONE)
+    site.clock.at -= timedelta(days=1)
+    site.run(3700, NONE)
+    assert trends.written
 
 
 def test_a_clock_that_is_set_by_some_seconds_costs_nothing() -> None:

@@ -28,6 +28,8 @@ class Fleet:
             one: SlurmNode(name=one, state=("ALLOCATED",), gpus=PER, gpu_model=model) for one in NAMES
         }
         self.number = 0
+        #: So many steps were lost to a restart from a checkpoint.
+        self.lost = 0
         self.found: list[Finding] = []
         self.clear: dict = {}
         self.watched: frozenset = frozenset()
@@ -58,7 +60,8 @@ class Fleet:
         own = self.factor[first : first + 4].repeat(PER) * about.get("times", 1.0)
         compute = 4.0 * own * (1 + 0.004 * self.random.normal(size=4 * PER))
         work = about.get("work", 8192.0)
-        sent = batch(self.number, compute, job=job, work=work)
+        at = START + timedelta(seconds=5 * self.number)
+        sent = batch(self.number - self.lost, compute, job=job, work=work, at=at)
         return replace(sent, nodes=tuple(NAMES[first : first + 4]))
 
 
@@ -81,6 +84,14 @@ def test_two_of_four_nodes_slow_from_the_start_are_found_by_other_jobs_times() -
     fleet.factor[4:6] = 1.0
     fleet.run(60, j3={"first": 4})
     assert fleet.clear.keys() == fleet.watched
+
+
+def test_a_job_that_went_back_to_a_checkpoint_is_looked_at_without_delay() -> None:
+    fleet, jobs = Fleet(), {"j1": {"first": 0}, "j2": {"first": 8}, "j3": {"first": 4}}
+    fleet.run(200, **jobs)
+    fleet.factor[4:6], fleet.lost = 1.1, 150
+    fleet.run(60, **jobs)
+    assert nodes_of(fleet) == [NAMES[4], NAMES[5]]
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,35 @@ def test_another_gpu_in_its_place_has_no_past() -> None:
     assert len(days.findings) == before
 
 
+@pytest.mark.parametrize("is_heard_first", [True, False])
+def test_another_gpu_in_its_place_has_no_past_across_a_restart(is_heard_first: bool) -> None:
+    first = Days("rows-remapped")
+    first.forecasts.know_parts(first.telemetry, [("n1", 2, "GPU-old")])
+    grow(first, "row_remap_uncorrectable_rows", 6, lambda day: float(int(day)))
+    packed = first.forecasts.pack(first.telemetry)
+    second = Days("rows-remapped", before=packed, start=first.now)
+    if is_heard_first:
+        grow(second, "row_remap_uncorrectable_rows", 0.1, lambda _: 0.0)
+    second.forecasts.know_parts(second.telemetry, [("n1", 2, "GPU-new")])
+    before = len(second.findings)
+    grow(second, "row_remap_uncorrectable_rows", 2, lambda _: 0.0)
+    assert len(second.findings) == before
+    assert Days("rows-remapped", before={"gpu-parts": b"x"}).lost == ["gpu-parts"]
+
+
+def test_a_node_that_is_away_over_two_restarts_is_not_forgotten() -> None:
+    first = Days("rows-remapped")
+    grow(first, "row_remap_uncorrectable_rows", 6, lambda day: float(int(day)))
+    packed = first.forecasts.pack(first.telemetry)
+    second = Days("rows-remapped", before=packed, start=first.now)
+    for _ in range(12):
+        second.report("n2", {("row_remap_uncorrectable_rows", Part(gpu=0)): 0.0})
+        second.look()
+    third = Days("rows-remapped", before=second.forecasts.pack(second.telemetry), start=second.now)
+    grow(third, "row_remap_uncorrectable_rows", 1, lambda day: 6.0 + int(day))
+    assert {one.component for one in third.findings} == {BAD}
+
+
 def test_a_restart_goes_on_where_it_was() -> None:
     whole, first = Days("rows-remapped"), Days("rows-remapped")
     for one in (whole, first):

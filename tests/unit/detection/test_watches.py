@@ -400,6 +400,14 @@ def test_persisting_condition_is_reported_once_and_then_every_minute(slurm: Watc
     assert later_on.evidence[0].digest == first.evidence[0].digest
 
 
+def test_a_clock_set_back_a_day_stops_no_look(slurm: Watched) -> None:
+    slurm.set([3], *AWAY)
+    slurm.picture.looked_at = slurm.clock.now() + timedelta(days=1)
+    slurm.show()
+    slurm.picture.nodes_changed = False
+    assert slurm.found()
+
+
 def test_restarted_detector_continues_the_incident(slurm: Watched) -> None:
     slurm.set([3], *AWAY, reason="Not responding")
     slurm.look(30)

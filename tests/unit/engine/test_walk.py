@@ -16,6 +16,7 @@ from healer.model import (
     IncidentState,
     Mode,
     Outcome,
+    Reference,
     Run,
     RunState,
     Severity,
@@ -37,6 +38,7 @@ from tests.support.loop import (
     rules_in,
 )
 
+REFERENCE = Reference(cluster=CLUSTER, kind="h100", node=name(1), at=START, by="ann", facts={})
 OTHER_GPU = FATAL.replace("9b:00", "ab:00")
 CARD = "mlx5_core 0000:5e:00.0: poll_health:800: device's health compromised - reached miss count"
 
@@ -259,6 +261,14 @@ def test_the_most_urgent_gets_the_last_slot() -> None:
 
 
 # --- unknown is never bad -----------------------------------------------------------------------------------
+
+
+def test_a_clock_set_back_a_day_leaves_no_new_reference_unread() -> None:
+    site = Site(4)
+    site.picture.references_at = later(86_400)
+    site.ledger.tables.references[REFERENCE.kind] = REFERENCE
+    site.walk()
+    assert list(site.picture.references.values()) == [REFERENCE]
 
 
 def test_unknown_xid_drains_nothing() -> None:

@@ -1,10 +1,18 @@
 """Law 2: what proves a claim is a matter of who says it, not of how many ways it is said."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 
-from healer.incidents.certainty import is_proven_fatal, is_proven_unusable, unproven_senders
-from healer.model import Evidence, Incident, Sense
+from healer.incidents.certainty import (
+    is_proven_fatal,
+    is_proven_unusable,
+    senses_of,
+    unproven_senders,
+    why_not_looked,
+)
+from healer.model import Evidence, Incident, Sense, SenseReport
 from tests.support.ledgers import START, incident
 
 RELAY = "syslog (a1b2c3d4)"
@@ -64,3 +72,12 @@ def test_self_report_of_the_node_proves_it_regardless_of_others() -> None:
 def test_two_relays_and_the_step_times_of_one_of_them_prove_nothing() -> None:
     other = msgspec.structs.replace(TEXT, relayed_by="rack-2 (e5f6a7b8)", digest="other")
     assert not is_proven_fatal(of(TEXT, other, said(Sense.step_times, sent_by="rack-2 (e5f6a7b8)")))
+
+
+def test_after_the_clock_was_set_back_an_hour_what_was_reported_before_is_not_of_now() -> None:
+    before = START + timedelta(hours=1)
+    heard = tuple(SenseReport(sense=sense, at=before) for sense in (Sense.metrics, Sense.step_times))
+    slow = incident(heard=heard, ticked_at=before)
+    assert len(senses_of(slow, before)) == 2
+    assert senses_of(slow, START) == ()
+    assert why_not_looked(slow, START)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from healer.incidents.goodput_partition import harms_of, partition
-from healer.model import HitBasis, JobHit
+from healer.model import HitBasis, JobHit, Review
 from healer.model.faults import HANG
 from healer.model.goodput import HOURS_KEPT, Harm, Held, JobLife, SavedStep, Slice, Spent, Stretch, effective
 from tests.support.ledgers import incident as an_incident
@@ -160,6 +160,18 @@ def test_a_part_of_a_greater_incident_costs_what_that_one_costs() -> None:
     runs = life(0, 0, None, stretches=(steps(0, 1, 10), steps(700, 11, 20)), harms=harms)
     spent = [(each.spent, each.cause, each.incident) for each in partition([runs], at(800)) if each.cause]
     assert spent == [(Spent.hung, "switch-fault", "i1")]
+
+
+@pytest.mark.parametrize(
+    ("review", "ended_at", "explains"),
+    [(Review.false_alarm, None, False), (Review.false_alarm, at(90), True), (Review.unclear, None, True)],
+)
+def test_a_false_alarm_explains_only_the_end_that_healer_made(
+    review: Review, ended_at: datetime | None, explains: bool
+) -> None:
+    hit = JobHit(job="7", basis=HitBasis.runs_on, ended_at=ended_at)
+    alarm = an_incident(opened=at(100), hit=(hit,), review=review)
+    assert bool(harms_of("7", 0, [alarm])) is explains
 
 
 def test_times_of_a_wrong_clock_are_cut() -> None:

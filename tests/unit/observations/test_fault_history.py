@@ -14,6 +14,7 @@ from healer.model import (
     FaultClass,
     Incident,
     Mode,
+    Observation,
 )
 from healer.model.faults import REPLACED
 from healer.observations import Picture
@@ -171,6 +172,30 @@ def test_a_part_known_by_its_serial_number_outlives_a_restart() -> None:
     assert again.of(name(1), f"SN-{S2}", REPLACED)
 
 
+def test_a_new_gpu_inherits_nothing_of_an_old_one_that_was_named_late_across_a_restart() -> None:
+    """A fault came before the node's list of GPUs: it is kept under the address alone."""
+    history, rows = History(CLUSTER), []
+    history.note(noted("xid-63", 0))
+    for minutes, uuid in ((1, "GPU-a"), (2, "GPU-b")):
+        rows += history.changed
+        history.keep()
+        history.identify(name(1), PCI, uuid, later(60 * minutes))
+    again = History(CLUSTER)
+    again.load([*rows, *history.changed])
+    assert again.part(HERE) == "GPU-b"
+    assert not [burst for _, burst in again.of_part(name(1), "GPU-b") if burst.fault == "xid-63"]
+
+
+@pytest.mark.parametrize("named", [{"uuid": "GPU-a"}, {"uuid": "", "serial": S1}])
+def test_a_gpu_keeps_its_faults_on_another_node(named: dict[str, str]) -> None:
+    history = History(CLUSTER)
+    history.identify(name(1), PCI, at=later(0), **named)
+    history.note(noted("xid-64", 1, part=history.part(HERE)))
+    history.identify(name(2), PCI, at=later(3600), **named)
+    moved = history.part(Component(cluster=CLUSTER, node=name(2), pci=PCI))
+    assert [burst.node for _, burst in history.of_part(name(2), moved)] == [name(1)]
+
+
 def test_the_name_of_a_part_for_trends_changes_with_the_part_alone() -> None:
     history = History(CLUSTER)
     gpus_lost = []
@@ -275,6 +300,74 @@ def test_a_run_that_only_waits_goes_with_its_cause() -> None:
     site.run_for(3, *site.say(1, NOTHING, boot_id="b1"))
     assert not the_one(site).is_open
     assert [str(run.state) for run in site.runs] == ["rejected"]
+
+
+@pytest.mark.parametrize(("replaced_first", "counts"), [(True, True), (False, False)])
+def test_a_gpu_that_was_taken_out_is_not_cleared_by_the_return_of_its_node(
+    replaced_first: bool, counts: bool
+) -> None:
+    """Where it was still there, it was tested with the node."""
+    site = Site(4, mode=Mode.shadow)
+
+    def show(number: int, uuid: str) -> None:
+        gpus = [{"index": 3, "pci": PCI, "uuid": uuid, "serial": ""}]
+        site.walk(beat(name(number), site.now, boot_id=f"b{uuid}", gpus=gpus))
+        site.clock.advance(1800)
+
+    show(1, "GPU-a")
+    site.run_for(3, *site.say(1, CONTAINED, boot_id="bGPU-a"))
+    site.clock.advance(1800)
+    if replaced_first:
+        show(1, "GPU-b")
+    site.picture.clear(name(1), site.now)
+    site.clock.advance(1800)
+    show(1, "GPU-b")
+    show(2, "GPU-a")
+    site.run_for(3, *site.say(2, CONTAINED, boot_id="bGPU-a"))
+    found = {one.fault for one in site.ledger.tables.incidents.values() if one.root.node == name(2)}
+    assert any(fault.startswith("repeats:") for fault in found) is counts
+
+
+@pytest.mark.parametrize(("elsewhere", "is_open"), [("GPU-b", True), ("GPU-c", False)])
+def test_a_faulty_gpu_in_another_slot_of_its_node_is_not_replaced(elsewhere: str, is_open: bool) -> None:
+    site = Site(4, mode=Mode.shadow)
+
+    def show(boot: str, *uuids: str) -> None:
+        gpus = [
+            {"index": index, "pci": pci, "uuid": uuid, "serial": ""}
+            for index, pci, uuid in zip((0, 3), ("0000:18:00", PCI), uuids, strict=True)
+        ]
+        site.run_for(3, beat(name(1), site.now, boot_id=boot, gpus=gpus))
+
+    show("b1", "GPU-a", "GPU-b")
+    site.run_for(3, *site.say(1, REMAP, boot_id="b1"))
+    site.clock.advance(3600)
+    show("b2", elsewhere, "GPU-a")
+    one = the_one(site)
+    assert one.is_open is is_open
+    if is_open:
+        assert [(aside.what, aside.why) for aside in one.set_aside] == [
+            (
+                f"a different GPU is now at {PCI} (GPU-a)",
+                "the fault may have survived that: a test must confirm",
+            )
+        ]
+
+
+def test_a_list_of_gpus_of_an_earlier_boot_that_comes_late_is_no_exchange() -> None:
+    site = Site(4, mode=Mode.shadow)
+
+    def listed(boot: str, uuid: str, index: int) -> Observation:
+        gpus = [{"index": index, "pci": PCI, "uuid": uuid, "serial": ""}]
+        return beat(name(1), site.now, boot_id=boot, gpus=gpus)
+
+    site.walk(listed("b1", "GPU-a", 3))
+    spooled = listed("b1", "GPU-a", 3)
+    site.clock.advance(600)
+    site.walk(listed("b2", "GPU-b", 2))
+    site.walk(spooled)
+    assert site.picture.history.gpu_at(name(1), PCI) == "GPU-b"
+    assert site.picture.node(name(1)).gpus.address(2) == PCI
 
 
 def test_a_new_serial_number_on_a_drained_node_is_noted_and_its_tests_decide() -> None:

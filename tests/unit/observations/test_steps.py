@@ -109,6 +109,19 @@ def test_step_reported_by_too_few_is_never_ready() -> None:
     assert job.ready(1, START + timedelta(hours=1)) == []
 
 
+@pytest.mark.parametrize(("goes_on_at", "steps"), [(50, 2), (100, 2 * 128)])
+def test_a_job_that_goes_on_with_fewer_nodes_is_not_waited_for(goes_on_at: int, steps: int) -> None:
+    """It began again from a checkpoint, or from where it was."""
+    times, job = fed(*[batch(step, np.ones(32)) for step in range(100)])
+    for number in range(steps):
+        at = START + timedelta(seconds=5 * (200 + number))
+        times.update([batch(goes_on_at + number, np.ones(16), at=at)], slurm(2), at)
+    last = goes_on_at + steps - 1
+    assert job.ready(last - 1, job.heard_at) == [last]
+    assert [int((job.places(slurm(2)).node == node).sum()) for node in range(4)] == [8, 8, 0, 0]
+    assert len(np.concatenate(job.peers())) == 16
+
+
 def test_wait_for_the_last_step_is_bounded() -> None:
     most = np.where(np.arange(10) < 9, 1.0, np.nan)
     _, job = fed(batch(1, np.ones(10)), batch(2, most))

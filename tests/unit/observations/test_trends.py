@@ -74,6 +74,16 @@ def test_a_clock_that_went_back_changes_nothing() -> None:
     np.testing.assert_array_equal(series.series(ROWS[:1]), before)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_clock_that_was_years_ahead_stops_no_series(restarted: bool) -> None:
+    series = fed(Series(counter=False), {0: [1], 6: [2], 12: [3], 24 * 3650: [9], 24 * 3650 + 6: [9]})
+    if restarted:
+        saved, series = Saved(series.pack(PARTS[:1])), Series(counter=False)
+        saved.give(series, PARTS[:1], 0)
+    fed(series, {18: [4], 24: [5], 30: [6]})
+    assert known(series) == [4, 5]
+
+
 def test_replaced_part_starts_over() -> None:
     series = fed(Series(counter=True), {0: [0, 0], 6: [60, 60]})
     series.forget(np.array([0]))

@@ -107,3 +107,16 @@ def test_the_last_steps_of_a_life_count_though_the_job_was_requeued_meanwhile() 
     site.shows(45, "n1", "n2", restarts=1)
     site.duty.count()
     assert site.book.stretches["7", 0][-1].end == at(40)
+
+
+def test_what_is_noted_of_jobs_goes_with_them() -> None:
+    """A site has a hundred thousand of them a day."""
+    site = Site()
+    site.shows(10, "n1", "n2", "n3")
+    site.steps(20, "n1", "n2")
+    site.duty.count()
+    assert site.duty.noted == 2
+    site.moment = at(60)
+    site.duty.follow(SlurmSnapshot(cluster="c", taken_at=at(60), nodes=NODES, jobs={}))
+    site.duty.count()
+    assert site.duty.noted == 0

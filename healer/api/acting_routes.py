@@ -4,7 +4,7 @@ The gate decides; these routes only pass the commands on."""
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
@@ -285,7 +285,12 @@ def _guarded(
 
 
 def _on_run(
-    request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | Sequence[str] | None
+    request: Request,
+    caller: Caller,
+    id: str,
+    body: Reason,
+    verb: str,
+    **more: str | Sequence[str] | datetime | None,
 ) -> Response:
     services = services_of(request)
     run = services.queries.runs.find(id)
@@ -315,9 +320,9 @@ def _on_run(
 )
 def approve(request: Request, caller: Operator, id: Id, body: ApproveBody) -> Response:
     """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it.
-    `restart` names jobs on its node whose restart you agree to."""
+    `restart` names jobs on its node whose restart you agree to; `approve_until` the question that you saw."""
     _check_reach(request, caller, restart=body.restart)
-    return _on_run(request, caller, id, body, "approve", restart=body.restart)
+    return _on_run(request, caller, id, body, "approve", restart=body.restart, until=body.approve_until)
 
 
 @router.post("/runs/{id}/reject", responses=answers(Run, "the run ends as rejected"))

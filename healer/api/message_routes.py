@@ -29,7 +29,7 @@ from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
-from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Role, Run, RunState
+from healer.model import REJECTIONS, ChannelKind, Delivery, DeliveryState, Role, Run, RunState, asked_of
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.directory import UNPROVEN
@@ -114,6 +114,7 @@ class Press:
         self.verb = _text(action.get("action_id"))
         value = _text(action.get("value")) or _text(_inner(action, "selected_option").get("value"))
         self.why, _, run = value.rpartition(":")
+        run, _, self.asked = run.partition("@")
         self.run = run[:_RUN_MAX]
         parts = ("slack", self.user, _text(action.get("action_ts")), self.verb, self.run)
         self.key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -209,10 +210,14 @@ def press_done(services: Services, press: Press) -> str:
     caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
     if press.verb == "approve":
         playbook = services.rules().playbooks.get(run.playbook)
+        if press.asked != asked_of(run) and run.state is RunState.waiting:
+            raise Conflict(say("engine.asks_another", run=_named(run)))
         if switches_power(playbook) and (where := _proves_at(services, person.name)):
             return say("api.sign_in_again_for_power", where=where)
         reason = say("api.approved_in_slack")
-        done = services.runs.approve(run.id, by=caller.name, reason=reason, request=press.key)
+        done = services.runs.approve(
+            run.id, by=caller.name, reason=reason, request=press.key, until=run.approve_until
+        )
         named = {"name": caller.name, "run": _named(done)}
         if done.state is RunState.held and done.question:
             return say("api.press_approved_held", **named, why=done.question)

@@ -120,7 +120,11 @@ class RunBody(Body):
 
 
 class ApproveBody(Reason):
+    """`approve_until`, as the run showed it, names the question that is answered: 409 where the run asks
+    another by now."""
+
     restart: Restart = []
+    approve_until: Annotated[AwareDatetime, Strict(False)] | None = None
 
 
 class RetryBody(Reason):

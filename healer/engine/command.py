@@ -170,9 +170,19 @@ class Commands:
     def _start_runs(self, tx: CommandTx, many: Sequence[StartRequest]) -> Sequence[object]:
         return start_runs(tx, many, self._rules(), self._clock)
 
-    def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
+    def approve(
+        self,
+        run: str,
+        *,
+        by: str,
+        reason: str,
+        request: str,
+        restart: Sequence[str] = (),
+        until: datetime | None = None,
+    ) -> Run:
         """Forbidden where `by` is no person, may not approve this playbook, or requested the run and a second
-        person is needed. `restart`: jobs on the run's node whose restart `by` consents to."""
+        person is needed. `restart`: jobs on the run's node whose restart `by` consents to. `until`: the
+        `approve_until` of the question that `by` saw; Conflict where the run asks another by now."""
         site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
         approver = Approver(by, self._people.find(by), self._provided)
         if restart:  # Slurm is asked before the gate is locked
@@ -181,7 +191,7 @@ class Commands:
             agreed = agreed_restarts(site.scheduler, rules.playbooks[stored.playbook], stored.node, restart)
         with _changing(site) as tx:
             order = self._order(run, by, reason, request)
-            answer = approve(tx, order, agreed, rules, approver)
+            answer = approve(tx, order, agreed, rules, approver, until)
         return _woken(site, _or_refused(answer))
 
     def reject(self, run: str, *, by: str, reason: str, request: str) -> Run:
@@ -245,7 +255,12 @@ class Approver(NamedTuple):
 
 
 def approve(
-    tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset, approver: Approver
+    tx: CommandTx,
+    order: Order,
+    restart: Mapping[str, int],
+    rules: Ruleset,
+    approver: Approver,
+    until: datetime | None = None,
 ) -> Run | JudgeResult:
     """The approved run, or the verdict that refused it; that is stored too, so raise after the commit.
 
@@ -262,18 +277,15 @@ def approve(
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
+    if until is not None and run.approve_until != until:
+        raise Conflict(say("engine.asks_another", run=run.id))
     playbook = rules.playbooks[run.playbook]
     _check_approver(run, playbook, approver, rules)
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
     if step is not None:
         refused = refused_restart(approved, incident, facts, rules, now) if restart else None
-        if refused is not None:
-            return refused
-        agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
-        text = say("engine.approved", who=order.by, reason=order.reason)
-        tx.write(_line(run, step, StepEvent.done, text, order, agreement))
-        return _go_on(tx, approved, "run.approved", order)
+        return refused or _approve_step(tx, approved, step, order, restart)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
     facts = with_sweeps(tx, with_begun(tx, facts, rules, now), playbook, rules, now)
     proposal = proposal_to_begin(approved, playbook, incident)
@@ -282,17 +294,27 @@ def approve(
     if verdict.outcome is Outcome.refused:
         _audit_run(tx, run, "run.approved", order)
         return verdict
-    acts = verdict.outcome is Outcome.act
-    if acts and not run.alongside:
+    if verdict.outcome is Outcome.act and not run.alongside:
         freed = take_over_untouched(tx, approved, facts, rules, now)
         if run.node in facts.running and not freed:
             raise Conflict(say("engine.node_taken", node=run.node))
-    state = RunState.running if acts else RunState.held
+    return _begin_approved(tx, approved, verdict, order)
+
+
+def _begin_approved(tx: CommandTx, run: Run, verdict: JudgeResult, order: Order) -> Run:
+    state = RunState.running if verdict.outcome is Outcome.act else RunState.held
     stored = tx.set_run_state(
-        run.id, state, why=verdict.why, at=now, approved_by=order.by, input=approved.input
+        run.id, state, why=verdict.why, at=order.at, approved_by=order.by, input=run.input
     )
     _audit_run(tx, stored, "run.approved", order)
     return stored
+
+
+def _approve_step(tx: CommandTx, run: Run, step: str, order: Order, restart: Mapping[str, int]) -> Run:
+    agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
+    text = say("engine.approved", who=order.by, reason=order.reason)
+    tx.write(_line(run, step, StepEvent.done, text, order, agreement))
+    return _go_on(tx, run, "run.approved", order)
 
 
 def _is_repeated(tx: CommandTx, order: Order) -> bool:

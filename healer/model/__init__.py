@@ -173,6 +173,7 @@ from healer.model.run import (
     LogEntry,
     Run,
     StepEvent,
+    asked_of,
     audit_record,
 )
 from healer.model.slurm import (

@@ -51,7 +51,8 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What routes and channels need of a message besides its words.
 
     `alarm` is the same for all messages of one problem, also over several incidents: repeats of it are sent
-    at growing intervals. `run` waits for approval; `preview` is what it would do, line by line.
+    at growing intervals. `run` waits for an approval, which `asked` names; `preview` is what it would do,
+    line by line.
     `everybody`: it pages every channel that a route names.
     """
 
@@ -61,6 +62,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     alarm: str = ""
     stage: Stage = Stage.opened
     run: str = ""
+    asked: str = ""
     preview: tuple[str, ...] = ()
     everybody: bool = False
 

@@ -55,6 +55,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any] = {}
 
 
+def asked_of(run: Run) -> str:
+    """Which approval the run waits for, as messages name it: empty for its begin, else the second until which
+    people are expected to answer at one of its steps."""
+    if run.state is not RunState.waiting or run.approve_until is None:
+        return ""
+    return f"{run.approve_until.timestamp():.0f}"
+
+
 #: After that, people are reminded that an approval is missing. Nothing else happens.
 APPROVAL_LASTS = timedelta(minutes=30)
 

@@ -67,7 +67,8 @@ class EventSink(Protocol):
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A message as channels get it. `thread` is the same for all messages of one incident. `console` opens
-    the incident or the run; `approve` the page where a person signs in and approves."""
+    the incident or the run; `approve` the page where a person signs in and approves. `run`: what its buttons
+    carry, the run and, behind an `@`, which of its approvals."""
 
     id: str
     thread: str

@@ -33,6 +33,7 @@ from healer.model import (
     StepEvent,
     Ticket,
     TicketStage,
+    asked_of,
 )
 from healer.model.hostlist import name_some
 from healer.model.shown import one_line, shown
@@ -251,7 +252,7 @@ def notice_of(
         node=about.node,
         at=at,
         console=f"{console_url}{path}" if console_url and path else "",
-        run=about.run if buttons else "",
+        run=(f"{about.run}@{about.asked}" if about.asked else about.run) if buttons else "",
         preview=tuple(map(shown, about.preview)),
         approve=f"{console_url}{approve}" if console_url and approve else "",
     )
@@ -450,7 +451,7 @@ def approval_page(run: Run) -> Message:
         severity=Severity.P1 if begun else Severity.P0,
         page=not begun,
         incident=run.incident,
-        about=About(rule=run.rule, node=run.node or "", run=run.id),
+        about=About(rule=run.rule, node=run.node or "", run=run.id, asked=asked_of(run)),
     )
 
 

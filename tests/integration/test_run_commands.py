@@ -1,12 +1,13 @@
 """What people do to runs, on both ledgers: the same gate as the walk, one transaction each, nothing twice."""
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from healer.model import Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent, Verb
+from healer.model import APPROVAL_LASTS, Guard, LogEntry, Outcome, Ruleset, RunState, StepEvent, Verb
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 from tests.support.command_desk import Desk
 from tests.support.ledgers import START, PostgresBench, begin, bench_of, entry, facts, run
@@ -180,6 +181,22 @@ def test_an_approval_that_comes_twice_approves_no_later_step(desk: Desk) -> None
     assert desk.people.approve("r1", by="ann", reason="yes", request="q1").state is RunState.waiting
     assert desk.log("r1") == [("agree", "waiting")]
     assert desk.people.approve("r1", by="ann", reason="its power too", request="q2").state is RunState.running
+
+
+def test_an_approval_is_of_the_question_that_its_person_saw(desk: Desk) -> None:
+    """Two people press the same page: the first begins the run, and the second knows nothing of its power."""
+    seen = desk.clock.now() + APPROVAL_LASTS
+    begin(desk, run("r1", playbook="power-cycle", state=RunState.waiting_approval, approve_until=seen))
+    desk.people.approve("r1", by="ann", reason="yes", request="q1", until=seen)
+    later = seen + timedelta(minutes=1)
+    with desk.ledger.command() as tx:
+        tx.write(entry("agree", StepEvent.waiting, data={"approval": True}))
+        tx.set_run_state("r1", RunState.waiting, why="its power", at=desk.clock.now(), approve_until=later)
+    with pytest.raises(Conflict, match="no longer waits for this approval"):
+        desk.people.approve("r1", by="bob", reason="yes", request="q2", until=seen)
+    assert desk.log("r1") == [("agree", "waiting")]
+    went_on = desk.people.approve("r1", by="bob", reason="its power too", request="q3", until=later)
+    assert went_on.state is RunState.running
 
 
 def test_a_retry_that_comes_twice_is_one(desk: Desk) -> None:

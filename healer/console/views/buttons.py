@@ -89,6 +89,12 @@ def _on_incident(incident: Incident, verb: str, words: str = "", **fields: Any) 
     return Button(action=f"/api/v1/incidents/{incident.id}/{verb}", **{**worded(words or verb), **fields})
 
 
+def _approve(run: Run, words: str = "", **fields: Any) -> Button:
+    """Of the question that this page shows, whatever the run asks once the button is pressed."""
+    seen = {"approve_until": run.approve_until.isoformat()} if run.approve_until else {}
+    return _on_run(run, "approve", words, body=seen, primary=True, key="p", **fields)
+
+
 def _on_run(run: Run, verb: str, words: str = "", **fields: Any) -> Button:
     shown = worded(words or f"run_{verb}", what=title_of(run), playbook=run.playbook, question=run.question)
     return Button(action=f"/api/v1/runs/{run.id}/{verb}", **shown, **fields)
@@ -110,11 +116,10 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
         on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
         on |= {"incident": run.incident} if run.incident else {}
         preview, body = f"/api/v1/playbooks/{run.playbook}/runs", {**on, "reason": "preview"}
-        approve = _on_run(run, "approve", preview=preview, preview_body=body, primary=True, key="p")
-        return approve, _on_run(run, "reject")
+        return _approve(run, preview=preview, preview_body=body), _on_run(run, "reject")
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        buttons.append(_on_run(run, "approve", "run_go_on", primary=True, key="p"))
+        buttons.append(_approve(run, "run_go_on"))
     if run.state is RunState.stuck:
         buttons.append(_on_run(run, "retry", primary=True))
     buttons.append(_on_run(run, "cancel"))

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import hmac
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -83,7 +83,7 @@ def run(slack: Slack) -> str:
     return waiting_run(slack, "gpu0001")
 
 
-def waiting_run(slack: Slack, node: str) -> str:
+def waiting_run(slack: Slack, node: str, **fields: Any) -> str:
     run = Run(
         id=f"run-on-{node}",
         cluster=CLUSTER,
@@ -96,7 +96,7 @@ def waiting_run(slack: Slack, node: str) -> str:
         rule="gpu-lost",
     )
     with slack.api.engine.begin() as conn:
-        save_run(conn, run)
+        save_run(conn, msgspec.structs.replace(run, **fields))
     return run.id
 
 
@@ -113,6 +113,17 @@ def test_an_operator_approves_and_rejects(slack: Slack, run: str) -> None:
         (f"run/{other}", "run.rejected", "ann", "rejected in Slack: I will handle it manually"),
         (f"run/{run}", "run.approved", "ann", "approved in Slack"),
     ]
+
+
+def test_a_press_is_of_what_its_message_asked(slack: Slack) -> None:
+    """The message asked for the begin of a run that waits at one of its steps by now."""
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    run = waiting_run(slack, "gpu0003", state=RunState.waiting, approve_until=until)
+    slack.api.token(Role.operator, name="ann")
+    for value in (run, f"{run}@{until.timestamp() - 60:.0f}"):
+        assert "no longer waits for this approval" in slack.press("U0ANN", "approve", value)
+    # It is asked now, but has no step in its log.
+    assert "there is nothing to approve" in slack.press("U0ANN", "approve", f"{run}@{until.timestamp():.0f}")
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])

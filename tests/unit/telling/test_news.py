@@ -21,6 +21,7 @@ from healer.model import (
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Raised
 from healer.telling import news
 from healer.telling.news import Item, schedule_alarm
+from healer.text import quoted
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
@@ -197,4 +198,16 @@ def test_a_run_that_waits_for_approval_goes_along_for_the_buttons() -> None:
         news.about_incident(incident(run="r1")).run
         == news.about_incident(incident(held_by=Guard.approval)).run
         == ""
+    )
+
+
+def test_the_buttons_of_a_step_that_waits_name_that_approval() -> None:
+    asked_until = datetime(2026, 11, 27, 3, 30, tzinfo=UTC)
+    run = Run(
+        id="r1", cluster="pod1", playbook="power-cycle", state=RunState.waiting, by="healer", reason=quoted("x"),
+        created_at=asked_until, node="gpu0001", approve_until=asked_until,
+    )  # fmt: skip
+    message = news.approval_page(run)
+    assert news.notice_of(message, asked_until, page=False, console_url="", buttons=True).run == (
+        f"r1@{asked_until.timestamp():.0f}"
     )

@@ -204,8 +204,8 @@ def test_a_run_that_waits_for_approval_goes_along_for_the_buttons() -> None:
 def test_the_buttons_of_a_step_that_waits_name_that_approval() -> None:
     asked_until = datetime(2026, 11, 27, 3, 30, tzinfo=UTC)
     run = Run(
-        id="r1", cluster="pod1", playbook="power-cycle", state=RunState.waiting, by="healer", reason=quoted("x"),
-        created_at=asked_until, node="gpu0001", approve_until=asked_until,
+        id="r1", cluster="pod1", playbook="power-cycle", state=RunState.waiting, by="healer",
+        reason=quoted("x"), created_at=asked_until, node="gpu0001", approve_until=asked_until,
     )  # fmt: skip
     message = news.approval_page(run)
     assert news.notice_of(message, asked_until, page=False, console_url="", buttons=True).run == (

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from healer.detection.tick import Senses
-from healer.model import Observation, SlurmJob
+from healer.model import BreakerState, Observation, SlurmJob
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import kernel_log_observations
@@ -70,6 +70,10 @@ class Story:
     @property
     def life(self) -> SlurmJob:
         return self.site.slurm.snapshot().jobs[self._job]
+
+    def is_stopped(self) -> bool:
+        """Whether the circuit breaker opened: of twelve nodes three with one fault are a storm."""
+        return self.site.ledger.tables.breaker.state is not BreakerState.closed
 
     def play(self, seconds: int) -> set[str]:
         """Nodes that were ever drained, but for a local file system's own word."""
@@ -217,5 +221,5 @@ def test_outages_of_any_order_take_only_the_node_that_died_in_them(seed: int) ->
     job = [*drawn.sample(members, drawn.randint(1, len(members))), *ALL[LEAF:]]
     story = Story(losses, job, job[0])
     assert story.play(int(BEGIN_S + spread + lasts + back + 200)) <= {dead}, losses
-    if dead is not None:
+    if dead is not None and not story.is_stopped():
         assert story.drained == {dead}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healer.detection.anomaly import ENDS_BELOW, THRESHOLD, score
+from healer.detection.anomaly import ENDS_BELOW, SECONDED, SHORTEST_PAST, THRESHOLD, score
 
 AT = 1500
 
@@ -249,12 +249,14 @@ def test_the_same_twice() -> None:
     assert (score(x[:900], x[900:]) == score(x[:900], x[900:])).all()
 
 
-def test_ten_samples_are_enough_to_begin() -> None:
-    x = daily(400, seed=2)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_shortest_past_is_enough_to_begin(seed: int) -> None:
+    x = daily(400, seed)
     x[350] += 300
-    found = score(x[:10], x[10:])
-    assert found[340] >= THRESHOLD
-    assert found.argmax() in range(340, 343)
+    found = score(x[:SHORTEST_PAST], x[SHORTEST_PAST:])
+    at = 350 - SHORTEST_PAST
+    assert found[at] >= THRESHOLD
+    assert found.argmax() in range(at, at + SECONDED)
 
 
 @settings(max_examples=60, deadline=None)

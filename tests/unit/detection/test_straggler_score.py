@@ -43,11 +43,15 @@ def test_noise_of_unequal_work() -> None:
 
 
 def test_few_workers_on_shared_machines() -> None:
-    x = times(400, nodes=8, noise=0.04)
-    x[300:, 2] *= 1.21
-    found = score(x[:200], x[200:])
-    assert slow(found) == [2]
-    assert first(found, 2) - 100 <= 10
+    after = []
+    for seed in range(30):
+        x = times(400, nodes=8, noise=0.04, seed=seed)
+        x[300:, 2] *= 1.21
+        found = score(x[:200], x[200:])
+        assert slow(found) == [2]
+        after.append(first(found, 2) - 100)
+    assert np.median(after) <= 15
+    assert max(after) <= 50
 
 
 def test_rank_that_was_always_slow_is_found() -> None:

@@ -297,10 +297,11 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
         if node.held and not node.resumable:
             text = say("actions.lift_unknown_flags", node=node.name, flags=", ".join(node.unknown_flags))
             return Failed(text, final=True)
-    back = node.in_service if resumes else not node.drain
+    # Power saving switches drained nodes off too: one that is asleep is in service only when a job comes.
+    back = node.may_get_jobs if resumes else not node.drain
     if not back or kept is not None:
         return None
-    if node.in_service:
+    if node.may_get_jobs:
         return _returned(ctx, node, say("actions.lift_in_service", node=node.name, state=state))
     # Its slot and its incidents stay until it is back in service.
     return Done(say("actions.lift_not_drained", node=node.name, state=state))

@@ -129,7 +129,7 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     try:
         ctx.tools.scheduler.drain(ctx.node, theirs.reason)
         restored = ctx.tools.scheduler.node(ctx.node).reason == theirs.reason
-    except SchedulerError:
+    except (SchedulerError, ValueError):  # a reason of several lines, which healer never writes
         restored = False
     if restored:
         ctx.claim.release_slot(f"{who}'s drain came first")

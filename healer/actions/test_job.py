@@ -20,6 +20,8 @@ from healer.actions.base import (
     Failed,
     Result,
     first_logged,
+    holder_of,
+    last_drain_reason,
     read_slurm,
     recent_picture,
 )
@@ -123,6 +125,16 @@ def _pictured(ctx: Context, sent: LogEntry) -> SlurmJob | None:
         return None
     job = picture.jobs.get(sent.data["submitted"])
     return job if job is not None and job.unfinished else None
+
+
+def waits_for_others(ctx: Context) -> bool:
+    """The test job cannot start: by the stored picture somebody else has taken its node out meanwhile."""
+    picture, number = ctx.tools.picture(), first_logged(ctx.lines, "submitted")
+    job = picture.jobs.get(number) if picture is not None and number is not None else None
+    node = picture.nodes.get(ctx.node) if picture is not None else None
+    if job is None or node is None or job.state != "PENDING":
+        return False
+    return holder_of(node, last_drain_reason(ctx.log)) is not None
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:

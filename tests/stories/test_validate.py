@@ -210,6 +210,23 @@ def test_a_persons_drain_amid_the_tests_ends_them_and_is_not_lifted(passes: bool
     assert [(one.fault, one.owner) for one in site.open_incidents] == [("person-drain", "ann")]
 
 
+class TakenOut(Written):
+    """Ann drains the node right before its test is submitted: the job never starts there."""
+
+    def submit(self, submission: Submission) -> str:
+        self.slurm.person_drain(NODE, "PSU", "ann")
+        return self.slurm.submit(submission)
+
+
+def test_a_persons_drain_before_the_test_begins_leaves_no_test_and_no_reservation_behind() -> None:
+    site, run = asked(scheduler=TakenOut)
+    site.run_for(30)
+    assert site.node(1).reason == "PSU"
+    assert site.run_named(run).state is RunState.done
+    assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
+    assert [job.state for job in site.test_jobs()] == ["CANCELLED"]
+
+
 @pytest.mark.parametrize("added", [" ; ann: RMA 4711", " RMA 4711"])
 def test_a_person_who_adds_to_our_words_keeps_the_node(added: str) -> None:
     site = TestSite()

@@ -762,7 +762,7 @@ _SUFFIXES = {
     "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
 }  # fmt: skip
-_SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
+_SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
 #: The end of the year 9999.
 _LAST_SECOND = 253402300799
 

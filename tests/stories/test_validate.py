@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.model import Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
-from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
+from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from tests.support.loop import Crash, equip, name
 from tests.support.under_test import TestSite, Written
 
@@ -103,6 +103,23 @@ def test_without_a_way_to_nodes_the_job_alone_decides() -> None:
 
 
 # --- whose node it is ---
+
+
+class DefaultElsewhere(Written):
+    """Slurm's default partition has other nodes; the answer is that of a real 22.05 and 24.11."""
+
+    def submit(self, submission: Submission) -> str:
+        if not submission.partition:
+            raise SchedulerRefused("Requested node configuration is not available")
+        return self.slurm.submit(submission)
+
+
+def test_a_node_that_is_not_in_the_default_partition_is_tested_in_its_own() -> None:
+    site, run = in_test(scheduler=DefaultElsewhere)
+    assert [job.partition for job in site.test_jobs()] == ["train"]
+    site.slurm.complete(site.running_test())
+    site.run_for(20)
+    assert site.run_named(run).state is RunState.done
 
 
 def test_a_user_who_takes_the_name_of_our_test_is_not_believed() -> None:

@@ -33,7 +33,17 @@ from healer.actions.base import (
 )
 from healer.decisions.consent import STUCK_FOR
 from healer.decisions.decide import is_adopting
-from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
+from healer.model import (
+    CommandKind,
+    Message,
+    Reservation,
+    Run,
+    Severity,
+    SlurmJob,
+    SlurmNode,
+    StepEvent,
+    Verb,
+)
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
@@ -152,12 +162,21 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     return Failed(text, final=True)
 
 
+def _drained_before(ctx: Context) -> bool:
+    """An earlier step of the run had drained the node: its undo lifts the drain, after those in between."""
+    done = (entry for entry in ctx.log if entry.event is StepEvent.done)
+    first = next((entry.step for entry in done if entry.data.get("verb") == Verb.drain), ctx.part)
+    return first != ctx.part
+
+
 def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
         return Done(say("actions.drain_gone"))
+    if _drained_before(ctx):
+        return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
     ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
     ctx.claim.release_slot("the drain was undone")

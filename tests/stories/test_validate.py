@@ -5,7 +5,8 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.model import Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
+from healer.model import LogEntry, Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
+from healer.playbooks.advance import UNDO
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from tests.support.loop import Crash, equip, name
 from tests.support.under_test import TestSite, Written
@@ -350,6 +351,19 @@ def test_a_person_lets_it_try_again_and_a_new_job_runs() -> None:
     site.slurm.complete(site.running_test())
     site.run_for(20)
     assert site.run_named(run).state is RunState.done
+
+
+def test_an_undo_after_failed_tests_ends_with_the_first_drain() -> None:
+    site, run = in_test()
+    site.slurm.fail_job(site.running_test(), "3:0")
+    site.run_for(30)
+    entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="ann: no")
+    site.ledger.tables.log[run].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run, RunState.running, why="ann: no", at=site.now)
+    site.run_for(30)
+    assert site.run_named(run).state is RunState.undone, site.run_named(run).question
+    assert site.node(1).in_service and site.ledger.tables.slots == {}
 
 
 def test_changed_reservation_is_not_trusted() -> None:

@@ -21,6 +21,7 @@ from healer.actions.base import (
     Result,
     Skipped,
     cause,
+    first_logged,
     holder_of,
     is_ours,
     last_drain_reason,
@@ -89,7 +90,23 @@ def _probe_drain(ctx: Context) -> Result | None:
     result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
         return None  # the tests have to be ended first
+    slurms = result is None and node.drain and slurm_kind(node.reason) is not None
+    if slurms and _taken_over(ctx) is None and permit_for(node, ctx.claim.permits()) is None:
+        # Logged before it is replaced: an undo puts it back.
+        return Again(_held_by_slurm(node.name, node.reason), 0, data={_TAKEN: node.reason})
     return result
+
+
+_TAKEN = "taken_over"
+
+
+def _taken_over(ctx: Context) -> str | None:
+    """Slurm's own reason that this step's drain took the place of, if any."""
+    return first_logged((entry for entry in reversed(ctx.log) if entry.step == ctx.part), _TAKEN)
+
+
+def _held_by_slurm(node: str, reason: str) -> Said:
+    return say("actions.drain_holder", holder=say("actions.holds", who="Slurm"), node=node, reason=reason)
 
 
 def _tested(ctx: Context, drained: Done) -> bool:
@@ -178,6 +195,10 @@ def _undo_drain(ctx: Context) -> Result:
     if _drained_before(ctx):
         return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
+    if (reason := _taken_over(ctx)) is not None:
+        ctx.tools.scheduler.drain(ctx.node, reason)  # not ours alone: Slurm had drained it before (law 5)
+        ctx.claim.release_slot("the drain was undone")
+        return Done(_held_by_slurm(ctx.node, reason))
     ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
     ctx.claim.release_slot("the drain was undone")
     return Done(say("actions.drain_undone"))

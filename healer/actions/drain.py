@@ -21,6 +21,7 @@ from healer.actions.base import (
     Result,
     Skipped,
     cause,
+    first_logged,
     holder_of,
     is_ours,
     last_drain_reason,
@@ -33,7 +34,17 @@ from healer.actions.base import (
 )
 from healer.decisions.consent import STUCK_FOR
 from healer.decisions.decide import is_adopting
-from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
+from healer.model import (
+    CommandKind,
+    Message,
+    Reservation,
+    Run,
+    Severity,
+    SlurmJob,
+    SlurmNode,
+    StepEvent,
+    Verb,
+)
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
@@ -79,7 +90,23 @@ def _probe_drain(ctx: Context) -> Result | None:
     result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
         return None  # the tests have to be ended first
+    slurms = result is None and node.drain and slurm_kind(node.reason) is not None
+    if slurms and _taken_over(ctx) is None and permit_for(node, ctx.claim.permits()) is None:
+        # Logged before it is replaced: an undo puts it back.
+        return Again(_held_by_slurm(node.name, node.reason), 0, data={_TAKEN: node.reason})
     return result
+
+
+_TAKEN = "taken_over"
+
+
+def _taken_over(ctx: Context) -> str | None:
+    """Slurm's own reason that this step's drain took the place of, if any."""
+    return first_logged((entry for entry in reversed(ctx.log) if entry.step == ctx.part), _TAKEN)
+
+
+def _held_by_slurm(node: str, reason: str) -> Said:
+    return say("actions.drain_holder", holder=say("actions.holds", who="Slurm"), node=node, reason=reason)
 
 
 def _tested(ctx: Context, drained: Done) -> bool:
@@ -129,7 +156,7 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     try:
         ctx.tools.scheduler.drain(ctx.node, theirs.reason)
         restored = ctx.tools.scheduler.node(ctx.node).reason == theirs.reason
-    except SchedulerError:
+    except (SchedulerError, ValueError):  # a reason of several lines, which healer never writes
         restored = False
     if restored:
         ctx.claim.release_slot(f"{who}'s drain came first")
@@ -152,13 +179,26 @@ def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
     return Failed(text, final=True)
 
 
+def _drained_before(ctx: Context) -> bool:
+    """An earlier step of the run had drained the node: its undo lifts the drain, after those in between."""
+    done = (entry for entry in ctx.log if entry.event is StepEvent.done)
+    first = next((entry.step for entry in done if entry.data.get("verb") == Verb.drain), ctx.part)
+    return first != ctx.part
+
+
 def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
         return Done(say("actions.drain_gone"))
+    if _drained_before(ctx):
+        return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
+    if (reason := _taken_over(ctx)) is not None:
+        ctx.tools.scheduler.drain(ctx.node, reason)  # not ours alone: Slurm had drained it before (law 5)
+        ctx.claim.release_slot("the drain was undone")
+        return Done(_held_by_slurm(ctx.node, reason))
     ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
     ctx.claim.release_slot("the drain was undone")
     return Done(say("actions.drain_undone"))
@@ -297,10 +337,11 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
         if node.held and not node.resumable:
             text = say("actions.lift_unknown_flags", node=node.name, flags=", ".join(node.unknown_flags))
             return Failed(text, final=True)
-    back = node.in_service if resumes else not node.drain
+    # Power saving switches drained nodes off too: one that is asleep is in service only when a job comes.
+    back = node.may_get_jobs if resumes else not node.drain
     if not back or kept is not None:
         return None
-    if node.in_service:
+    if node.may_get_jobs:
         return _returned(ctx, node, say("actions.lift_in_service", node=node.name, state=state))
     # Its slot and its incidents stay until it is back in service.
     return Done(say("actions.lift_not_drained", node=node.name, state=state))

@@ -131,6 +131,7 @@ def _last(counters: Mapping[Column, Points], signal: str) -> str:
 
 
 _RUNNING_AGAIN_S = 2.0
+_WHERE = "place"
 #: Placeholders in a command's words.
 PLACES = ("cluster", "node", "device", "port", "incident", "run", "argument")
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -190,10 +191,20 @@ def _probe(ctx: Context) -> Result | None:
     seen = ctx.tools.commands.look(ctx.key)
     if seen.state != "never":
         return _result_of(ctx, seen)
-    if ctx.asked:
+    try:
+        begun = any(place != ctx.tools.commands.place() for place in _places(ctx))
+    except CommandFailed as error:
+        return _not_run(name, error)
+    if begun:
         # A worker on another machine started it, or its record is lost: a restart might do it twice.
         return Failed(say("actions.command_elsewhere", name=name), final=True)
     return None
+
+
+def _places(ctx: Context) -> list[str | None]:
+    """Of each entry since the step was granted, the place where the command was going to be started; None
+    for one of a command that was started."""
+    return [line.data.get(_WHERE) for line in ctx.lines if line.event is StepEvent.waiting]
 
 
 def _by_hand(ctx: Context, name: str) -> Result:
@@ -215,7 +226,11 @@ def _do(ctx: Context) -> Result | None:
     assert ctx.tools.commands is not None  # the probe has looked
     try:
         argv = fill_words(command.argv, placeholder_values(ctx))
-    except MissingValue as error:
+        if not _places(ctx):
+            # Logged before the start: a worker on another machine does not see what became of it.
+            text = say("actions.command_not_begun", name=command.name)
+            return Again(text, 0, data={_WHERE: ctx.tools.commands.place()})
+    except (MissingValue, CommandFailed) as error:
         return _not_run(command.name, error)
     ctx.fence()
     try:

@@ -72,7 +72,8 @@ note() {{
     esac
 }}
 
-# One test: its results join the others, its exit code is ours. The last line counts as what it says.
+# One test: its results join the others, its exit code is ours. The last line counts as what it says. Of
+# output with a NUL byte grep would show nothing.
 run() {{ # NAME INTERPRETER…
     name=$1
     shift
@@ -80,7 +81,7 @@ run() {{ # NAME INTERPRETER…
     {{
         "$@" "$dir/$name" </dev/null 2>/dev/null
         echo $? >"$dir/code"
-    }} | grep '^healer-' | {{ head -n 100; cat >/dev/null; }} >"$dir/lines"
+    }} | tr -d '\\000' | grep '^healer-' | {{ head -n 100; cat >/dev/null; }} >"$dir/lines"
     more= said=
     while read -r line; do note "$line"; done <"$dir/lines"
     code=$(cat "$dir/code") || code={not_tested}

@@ -5,6 +5,7 @@ The job is identified by Slurm's number, which is logged at once. If a worker di
 finds the job by its name and comment. A node whose test could not run has not passed: that asks a person.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,8 @@ from healer.actions.base import (
     Failed,
     Result,
     first_logged,
+    holder_of,
+    last_drain_reason,
     read_slurm,
     recent_picture,
 )
@@ -123,6 +126,16 @@ def _pictured(ctx: Context, sent: LogEntry) -> SlurmJob | None:
         return None
     job = picture.jobs.get(sent.data["submitted"])
     return job if job is not None and job.unfinished else None
+
+
+def waits_for_others(ctx: Context) -> bool:
+    """The test job cannot start: by the stored picture somebody else has taken its node out meanwhile."""
+    picture, number = ctx.tools.picture(), first_logged(ctx.lines, "submitted")
+    job = picture.jobs.get(number) if picture is not None and number is not None else None
+    node = picture.nodes.get(ctx.node) if picture is not None else None
+    if job is None or node is None or job.state != "PENDING":
+        return False
+    return holder_of(node, last_drain_reason(ctx.log)) is not None
 
 
 def _find(ctx: Context, picture: SlurmSnapshot) -> SlurmJob | None:
@@ -251,7 +264,19 @@ def submit(ctx: Context) -> Result | None:
     job = submission(
         [node], script, name=job_name(ctx), time_limit_s=asked.limit_s, comment=ctx.key, reservation=kept.name
     )
-    return submit_job(ctx, asked, job)
+    *others, last = _partitions_for(ctx, node)
+    for partition in others:
+        with contextlib.suppress(SchedulerRefused):  # the node may be in another one
+            return submit_job(ctx, asked, msgspec.structs.replace(job, partition=partition))
+    return submit_job(ctx, asked, msgspec.structs.replace(job, partition=last))
+
+
+def _partitions_for(ctx: Context, node: SlurmNode) -> list[str]:
+    """Where to submit the node's test, in order: where the site has its sweeps, Slurm's default (empty), and
+    the node's own. Slurm refuses a job in a partition without the node, in a reservation too."""
+    chosen = ctx.tools.guards.sweep.partition
+    first = [chosen] if chosen in node.partitions else []
+    return list(dict.fromkeys([*first, "", *node.partitions]))
 
 
 def script_of(ctx: Context, tests: Iterable[str], depth: str) -> str:

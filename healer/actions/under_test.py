@@ -106,7 +106,7 @@ def _probe(ctx: Context) -> Result | None:
     node, found = _read(ctx)
     if found is None or node.held:
         return None
-    if not node.in_service:
+    if not node.may_get_jobs:  # its test wakes one that is asleep
         return Again(say("actions.reserve_state", node=node.name, state="+".join(node.state)), LOOK_AGAIN_S)
     text = say("actions.reserve_done", node=node.name, name=found.name)
     return Done(text, {"reservation": found.name, "state": list(node.state)})

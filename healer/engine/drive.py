@@ -27,6 +27,7 @@ from healer.actions import (
 from healer.actions.ask_node import check_unusable
 from healer.actions.checks import reported_since
 from healer.actions.drain import write_note
+from healer.actions.test_job import waits_for_others
 from healer.actions.under_test import hand_over
 from healer.decisions import settings_of
 from healer.engine.permission import SENDING_VERBS, StepPermission, is_run_paused, remedy_use
@@ -346,7 +347,9 @@ class _Drive:
         """Ends the run where a person took the node out while it was under test."""
         step = intent.step
         ends = step.do in {Verb.drain, *RETURNING_VERBS} or step.check == "node_answers"
-        if not ctx.reserved or self.run.shadow or not ends:
+        if not ctx.reserved or self.run.shadow:
+            return None
+        if not ends and not (step.do is Verb.diagnose and waits_for_others(ctx)):
             return None
         theirs = self._guarded(lambda: hand_over(msgspec.structs.replace(ctx, fence=self._fence())))
         return self._record(intent, theirs) if isinstance(theirs, Skipped) else None

@@ -157,6 +157,7 @@ _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWE
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
 _OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
+_POWER_SAVING = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
 #: Slurm restarts the node, and says itself when that takes too long (ResumeTimeout).
 STARTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 
@@ -260,6 +261,12 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def in_service(self) -> bool:
         """New jobs may start here."""
         return self.base not in _OUT_BASE and not _OUT_FLAGS.intersection(self.state)
+
+    @property
+    def may_get_jobs(self) -> bool:
+        """Jobs may start here, or Slurm wakes it for the next one: power saving has switched it off."""
+        asleep = self.base not in _OUT_BASE and not _POWER_SAVING.isdisjoint(self.state)
+        return self.in_service or (asleep and not self.held and "INVALID_REG" not in self.state)
 
     @property
     def planned(self) -> bool:
@@ -755,7 +762,7 @@ _SUFFIXES = {
     "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
     "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
 }  # fmt: skip
-_SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
+_SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
 #: The end of the year 9999.
 _LAST_SECOND = 253402300799
 

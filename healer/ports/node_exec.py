@@ -143,6 +143,11 @@ class SiteCommands(Protocol):
 
     def look(self, key: str) -> CommandSeen: ...
 
+    def place(self) -> str:
+        """Where its records lie: what was started at another place is not seen here. Raises
+        CommandFailed."""
+        ...
+
 
 class EvidenceBroken(Exception):
     """What was stored is not the file that the node announced. It is dropped."""

@@ -88,6 +88,7 @@ class SimCommands:
 
     def __init__(self, clock: Clock, *, takes_s: float = 5.0) -> None:
         self._clock, self._takes = clock, timedelta(seconds=takes_s)
+        self.machine = "machine 1"
         self._answers: dict[str, tuple[int | None, str]] = {}
         self._runs: dict[str, tuple[datetime, tuple[str, ...], CommandSeen]] = {}
 
@@ -114,6 +115,9 @@ class SimCommands:
             return CommandSeen(state="never")
         ends_at, _, seen = self._runs[key]
         return seen if self._clock.now() >= ends_at else CommandSeen(state="running")
+
+    def place(self) -> str:
+        return self.machine
 
 
 class MemoryColumns:

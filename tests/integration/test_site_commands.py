@@ -99,6 +99,11 @@ def test_it_runs_once_with_its_words_and_its_end_is_read_back(bench: Bench) -> N
     assert bench.started() == [(path, "--node", "gpu0007")]
 
 
+def test_records_lie_at_a_place_with_a_name_of_its_own(tmp_path: Path) -> None:
+    here, again, elsewhere = (Commands(tmp_path / folder) for folder in ("a", "a", "b"))
+    assert here.place() == again.place() != elsewhere.place()
+
+
 @pytest.mark.parametrize("code", [1, 3])
 def test_exit_status_is_reported(bench: Bench, code: int) -> None:
     bench.commands.start(KEY, (bench.program(code),), 30)

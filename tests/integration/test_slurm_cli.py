@@ -32,14 +32,26 @@ SwitchName=spine Switches=leaf[1-2]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableSlurm]:
-    """Two nodes that a test may hurt, each under a switch of its own."""
-    conf = {"TopologyPlugin": "topology/tree"}
+    """Two nodes that a test may hurt, each under a switch of its own. A job named `late` waits for its
+    PrologSlurmctld."""
+    prolog = tmp_path_factory.mktemp("hooks") / "prolog"
+    prolog.write_text('#!/bin/sh\n[ "$SLURM_JOB_NAME" != late ] || exec sleep 3\n')
+    prolog.chmod(0o755)
+    conf = {"TopologyPlugin": "topology/tree", "PrologSlurmctld": str(prolog)}
     with BreakableSlurm(tmp_path_factory.mktemp("s"), 2, conf=conf, files={"topology.conf": TREE}) as cluster:
         yield cluster
 
 
 def test_switches_are_listed_leaf_first(small: RealSlurm) -> None:
     assert hands(small).topology() == {"gpu0001": ("leaf1", "spine"), "gpu0002": ("leaf2", "spine")}
+
+
+def test_a_job_that_is_being_configured_holds_its_node(small: RealSlurm) -> None:
+    """While PrologSlurmctld runs or a node boots for it, squeue calls a job CF and no longer R."""
+    job = sbatch(small, "--nodelist=gpu0001", name="late")
+    wait_until(lambda: hands(small).node("gpu0001").busy, 10, what=f"job {job} has its node")
+    assert [(found.id, found.flags) for found in hands(small).jobs_on("gpu0001")] == [(job, ("CONFIGURING",))]
+    hands(small).cancel(job)
 
 
 def test_pitfall_23_a_site_may_have_even_no_requeue_jobs_requeued_after_a_failed_prolog() -> None:

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from healer.model import Mode, RunState
+from healer.model import LogEntry, Mode, RunState, StepEvent
+from healer.playbooks.advance import UNDO
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
 
@@ -92,6 +93,21 @@ def test_in_mode_auto_it_goes_by_itself_and_a_node_that_fails_stays_out_as_ours(
     assert run.state is RunState.waiting
     assert site.node(1).drain and site.node(1).reason.startswith("healer:slurm-drain inc:")
     assert list(site.ledger.tables.slots) == [NODE]
+
+
+def test_an_undo_gives_the_drain_back_to_slurm() -> None:
+    """It was out before healer came, and nothing has been tested."""
+    site = drained(mode=Mode.auto)
+    finish(site, passes=False)
+    (run,) = site.runs
+    entry = LogEntry(run=run.id, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="ann: no")
+    site.ledger.tables.log[run.id].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run.id, RunState.running, why="ann: no", at=site.now)
+    site.run_for(30)
+    assert site.run_named(run.id).state is RunState.undone
+    assert (site.node(1).drain, site.node(1).reason) == (True, KILL)
+    assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
 
 
 def test_a_node_that_does_not_answer_is_waited_for_without_a_slot() -> None:

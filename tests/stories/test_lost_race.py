@@ -15,19 +15,24 @@ class Racing(Written):
     """Ann drains in the instant between healer's look and its drain, and a poll falls into that instant."""
 
     site: Site
+    reason = "PSU"
 
     def drain(self, node: str, reason: str) -> None:
         if "drain" not in self.writes and self.site.node(1).reason == "":
-            self.slurm.person_drain(node, "PSU", "ann")
+            self.slurm.person_drain(node, self.reason, "ann")
             self.site.clock.advance(0.01)
             self.site.look()
         self.writes.append("drain")
         self.slurm.drain(node, reason)
 
 
-def racing() -> Site:
-    site = Site(10, scheduler=Racing)
-    Racing.site = site
+class OfTwoLines(Racing):
+    reason = "PSU\ncall me first"
+
+
+def racing(slurm: type[Racing] = Racing) -> Site:
+    site = Site(10, scheduler=slurm)
+    slurm.site = site
     site.walk(*site.say(1, LOST))
     site.clock.advance(2)
     site.walk()
@@ -45,6 +50,15 @@ def test_overwritten_drain_reason_is_restored() -> None:
     assert site.audited("step.failed") == 1
     messages = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race")]
     assert len(messages) == 1 and isinstance(messages[0], Message)
+
+
+def test_a_reason_that_cannot_be_written_again_is_told() -> None:
+    site = racing(OfTwoLines)
+    site.run_for(5)
+    (run,) = site.runs
+    assert run.state is RunState.stuck and "call me first" in (run.question or "")
+    (message,) = (one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race"))
+    assert "call me first" in message.text
 
 
 def test_retry_requests_a_new_slot_and_the_admins_reason_is_kept() -> None:

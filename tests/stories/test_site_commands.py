@@ -20,7 +20,7 @@ from healer.model import (
     SiteCommand,
     StepEvent,
 )
-from tests.support.loop import CLUSTER, START, Site, later, name, rules_in
+from tests.support.loop import CLUSTER, START, Crash, Site, later, name, rules_in
 
 NODE = name(1)
 PORT = Part(port="mlx5_0/1")
@@ -206,6 +206,29 @@ def test_a_worker_that_dies_starts_it_once(where: str) -> None:
     died = site.die_once(where, rounds=10, step_s=2)
     assert died == [where] and len(site.commands.started()) == 1
     assert "reroute" in site.done(run)
+
+
+@pytest.mark.parametrize("where", ["done:reroute", "performed:reroute"])
+def test_what_another_machine_may_have_started_is_not_started_again(where: str) -> None:
+    site = CommandSite()
+    site.commands.plant("/site/reroute")
+    run = site.ask_for("switch-or-link")
+    started: list[tuple[str, ...]] = []
+
+    def dies(at: str) -> None:
+        if at == where and site.commands.started() and not started:
+            started.extend(site.commands.started())
+            site.commands._runs.clear()
+            site.commands.machine = "machine 2"
+            raise Crash(at)
+
+    site.on_checkpoint = dies
+    with pytest.raises(Crash):
+        site.pass_time(60)
+    site.clock.advance(15)
+    site.pass_time(60)
+    assert len(started) == 1 and site.commands.started() == []
+    assert site.state(run) is RunState.stuck and "on another machine" in site.question(run)
 
 
 # --- storage -----------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.model import Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
-from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
+from healer.model import LogEntry, Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
+from healer.playbooks.advance import UNDO
+from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from tests.support.loop import Crash, equip, name
 from tests.support.under_test import TestSite, Written
 
@@ -103,6 +104,23 @@ def test_without_a_way_to_nodes_the_job_alone_decides() -> None:
 
 
 # --- whose node it is ---
+
+
+class DefaultElsewhere(Written):
+    """Slurm's default partition has other nodes; the answer is that of a real 22.05 and 24.11."""
+
+    def submit(self, submission: Submission) -> str:
+        if not submission.partition:
+            raise SchedulerRefused("Requested node configuration is not available")
+        return self.slurm.submit(submission)
+
+
+def test_a_node_that_is_not_in_the_default_partition_is_tested_in_its_own() -> None:
+    site, run = in_test(scheduler=DefaultElsewhere)
+    assert [job.partition for job in site.test_jobs()] == ["train"]
+    site.slurm.complete(site.running_test())
+    site.run_for(20)
+    assert site.run_named(run).state is RunState.done
 
 
 def test_a_user_who_takes_the_name_of_our_test_is_not_believed() -> None:
@@ -208,6 +226,23 @@ def test_a_persons_drain_amid_the_tests_ends_them_and_is_not_lifted(passes: bool
     assert site.run_named(run).state is RunState.done
     assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
     assert [(one.fault, one.owner) for one in site.open_incidents] == [("person-drain", "ann")]
+
+
+class TakenOut(Written):
+    """Ann drains the node right before its test is submitted: the job never starts there."""
+
+    def submit(self, submission: Submission) -> str:
+        self.slurm.person_drain(NODE, "PSU", "ann")
+        return self.slurm.submit(submission)
+
+
+def test_a_persons_drain_before_the_test_begins_leaves_no_test_and_no_reservation_behind() -> None:
+    site, run = asked(scheduler=TakenOut)
+    site.run_for(30)
+    assert site.node(1).reason == "PSU"
+    assert site.run_named(run).state is RunState.done
+    assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
+    assert [job.state for job in site.test_jobs()] == ["CANCELLED"]
 
 
 @pytest.mark.parametrize("added", [" ; ann: RMA 4711", " RMA 4711"])
@@ -316,6 +351,19 @@ def test_a_person_lets_it_try_again_and_a_new_job_runs() -> None:
     site.slurm.complete(site.running_test())
     site.run_for(20)
     assert site.run_named(run).state is RunState.done
+
+
+def test_an_undo_after_failed_tests_ends_with_the_first_drain() -> None:
+    site, run = in_test()
+    site.slurm.fail_job(site.running_test(), "3:0")
+    site.run_for(30)
+    entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="ann: no")
+    site.ledger.tables.log[run].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run, RunState.running, why="ann: no", at=site.now)
+    site.run_for(30)
+    assert site.run_named(run).state is RunState.undone, site.run_named(run).question
+    assert site.node(1).in_service and site.ledger.tables.slots == {}
 
 
 def test_changed_reservation_is_not_trusted() -> None:

@@ -1,10 +1,13 @@
 """`ports.SiteCommands` on this machine: each command has its own runner process and a record in a file."""
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from healer.adapters.commands import runner
@@ -28,11 +31,8 @@ class Commands:
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
         if not os.access(argv[0], os.X_OK) or not Path(argv[0]).is_file():
             raise CommandFailed(say("nodes.command_missing", path=argv[0]))
-        try:
+        with self._writable():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            text = say("nodes.command_unwritable", folder=str(self._folder), error=error.strerror)
-            raise CommandFailed(text) from error
         asked = {"folder": str(self._folder), "key": _checked(key), "argv": argv, "timeout_s": timeout_s}
         words = [sys.executable, "-I", "-S", runner.__file__]
         try:
@@ -51,6 +51,27 @@ class Commands:
         if done.returncode and self.look(key).state == "never":
             message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise CommandFailed(say("nodes.command_runner", error=message[:300]))
+
+    def place(self) -> str:
+        """A name that the folder was given once, and keeps."""
+        name = self._folder / "place"
+        with self._writable():
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not name.exists():
+                new = self._folder / f"place.{secrets.token_hex(8)}"
+                new.write_text(secrets.token_hex(8), encoding="ascii")
+                with contextlib.suppress(FileExistsError):  # another process was first
+                    os.link(new, name)
+                new.unlink()
+            return name.read_text(encoding="ascii")
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = say("nodes.command_unwritable", folder=str(self._folder), error=error.strerror)
+            raise CommandFailed(text) from error
 
     def look(self, key: str) -> CommandSeen:
         record = self._record(key)

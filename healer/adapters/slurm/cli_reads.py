@@ -104,10 +104,10 @@ class CliReads(SlurmReader):
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         words.checked_node(node)
-        listed = self._commands.ask(
-            say("slurm.to_list_jobs_on", node=node), "squeue", "--all", "--noheader",
-            "--states=RUNNING,SUSPENDED,COMPLETING", "--format=%A", f"--nodelist={node}",
-        )  # fmt: skip
+        # Without --states, which passes over a job with a flag: one that is being configured is not RUNNING.
+        action = say("slurm.to_list_jobs_on", node=node)
+        command = ("squeue", "--all", "--noheader", "--format=%A", f"--nodelist={node}")
+        listed = self._commands.ask(action, *command)
         ids = list(dict.fromkeys(listed.text.split()))
         if len(ids) > _ONE_BY_ONE:
             everything = self._all_jobs()

@@ -35,11 +35,14 @@ class ReadCommands:
     def __init__(self, slurm_conf: str | None, bin_dir: Path | str | None, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._path = str(bin_dir) if bin_dir else f"{_PATH}:{os.environ.get('PATH', '')}"
-        # %s makes Slurm print times as Unix seconds, without a time zone.
+        # %s makes Slurm print times as Unix seconds, without a time zone. Where a site shows federations
+        # (`fed_display`), jobs of another cluster would seem to hold nodes of the same names.
         self._env = {
             "PATH": f"{bin_dir}:{_PATH}" if bin_dir else _PATH,
             "LC_ALL": "C",
             "SLURM_TIME_FORMAT": "%s",
+            "SCONTROL_LOCAL": "1",
+            "SQUEUE_LOCAL": "1",
         }
         conf = slurm_conf or os.environ.get("SLURM_CONF")
         if conf:

@@ -33,7 +33,8 @@ _NODE_KEYS = re.compile(
 )
 _NODE_HOST = re.compile(r"^   NodeAddr=\S+ NodeHostName=(\S+)", re.MULTILINE)
 _NODE_REASON = re.compile(r"^   Reason=(.*(?:\n {10}.*)*)", re.MULTILINE)
-_REASON_LINE = re.compile(r"(.*) \[([^\[\]@\s]+)@([0-9]+)\]")
+# The names of a directory may have an @ too: the last one is before the time.
+_REASON_LINE = re.compile(r"(.*) \[([^\[\]\s]+)@([0-9]+)\]")
 
 
 def nodes(text: str) -> dict[str, SlurmNode]:

@@ -99,6 +99,13 @@ def test_any_test_output_stays_within_the_form(bench: Bench) -> None:
     assert len((bench.folder / "comment").read_text()) <= ROOM + len("AdminComment=")
 
 
+def test_bytes_that_are_no_text_hide_no_result(bench: Bench) -> None:
+    """Of output with a NUL byte grep alone says no more than that it is binary."""
+    body = "printf 'x\\000\\377\\n'\necho healer-result driver 580.65.06\n"
+    code, report = bench.job({"a": f"#!/bin/sh\n{body}"})
+    assert code == 0 and report is not None and report.results == {"driver": "580.65.06"}
+
+
 def test_a_test_runs_by_its_own_first_line_and_asks_slurm_for_what_it_needs() -> None:
     script = batch({"a": "#!/usr/bin/env python3\n#SBATCH --mem=0\nprint()\n#SBATCH --no\n", "b": ending(0)})
     assert script.splitlines()[:2] == ["#!/bin/sh", "#SBATCH --mem=0"]

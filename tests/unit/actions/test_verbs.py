@@ -33,12 +33,13 @@ from healer.model import (
     RunState,
     Sense,
     Severity,
+    SlurmNode,
     Step,
     StepEvent,
     Ticket,
     Verb,
 )
-from healer.ports.scheduling import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.ports.transactions import LeaseLost
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
@@ -297,6 +298,36 @@ def test_resume_frees_the_slot_after_notifying_the_detector() -> None:
 def test_a_node_in_service_already_is_returned() -> None:
     desk = Desk()
     assert isinstance(RESUME.probe(desk.ctx), Done)
+
+
+class Asleep:
+    """Power saving has switched the drained node off; the states are those of a real 22.05 and 24.11."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self.slurm = slurm
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self.slurm, call)
+
+    def node(self, node: str) -> SlurmNode:
+        shown = self.slurm.node(node)
+        state = (*shown.state, "POWERED_DOWN", *(() if shown.drain else ("NOT_RESPONDING",)))
+        return msgspec.structs.replace(shown, state=state)
+
+    def resume(self, node: str) -> None:
+        if not self.slurm.node(node).drain:
+            raise SchedulerRefused("Invalid node state specified", 2180)
+        self.slurm.resume(node)
+
+
+@pytest.mark.parametrize("verb", [Verb.resume, Verb.undrain, Verb.reserve])
+def test_a_node_that_power_saving_has_switched_off_is_returned_too(verb: Verb) -> None:
+    desk = Desk()
+    desk.slurm.drain(NODE, REASON)
+    desk.use(scheduler=Asleep(desk.slurm))
+    results = [desk.act(VERBS[verb]) for _ in range(3)]
+    assert isinstance(results[-1], Done), results
+    assert len(desk.released) == (0 if verb is Verb.reserve else len(results))
 
 
 # --- looking ------------------------------------------------------------------------------------------------

@@ -179,3 +179,10 @@ def test_failed_read_before_a_write_has_sent_nothing(tmp_path: Path) -> None:
     with pytest.raises(SchedulerUnavailable, match="Unable to contact") as caught:
         commands(tmp_path, AWAY).change_reservation("r", ["n1"])
     assert caught.value.sent is False
+
+
+def test_of_a_federation_only_this_cluster_is_shown(tmp_path: Path) -> None:
+    """With `FederationParameters=fed_display` the commands show the jobs of all its clusters (seen on 22.05):
+    those of another one are on its own nodes, which may have the same names."""
+    commands(tmp_path, '*ping*) echo "${SCONTROL_LOCAL:-federated} ${SQUEUE_LOCAL:-federated}";;')
+    assert Commands(None, tmp_path, 20).run("scontrol", "ping").text == "1 1\n"

@@ -35,6 +35,7 @@ def test_nodes_of_scontrol() -> None:
 @pytest.mark.parametrize(
     ("printed", "reason", "user"),
     [
+        ("PSU [ann@corp.example@1795166999]", "PSU", "ann@corp.example"),
         ("Not responding [slurm@1795165655]", "Not responding", "slurm"),
         ("a [b@c] d [root@1795165655]", "a [b@c] d", "root"),
         ("one [root@1795165655]\n          two", "one\ntwo", "root"),

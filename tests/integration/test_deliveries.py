@@ -545,6 +545,22 @@ def test_open_alerts_are_renewed_every_minute_until_their_end(site: Site) -> Non
     assert len(site.chats.alerts) == 1
 
 
+def test_alert_is_not_renewed_once_its_incident_is_over_though_its_end_was_not_taken(site: Site) -> None:
+    site.notifications = only(site.notifications, "feed")
+    one = site.incident()
+    site.round()
+    site.put(over(one, site.hand.now()))
+    for _ in range(5):  # the Alertmanager is away until the end is a dead letter
+        site.chats.answers.extend([(503, {}, {})] * 2)
+        site.telling()
+        site.telling.wait()
+        site.chats.answers.clear()
+        site.hand.forward(3600)
+    assert site.states() == ["sent", "failed"]
+    site.round(MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 1
+
+
 def test_hostile_words_stop_nothing(site: Site) -> None:
     text = "NVRM: \x00 \ud800"
     site.put(Message(id="x:p0", cluster="pod1", title=text, text=text, severity=Severity.P0, page=True))

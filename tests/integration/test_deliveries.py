@@ -509,6 +509,18 @@ def test_message_accepted_without_an_answer_is_not_sent_twice(site: Site) -> Non
     assert (len(site.slack()), site.states()) == (1, ["sent"])
 
 
+def test_a_message_is_sent_again_where_slack_does_not_let_healer_look_for_it(site: Site) -> None:
+    """A bot in a private channel without `groups:history`: rather twice than never."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    site.chats.answers.extend([(503, {}, {}), (200, {}, {"ok": False, "error": "missing_scope"})])
+    site.telling()
+    site.telling.wait()
+    site.round(60)
+    assert (len(site.slack()), site.states()) == (1, ["sent"])
+
+
 def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
     for number in range(10):
         site.incident(number + 1, node=f"gpu{number:04}")

@@ -316,7 +316,8 @@ def lines_of(path: Path) -> Iterator[str]:
     with path.open("rb") as packed:
         while (frame := _frame(packed, path)) is not None:
             text = bytes(cramjam.zstd.decompress(frame)).decode()
-            yield from text.splitlines()
+            # Not `splitlines`: it also ends lines at U+2028 and its like, which JSON leaves within a text.
+            yield from text.removesuffix("\n").split("\n")
 
 
 def _frame(file: BinaryIO, path: Path) -> bytes | None:

@@ -199,6 +199,26 @@ def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_t
     assert set(site.states(channel="ops")) == {"sent"}
 
 
+def test_who_looks_after_an_incident_that_is_open_again_is_told_again(site: Site) -> None:
+    """The pager has closed it meanwhile, and goes on to the next person on call unless it hears of it."""
+    one = site.incident(severity=Severity.P0, p0_since=START)
+    site.put(p0_page(one, "held"))
+    site.round()
+    taken = msgspec.structs.replace(one, acknowledged_by="anna")
+    site.put(taken)
+    site.round()
+    site.put(over(taken, site.hand.now()))
+    site.round()
+    assert site.paged() == ["trigger", "acknowledge", "resolve"]
+    again = msgspec.structs.replace(one, reopened_at=site.hand.now())
+    site.put(again)
+    site.put(p0_page(again, "held"))
+    site.round(10 * MINUTE)
+    site.put(msgspec.structs.replace(again, acknowledged_by="bob"))
+    site.round()
+    assert site.paged()[3:] == ["trigger", "acknowledge"]
+
+
 def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     one = site.incident(severity=Severity.P0)
     site.round(MINUTE)

@@ -254,6 +254,16 @@ def test_a_small_archive_that_was_cut_is_read_to_its_cut_and_named(tmp_path: Pat
     assert done.sources[0].skipped
 
 
+def test_what_no_program_wrote_ends_no_import(tmp_path: Path) -> None:
+    latin = tmp_path / "latin"
+    latin.write_bytes('{"MESSAGE":"Gerät"}\n'.encode("latin-1"))
+    table = (CAPTURED / "sacct-22.05.txt").read_text()
+    sacct = written(tmp_path / "sacct", table.replace("gres/gpu=1,", "gres/gpu=99999999999999999999,"))
+    done, entries = imported(tmp_path, latin, sacct)
+    assert done.sources[0].skipped
+    assert any(entry["route"] == "slurm/jobs" for entry in entries)
+
+
 def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     good = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()
     path = tmp_path / "m"

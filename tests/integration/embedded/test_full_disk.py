@@ -1,14 +1,24 @@
 """The disk is full: the tree goes on, and writes again once there is room."""
 
 import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
+import structlog
 
+from healer.bootstrap import log_as_json
 from healer.embedded import running
+from healer.embedded.guardian import Guardian
 from healer.embedded.tree import LOG_LIMIT_BYTES, Calls, Tree, rotate
+from healer.processes.scheduler import Duty, run_duties
 from healer.settings import load
 
 pytestmark = pytest.mark.heavy
@@ -51,3 +61,40 @@ def test_what_runs_goes_on_though_it_cannot_be_noted(tmp_path: Path, monkeypatch
     assert len(noted) == 1, "where its parts are now"
     tree._tick()
     assert len(noted) == 1
+
+
+@pytest.fixture
+def unwritable_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = structlog.get_config()
+    with suppress(OSError), Path("/dev/full").open("w") as full:  # closing it fails too
+        monkeypatch.setattr(sys, "stderr", full)
+        log_as_json()
+        yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("unwritable_log")
+def test_a_duty_that_fails_goes_on_though_that_cannot_be_logged() -> None:
+    stopped, tries = threading.Event(), list[int]()
+
+    def fail() -> None:
+        tries.append(1)
+        if len(tries) == 3:
+            stopped.set()
+        raise RuntimeError("the database is away")
+
+    threading.Timer(10, stopped.set).start()
+    run_duties([Duty("deliver", 0.01, fail)], stopped)
+    assert len(tries) == 3
+
+
+def test_the_guardian_ends_all_though_that_cannot_be_logged() -> None:
+    guardian = Guardian(Path("/dev/full"))
+    part = subprocess.Popen(["sleep", "60"], **guardian.popen)
+    try:
+        os.close(guardian.pipe)  # as healer up does when it is killed
+        guardian.process.wait(20)
+        assert part.wait(5) < 0
+    finally:
+        part.kill()
+        part.wait()

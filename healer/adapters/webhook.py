@@ -234,11 +234,11 @@ def retry_after_s(response: httpx.Response, now: datetime | None = None) -> floa
     value = response.headers.get("retry-after")
     if not value:
         return None
-    if value.strip().isdigit():
+    if value.isascii() and value.strip().isdigit():
         return float(value)
     try:
         until = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(0.0, (until.astimezone(UTC) - (now or datetime.now(UTC))).total_seconds())
 
@@ -253,10 +253,10 @@ def _key(secret: str | None) -> bytes | None:
 
 
 def decode_json(content: bytes) -> Any:
-    """The document; None if it is empty or no JSON."""
+    """The document; None if it is empty or no JSON, also for texts that are not UTF-8 and endless nesting."""
     try:
         return msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -87,7 +87,7 @@ def read_checkpoints(lines: Iterable[bytes]) -> list[Checkpoint]:
             continue
         try:
             found.append(_decode_checkpoint(line).checkpoint)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:  # also texts that are not UTF-8
             raise ExportError(
                 say("audit.line_checkpoint_file_cannot", number=number, why=said_by(error))
             ) from None
@@ -122,7 +122,7 @@ def verify_export(
 def _header(line: bytes) -> Header:
     try:
         header = msgspec.json.decode(line, type=Header)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise ExportError(say("audit.line_header_audit_export", why=said_by(error))) from None
     if header.healer_audit != FORMAT:
         raise ExportError(
@@ -140,7 +140,7 @@ def _take_checkpoints(
             return itertools.chain([(number, line)], lines)
         try:
             signed.append(_decode_checkpoint(line).checkpoint)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             bad.append(_unreadable(number, error))
     return lines
 
@@ -157,7 +157,7 @@ def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[Ch
                 record_id=at.record_id,
                 record=at.record,
             )
-        except (msgspec.MsgspecError, ValueError) as error:
+        except ValueError as error:
             if line.strip():
                 bad.append(_unreadable(number, error))
 

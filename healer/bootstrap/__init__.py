@@ -36,7 +36,7 @@ from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
 from healer.adapters.token_key import TokenKeyUnreadable, token_key
 from healer.adapters.witnesses import witnessed_lines
 from healer.audit import Report, Trail, read_checkpoints, report_against
-from healer.bootstrap.log_lines import shown_by_logging, shown_traceback, with_symbols
+from healer.bootstrap.log_lines import logged_to, shown_by_logging, shown_traceback, with_symbols
 from healer.engine.emergency import Emergency
 from healer.engine.local_accounts import LocalAccounts
 from healer.model import Role, Ruleset
@@ -504,7 +504,7 @@ def log_as_json() -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=logged_to(sys.stderr),
     )
 
 
@@ -521,7 +521,7 @@ def log_to_stderr() -> None:
             with_symbols,
             plain,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=logged_to(sys.stderr),
     )
 
 

@@ -4,8 +4,9 @@ import io
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -27,6 +28,27 @@ def shown_traceback(out: TextIO, raised: _Raised) -> None:
     text = io.StringIO()
     structlog.dev.plain_traceback(text, raised)
     out.write(shown(text.getvalue(), keep="\n"))
+
+
+class Unfailing:
+    """A stream that loses what cannot be written: a full disk must not end the thread that logs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def logged_to(stream: TextIO) -> structlog.PrintLoggerFactory:
+    """For structlog, whose own lets errors of the stream go to the caller."""
+    return structlog.PrintLoggerFactory(cast(TextIO, Unfailing(stream)))
 
 
 class _Shown(logging.Formatter):

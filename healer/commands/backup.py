@@ -55,16 +55,18 @@ def backup(
         passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
         with _progress("backup") as progress:
             manifest = make_backup(source_of(settings), target, passphrase, by=person(), progress=progress)
-        deleted = _rotate(dest, keep) if keep is not None else []
+        deleted = rotate(target, keep) if keep is not None else []
     _print_made(target, manifest, deleted, as_json=as_json)
 
 
-def _rotate(folder: Path, keep: int) -> list[Path]:
-    """Deletes all but the newest; returns what it deleted."""
-    found = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-    for path in found[:-keep]:
+def rotate(made: Path, keep: int) -> list[Path]:
+    """Deletes all but the newest in the folder of the one just made, which stays though a clock that was
+    ahead gave others a later name; returns what it deleted."""
+    others = {path for path in made.parent.iterdir() if _NAME.fullmatch(path.name)} - {made}
+    gone = sorted(others)[: max(0, len(others) + 1 - keep)]
+    for path in gone:
         path.unlink(missing_ok=True)
-    return found[:-keep]
+    return gone
 
 
 def _print_made(target: Path, manifest: "Manifest", deleted: list[Path], *, as_json: bool) -> None:

@@ -303,7 +303,7 @@ def _values(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int, str]]:
         where = say("commands.at_line", file=str(path), number=number)
         try:
             yield msgspec.json.decode(line), len(line), where
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # also texts that are not UTF-8
             if begun:
                 raise Failed(say("commands.no_json", where=where, why=str(error))) from None
             whole = line + file.read()
@@ -315,7 +315,7 @@ def _values(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int, str]]:
 def _whole_document(raw: bytes, path: Path) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise Failed(say("commands.no_json", where=str(path), why=str(error))) from None
 
 

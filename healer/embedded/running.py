@@ -53,7 +53,7 @@ def find(data_dir: Path) -> Running:
     """The healer that runs on this data directory. Raises EmbeddedError if none does or it is unreadable."""
     try:
         running = msgspec.json.decode((data_dir / "running.json").read_bytes(), type=Running)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # a loss of power leaves an empty file
         raise EmbeddedError(say("embedded.no_runs_start_up", data_dir=str(data_dir))) from None
     except PermissionError:
         raise EmbeddedError(say("embedded.belongs_another_user_run", data_dir=str(data_dir))) from None

@@ -344,11 +344,12 @@ def last_line(log: Path) -> Said:
 def rotate(log_folder: Path) -> None:
     """Copies large logs to `.log.1` and truncates them, which is safe because writers append."""
     for log in log_folder.glob("*.log"):
-        if log.stat().st_size > LOG_LIMIT_BYTES:
-            older = log.with_suffix(".log.1")
-            older.write_bytes(log.read_bytes())
-            older.chmod(0o600)
-            os.truncate(log, 0)
+        with suppress(OSError):  # a full disk must not end what runs: it is tried again
+            if log.stat().st_size > LOG_LIMIT_BYTES:
+                older = log.with_suffix(".log.1")
+                older.write_bytes(log.read_bytes())
+                older.chmod(0o600)
+                os.truncate(log, 0)
 
 
 @dataclass(frozen=True)
@@ -371,7 +372,7 @@ class Tree:
     ) -> None:
         self.settings, self._calls = settings, calls
         self._environ = dict(environ)
-        self._ready = False
+        self._ready, self._is_noted = False, True
         self._ends: dict[str, str] = {}
         self._stops = 0
         open_streams()
@@ -579,8 +580,11 @@ class Tree:
         with suppress(OSError):  # no process left: the next tick tries again
             if self._guardian.revive():
                 self.say(say("embedded.guardian_ended_started_another"))
-        if changed:
-            self._note()
+        self._is_noted = self._is_noted and not changed
+        if not self._is_noted:
+            with suppress(OSError):  # a full disk must not end what runs: the next tick tries again
+                self._note()
+                self._is_noted = True
         if not self._ready:
             self._check_ready()
         with suppress(OSError):  # it prints

@@ -328,10 +328,22 @@ def _send_to_channel(
         buttons=channel.has_buttons,
     )
     notice = msgspec.structs.replace(notice, language=links.language)
-    if attempt.begun > 1 and channel.can_find and (found := channel.find(notice, attempt.reference)):
+    if attempt.begun > 1 and (found := _found(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     reference = channel.send(notice, attempt.reference)
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
+
+
+def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
+    """Where the channel has the message; empty also where it does not let us look: twice is better than
+    never."""
+    try:
+        return channel.find(notice, reference) if channel.can_find else ""
+    except DeliveryFailed as error:
+        if not error.refused:
+            raise
+        log.warning("message cannot be looked for, sent again", id=notice.id, why=str(error))
+        return ""
 
 
 def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: datetime) -> int:

@@ -25,6 +25,8 @@ _STATES = frozenset(
 )  # fmt: skip
 _TEXT_STEP = re.compile(r"\d[^.|]*\.")
 _GPU = re.compile(r"gres/gpu=(\d+)")
+#: More GPUs than any node has: such a figure says nothing of the nodes.
+_GPUS_MOST = 1024
 #: Kept of what a decoder says.
 _WHY_LETTERS = 90
 _NO_REQUEUE = re.compile(r"--no-requeue\b")
@@ -50,7 +52,7 @@ def take_life(found: Found, life: Life) -> None:
     found.nodes.update(life.nodes)
     if user := life.row.get("user"):
         found.users.add(user)
-    if life.gpus and life.nodes:
+    if life.gpus and life.nodes and life.gpus // len(life.nodes) <= _GPUS_MOST:
         found.gpus_most = max(found.gpus_most, life.gpus // len(life.nodes))
     row = {name: value for name, value in life.row.items() if value not in ("", None)}
     row["start_at"] = rfc3339(life.start_us)

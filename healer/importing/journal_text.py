@@ -152,6 +152,6 @@ def is_record(line: bytes) -> bool:
     """Whether a line is a record as `journalctl -o json` or a template of rsyslog prints it."""
     try:
         item = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return isinstance(item, dict) and bool({"__REALTIME_TIMESTAMP", "_TRANSPORT", "inputname"} & item.keys())

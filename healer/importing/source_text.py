@@ -7,11 +7,12 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 import zstandard
 
 from healer.importing.tally import Tally
+from healer.recordings.recording_folder import is_whole
 from healer.text import say
 
 BLOCK_BYTES = 1 << 20
@@ -25,7 +26,7 @@ STDIN = "-"
 
 
 class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read1(self, size: int, /) -> bytes: ...
 
 
 class Bytes(Protocol):
@@ -60,19 +61,44 @@ class _Counted(io.RawIOBase):
         return self._file.seek(offset, whence)
 
 
+class _Zstd:
+    """An archive of zstd, whose library takes one that was cut off for a whole one."""
+
+    def __init__(self, file: IO[bytes], path: str) -> None:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+        self._file, self._path = unpacker.stream_reader(file, read_across_frames=True), path
+
+    def read1(self, size: int, /) -> bytes:
+        piece = self._file.read1(size)
+        if not piece and not is_whole(Path(self._path)):
+            raise EOFError(say("detection.dump_ends_early"))
+        return piece
+
+
 class Unpacked:
-    """Unpacked bytes behind the first `after`."""
+    """Unpacked bytes behind the first `after`. An archive that is broken is read up to there."""
 
     def __init__(self, file: _Readable, after: int, processed: Callable[[int], None] | None) -> None:
         self._file, self._after, self._processed = file, after, processed
 
     def read(self, size: int, /) -> bytes:
         while self._after:
-            piece = self._file.read(min(self._after, BLOCK_BYTES))
+            piece = self._file.read1(min(self._after, BLOCK_BYTES))
             if not piece:
                 return b""
             self._after -= len(piece)
-        return self._file.read(size)
+        parts = list[bytes]()
+        while left := size - sum(map(len, parts)):
+            try:
+                piece = self._file.read1(left)
+            except _BROKEN:
+                if not parts:
+                    raise
+                break  # the next call meets it again
+            if not piece:
+                break
+            parts.append(piece)
+        return b"".join(parts)
 
     def processed(self, count: int, /) -> None:
         if self._processed is not None:
@@ -99,7 +125,7 @@ def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if is_url(path):  # it is asked, not read
         return io.BytesIO()
     if path == STDIN:
-        return sys.stdin.buffer
+        return cast(io.BufferedReader, sys.stdin.buffer)
     file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
     head = file.peek(6)[:6]
     if head.startswith(b"\x1f\x8b"):
@@ -107,8 +133,7 @@ def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(file)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-        return unpacker.stream_reader(file, read_across_frames=True)
+        return _Zstd(file, path)
     return file
 
 

@@ -23,7 +23,7 @@ from healer.importing.nhc_log import NhcLog
 from healer.importing.node_lists import Reasons, read_nodes
 from healer.importing.node_log import NodeLog
 from healer.importing.smi_text import BugReport, SmiText
-from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened
+from healer.importing.source_text import STDIN, Bytes, Counter, gzip_time, opened, pieces
 from healer.importing.tally import Tally
 from healer.importing.tool_events import ToolEvents
 from healer.importing.workplace import Workplace
@@ -119,9 +119,10 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
     state = place.state(source.number, by_name)
     if state is None:
         found = Found(source.number, Tally(source=source.name), place.folder, micros(source.written))
-        kind = source.kind or _kind(source)
+        kind = source.kind or _kind(source, found.tally)
         if kind is None:
-            found.tally.skip(say("importing.not_recognised"))
+            if not found.tally.skipped:
+                found.tally.skip(say("importing.not_recognised"))
             return found
         found.tally.kind = str(kind)
         stamps = LocalStamps(shared.zone, source.written)
@@ -139,10 +140,11 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
     return found
 
 
-def _kind(source: Given) -> Kind | None:
+def _kind(source: Given, tally: Tally) -> Kind | None:
+    """By its head; an archive of which nothing can be read is noted."""
     if source.path == STDIN:
         return None
-    return recognised(opened(source.path).read(HEAD_BYTES))
+    return recognised(next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES])
 
 
 def _window(source: Given) -> Window:

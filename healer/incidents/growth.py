@@ -215,7 +215,7 @@ def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
 
 
 def reopen_merged(incident: Incident, now: datetime) -> Incident:
-    """A merged incident as it was before, to be decided again."""
+    """A merged incident as it was before, to be decided and looked after again."""
     return msgspec.structs.replace(
         incident,
         state=IncidentState.open,
@@ -223,6 +223,8 @@ def reopen_merged(incident: Incident, now: datetime) -> Incident:
         closed=None,
         closed_why=None,
         decision_key="",
+        acknowledged_by=None,
+        reopened_at=now,
         updated=now,
     )
 

@@ -98,6 +98,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.reopen:
             change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
             change |= {"stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
+            change |= {"acknowledged_by": None, "reopened_at": at}
         case CommandKind.review:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:

@@ -179,6 +179,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Guard | None = None
     decision_key: str = ""
     p0_since: datetime | None = None
+    #: When it was last opened again. Its channels have heard its end: what they get then has other ids.
+    reopened_at: datetime | None = None
     #: Since when the senses that reported it see its cause gone; None: still present, or unknown.
     clear_since: datetime | None = None
     #: When the fleet was last looked at for it, to a quarter of a minute; None: it is not measured.

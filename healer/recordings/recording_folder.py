@@ -316,11 +316,37 @@ def lines_of(path: Path) -> Iterator[str]:
     with path.open("rb") as packed:
         while (frame := _frame(packed, path)) is not None:
             text = bytes(cramjam.zstd.decompress(frame)).decode()
-            yield from text.splitlines()
+            # Not `splitlines`: it also ends lines at U+2028 and its like, which JSON leaves within a text.
+            yield from text.removesuffix("\n").split("\n")
 
 
 def _frame(file: BinaryIO, path: Path) -> bytes | None:
-    """The next whole frame (RFC 8878, section 3.1.1); None at the end or if it is truncated."""
+    """The next whole frame; None at the end or if it is truncated."""
+    start = file.tell()
+    end = _frame_end(file, path)
+    if end is None:
+        return None
+    file.seek(start)
+    frame = file.read(end - start)
+    return frame if len(frame) == end - start else None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the last frame of a zstd file ends: those who unpack it take a cut one for the end. True also
+    for what is no frame, of which they complain themselves."""
+    with path.open("rb") as file, suppress(BadFrame):
+        size = file.seek(0, os.SEEK_END)
+        end: int | None = 0
+        while end is not None and end < size:
+            file.seek(end)
+            end = _frame_end(file, path)
+        return end == size
+    return True
+
+
+def _frame_end(file: BinaryIO, path: Path) -> int | None:
+    """Where the frame at this place ends by its headers (RFC 8878, section 3.1.1), which may be behind the
+    file's end; None if a header is cut off."""
     start = file.tell()
     head = file.read(5)
     if len(head) < 5:
@@ -339,7 +365,4 @@ def _frame(file: BinaryIO, path: Path) -> bytes | None:
         header = int.from_bytes(block, "little")
         last, is_run = bool(header & 1), header >> 1 & 3 == 1
         file.seek(1 if is_run else header >> 3, 1)
-    end = file.tell() + 4 * checked
-    file.seek(start)
-    frame = file.read(end - start)
-    return frame if len(frame) == end - start else None
+    return file.tell() + 4 * checked

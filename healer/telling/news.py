@@ -99,7 +99,12 @@ def opened_news(incident: Incident, again: datetime | None = None) -> Message:
 
 def acknowledged_news(incident: Incident) -> Message:
     lines = [say("telling.looks_after", who=incident.acknowledged_by), verdict_sentence(incident)]
-    return _message(incident, f"{incident.id}:ack", Stage.acknowledged, lines)
+    return _message(incident, f"{incident.id}:ack{_again(incident)}", Stage.acknowledged, lines)
+
+
+def _again(incident: Incident) -> str:
+    """Ends an id of news once the incident is open again, as its channels have heard its end."""
+    return f":{incident.reopened_at:%Y%m%dT%H%M%S}" if incident.reopened_at is not None else ""
 
 
 def resolved_news(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> Message:
@@ -322,7 +327,7 @@ def sender_page(cluster: str, sender: str, why: str, now: datetime) -> Message:
 
 
 def p0_page(incident: Incident, why: str) -> Message:
-    """An incident that is P0 again gets another page, one an hour at most."""
+    """An incident that is P0 again gets another page, one an hour at most, or at once if it was over."""
     where = str(incident.root)
     title = say("telling.title_opened", severity="P0", where=where, title=incident.title)
     lines = [
@@ -331,7 +336,8 @@ def p0_page(incident: Incident, why: str) -> Message:
         _jobs(incident),
         say("telling.healer", does=quoted(why)),
     ]
-    return _of_incident(incident, f"p0:{incident.p0_since:%Y%m%dT%H}", title, lines, Severity.P0, page=True)
+    kind = f"p0:{incident.p0_since:%Y%m%dT%H}{_again(incident)}"
+    return _of_incident(incident, kind, title, lines, Severity.P0, page=True)
 
 
 def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:

@@ -400,6 +400,25 @@ def test_refusal_of_the_mail_server_fails_the_delivery_with_its_text(
         assert "not-to-be-told" not in str(failed.value)
 
 
+def test_a_mail_that_was_taken_is_sent_though_the_server_ends_badly(papers: Certificates) -> None:
+    with serve_mail(papers.server) as server:
+        for ending in (b"421 I have to go", b""):
+            server.says["QUIT"] = ending
+            assert mailer(server, papers).send(notice(), "")
+        assert len(server.mails) == 2
+
+
+def test_a_recipient_who_is_refused_beside_others_is_named_in_the_log(
+    papers: Certificates, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_mail(papers.server) as server:
+        server.says["rcpt TO:<night@example.org>"] = b"550 no such user"
+        assert mailer(server, papers).send(notice(), "")
+        assert [to for to, _ in server.mails] == [["ops@example.org"]]
+    logged = capsys.readouterr().out
+    assert "night@example.org" in logged and "550" in logged
+
+
 def test_a_mail_server_without_tls_or_with_a_strangers_certificate_gets_nothing(papers: Certificates) -> None:
     with serve_mail(papers.server) as server:
         with pytest.raises(DeliveryFailed, match="TLS"):

@@ -199,6 +199,26 @@ def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_t
     assert set(site.states(channel="ops")) == {"sent"}
 
 
+def test_who_looks_after_an_incident_that_is_open_again_is_told_again(site: Site) -> None:
+    """The pager has closed it meanwhile, and goes on to the next person on call unless it hears of it."""
+    one = site.incident(severity=Severity.P0, p0_since=START)
+    site.put(p0_page(one, "held"))
+    site.round()
+    taken = msgspec.structs.replace(one, acknowledged_by="anna")
+    site.put(taken)
+    site.round()
+    site.put(over(taken, site.hand.now()))
+    site.round()
+    assert site.paged() == ["trigger", "acknowledge", "resolve"]
+    again = msgspec.structs.replace(one, reopened_at=site.hand.now())
+    site.put(again)
+    site.put(p0_page(again, "held"))
+    site.round(10 * MINUTE)
+    site.put(msgspec.structs.replace(again, acknowledged_by="bob"))
+    site.round()
+    assert site.paged()[3:] == ["trigger", "acknowledge"]
+
+
 def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
     one = site.incident(severity=Severity.P0)
     site.round(MINUTE)
@@ -509,6 +529,18 @@ def test_message_accepted_without_an_answer_is_not_sent_twice(site: Site) -> Non
     assert (len(site.slack()), site.states()) == (1, ["sent"])
 
 
+def test_a_message_is_sent_again_where_slack_does_not_let_healer_look_for_it(site: Site) -> None:
+    """A bot in a private channel without `groups:history`: rather twice than never."""
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    site.chats.answers.extend([(503, {}, {}), (200, {}, {"ok": False, "error": "missing_scope"})])
+    site.telling()
+    site.telling.wait()
+    site.round(60)
+    assert (len(site.slack()), site.states()) == (1, ["sent"])
+
+
 def test_two_schedulers_notify_each_channel_once(site: Site) -> None:
     for number in range(10):
         site.incident(number + 1, node=f"gpu{number:04}")
@@ -543,6 +575,22 @@ def test_open_alerts_are_renewed_every_minute_until_their_end(site: Site) -> Non
     site.round(10 * MINUTE)
     assert len(site.chats.taken["alertmanager"]) == 5
     assert len(site.chats.alerts) == 1
+
+
+def test_alert_is_not_renewed_once_its_incident_is_over_though_its_end_was_not_taken(site: Site) -> None:
+    site.notifications = only(site.notifications, "feed")
+    one = site.incident()
+    site.round()
+    site.put(over(one, site.hand.now()))
+    for _ in range(5):  # the Alertmanager is away until the end is a dead letter
+        site.chats.answers.extend([(503, {}, {})] * 2)
+        site.telling()
+        site.telling.wait()
+        site.chats.answers.clear()
+        site.hand.forward(3600)
+    assert site.states() == ["sent", "failed"]
+    site.round(MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 1
 
 
 def test_hostile_words_stop_nothing(site: Site) -> None:

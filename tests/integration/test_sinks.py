@@ -118,6 +118,8 @@ def test_the_body_is_a_cloudevent_and_the_signature_holds(sink, hand):
         ((200, {}, b'{"reference":17}'), "17"),
         ((201, {"location": "/tickets/17"}, b""), "/tickets/17"),
         ((200, {}, b"[not json"), "1f2e3d4c:ticket"),
+        ((200, {}, '{"reference":"Störung 7"}'.encode("latin-1")), "1f2e3d4c:ticket"),
+        ((200, {}, b"[" * 60_000), "1f2e3d4c:ticket"),
         ((204, {}, b""), "1f2e3d4c:ticket"),
     ],
 )
@@ -137,6 +139,12 @@ def test_a_ticket_gets_the_sinks_own_name(sink, answer, reference):
             30.0,
         ),
         ((429, {"retry-after": "soon"}, b""), "the sink answered 429 Too Many Requests", None),
+        ((429, {"retry-after": "\xb2"}, b""), "the sink answered 429 Too Many Requests", None),
+        (
+            (429, {"retry-after": "Fri, 20 Nov 2026 03:00:30 +99999999999999"}, b""),
+            "the sink answered 429 Too Many Requests",
+            None,
+        ),
         ((302, {"location": "http://127.0.0.1:1/"}, b""), "the sink answered 302 Found", None),
         ((404, {}, b""), "the sink answered 404 Not Found", None),
     ],

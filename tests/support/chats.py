@@ -295,7 +295,8 @@ def serve_chats() -> Iterator[Chats]:
 
 
 class MailServer:
-    """Takes mail after STARTTLS (or TLS at once) and a log-in. `says` maps a command to what it answers."""
+    """Takes mail after STARTTLS (or TLS at once) and a log-in. `says` maps a command, or its whole line, to
+    what it answers."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -334,8 +335,8 @@ def serve_mail(certificate: Path, *, tls_at_once: bool = False) -> Iterator[Mail
             word = line.split(" ", maxsplit=1)[0].upper()
             if not self.safe and word not in ("EHLO", "HELO", "STARTTLS", "QUIT", "RSET"):
                 mail.plain.append(line)
-            if word in mail.says:
-                answer = mail.says[word]
+            if line in mail.says or word in mail.says:
+                answer = mail.says.get(line, mail.says.get(word))
                 if not answer:
                     return False
                 self.say(answer)

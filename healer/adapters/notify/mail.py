@@ -7,16 +7,21 @@ can reply to it, also after a crash; a repeat has the Message-ID of the first at
 import smtplib
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
 from hashlib import sha256
+
+import structlog
 
 from healer.adapters.notify.talk import OneWay, as_html, cut, links
 from healer.adapters.webhook import TIMEOUT_S
 from healer.model import Channel
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import say
+
+log = structlog.get_logger()
 
 
 class Mail(OneWay):
@@ -68,12 +73,17 @@ class Mail(OneWay):
             )
         else:
             connection = smtplib.SMTP(host, int(port), timeout=self._timeout_s)
-        with connection as smtp:
+        try:
             if tls == "starttls":
-                smtp.starttls(context=self._safe())
+                connection.starttls(context=self._safe())
             if user and self._password is not None:
-                smtp.login(user, self._password)
-            smtp.send_message(mail)
+                connection.login(user, self._password)
+            for address, (code, _) in connection.send_message(mail).items():
+                log.warning("mail server rejected a recipient", address=address, code=code)
+            with suppress(smtplib.SMTPException, OSError):  # it has taken the mail, however it says goodbye
+                connection.quit()
+        finally:
+            connection.close()
 
     def _safe(self) -> ssl.SSLContext:
         return self._context or ssl.create_default_context()

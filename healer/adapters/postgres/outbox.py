@@ -25,7 +25,7 @@ from healer.adapters.postgres.engine import (
     upsert,
     writing,
 )
-from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
+from healer.adapters.postgres.tables import channels, deliveries, delivery_log, incidents, messages, threads
 from healer.model import (
     TICKETS,
     WEBHOOK,
@@ -223,9 +223,11 @@ class PostgresChannelOutbox:
                 audit_rows.append(conn, record)
 
     def open_notices(self, before: datetime) -> list[Notice]:
-        # A notice about no incident is never resolved: it expires at the channel.
+        # A notice about no incident is never resolved: it expires at the channel. So does one whose
+        # incident ended while the channel was away for so long that the news of it is a dead letter.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
-        is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident)
+        is_over = sa.exists().where(incidents.c.id == threads.c.thread, incidents.c.state == "resolved")
+        is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident, ~is_over)
         with self._engine.connect() as conn:
             return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 

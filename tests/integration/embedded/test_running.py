@@ -30,6 +30,13 @@ def test_nothing_there_names_the_folder_and_what_to_do(tmp_path: Path) -> None:
         find(tmp_path)
 
 
+@pytest.mark.parametrize("cut", [b"", b'{"pid":'])
+def test_a_note_that_a_power_cut_left_counts_as_none(tmp_path: Path, cut: bytes) -> None:
+    (tmp_path / "running.json").write_bytes(cut)
+    with pytest.raises(EmbeddedError, match="start `healer up`"):
+        find(tmp_path)
+
+
 def test_a_note_of_a_dead_process_is_not_believed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()

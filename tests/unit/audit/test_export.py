@@ -69,6 +69,12 @@ def test_missing_line_is_detected_anywhere(dropped):
 def test_a_line_that_cannot_be_read_is_named_and_the_rest_still_verified():
     damaged = lines()
     damaged[4] = damaged[4][:40] + b"\n"
+    assert_names_line_5(damaged)
+    damaged[4] = lines()[4].replace(b'"actor":"', b'"actor":"\xe4')
+    assert_names_line_5(damaged)
+
+
+def assert_names_line_5(damaged):
     broken = verify_export(damaged).broken
     assert broken[0].what.startswith("line 5 of the export cannot be read: ")
     assert [item.seq for item in broken[1:]] == [3]
@@ -88,3 +94,5 @@ def test_a_checkpoint_file_survives_a_write_that_was_cut_short():
     assert read_checkpoints([whole[:30] + b"\n", whole]) == SIGNED
     with pytest.raises(ExportError, match="line 2 of the checkpoint file"):
         read_checkpoints([whole, whole.replace(b'"seq":5', b'"seq":"5"')])
+    with pytest.raises(ExportError, match="line 2 of the checkpoint file"):
+        read_checkpoints([whole, whole.replace(b'"cluster":"', b'"cluster":"\xe4')])

@@ -188,6 +188,24 @@ def test_fault_that_healer_may_not_repair_pages_once_after_ten_seconds() -> None
     assert len(site.pages) == 1
 
 
+def test_incident_that_is_open_again_and_p0_pages_again_within_the_hour() -> None:
+    """Its end was told: the pager has closed it."""
+    site = Site(10, mode=Mode.suggest)
+    site.slurm.add_job(nodes=2)
+    lost(site)
+    settled(site)
+    settled(site, 10)
+    known = site.incident
+    site.send_command(CommandKind.acknowledge, incident=known.id)
+    site.send_command(CommandKind.resolve, incident=known.id)
+    site.run_for(5)
+    site.send_command(CommandKind.reopen, incident=known.id)
+    site.run_for(20)
+    assert len(site.pages) == 2
+    assert site.pages[1].id.startswith(f"{known.id}:p0:20261120T03:")
+    assert site.incident.acknowledged_by is None, "who looked after it may have gone home"
+
+
 def test_self_healing_fault_is_p1_and_pages_no_one() -> None:
     site = after_a_fault(Mode.auto)
     site.run_for(120)

@@ -235,6 +235,35 @@ def test_a_broken_archive_costs_its_end(tmp_path: Path) -> None:
     assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive is incomplete or damaged"]
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstandard.compress])
+def test_a_small_archive_that_was_cut_is_read_to_its_cut_and_named(tmp_path: Path, pack: Any) -> None:
+    noise = random.Random(1).randbytes(200 << 10).hex()
+    lines = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n" + "".join(
+        f"2026-11-25T20:56:34Z gpu0001 x: {noise[at : at + 100]}\n" for at in range(0, len(noise), 100)
+    )
+    path = tmp_path / "messages"
+    packed = pack(lines.encode())
+    for kept in (len(packed) - 3, 150 << 10):
+        path.write_bytes(packed[:kept])
+        done, entries = imported(tmp_path, path)
+        assert len(kernel_lines(entries)) == 1
+        whys = [why.split(":")[0] for why in done.sources[0].skipped]
+        assert whys == ["the archive is incomplete or damaged"]
+    path.write_bytes(packed[:30])  # nothing of it can be read
+    done, _ = imported(tmp_path, path)
+    assert done.sources[0].skipped
+
+
+def test_what_no_program_wrote_ends_no_import(tmp_path: Path) -> None:
+    latin = tmp_path / "latin"
+    latin.write_bytes('{"MESSAGE":"Gerät"}\n'.encode("latin-1"))
+    table = (CAPTURED / "sacct-22.05.txt").read_text()
+    sacct = written(tmp_path / "sacct", table.replace("gres/gpu=1,", "gres/gpu=99999999999999999999,"))
+    done, entries = imported(tmp_path, latin, sacct)
+    assert done.sources[0].skipped
+    assert any(entry["route"] == "slurm/jobs" for entry in entries)
+
+
 def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     good = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()
     path = tmp_path / "m"

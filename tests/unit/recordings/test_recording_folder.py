@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from healer.model import Component, Loss, Observation, ObservationKind, SlurmNode, SlurmSnapshot
@@ -97,6 +98,17 @@ def test_file_that_is_no_recording_is_named(tmp_path: Path) -> None:
     lines = ['{"at": "2026-11-20T03:00:00Z", "route": "clock"}', "{"]
     with pytest.raises(BadRecording, match="second line 2"):
         list(merged([Source("first", "events", lines[:1]), Source("second", "events", lines)]))
+
+
+def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
+    """JSON leaves Unicode's other ends of lines as they are, as a kernel line or a comment may have them."""
+    site = Site(tmp_path)
+    for number, end in enumerate("\u2028\u2029\x85\x0b\x1c\r"):
+        site.folder.begun()
+        entry = {"at": site.clock.now(), "route": "clock", "body": {"number": number, "fill": f"a{end}b"}}
+        site.folder.write(msgspec.json.encode(entry), site.clock.now(), "clock")
+    site.folder.close()
+    assert site.numbers() == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_oldest_samples_go_first_and_then_what_is_too_old(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ class JobSteps:
         row = number % STEPS
         if row == 0 and self.newest >= 0:
             # Who is in no step any more has left the job: the rest are not to wait for it for ever.
-            self._keep_ranks(np.isfinite(self.step_s).any(axis=0))
+            self._keep_ranks(np.asarray(np.isfinite(self.step_s).any(axis=0)))
         self.number[row], self.at[row], self._rank_count[row] = number, np.nan, 0
         self._seconds[:, row] = np.nan
         self.results.clear(row)

@@ -112,13 +112,20 @@ def _probe(ctx: Context) -> Result | None:
     return Done(text, {"reservation": found.name, "state": list(node.state)})
 
 
+def _free_name(ctx: Context) -> str:
+    """Of the incident; of the run where another node of the incident, as of a switch, is under test."""
+    name = reservation_name(ctx.run.incident or ctx.run.id)
+    taken = read_slurm(ctx.tools.scheduler.reserved)
+    return reservation_name(ctx.run.id) if name in taken else name
+
+
 def _do(ctx: Context) -> Result | None:
     """Reserves the node, or lifts its drain once the reservation was read back."""
     node, found = _read(ctx)
     if found is not None:
         return cause(ctx, lambda: ctx.tools.scheduler.resume(ctx.node)) if node.held else None
     wanted = Reservation(
-        name=reservation_name(ctx.run.incident or ctx.run.id),
+        name=_free_name(ctx),
         nodes=(ctx.node,),
         users=tuple(ctx.tools.users()),
         maintenance=True,

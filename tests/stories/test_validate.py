@@ -8,7 +8,7 @@ import pytest
 from healer.model import LogEntry, Reservation, RunState, SlurmCall, SlurmNode, StepEvent, Submission
 from healer.playbooks.advance import UNDO
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from tests.support.loop import Crash, equip, name
+from tests.support.loop import LOST, Crash, equip, name
 from tests.support.under_test import TestSite, Written
 
 NODE = name(1)
@@ -364,6 +364,22 @@ def test_an_undo_after_failed_tests_ends_with_the_first_drain() -> None:
     site.run_for(30)
     assert site.run_named(run).state is RunState.undone, site.run_named(run).question
     assert site.node(1).in_service and site.ledger.tables.slots == {}
+
+
+def test_two_nodes_of_one_incident_are_tested_at_the_same_time() -> None:
+    """As those under a switch are, once it is repaired."""
+    site = TestSite(100)
+    site.run_for(20, *site.say(9, LOST))
+    runs = [site.ask("validate", number, incident=site.incident.id) for number in (1, 2)]
+    site.run_for(30)
+    assert [site.run_named(run).state for run in runs] == [RunState.running] * 2
+    kept = {held.nodes for held in site.reservations().values()}
+    assert {(name(1),), (name(2),)} <= kept
+    for job in site.test_jobs():
+        if job.state == "RUNNING":
+            site.slurm.complete(job.id)
+    site.run_for(30)
+    assert [site.run_named(run).state for run in runs] == [RunState.done] * 2
 
 
 def test_changed_reservation_is_not_trusted() -> None:

@@ -30,7 +30,7 @@ _SHARES = re.compile(r"(?:^|,)(?:mps|shard)[:=]|\d+g\.\d+gb")
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,252}")
 _RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 _SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}")
-_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+_USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$\-]{0,127}")
 _LONGEST_LINE = 4096
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
 #: Names that scontrol takes for several nodes, or for its host.

@@ -103,6 +103,14 @@ def test_each_error_text_of_slurm_gives_its_error_class_and_code(
     assert "gpu0001" in str(error)
 
 
+def test_names_of_users_are_taken_as_directories_give_them() -> None:
+    """The user of healer's worker is the one that its reservations admit."""
+    assert words.checked_names("a user", ["healer", "healer@corp.example", "HEALER$"])
+    for name in ("", "-healer", "a,b", "a b", "a=b", "all\n"):
+        with pytest.raises(ValueError, match="not the name of a user"):
+            words.checked_names("a user", [name])
+
+
 def test_hostlists() -> None:
     assert words.expand_hosts("gpu[0001-0003,0007],login1") == (
         "gpu0001",

@@ -45,13 +45,25 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: int = 0
 
 
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """What is hashed of a record. Anything else in it was never sealed, and would pass for a part of it."""
+
+    actor: str
+    at: datetime
+    cluster: str
+    data: dict[str, Any]
+    id: int
+    subject: str
+    verb: str
+
+
 class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     seq: int
     cluster: str
     prev: str
     hash: str
     record_id: int
-    record: AuditRecord | None
+    record: _Record | None
 
 
 class _CheckpointLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,13 +161,14 @@ def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[Ch
     for number, line in lines:
         try:
             at = _decode_line(line)
+            record = at.record and AuditRecord(**msgspec.structs.asdict(at.record))
             yield ChainLink(
                 cluster=at.cluster,
                 seq=at.seq,
                 prev=bytes.fromhex(at.prev),
                 hash=bytes.fromhex(at.hash),
                 record_id=at.record_id,
-                record=at.record,
+                record=record,
             )
         except ValueError as error:
             if line.strip():

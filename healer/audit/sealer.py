@@ -4,12 +4,13 @@ Ids are handed out before commit, so a lower id may become visible after a highe
 follows visibility: visible unsealed records are chained by id, and a late record gets the next seq.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from healer.audit.chain import Signer, extend, genesis, sign_checkpoint
-from healer.audit.export import checkpoint_line, read_checkpoints
-from healer.model import AuditRecord
+from healer.audit.export import ExportError, checkpoint_line, read_checkpoints
+from healer.model import AuditRecord, Checkpoint
 from healer.model.run import ChainLink
 from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
 
@@ -78,7 +79,7 @@ class Sealer:
         self._unsigned = {name: now for name, head in heads if head.seq > store.signed_seq(name)}
         if self._file is not None:
             # By the hash too: after a restore the file has others of the same numbers.
-            in_file = {(item.cluster, item.seq, item.hash) for item in read_checkpoints(self._file.lines())}
+            in_file = {(item.cluster, item.seq, item.hash) for item in _readable(self._file.lines())}
             stored = store.checkpoints()
             missed = [item for item in stored if (item.cluster, item.seq, item.hash) not in in_file]
             self._file.append(map(checkpoint_line, missed))
@@ -124,3 +125,10 @@ class Sealer:
             if self._file is not None:
                 self._file.append([checkpoint_line(made)])
         self._unsigned.pop(cluster, None)
+
+
+def _readable(lines: Iterable[bytes]) -> Iterator[Checkpoint]:
+    """A damaged line, which a verification names, must not stop the seal of what comes."""
+    for line in lines:
+        with suppress(ExportError):
+            yield from read_checkpoints([line])

@@ -1,5 +1,6 @@
 """`healer backup`: a consistent dump, rules and keys in one file, while healer runs."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -142,7 +143,10 @@ def _audit_files(source: Source) -> Iterator[tuple[str, Path]]:
 def _rule_files(folder: Path | None) -> Iterator[tuple[str, Path]]:
     if folder is not None:
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-        yield from ((f"rules/{path.relative_to(folder)}", path) for path in files)
+        for path in files:
+            # A name that is no UTF-8 has no place in the manifest.
+            name = os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")
+            yield f"rules/{name}", path
 
 
 def _dump(

@@ -22,6 +22,7 @@ from healer.model import (
     Message,
     Notifications,
     Routing,
+    Severity,
     Stage,
     Ticket,
     audit_record,
@@ -142,7 +143,7 @@ def _route(
         elif is_over:
             _put(tx, message, row.at, way, DeliveryState.over, ended_at=now)
         else:
-            due = _backed_off(tx, way.channel, alarm_of(message, way.how), now)
+            due = _backed_off(tx, message, way, now)
             _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
         # The walk's own message counts as the opening: no second one.
@@ -175,8 +176,13 @@ def _withdraw_untried(tx: PlanTx, thread: str) -> None:
     tx.end_unsent(thread)
 
 
-def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime:
-    """When to send the message. An earlier one of the same alarm that still waits is replaced by it."""
+def _backed_off(tx: PlanTx, message: Message, way: Routing, now: datetime) -> datetime:
+    """When to send the message. An earlier one of the same alarm, or a milder one, that still waits is
+    replaced by it."""
+    channel, alarm = way.channel, alarm_of(message, way.how)
+    for milder in Severity:
+        if milder > message.severity:
+            tx.fold_waiting(channel, alarm_of(message, way.how, milder))
     took_place, raised = tx.fold_waiting(channel, alarm), tx.raised(channel, alarm)
     if not took_place or raised is None:
         raised = news.schedule_alarm(raised, now)
@@ -184,9 +190,10 @@ def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime
     return raised.last_at
 
 
-def alarm_of(message: Message, how: Manner) -> str:
-    """The alarm by which repeats back off; pages and messages are counted apart."""
-    return f"{message.about.alarm or message.id} {how}"
+def alarm_of(message: Message, how: Manner, severity: Severity | None = None) -> str:
+    """The alarm by which repeats back off. Pages and messages are counted apart, and so is each severity:
+    what became worse is no repeat."""
+    return f"{message.about.alarm or message.id} {severity or message.severity} {how}"
 
 
 def _put(

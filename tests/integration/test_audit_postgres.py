@@ -21,7 +21,7 @@ from healer.adapters.postgres.tables import (
     audit_unsealed,
 )
 from healer.adapters.signing import CheckpointFile, load_signer, trusted_keys
-from healer.audit import Sealer, Trail, export, read_checkpoints, report, verify_export
+from healer.audit import ExportError, Sealer, Trail, export, read_checkpoints, report, verify_export
 from healer.model import Broken, Checkpoint
 from tests.support.audit import START, healer, record, signer, unguarded
 
@@ -322,6 +322,19 @@ def test_a_new_sealer_writes_the_checkpoints_that_missed_the_file(fresh_database
     sealer.close()
     assert [item.seq for item in kept(file)] == [1]
     assert verify(fresh_database, outside=kept(file)) == []
+
+
+def test_a_damaged_line_of_the_file_stops_no_sealer(fresh_database, sealed, tmp_path: Path):
+    file = tmp_path / "audit-checkpoints.jsonl"
+    file.write_bytes(file.read_bytes().replace(b'"seq":8', b'"seq":"\xe48"'))
+    fill(fresh_database, 1)
+    sealer = Sealer(PostgresChain(fresh_database), load_signer(tmp_path), checkpoint_file=file_in(tmp_path))
+    assert sealer.seal_once() == 1
+    sealer.close()
+    damaged, *others = file.read_bytes().splitlines(keepends=True)
+    assert [item.seq for item in read_checkpoints(others)] == [8, 9], "what cannot be read is written again"
+    with pytest.raises(ExportError, match="line 1 of the checkpoint file"):
+        read_checkpoints([damaged])
 
 
 # --- tampering, by a user who can drop the triggers --------------------------------------------------

@@ -372,6 +372,21 @@ def test_of_queued_updates_only_the_newest_is_sent(site: Site) -> None:
     assert len(site.roots()) == 2
 
 
+def test_incident_that_became_worse_is_no_repeat(site: Site) -> None:
+    """Where P1 pages too: the page of P0 waited for 5 to 80 minutes."""
+    pages = Route(to=("night",), how=Manner.page, severities=(Severity.P0, Severity.P1))
+    site.notifications = msgspec.structs.replace(only(site.notifications, "night"), routes=(pages,))
+    for number in (1, 2):
+        one = site.incident(number)
+        site.round(10)
+    assert (site.paged(), site.states()) == (["trigger"], ["sent", "due"])
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    site.round(1)
+    assert site.paged() == ["trigger", "trigger"]
+    assert site.chats.taken["pagerduty"][1]["payload"]["severity"] == "critical"
+    assert site.states() == ["sent", "folded", "sent"], "the milder news comes no more"
+
+
 # --- failures -----------------------------------------------------------------------------------------------
 
 

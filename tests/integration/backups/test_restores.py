@@ -135,6 +135,7 @@ def test_files_come_back_and_what_they_replace_is_kept(
     long = Path(*("a-folder-with-a-long-name" for _ in range(6)))
     (rules / long).mkdir(parents=True)
     (rules / long / "x.yaml").write_text("x: 1\n")
+    (rules / os.fsdecode(b"Ger\xe4t.yaml~")).write_text("of an editor\n")  # no UTF-8
     config.write_text('HEALER_WEBHOOK_SECRET = "s3cret-of-the-config"\n')
     file = back_up(fresh_database, lived, tmp_path / "b.tar", rules=rules, config=config)
     assert b"s3cret-of-the-config" not in file.read_bytes()
@@ -143,6 +144,7 @@ def test_files_come_back_and_what_they_replace_is_kept(
     (new / KEY_FILE).write_text("0" * 64 + "\n")
     restore(file, empty_database, new)
     assert (new / "restored" / "rules" / long / "x.yaml").read_text() == "x: 1\n"
+    assert (new / "restored" / "rules" / r"Ger\xe4t.yaml~").read_text() == "of an editor\n"
     assert (new / "restored" / "healer.toml").read_text() == config.read_text()
     assert (new / KEY_FILE).read_text() == (lived / KEY_FILE).read_text()
     assert (new / f"{KEY_FILE}.before-restore").read_text() == "0" * 64 + "\n"

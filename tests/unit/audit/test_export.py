@@ -74,6 +74,13 @@ def test_a_line_that_cannot_be_read_is_named_and_the_rest_still_verified():
     assert_names_line_5(damaged)
 
 
+@pytest.mark.parametrize("more", [b'"approved_by":"ann",', b'"seq":7,', b'"hash":"00",'])
+def test_what_was_added_to_a_record_is_named(more):
+    damaged = lines()
+    damaged[4] = damaged[4].replace(b'"record":{', b'"record":{' + more)
+    assert_names_line_5(damaged)
+
+
 def assert_names_line_5(damaged):
     broken = verify_export(damaged).broken
     assert broken[0].what.startswith("line 5 of the export cannot be read: ")

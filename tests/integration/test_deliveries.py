@@ -199,7 +199,7 @@ def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_t
     assert set(site.states(channel="ops")) == {"sent"}
 
 
-def test_who_looks_after_an_incident_that_is_open_again_is_told_again(site: Site) -> None:
+def test_who_looks_after_a_reopened_incident_is_sent_again(site: Site) -> None:
     """The pager has closed it meanwhile, and goes on to the next person on call unless it hears of it."""
     one = site.incident(severity=Severity.P0, p0_since=START)
     site.put(p0_page(one, "held"))

@@ -52,7 +52,7 @@ def test_overwritten_drain_reason_is_restored() -> None:
     assert len(messages) == 1 and isinstance(messages[0], Message)
 
 
-def test_a_reason_that_cannot_be_written_again_is_told() -> None:
+def test_a_reason_that_cannot_be_written_again_is_reported() -> None:
     site = racing(OfTwoLines)
     site.run_for(5)
     (run,) = site.runs

@@ -324,7 +324,7 @@ def test_away_only_a_certain_fault_that_the_site_listed_fails_it(
     assert node.run("health-check").returncode == 0
 
 
-def test_a_drain_by_a_listed_fault_is_told_of_though_its_report_was_not_taken(
+def test_a_drain_by_a_listed_fault_is_reported_though_its_first_report_was_refused(
     node: HookNode, healer: Healer
 ) -> None:
     """Else healer takes it for Slurm's own, and never returns the node."""
@@ -336,8 +336,8 @@ def test_a_drain_by_a_listed_fault_is_told_of_though_its_report_was_not_taken(
     assert (kept["refused"], kept["job"], "kernel" in kept) == ("gpu-lost", "4711", False)
     healer.status = 202
     assert well(node.run("health-check"))
-    told = msgspec.convert(healer.reports[1], HookReport)
-    assert told.hook == "prolog" and told.refused in {check.name for check in told.checks if check.text}
+    later = msgspec.convert(healer.reports[1], HookReport)
+    assert later.hook == "prolog" and later.refused in {check.name for check in later.checks if check.text}
     assert node.spooled == []
 
 

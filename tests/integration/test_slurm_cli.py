@@ -32,13 +32,16 @@ SwitchName=spine Switches=leaf[1-2]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableSlurm]:
-    """Two nodes that a test may hurt, each under a switch of its own. A job named `late` waits for its
-    PrologSlurmctld."""
+    """Two nodes that a test may hurt, each under a switch of its own. The PrologSlurmctld of a job named
+    `late` waits while the cluster's folder has a file `late`."""
+    folder = tmp_path_factory.mktemp("s")
     prolog = tmp_path_factory.mktemp("hooks") / "prolog"
-    prolog.write_text('#!/bin/sh\n[ "$SLURM_JOB_NAME" != late ] || exec sleep 3\n')
+    prolog.write_text(
+        f'#!/bin/sh\n[ "$SLURM_JOB_NAME" = late ] || exit 0\nwhile [ -e {folder}/late ]; do sleep 0.1; done\n'
+    )
     prolog.chmod(0o755)
     conf = {"TopologyPlugin": "topology/tree", "PrologSlurmctld": str(prolog)}
-    with BreakableSlurm(tmp_path_factory.mktemp("s"), 2, conf=conf, files={"topology.conf": TREE}) as cluster:
+    with BreakableSlurm(folder, 2, conf=conf, files={"topology.conf": TREE}) as cluster:
         yield cluster
 
 
@@ -48,10 +51,16 @@ def test_switches_are_listed_leaf_first(small: RealSlurm) -> None:
 
 def test_a_job_that_is_being_configured_holds_its_node(small: RealSlurm) -> None:
     """While PrologSlurmctld runs or a node boots for it, squeue calls a job CF and no longer R."""
+    waits = small.directory / "late"
+    waits.touch()
     job = sbatch(small, "--nodelist=gpu0001", name="late")
-    wait_until(lambda: hands(small).node("gpu0001").busy, 10, what=f"job {job} has its node")
-    assert [(found.id, found.flags) for found in hands(small).jobs_on("gpu0001")] == [(job, ("CONFIGURING",))]
-    hands(small).cancel(job)
+    try:
+        wait_until(lambda: hands(small).node("gpu0001").busy, 10, what=f"job {job} has its node")
+        found = hands(small).jobs_on("gpu0001")
+        assert [(one.id, one.flags) for one in found] == [(job, ("CONFIGURING",))]
+    finally:
+        waits.unlink()
+        hands(small).cancel(job)
 
 
 def test_pitfall_23_a_site_may_have_even_no_requeue_jobs_requeued_after_a_failed_prolog() -> None:

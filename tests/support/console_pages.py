@@ -30,6 +30,14 @@ def incident_of(site: Site, rule: str) -> str:
     )
 
 
+def question_of(site: Site, rule: str) -> str:
+    """`approve_until` of the run that this incident waits for, as the page sends it back."""
+    runs = (record.run for record in site.sample.runs.values())
+    asked = next(run for run in runs if run.approve_until and run.incident == incident_of(site, rule))
+    assert asked.approve_until
+    return asked.approve_until.isoformat()
+
+
 def pages(site: Site) -> dict[str, list[str]]:
     """Addresses of each kind of page."""
     return {

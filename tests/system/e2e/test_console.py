@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, expect
 from healer.model import IncidentState, Role
 from tests.support import console_sample
 from tests.support.browser import open_page, served
-from tests.support.console_pages import incident_of
+from tests.support.console_pages import incident_of, question_of
 from tests.support.console_sample import NOW
 from tests.support.console_site import CSRF, Site, make_sample
 from tests.support.wait import wait_until
@@ -197,7 +197,7 @@ def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     expect(page.locator("#act")).to_be_hidden()
     refused, done = site.pressed[-2:]
     assert done[0].startswith("POST /api/v1/runs/run-") and done[0].endswith("/approve")
-    assert done[1] == {"reason": "link is dead"}
+    assert done[1] == {"reason": "link is dead", "approve_until": question_of(site, "nvswitch-fatal")}
     assert done[2]["x-healer-csrf"] == CSRF
     assert done[2]["idempotency-key"] != refused[2]["idempotency-key"]
 
@@ -220,7 +220,8 @@ def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
         page.locator("#act-go").click()
         expect(page.locator("#act")).to_be_hidden()
     bodies = [body for call, body, _ in site.pressed if call.endswith("/approve")]
-    assert bodies == [{"reason": "it lies"}, {"reason": "it lies", "restart": ["4711:2"]}]
+    said = {"reason": "it lies", "approve_until": question_of(site, "nvswitch-fatal")}
+    assert bodies == [said, said | {"restart": ["4711:2"]}]
 
 
 def test_an_event_changes_the_page_in_place_and_keeps_the_focus(

@@ -5,7 +5,7 @@ from playwright.sync_api import Browser, expect
 
 from healer.text import quoted, say
 from tests.support.browser import open_page, rules_broken
-from tests.support.console_pages import incident_of
+from tests.support.console_pages import incident_of, question_of
 from tests.support.console_site import Site, make_sample
 from tests.support.wait import wait_until
 
@@ -53,7 +53,10 @@ def test_by_keyboard_to_chinese_through_a_dialog_and_back(browser: Browser, site
     site.refuse = None
     page.locator("#act-go").click()
     expect(page.locator("#act")).to_be_hidden()
-    assert site.pressed[-1][1] == {"reason": "链路已断"}
+    assert site.pressed[-1][1] == {
+        "reason": "链路已断",
+        "approve_until": question_of(site, "nvswitch-fatal"),
+    }
 
     page.goto(url + "/incidents")
     for key in "jxjxm":

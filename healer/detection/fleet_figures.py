@@ -28,6 +28,7 @@ from healer.model import (
     node_kind,
 )
 from healer.observations.telemetry_windows import Telemetry
+from healer.ports.clock import is_due
 from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 
@@ -149,8 +150,7 @@ class FleetFigures(Detector):
     def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
-        due = self._compared is None or abs(now - self._compared) >= EVERY
-        if due and slurm is not None:
+        if slurm is not None and is_due(self._compared, EVERY, now):
             findings = self._compare(slurm, now)
         since = self._known_since
         clear = {

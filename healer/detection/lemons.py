@@ -24,6 +24,7 @@ from healer.model import (
 )
 from healer.observations.job_marks import JobMarks, Marks, faded
 from healer.observations.telemetry_windows import Telemetry
+from healer.ports.clock import is_due
 from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 
@@ -142,7 +143,7 @@ class Lemons(Detector):
         slurm, now = look.slurm, look.now
         self.marks.look(slurm, now)
         findings: list[Finding] = []
-        if self._computed is None or abs(now - self._computed) >= EVERY:
+        if is_due(self._computed, EVERY, now):
             findings = self._compute(slurm, now)
         since = self._known_since
         clear = {

@@ -33,6 +33,7 @@ from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact, name_some
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
+from healer.ports.clock import is_due
 from healer.text import Said, joined, quoted, say
 
 #: Names that a sentence holds.
@@ -346,8 +347,7 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
     """Conditions that have lasted long enough and are due to be reported. Notes in the picture since when
     each one lasts."""
     picture, settings, now = walk.picture, walk.rules.watches, walk.now
-    is_due = picture.looked_at is None or abs(now - picture.looked_at) >= LOOK
-    if picture.slurm is None or not (picture.nodes_changed or is_due):
+    if picture.slurm is None or not (picture.nodes_changed or is_due(picture.looked_at, LOOK, now)):
         return []
     picture.looked_at = now
     found = []
@@ -358,7 +358,7 @@ def watch_findings(walk: PictureLook) -> list[Finding]:
         standing.seen_at = now
         if (now - standing.since).total_seconds() < condition.for_s:
             continue
-        if standing.reported_at is None or abs(now - standing.reported_at) >= AGAIN:
+        if is_due(standing.reported_at, AGAIN, now):
             found.append(_condition_finding(condition, standing.since, now))
     _forget(picture, timedelta(seconds=settings.clear_s), now)
     return found

@@ -51,6 +51,7 @@ from healer.model import (
 )
 from healer.model.run import run_id
 from healer.observations import NodePicture, Picture
+from healer.ports.clock import is_due
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 from healer.text import Said, say
@@ -320,8 +321,7 @@ def sweeps_due(walk: Walk) -> bool:
     """Whether it is time to look for due sweeps."""
     if not settings_of(walk.rules, walk.picture.cluster).sweep.scheduled or walk.picture.slurm is None:
         return False
-    at = walk.picture.swept_at
-    return (at is None or abs(walk.now - at) >= SWEEPS_EVERY) and may_begin_by_itself(walk.rules)
+    return is_due(walk.picture.swept_at, SWEEPS_EVERY, walk.now) and may_begin_by_itself(walk.rules)
 
 
 def begin_sweeps(walk: Walk) -> list[str]:
@@ -395,7 +395,7 @@ def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
     """Stores new facts that nodes reported, and reads the references from time to time."""
     nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
     tx.save_inventories([_inventory(picture, node, now) for node in nodes])
-    if picture.references_at is None or abs(now - picture.references_at) >= REFERENCES_EVERY:
+    if is_due(picture.references_at, REFERENCES_EVERY, now):
         picture.references = {reference.kind: reference for reference in tx.references()}
         picture.references_at = now
 

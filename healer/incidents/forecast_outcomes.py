@@ -10,6 +10,7 @@ import msgspec
 from healer.model import OF_DEVICES, Component, Finding, Forecast, ForecastOutcome, ForecastRule, Ruleset
 from healer.model.faults import REPLACED
 from healer.observations import Picture
+from healer.ports.clock import is_due
 from healer.ports.transactions import WalkTx
 from healer.text import Said, reworded, say
 
@@ -40,7 +41,7 @@ def settle_forecasts(
         for finding in findings
         if not finding.evidence_only and (proven := rules.forecasts_proven_by(finding.fault))
     ]
-    due = picture.forecasts_looked_at is None or abs(now - picture.forecasts_looked_at) >= LOOK
+    due = is_due(picture.forecasts_looked_at, LOOK, now)
     if not rules.forecasts or not (foreseen or faults or due):
         return
     picture.forecasts_looked_at = now

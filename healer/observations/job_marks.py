@@ -14,11 +14,12 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.model import SlurmJob, SlurmSnapshot
+from healer.ports.clock import is_due
 
 #: A mark is worth 1/e of what it was after so many days.
 FADES_DAYS = 14.0
 #: Slurm's snapshot is looked at so often; it shows a job for five minutes after its end (MinJobAge).
-LOOK_S = 60.0
+LOOK = timedelta(minutes=1)
 #: A mark that has faded to this is forgotten.
 LEAST = 0.02
 _ENDED = frozenset({"COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"})
@@ -76,9 +77,8 @@ class JobMarks:
     _day: int = 0
 
     def look(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
-        """Takes in Slurm's picture. Cheap but for once in `LOOK_S`."""
-        due = self._looked_at is None or abs((now - self._looked_at).total_seconds()) >= LOOK_S
-        if slurm is None or not due:
+        """Takes in Slurm's picture. Cheap but for once in `LOOK`."""
+        if slurm is None or not is_due(self._looked_at, LOOK, now):
             return
         self._looked_at = now
         if (day := int(now.timestamp() // 86400)) != self._day:

@@ -17,7 +17,7 @@ from healer.model.gate import CLOCKS_DIFFER
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
 from healer.observations.node_picture import DELAY_MAX
-from healer.ports.clock import Clock
+from healer.ports.clock import Clock, is_due
 from healer.ports.scheduling import Snapshots
 from healer.ports.signal_stores import Inbox
 from healer.ports.transactions import Ledger, LedgerAway, Poke
@@ -106,7 +106,7 @@ class Detector:
         snapshot, now = self._parts.snapshots.latest(self.cluster), self.clock.now()
         if snapshot is not None:
             self.picture.show(snapshot, now)
-        if abs(now - self._controller_at) >= CONTROLLER_EVERY:
+        if is_due(self._controller_at, CONTROLLER_EVERY, now):
             self.picture.controller, self._controller_at = self._parts.snapshots.controller(self.cluster), now
 
     def run(self, stopped: Callable[[], bool]) -> None:
@@ -155,7 +155,7 @@ class Detector:
     def _rules(self, now: datetime) -> Ruleset:
         """Those of now. What changed in them is on record before anything is decided by it."""
         rules = self._parts.rules()
-        due = self._trials and abs(now - self._noted_at) >= TRIALS_EVERY
+        due = self._trials and is_due(self._noted_at, TRIALS_EVERY, now)
         if due or rules.version != self._noted:
             self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
             self._noted, self._noted_at = rules.version, now

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import structlog
 
 from healer.model import Loss, LossReason, Observation, Reference, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
-from healer.ports.clock import Clock
+from healer.ports.clock import Clock, is_due
 from healer.ports.signal_stores import LossBook
 from healer.recordings.recorder import Recorder
 from healer.text import say
@@ -22,7 +22,7 @@ SOURCE = "recorder"
 #: Observations, reports and batches that may wait: a minute and more of 1,250 nodes, some 60 MB of reports.
 ROOM = 20_000
 #: How often the writer looks for frames that are due, and how often losses are reported.
-REST_S, TELL_S = 1.0, 60.0
+REST_S, TELL_EVERY = 1.0, timedelta(minutes=1)
 
 
 class Folder(Protocol):
@@ -116,7 +116,7 @@ class Recording:
 
     def _report_lost(self) -> None:
         now = self._clock.now()
-        if not self._unreported or abs((now - self._reported_at).total_seconds()) < TELL_S:
+        if not self._unreported or not is_due(self._reported_at, TELL_EVERY, now):
             return
         loss = Loss(
             cluster=self._cluster,

@@ -14,7 +14,7 @@ from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.report_order import BACK_S, ClockStepped
 from healer.observations.telemetry_windows import Counts
-from healer.ports.clock import Clock
+from healer.ports.clock import Clock, is_due
 from healer.ports.measurements import Samples, TrendBook
 from healer.ports.signal_stores import LossBook
 from healer.ports.transactions import LedgerAway
@@ -220,10 +220,10 @@ class SensesLoop:
             self._glance(senses, slurm, now)
             return
         self._ticked = now
-        if abs(now - self._parts_at) >= KNOW_PARTS:
+        if is_due(self._parts_at, KNOW_PARTS, now):
             self._parts_at = now
             senses.know_parts(self._picture)
-        if abs(now - self._trends_at) >= KEEP_TRENDS:
+        if is_due(self._trends_at, KEEP_TRENDS, now):
             self._keep_trends(now)
         if not senses.has_samples:
             self._well()

@@ -14,7 +14,8 @@ fault some seconds after the job went on; Slurm 22.05 shrinks a job twice only w
 an all-reduce (`all-reduce`); while the agents meet again, because a worker on another node has ended
 (`rendezvous`); while they meet for the first time (`start`); at any moment (`any`). `random` draws one for
 each fault. How often the line, and then the order to leave, came in such a moment is counted by what the
-ranks wrote.
+ranks wrote. Workers that start again import torch, all at once: on a machine of few cores most of the time
+until the next step is that, so their start and its CPU time are shown apart.
 
 A requeue is that of a job without consent to a swap, by turns with one that agreed but whose batch host is
 bad (Slurm cannot take that node out of a job), and one whose bad node cannot be asked what of the job is left
@@ -233,6 +234,8 @@ class Bench:
         if aim != START:
             self._take("line → next step, swapped, not at the start", one, found["at"])
         self._take(f"line → next step, swapped, at: {aim}", one, found["at"])
+        self._take("line → workers of that step start", one, found["born_at"])
+        self.taken["CPU time of each such worker until it has its checkpoint"].append(found["cpu_s"])
         self._aimed(one, aim, ordered_at, fault)
 
     def _shrinks(self, one: Training) -> None:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+BORN_AT = time.time()
+
 if sys.argv[1] != "plain":
     import torch
     from torch import distributed, nn
@@ -101,7 +103,7 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 def loop(plain: nn.Module, model: nn.Module, backward: Any) -> None:
     optimizer = torch.optim.SGD(plain.parameters(), lr=LEARNING)
     step = begun(plain)
-    told(from_step=step, pid=os.getpid())
+    told(from_step=step, pid=os.getpid(), born_at=BORN_AT, cpu_s=time.process_time())
     while not ended(step):
         optimizer.zero_grad()
         loss = loss_of(model)

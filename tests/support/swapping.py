@@ -287,7 +287,8 @@ class Training:
         return tuple(name for name in self.nodes if name not in self.faulty)
 
     def goes_on(self, world: int, timeout_s: float = 120) -> dict[str, Any]:
-        """The first step after the fault that follows a start from a checkpoint, at so many nodes."""
+        """The first step after the fault that follows a start from a checkpoint, at so many nodes, with what
+        the same worker wrote at that start."""
 
         def first() -> dict[str, Any] | None:
             found = [
@@ -305,7 +306,7 @@ class Training:
         lines = self.told.of(name)
         began = [n for n, one in enumerate(lines) if "from_step" in one and one["at"] > self.said_at]
         steps = lines[began[-1] :] if began else []
-        return next((one for one in steps if "step" in one and one["world"] == world), None)
+        return next((steps[0] | one for one in steps if "step" in one and one["world"] == world), None)
 
     def check_losses(self) -> None:
         """Each step has the loss that it has in a run that nothing disturbs, on whichever nodes and how often

@@ -205,6 +205,7 @@ def test_a_fault_gets_through_while_metrics_are_shed(site: Site) -> None:
     senders = [threading.Thread(target=send) for _ in range(14)]
     lock = site.database()
     try:
+        lock.execute("SET idle_in_transaction_session_timeout = 0")  # on a slow machine it holds for minutes
         lock.autocommit = False
         lock.execute("LOCK TABLE samples IN SHARE MODE")
         for one in senders:

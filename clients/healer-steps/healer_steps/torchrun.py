@@ -28,18 +28,19 @@ from typing import Any, Mapping
 from healer_steps import _rendezvous, _verdict
 from healer_steps._slurm import consent, contradicted, say
 
-#: How often the file is looked at; how long until it is tried again where the others could not go on.
-LOOK_S, AGAIN_S = 0.5, 5.0
+#: How often the file is looked at, as often as torch looks at its workers; how long until the next attempt
+#: where the agents are meeting, as each attempt asks Slurm; and where the others could not go on.
+LOOK_S, RETRY_S, AGAIN_S = 0.1, 0.5, 5.0
 #: How long the others may take to notice that one leaves, and then to stop their workers and meet again.
 NOTICE_S, MEET_S = 5.0, 20.0
 #: The workers here get SIGTERM, and SIGKILL after so long; after END_S all that is left here is killed.
 TERM_S, END_S = 3.0, 60.0
 #: torch kills workers that have not ended so long after it told them to.
 STOP_S = 30.0
-#: Rounds after one has left wait so long for further nodes, unless --rdzv-conf says last_call_timeout: as
-#: long as the second where exactly the least number is left. torch waits 30 s in each round that has not the
-#: most nodes, as in the first, when the nodes of a job may start apart; one that has left never comes.
-LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(seconds=0.5)
+#: Rounds after one has left wait so long for further nodes, unless --rdzv-conf says last_call_timeout: not at
+#: all where exactly the least number is left. torch waits 30 s in each round that has not the most nodes, as
+#: in the first, when the nodes of a job may start apart; one that has left never comes.
+LAST_CALL, LAST_CALL_OF_LEAST = timedelta(seconds=5), timedelta(0)
 #: For so long the job's comment is believed; and attempts where the rendezvous does not answer.
 CONSENT_S, ATTEMPTS = 60.0, 3
 #: torch's backend c10d, with a handler that can leave.
@@ -76,7 +77,7 @@ class Watched:
         #: This agent stops its workers, to meet the others again.
         self._stops = threading.Event()
         #: No more than this is waited for further nodes after the least number has come.
-        self.last_call: timedelta | None = None
+        self.last_call = timedelta.max
         self.left = False
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +92,7 @@ class Watched:
         class Timeout(dynamic_rendezvous.RendezvousTimeout):
             @property
             def last_call(self) -> timedelta:
-                return min(super().last_call, watched.last_call or timedelta.max)
+                return min(super().last_call, watched.last_call)
 
         seconds = [
             params.get_as_int(name + "_timeout") for name in ("join", "last_call", "close", "heartbeat")
@@ -147,6 +148,7 @@ class Watched:
             decided = decision(self._environ)
             if decided is None:
                 return False
+            self._look_at = time.monotonic() + RETRY_S
             why = self._unfit() or contradicted(self._environ, decided.node) or self._tried(decided)
         except Exception as error:
             self._fails += 1
@@ -251,7 +253,7 @@ class Watched:
                 time.sleep(0.05)
 
     def _set_last_call(self) -> None:
-        self.last_call = None
+        self.last_call = timedelta.max
         with contextlib.suppress(Exception):
             state = self._shared.read()
             gone = self._store.add(self._key("gone", 0), 0)

@@ -10,13 +10,15 @@ from msgspec.structs import replace
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
 from healer.adapters.postgres.retention import EVENTS, tidy
-from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
+from healer.model import HitBasis, JobHit, Review, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import HOURS_KEPT, Spent
 from healer.model.telemetry import StepBatch
 from healer.ports.answers import Buckets
 from healer.ports.goodput_book import GoodputBy
 from healer.processes.goodput_duty import GoodputDuty
+from tests.support.api import incident as an_incident
+from tests.support.api import save_incident
 
 START = datetime(2026, 11, 20, 2, 0, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -207,3 +209,32 @@ def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:
     with fresh_database.connect() as conn:
         for table in (goodput, job_lives, job_stretches):
             assert conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0
+
+
+def hit_by(engine: sa.Engine, hit: JobHit, **fields: object) -> None:
+    """An incident of the job is stored as it is now."""
+    given: dict[str, object] = {"opened": at(60), "updated": at(60), "closed": at(75), "jobs_hit": ("7",)}
+    with engine.begin() as conn:
+        conn.execute(sa.delete(incidents))
+        save_incident(conn, replace(an_incident(1), hit=(hit,), **(given | fields)))
+
+
+def test_a_review_counts_though_the_job_ended_long_ago(
+    fresh_database: sa.Engine, ran: Callable[[], GoodputDuty]
+) -> None:
+    """The person on call looks at it in the morning."""
+    hit = JobHit(job="7", basis=HitBasis.runs_on, started_at=at(10))
+    hit_by(fresh_database, hit, opened=at(60.5), closed=at(65), updated=at(65))
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    clock.moment = at(101)
+    duty.count()
+    assert hours(fresh_database, GoodputBy.cause)["xid-79", "hung"] > 0
+    night = 8 * 60
+    hit_by(fresh_database, hit, review=Review.false_alarm, opened=at(60.5), closed=at(65), updated=at(night))
+    clock.moment = at(night + 1)
+    duty.count()
+    assert {cause for cause, _ in hours(fresh_database, GoodputBy.cause)} == {""}
+    clock.moment = at(night + 12)
+    duty.count()
+    assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(night + 60)) == []

@@ -30,6 +30,8 @@ from healer.ports.goodput_book import GoodputBy, PastJob
 _PASS = 1000
 #: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
 RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
+#: A person reviews an incident, or it ends, long after the job: that is found if it is no older than this.
+_NEWS = timedelta(days=7)
 #: Of older hours steps and checkpoints are being deleted.
 PROVEN = EVENTS - timedelta(days=1)
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -91,6 +93,7 @@ class PostgresGoodput(ClusterStore):
     def to_count(self, now: datetime) -> list[str]:
         """Jobs whose hours are due to be counted, those never counted first."""
         life = job_lives.c
+        news = _news(self.cluster, now)
         due = sa.or_(
             life.counted_at.is_(None),
             sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
@@ -99,9 +102,14 @@ class PostgresGoodput(ClusterStore):
                 life.ended_at <= now - SETTLED,
                 life.ended_at > now - 7 * SETTLED,
             ),
+            # Its own time is when it was asked for: the detector stores it a little later.
+            sa.and_(life.counted_at < news.c.at + RECOUNT, life.counted_at < now - RECOUNT),
         )
         oldest = sa.func.min(life.counted_at)
-        query = sa.select(life.job).where(life.cluster == self.cluster, due).group_by(life.job)
+        its = job_lives.outerjoin(news, news.c.job == life.job)
+        query = (
+            sa.select(life.job).select_from(its).where(life.cluster == self.cluster, due).group_by(life.job)
+        )
         with reading(self._engine) as conn:
             return list(conn.execute(query.order_by(oldest.nulls_first()).limit(_PASS)).scalars())
 
@@ -155,6 +163,16 @@ class PostgresGoodput(ClusterStore):
                 same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
                 this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
                 conn.execute(this.values(counted_at=now))
+
+
+def _news(cluster: str, now: datetime) -> sa.Subquery:
+    """The jobs that incidents hit which changed lately, and when the last of these did."""
+    jobs = sa.func.jsonb_array_elements_text(incidents.c.doc["jobs_hit"]).table_valued(
+        "value", name="hit_job"
+    )
+    query = sa.select(jobs.c.value.label("job"), sa.func.max(incidents.c.updated).label("at"))
+    lately = incidents.c.cluster == cluster, incidents.c.updated > now - _NEWS
+    return query.select_from(incidents.join(jobs, sa.true())).where(*lately).group_by(jobs.c.value).subquery()
 
 
 def _first_queued(lives: Sequence[LifeSeen]) -> datetime:

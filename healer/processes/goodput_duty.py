@@ -63,7 +63,7 @@ class GoodputDuty:
                     changed[key] = now
         if changed:
             self._book.put_lives(list(changed.values()))
-        newest = sorted(changed.values(), key=lambda life: life.restart)
+        newest = sorted(changed.values(), key=lambda life: (life.queued_at, life.restart))
         lives = self._lives | {life.job: life for life in newest}
         before = (life for life in self._lives.values() if lives[life.job].restart != life.restart)
         ended = (changed.get((life.job, life.restart), life) for life in before)

@@ -238,3 +238,30 @@ def test_a_review_counts_though_the_job_ended_long_ago(
     clock.moment = at(night + 12)
     duty.count()
     assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(night + 60)) == []
+
+
+def test_an_incident_of_an_earlier_job_of_that_number_hits_no_later_one(fresh_database: sa.Engine) -> None:
+    """slurmctld lost its state, and counts jobs from the first number again."""
+    ended = JobHit(job="7", basis=HitBasis.start, started_at=at(10), ended_at=at(60))
+    hit_by(fresh_database, ended, closed=None)  # its node is still being repaired
+    clock, day = Clock(), 24 * 60
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, day + 60, job(submit_at=at(day), start_at=at(day)))
+    duty.count()
+    assert hours(fresh_database, GoodputBy.cause, 2 * day) == {("", "unknown"): 16.0}
+
+
+def test_later_lives_of_an_earlier_job_of_that_number_are_none_of_this_one(fresh_database: sa.Engine) -> None:
+    clock, day = Clock(), 24 * 60
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 20, job())
+    follow(duty, clock, 80, job(restarts=1, submit_at=at(70), start_at=at(70)))
+    duty.count()
+    before = hours(fresh_database, GoodputBy.user, day)
+    another = job(user="bob", submit_at=at(day), start_at=at(day))
+    follow(duty, clock, day + 60, another)
+    duty.count()
+    found = hours(fresh_database, GoodputBy.user, 2 * day)
+    assert {spent: value for (who, spent), value in found.items() if who == "bob"} == {"unknown": 16.0}
+    assert sum(value for (who, _), value in found.items() if who == "ann") >= sum(before.values())
+    assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(day + 61)) == []

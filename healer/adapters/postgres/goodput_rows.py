@@ -118,7 +118,7 @@ class PostgresGoodput(ClusterStore):
         query = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
         hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
         with reading(self._engine) as conn:
-            lives = read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen)
+            lives = _of_newest(read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen))
             since = _first_queued(lives)
             stretches: dict[int, list[Stretch]] = {}
             for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):
@@ -132,7 +132,9 @@ class PostgresGoodput(ClusterStore):
                 lives=lives,
                 stretches=stretches,
                 saved=saved,
-                incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
+                incidents=hit_since(
+                    read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident), job, since
+                ),
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
@@ -159,6 +161,9 @@ class PostgresGoodput(ClusterStore):
             conn.execute(sa.delete(goodput).where(counted, goodput.c.hour >= since))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
+            # Those of an earlier job of that number are done with.
+            older = sa.update(job_lives).where(its, job_lives.c.ended_at <= _first_queued(lives))
+            conn.execute(older.values(counted_at=now))
             for life in lives:
                 same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
                 this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
@@ -173,6 +178,23 @@ def _news(cluster: str, now: datetime) -> sa.Subquery:
     query = sa.select(jobs.c.value.label("job"), sa.func.max(incidents.c.updated).label("at"))
     lately = incidents.c.cluster == cluster, incidents.c.updated > now - _NEWS
     return query.select_from(incidents.join(jobs, sa.true())).where(*lately).group_by(jobs.c.value).subquery()
+
+
+def _of_newest(lives: Sequence[LifeSeen]) -> list[LifeSeen]:
+    """Those of one job, by restart count, without lives of an earlier job of that number: these had more
+    restarts, and are older."""
+    newest = max(lives, key=lambda life: (life.queued_at, life.restart), default=None)
+    return [life for life in lives if newest is not None and life.restart <= newest.restart]
+
+
+def hit_since(found: Sequence[Incident], job: str, since: datetime) -> list[Incident]:
+    """Those that did not hit an earlier job of that number. `since`: when the job was queued first."""
+
+    def is_older(incident: Incident) -> bool:
+        began = (hit.started_at for hit in incident.hit if hit.job == job)
+        return (incident.closed or since) < since or any(at is not None and at < since for at in began)
+
+    return [incident for incident in found if not is_older(incident)]
 
 
 def _first_queued(lives: Sequence[LifeSeen]) -> datetime:

@@ -21,7 +21,7 @@ from healer.adapters.postgres.engine import (
 from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
-from healer.model import Incident
+from healer.model import Incident, SlurmJob
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
 from healer.ports.goodput_book import GoodputBy, PastJob
@@ -264,12 +264,25 @@ def job_user(conn: sa.Connection, cluster: str, job: str) -> str:
     return conn.execute(last.limit(1)).scalar() or ""
 
 
-def job_goodput(conn: sa.Connection, cluster: str, job: str) -> list[GoodputSum]:
-    """Of one job, over all its lives; `name` is the cause."""
+def job_since(conn: sa.Connection, cluster: str, job: str, shown: SlurmJob | None) -> datetime:
+    """When the job that has this number now was queued first: what is older is of an earlier one. `shown`: as
+    Slurm shows it."""
+    query = sa.select(job_lives.c.doc).where(_of(job_lives, cluster, job)).order_by(job_lives.c.restart)
+    lives = _of_newest(read_docs(conn, query, LifeSeen))
+    queued = [lives[0].queued_at] if lives and not lives[0].restart else []
+    if shown is not None and shown.submit_at is not None and not shown.restarts:
+        queued.append(shown.submit_at)
+    return max(queued, default=_NEVER)
+
+
+def job_goodput(conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER) -> list[GoodputSum]:
+    """Of one job, over all its lives since then; `name` is the cause."""
     row = goodput.c
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
     query = sa.select(row.partition, row.spent, row.cause.label("name"), hours)
-    its = query.where(_of(goodput, cluster, job)).group_by(row.partition, row.spent, row.cause)
+    its = query.where(_of(goodput, cluster, job), row.hour >= _hour(since)).group_by(
+        row.partition, row.spent, row.cause
+    )
     return [_sum(found) for found in conn.execute(its)]
 
 

@@ -5,7 +5,7 @@ of `healer.model.goodput`."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import NamedTuple
@@ -85,9 +85,7 @@ def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Har
     by_id = {incident.id: incident for incident in incidents}
     found = []
     for incident in by_id.values():
-        root = incident
-        while (above := by_id.get(root.merged_into or "")) is not None:
-            root = above
+        root = _root_of(incident, by_id)
         found += [
             Harm(
                 incident=root.merged_into or root.id,
@@ -102,6 +100,15 @@ def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Har
             and (root.review is not Review.false_alarm or hit.ended_at is not None)
         ]
     return tuple(sorted(found, key=lambda harm: harm.since))
+
+
+def _root_of(incident: Incident, by_id: Mapping[str, Incident]) -> Incident:
+    """What it was merged into; two people may merge two incidents into each other."""
+    root, passed = incident, {incident.id}
+    while (above := by_id.get(root.merged_into or "")) is not None and above.id not in passed:
+        root = above
+        passed.add(root.id)
+    return root
 
 
 def _slice(part: _Part, gpus: int, restart: int, held: int | None = None) -> Slice:

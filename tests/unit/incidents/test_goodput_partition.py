@@ -174,6 +174,20 @@ def test_a_false_alarm_explains_only_the_end_that_healer_made(
     assert bool(harms_of("7", 0, [alarm])) is explains
 
 
+def test_two_incidents_that_two_people_merged_into_each_other_are_counted() -> None:
+    """Each asked for it before the other's wish was stored."""
+    hit = JobHit(job="7", basis=HitBasis.runs_on)
+    one = an_incident(id="i1", hit=(hit,), merged_into="i2")
+    other = an_incident(id="i2", hit=(hit,), merged_into="i1")
+    assert len(harms_of("7", 0, [one, other])) == 2
+
+
+def test_steps_that_took_no_time_keep_no_job_from_being_counted() -> None:
+    none = Stretch(at(50), at(50), -1, -1)
+    runs = life(0, 0, 100, stretches=(none,), saved=(SavedStep(at(70), 0),))
+    assert seconds(partition([runs], at(100))) == {("starting", ""): 100}
+
+
 def test_times_of_a_wrong_clock_are_cut() -> None:
     wrong = life(-60 * 365 * 86_400, 0, 137 * 365 * 86_400, state="COMPLETING")
     found = partition([wrong], at(100))

@@ -123,7 +123,12 @@ def lives_of(past: PastJob) -> Sequence[JobLife]:
             held=life.held,
             stretches=tuple(past.stretches.get(life.restart, ())),
             saved=tuple(past.saved.get(life.restart, ())),
-            harms=harms_of(life.job, life.restart, past.incidents),
+            harms=harms_of(
+                life.job,
+                life.restart,
+                past.incidents,
+                is_cut=life.ended_at is not None and life.state != "COMPLETED",
+            ),
         )
         for life in past.lives
     ]

@@ -338,7 +338,7 @@ def with_hits(incident: Incident, picture: Picture, newest: NewestDurable, now: 
     noted_hits, snapshot = {hit.job: hit for hit in incident.hit}, picture.slurm
     hits = []
     for job in incident.jobs_hit[:HITS_KEPT]:
-        shown = snapshot.jobs.get(job) if snapshot is not None else None
+        shown = snapshot.whole(job) if snapshot is not None else None
         noted = noted_hits.get(job)
         if noted is None:
             noted = _first_hit(job, shown, snapshot.nodes if snapshot is not None else {})

@@ -265,3 +265,20 @@ def test_later_lives_of_an_earlier_job_of_that_number_are_none_of_this_one(fresh
     assert {spent: value for (who, spent), value in found.items() if who == "bob"} == {"unknown": 16.0}
     assert sum(value for (who, _), value in found.items() if who == "ann") >= sum(before.values())
     assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(day + 61)) == []
+
+
+@pytest.mark.parametrize(("by", "name"), [(GoodputBy.job, "7"), (GoodputBy.rack, "r1")])
+def test_jobs_and_racks_of_two_clusters_are_not_one(
+    fresh_database: sa.Engine, by: GoodputBy, name: str
+) -> None:
+    """Each cluster counts its jobs from 1, and has a rack of that name."""
+    clock = Clock()
+    for cluster in (CLUSTER, "pod2"):
+        duty = GoodputDuty(PostgresGoodput(fresh_database, cluster), Steps(), cluster, clock)
+        follow(duty, clock, 70, job(start_at=at(0)))
+        duty.count()
+    with fresh_database.connect() as conn:
+        alone, both = (goodput_sums(conn, of, START, at(60), by) for of in (["pod2"], None))
+    assert name in {each.name for each in alone}
+    assert {f"{CLUSTER}/{name}", f"pod2/{name}"} <= {each.name for each in both}
+    assert sum(each.gpu_hours for each in both) == pytest.approx(32.0)

@@ -223,22 +223,23 @@ def _stretches(cluster: str, job: str) -> sa.Select:
 
 _RACK = sa.text("""
 SELECT goodput.partition, goodput.spent, coalesce(rack.key, '') AS name, sum(goodput.gpu_s *
-  coalesce(rack.value::float / nullif((held.value ->> 1)::float, 0), 1)) / 3600 AS gpu_hours
+  coalesce(rack.value::float / nullif((held.value ->> 1)::float, 0), 1)) / 3600 AS gpu_hours, goodput.cluster
 FROM goodput LEFT JOIN job_lives USING (cluster, job, restart)
 LEFT JOIN LATERAL (SELECT job_lives.doc -> 'held' -> goodput.held AS value) AS held ON true
 LEFT JOIN LATERAL jsonb_each_text(held.value -> 3) AS rack ON true
 WHERE (CAST(:all AS boolean) OR goodput.cluster = ANY(:clusters)) AND hour >= :since AND hour < :until
-GROUP BY 1, 2, 3
+GROUP BY 1, 2, 3, 5
 """)
 
 
 def goodput_sums(
     conn: sa.Connection, clusters: Sequence[str] | None, since: datetime, until: datetime, by: GoodputBy
 ) -> list[GoodputSum]:
-    """GPU-hours of the hours that begin in that time."""
+    """GPU-hours of the hours that begin in that time. Each cluster has jobs and racks of its own: those of
+    several are named CLUSTER/NAME."""
     if by is GoodputBy.rack:
         values = {"all": clusters is None, "clusters": list(clusters or ()), "since": since, "until": until}
-        return [_sum(row) for row in conn.execute(_RACK, values)]
+        return _of_clusters(conn.execute(_RACK, values).all())
     row = goodput.c
     names = {
         GoodputBy.job: row.job,
@@ -251,7 +252,15 @@ def goodput_sums(
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
     query = sa.select(row.partition, row.spent, names[by].label("name"), hours)
     its = query.where(matches(row.cluster, clusters), row.hour >= since, row.hour < until)
+    if by is GoodputBy.job:
+        return _of_clusters(conn.execute(its.add_columns(row.cluster).group_by(sa.text("1, 2, 3, 5"))).all())
     return [_sum(found) for found in conn.execute(its.group_by(sa.text("1, 2, 3")))]
+
+
+def _of_clusters(rows: Sequence[Any]) -> list[GoodputSum]:
+    if len({row.cluster for row in rows}) < 2:
+        return [_sum(row) for row in rows]
+    return [replace(_sum(row), name=row.name and f"{row.cluster}/{row.name}") for row in rows]
 
 
 def _sum(row: Any) -> GoodputSum:

@@ -1,6 +1,7 @@
 """What an action gets, what it may answer, and how it reads Slurm."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -127,6 +128,8 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     on_probation: Callable[[], Mapping[str, datetime]] = dict
     #: Recent permits for hooks to fail.
     permits: Callable[[], Collection[Permit]] = tuple
+    #: Holds the named thing for this run while it lasts; False: another run has it.
+    alone: Callable[[str], AbstractContextManager[bool]] = lambda _: nullcontext(True)
     #: Asks the gate whether what this step began may stay; why not, or None.
     stays: Callable[[], Said | None] = lambda: None
     #: Asks the gate which of these idle nodes may not be tested with others: node -> why. True: they are

@@ -8,7 +8,7 @@ import msgspec
 
 from healer.actions.base import Again, Context, Done, Failed, Result, first_logged, read_slurm
 from healer.decisions.sweeps import free_spares, nearest_spare
-from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot, Spares
 from healer.ports.scheduling import NotAvailable, SchedulerRefused
 from healer.text import Said, said_by, say
 
@@ -16,11 +16,20 @@ from healer.text import Said, said_by, say
 def hand_over(ctx: Context, job: SlurmJob, node: str) -> Again | None:
     """Hands one spare over for the lost node, with the first job that is put back; None: no need.
 
-    If that is refused, not supported, or no spare is left, the job waits in the queue like any other.
+    If that is refused, not supported, or no spare is left, the job waits in the queue like any other. Runs
+    take turns: each change names all nodes of the reservation, so of two at once the later would undo the
+    other.
     """
     kept = ctx.tools.guards.spares
     if kept is None or any("spare" in entry.data for entry in ctx.log):
         return None
+    with ctx.claim.alone(f"spares {kept.reservation}") as is_alone:
+        if not is_alone:
+            return Again(say("actions.spare_in_turn", name=kept.reservation), 0.25)
+        return _hand_over(ctx, kept, job, node)
+
+
+def _hand_over(ctx: Context, kept: Spares, job: SlurmJob, node: str) -> Again:
     seen = _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture())
     lost, held = seen.nodes.get(node), seen.reservations.get(kept.reservation)
     if held is None or lost is None:

@@ -71,14 +71,22 @@ def plan_spares(asked: SparesAsked, spares: int) -> SparesPlan:
 
 def _stop_s(seconds: float, rate: float) -> float:
     """The mean length of a stop that each further fault begins again."""
-    return math.expm1(rate * seconds) / rate
+    return _grown(rate * seconds) / rate
 
 
 def _kept_share(asked: SparesAsked, rate: float) -> float:
     """Of the time between two stops: work that a checkpoint holds. The number of whole checkpoints before a
     fault is geometric."""
     cycle_s = asked.checkpoint_s + asked.stall_s
-    return asked.checkpoint_s * rate / math.expm1(rate * cycle_s)
+    return asked.checkpoint_s * rate / _grown(rate * cycle_s)
+
+
+def _grown(exponent: float) -> float:
+    """exp(x) - 1; infinite where faults come faster than anything ends."""
+    try:
+        return math.expm1(exponent)
+    except OverflowError:
+        return math.inf
 
 
 def plans_up_to_best(asked: SparesAsked) -> list[SparesPlan]:

@@ -195,7 +195,7 @@ class Hangs(Detector):
             if earlier is not None and earlier is not watch and earlier.job.restart < job.restart:
                 watch.inherit(earlier)
             watch.follow(now)
-            shown = slurm.jobs.get(job.job) if slurm is not None and _is_fresh(slurm, now) else None
+            shown = slurm.whole(job.job) if slurm is not None and _is_fresh(slurm, now) else None
             if shown is None or shown.state != "RUNNING" or "COMPLETING" in shown.flags:
                 # Suspended or starting again: steps not made meanwhile were not missed.
                 watch.moved_at = now if shown is not None and watch.moved_at is not None else watch.moved_at

@@ -72,8 +72,8 @@ class Starts:
         """Nodes that keep a job from its first step. `slurm`: as it is now."""
         self._forget(slurm.jobs, look.now)
         lives = {life.job: life for life in look.steps.jobs()}
-        judged = (slurm.jobs[name] for name in self._took_s if name in slurm.jobs)
-        starting = [shown for shown in judged if _starts(shown, lives.get(shown.id))]
+        judged = (slurm.whole(name) for name in self._took_s)
+        starting = [shown for shown in judged if shown is not None and _starts(shown, lives.get(shown.id))]
         self._now = {shown.id: self._followed(shown, look) for shown in starting}
         for shown in starting:
             start = self._now[shown.id]

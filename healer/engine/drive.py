@@ -529,6 +529,7 @@ class _Drive:
             free_left_slot=lambda: self._permission(intent).free_left_slot(),
             known_bad=claim.known_bad,
             on_probation=claim.on_probation,
+            alone=claim.alone,
             permits=claim.permits,
             stays=lambda: self._permission(intent).stays(self.rules),
             may_borrow=lambda nodes, begun: self._permission(intent).borrows(self.rules, nodes, begun=begun),

@@ -207,6 +207,10 @@ def take_command(walk: Walk, command: Command) -> None:
     incident = walk.work.by_id.get(command.incident or "")
     if incident is None and command.incident:
         incident = walk.tx.incident(command.incident)
+    if command.kind is CommandKind.merge and incident is not None:
+        root = walk.work.root_of(str(command.data["into"]))
+        if root is not None and root.id == incident.id:
+            return  # that was merged into this one meanwhile: nothing would be left open
     meant = [incident] if incident is not None else []
     if command.kind is CommandKind.node_returned:  # the other incidents of the node end with it
         since = moment_of(command, "since")

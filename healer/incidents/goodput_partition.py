@@ -5,7 +5,7 @@ of `healer.model.goodput`."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import NamedTuple
@@ -79,15 +79,15 @@ def by_hour(slices: Iterable[Slice]) -> list[HourSpent]:
     return [HourSpent(*key, gpu_s) for key, gpu_s in sums.items() if gpu_s]
 
 
-def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Harm, ...]:
+def harms_of(
+    job: str, restart: int, incidents: Iterable[Incident], *, is_cut: bool = True
+) -> tuple[Harm, ...]:
     """The incidents that hit this life. One that is part of another has that one's cause and end. Of a false
-    alarm only what healer itself ended for it was lost."""
+    alarm only what healer itself ended for it was lost. `is_cut`: the life ended with work undone."""
     by_id = {incident.id: incident for incident in incidents}
     found = []
     for incident in by_id.values():
-        root = incident
-        while (above := by_id.get(root.merged_into or "")) is not None:
-            root = above
+        root = _root_of(incident, by_id)
         found += [
             Harm(
                 incident=root.merged_into or root.id,
@@ -99,9 +99,18 @@ def harms_of(job: str, restart: int, incidents: Iterable[Incident]) -> tuple[Har
             )
             for hit in incident.hit
             if (hit.job, hit.restart) == (job, restart)
-            and (root.review is not Review.false_alarm or hit.ended_at is not None)
+            and (root.review is not Review.false_alarm or (is_cut and hit.ended_at is not None))
         ]
     return tuple(sorted(found, key=lambda harm: harm.since))
+
+
+def _root_of(incident: Incident, by_id: Mapping[str, Incident]) -> Incident:
+    """What it was merged into; two people may merge two incidents into each other."""
+    root, passed = incident, {incident.id}
+    while (above := by_id.get(root.merged_into or "")) is not None and above.id not in passed:
+        root = above
+        passed.add(root.id)
+    return root
 
 
 def _slice(part: _Part, gpus: int, restart: int, held: int | None = None) -> Slice:
@@ -273,7 +282,8 @@ def _without_steps(
     """Of a job that sends no step times only what an incident says is certain: what was lost until the work
     ended, and that it ended."""
     start, end = span
-    harm = next((harm for harm in life.harms if harm.stopped_at is not None), None)
+    stopped = (harm for harm in life.harms if harm.stopped_at is not None)
+    harm = next(stopped, None) if life.state != _DONE else None
     if harm is None or harm.stopped_at is None:
         yield _Part(start, end, Spent.unknown)
         return

@@ -338,7 +338,7 @@ def with_hits(incident: Incident, picture: Picture, newest: NewestDurable, now: 
     noted_hits, snapshot = {hit.job: hit for hit in incident.hit}, picture.slurm
     hits = []
     for job in incident.jobs_hit[:HITS_KEPT]:
-        shown = snapshot.jobs.get(job) if snapshot is not None else None
+        shown = snapshot.whole(job) if snapshot is not None else None
         noted = noted_hits.get(job)
         if noted is None:
             noted = _first_hit(job, shown, snapshot.nodes if snapshot is not None else {})
@@ -417,7 +417,12 @@ def _settle(
     if ended_at is None:
         return hit if runs else msgspec.structs.replace(hit, basis=HitBasis.ended, lost_gpu_hours=0.0)
     saved = newest(hit.job)
-    if saved is None or saved.restart != hit.restart:
+    # What came before this life began is of an earlier job of that number.
+    if (
+        saved is None
+        or saved.restart != hit.restart
+        or saved.arrived_at < (hit.started_at or saved.arrived_at)
+    ):
         return _lost(hit, hit.started_at, ended_at, HitBasis.start)
     if saved.at > ended_at and runs:
         return hit  # it has saved a checkpoint since: its work went on

@@ -66,7 +66,8 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def step_s(self) -> float:
-        return (self.end - self.begin).total_seconds() / self.steps
+        # A sender may say that steps took no time at all.
+        return max((self.end - self.begin).total_seconds(), 1e-6) / self.steps
 
 
 class SavedStep(msgspec.Struct, frozen=True, array_like=True):

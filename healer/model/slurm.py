@@ -565,6 +565,11 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Those of which Slurm shows more than that they are idle or at work: mostly a few of thousands."""
         return _odd(ByIdentity(self.nodes))
 
+    def whole(self, job: str) -> SlurmJob | None:
+        """The job; the leader of a heterogeneous one with all its nodes: each rank runs under the leader's
+        id."""
+        return _whole(ByIdentity(self.jobs)).get(job) or self.jobs.get(job)
+
     def jobs_on(self, node: str) -> list[SlurmJob]:
         """Jobs that hold the node, in the order of `jobs`."""
         return list(_by_node(ByIdentity(self.jobs)).get(node, ()))
@@ -634,6 +639,20 @@ def _held(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
 @lru_cache(maxsize=4)
 def _by_node(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJob]]:
     return _placed(job for job in same.value.values() if job.active)
+
+
+@lru_cache(maxsize=4)
+def _whole(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, SlurmJob]:
+    """The leaders of heterogeneous jobs, with the nodes and GPUs of their components."""
+    found = {job.id: job for job in same.value.values() if job.het_job == job.id}
+    for part in same.value.values():
+        leader = found.get(part.het_job)
+        if leader is None or part.id == leader.id or part.active is not leader.active:
+            continue
+        nodes = tuple(dict.fromkeys((*leader.nodes, *part.nodes)))
+        gpus = {node: (*leader.gpus.get(node, ()), *more) for node, more in part.gpus.items()}
+        found[leader.id] = msgspec.structs.replace(leader, nodes=nodes, gpus={**leader.gpus, **gpus})
+    return found
 
 
 @lru_cache(maxsize=4)

@@ -21,15 +21,22 @@ def changed_lives(snapshot: SlurmSnapshot, before: Mapping[str, LifeSeen]) -> li
     found: list[LifeSeen] = []
     for job in snapshot.jobs.values():
         found += _changed(job, snapshot, before.get(job.id))
-    # Slurm forgot these: they ended, unseen, after the last look at which it still showed them.
-    gone = (life for life in before.values() if life.job not in snapshot.jobs and life.ended_at is None)
-    found += [replace(life, ended_at=max(life.seen_at, life.started_at or life.queued_at)) for life in gone]
+    found += [_gone(life) for life in before.values() if life.job not in snapshot.jobs and not life.ended_at]
     return found
+
+
+def _gone(life: LifeSeen) -> LifeSeen:
+    """Slurm forgot it: it ended, unseen, after the last look at which Slurm still showed it."""
+    return replace(life, ended_at=max(life.seen_at, life.started_at or life.queued_at))
 
 
 def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) -> Iterator[LifeSeen]:
     queued_at = (job.submit_at if job.restarts else job.eligible_at) or job.submit_at
     at = snapshot.taken_at
+    if before is not None and _is_of_another(before, job):
+        if before.ended_at is None and before.restart != job.restarts:
+            yield _gone(before)
+        before = None
     if before is not None and before.restart < job.restarts:
         if before.ended_at is None:
             yield _requeued(before, job, at)
@@ -44,6 +51,15 @@ def _changed(job: SlurmJob, snapshot: SlurmSnapshot, before: LifeSeen | None) ->
             state=job.state, user=job.user, account=job.account, partition=job.partition,
         )  # fmt: skip
         yield _as_shown(job, snapshot, first)
+
+
+def _is_of_another(life: LifeSeen, job: SlurmJob) -> bool:
+    """Of an earlier job of that number: slurmctld lost its state, and counts from the first number again. No
+    life is submitted after its start, and none is followed by one of fewer restarts."""
+    if job.restarts != life.restart or "COMPLETING" in {job.state, *job.flags}:
+        return job.restarts < life.restart
+    began = life.started_at
+    return began is not None and job.submit_at is not None and job.submit_at > began
 
 
 def _requeued(life: LifeSeen, job: SlurmJob, at: datetime) -> LifeSeen:

@@ -53,8 +53,13 @@ class Marks(msgspec.Struct, kw_only=True):
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """`since` to `today`: as in `JobMarks`; an earlier version kept no more than `since`."""
+
     since: datetime
     marks: dict[str, Marks]
+    counted: set[tuple[str, int]] = set()
+    day: int = 0
+    today: set[tuple[str, str, str]] = set()
 
 
 def faded(at: datetime, now: datetime, days: float = FADES_DAYS) -> float:
@@ -146,7 +151,13 @@ class JobMarks:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self) -> bytes:
-        kept = _Kept(since=self._looked_at or self._since, marks=self.marks)
+        kept = _Kept(
+            since=self._looked_at or self._since,
+            marks=self.marks,
+            counted=self._counted,
+            day=self._day,
+            today=self._today,
+        )
         return zlib.compress(msgspec.msgpack.encode(kept), 1)
 
     def load(self, packed: bytes) -> None:
@@ -156,3 +167,4 @@ class JobMarks:
         except (zlib.error, msgspec.DecodeError) as error:
             raise ValueError(f"no marks: {error}") from None
         self.marks, self._since = kept.marks, kept.since
+        self._counted, self._day, self._today = kept.counted, kept.day, kept.today

@@ -140,7 +140,7 @@ def vouched(batch: StepBatch, slurm: SlurmSnapshot | None) -> NDArray[np.bool_] 
 
     None: Slurm does not show the job as active, so nothing can be checked.
     """
-    shown = slurm.jobs.get(batch.job) if slurm is not None else None
+    shown = slurm.whole(batch.job) if slurm is not None else None
     if shown is None or not shown.active:
         return None
     if batch.restart > shown.restarts:

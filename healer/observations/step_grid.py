@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model.telemetry import StepBatch
+from healer.observations.steps import REWIND
 
 #: So many steps are kept.
 STEPS_KEPT = 200
@@ -67,9 +68,10 @@ def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> St
         return np.concatenate([getattr(batch, name) for batch in batches])
 
     rank, step = column("rank"), column("step")
-    steps = np.unique(step)[-STEPS_KEPT:]
-    ranks = np.unique(rank[step >= steps[0]])[:RANKS_AT_MOST]
-    keep = (step >= steps[0]) & (rank <= ranks[-1])
+    last = _of_last_pass(step, column("at"))
+    steps = np.unique(step[last])[-STEPS_KEPT:]
+    ranks = np.unique(rank[last & (step >= steps[0])])[:RANKS_AT_MOST]
+    keep = last & (step >= steps[0]) & (rank <= ranks[-1])
     rows, columns = np.searchsorted(ranks, rank[keep]), np.searchsorted(steps, step[keep])
 
     def matrix(name: str) -> Matrix:
@@ -97,6 +99,17 @@ def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> St
         work=matrix("work"),
     )
     return _placed(made, slurm_nodes)
+
+
+def _of_last_pass(step: NDArray[Any], at: Matrix) -> NDArray[np.bool_]:
+    """(n,) rows since the job last went back: from a checkpoint on it makes its steps again, maybe on fewer
+    nodes, and what lies beyond is of before. Of each step the time counts by which most ranks had made it."""
+    numbers, count = np.unique(step, return_counts=True)
+    made_at = at[np.lexsort((at, step))][np.cumsum(count) - 1 - count // 4]
+    lower = np.searchsorted(numbers, numbers - REWIND) - 1
+    reached = np.fmax.accumulate(made_at)[lower]
+    before = made_at[(lower >= 0) & (made_at < reached)]
+    return ~(at <= before.max()) if len(before) else np.ones(len(step), bool)
 
 
 def _global(batch: StepBatch, names: dict[str, int]) -> NDArray[np.int64]:

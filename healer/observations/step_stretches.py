@@ -76,14 +76,33 @@ def _steps(batches: Sequence[StepBatch]) -> list[_Step]:
     if not parts:
         return []
     numbers, ranks, ends, spans = (np.concatenate(column) for column in zip(*parts, strict=True))
-    begins = ends - spans
     numbered = (numbers >= 0) & (numbers < _SECONDS)
+    if numbered.any():
+        numbers, ranks, ends, spans = (column[numbered] for column in (numbers, ranks, ends, spans))
+        ends = _by_one_clock(numbers, ranks, ends, float(np.median(spans)))
+    begins = ends - spans
     if not numbered.any():
         its = ranks == ranks.min()
         order = np.argsort(ends[its], kind="stable")
         rows = zip(begins[its][order].tolist(), ends[its][order].tolist(), strict=True)
         return [_Step(-1, begin, end) for begin, end in rows]
-    return sorted(_numbered(numbers[numbered], begins[numbered], ends[numbered]), key=lambda step: step.end)
+    return sorted(_numbered(numbers, begins, ends), key=lambda step: step.end)
+
+
+def _by_one_clock(numbers: np.ndarray, ranks: np.ndarray, ends: np.ndarray, usual_s: float) -> np.ndarray:
+    """The ends of steps by the clock of the lowest rank. Ranks make a step together: one whose steps usually
+    end further from its ends than a step takes has another clock, and made none of them a second time."""
+    _, first = np.unique((ranks.astype(np.int64) << 32) | numbers, return_index=True)  # by rank and number
+    lowest = first[ranks[first] == ranks.min()]
+    same = lowest[np.minimum(np.searchsorted(numbers[lowest], numbers[first]), len(lowest) - 1)]
+    shared = numbers[same] == numbers[first]
+    off_s, whose = (ends[first] - ends[same])[shared], ranks[first][shared]
+    by_rank = np.lexsort((off_s, whose))
+    names, starts, counts = np.unique(whose[by_rank], return_index=True, return_counts=True)
+    middle_s = off_s[by_rank][starts + counts // 2]
+    place = np.minimum(np.searchsorted(names, ranks), len(names) - 1)
+    wrong = (names[place] == ranks) & (np.abs(middle_s[place]) > usual_s)
+    return ends - np.where(wrong, middle_s[place], 0.0)
 
 
 def _columns(batches: Sequence[StepBatch]) -> Iterator[tuple[np.ndarray, ...]]:

@@ -64,7 +64,7 @@ class Life(Protocol):
 
 def active_job(slurm: SlurmSnapshot | None, job: str) -> SlurmJob | None:
     """The job, if Slurm shows it as active; None if it does not, or no snapshot is known."""
-    shown = slurm.jobs.get(job) if slurm is not None else None
+    shown = slurm.whole(job) if slurm is not None else None
     return shown if shown is not None and shown.active else None
 
 
@@ -77,7 +77,7 @@ def ranks_most(job: str, slurm: SlurmSnapshot | None) -> int:
     """One more than the highest rank the job may have."""
     if slurm is None:
         return RANKS_MAX
-    shown = slurm.jobs.get(job)
+    shown = slurm.whole(job)
     if shown is None:
         return UNSHOWN_RANKS_MAX
     nodes = [(name, slurm.nodes.get(name)) for name in set(shown.nodes)]
@@ -256,14 +256,14 @@ class JobSteps:
         if self._places is not None and self._places[0] is jobs:
             return self._places[1]
         found = self._reported_places(slurm)
-        shown = slurm.jobs.get(self.job) if slurm is not None else None
+        shown = slurm.whole(self.job) if slurm is not None else None
         if shown is not None and slurm is not None and not (found.node >= 0).any():
             found = _by_slurm(self.ranks, shown, slurm) or found
         self._places = jobs, found
         return found
 
     def _reported_places(self, slurm: SlurmSnapshot | None) -> Places:
-        shown = slurm.jobs.get(self.job) if slurm is not None else None
+        shown = slurm.whole(self.job) if slurm is not None else None
         allowed = set(shown.nodes) if shown is not None else set(slurm.nodes) if slurm is not None else set()
         fits = np.array([name in allowed for name in self._names], bool)
         n = self.ranks

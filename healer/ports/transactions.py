@@ -196,6 +196,10 @@ class RunClaim(Protocol):
         """Hooks that were permitted to fail in the last 24 h."""
         ...
 
+    def alone(self, what: str) -> AbstractContextManager[bool]:
+        """Holds the named thing of the cluster while it lasts; False, at once: another run holds it."""
+        ...
+
     def references(self) -> Sequence[Reference]: ...
 
     def facts(self, playbooks: Sequence[str]) -> GateFacts:

@@ -63,7 +63,7 @@ class GoodputDuty:
                     changed[key] = now
         if changed:
             self._book.put_lives(list(changed.values()))
-        newest = sorted(changed.values(), key=lambda life: life.restart)
+        newest = sorted(changed.values(), key=lambda life: (life.queued_at, life.restart))
         lives = self._lives | {life.job: life for life in newest}
         before = (life for life in self._lives.values() if lives[life.job].restart != life.restart)
         ended = (changed.get((life.job, life.restart), life) for life in before)
@@ -123,7 +123,12 @@ def lives_of(past: PastJob) -> Sequence[JobLife]:
             held=life.held,
             stretches=tuple(past.stretches.get(life.restart, ())),
             saved=tuple(past.saved.get(life.restart, ())),
-            harms=harms_of(life.job, life.restart, past.incidents),
+            harms=harms_of(
+                life.job,
+                life.restart,
+                past.incidents,
+                is_cut=life.ended_at is not None and life.state != "COMPLETED",
+            ),
         )
         for life in past.lives
     ]

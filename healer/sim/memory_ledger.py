@@ -430,6 +430,8 @@ class MemoryLedger:
         self.snapshot: SlurmSnapshot | None = None
         self.checkpoints = MemoryCheckpoints()
         self._claimed: set[str] = set()
+        #: What runs hold alone.
+        self.held = set[str]()
 
     @contextmanager
     def transaction(self) -> Iterator[MemoryTx]:
@@ -544,6 +546,18 @@ class MemoryClaim:
         tables, now = self._ledger.tables, self._ledger.clock.now()
         dropped = {node: until for node, until in tables.probations.items() if until > now}
         return dropped | probations(tables.incidents.values(), now)
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[bool]:
+        held = self._ledger.held
+        if what in held:
+            yield False
+            return
+        held.add(what)
+        try:
+            yield True
+        finally:
+            held.discard(what)
 
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())

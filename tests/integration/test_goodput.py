@@ -10,13 +10,15 @@ from msgspec.structs import replace
 
 from healer.adapters.postgres.goodput_rows import PostgresGoodput, goodput_buckets, goodput_sums, job_goodput
 from healer.adapters.postgres.retention import EVENTS, tidy
-from healer.adapters.postgres.tables import goodput, job_lives, job_stretches
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
+from healer.model import HitBasis, JobHit, Review, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.model.goodput import HOURS_KEPT, Spent
 from healer.model.telemetry import StepBatch
 from healer.ports.answers import Buckets
 from healer.ports.goodput_book import GoodputBy
 from healer.processes.goodput_duty import GoodputDuty
+from tests.support.api import incident as an_incident
+from tests.support.api import save_incident
 
 START = datetime(2026, 11, 20, 2, 0, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -207,3 +209,76 @@ def test_old_rows_are_deleted(fresh_database: sa.Engine, ran: object) -> None:
     with fresh_database.connect() as conn:
         for table in (goodput, job_lives, job_stretches):
             assert conn.scalar(sa.select(sa.func.count()).select_from(table)) == 0
+
+
+def hit_by(engine: sa.Engine, hit: JobHit, **fields: object) -> None:
+    """An incident of the job is stored as it is now."""
+    given: dict[str, object] = {"opened": at(60), "updated": at(60), "closed": at(75), "jobs_hit": ("7",)}
+    with engine.begin() as conn:
+        conn.execute(sa.delete(incidents))
+        save_incident(conn, replace(an_incident(1), hit=(hit,), **(given | fields)))
+
+
+def test_a_review_counts_though_the_job_ended_long_ago(
+    fresh_database: sa.Engine, ran: Callable[[], GoodputDuty]
+) -> None:
+    """The person on call looks at it in the morning."""
+    hit = JobHit(job="7", basis=HitBasis.runs_on, started_at=at(10))
+    hit_by(fresh_database, hit, opened=at(60.5), closed=at(65), updated=at(65))
+    clock = Clock()
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    clock.moment = at(101)
+    duty.count()
+    assert hours(fresh_database, GoodputBy.cause)["xid-79", "hung"] > 0
+    night = 8 * 60
+    hit_by(fresh_database, hit, review=Review.false_alarm, opened=at(60.5), closed=at(65), updated=at(night))
+    clock.moment = at(night + 1)
+    duty.count()
+    assert {cause for cause, _ in hours(fresh_database, GoodputBy.cause)} == {""}
+    clock.moment = at(night + 12)
+    duty.count()
+    assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(night + 60)) == []
+
+
+def test_an_incident_of_an_earlier_job_of_that_number_hits_no_later_one(fresh_database: sa.Engine) -> None:
+    """slurmctld lost its state, and counts jobs from the first number again."""
+    ended = JobHit(job="7", basis=HitBasis.start, started_at=at(10), ended_at=at(60))
+    hit_by(fresh_database, ended, closed=None)  # its node is still being repaired
+    clock, day = Clock(), 24 * 60
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, day + 60, job(submit_at=at(day), start_at=at(day)))
+    duty.count()
+    assert hours(fresh_database, GoodputBy.cause, 2 * day) == {("", "unknown"): 16.0}
+
+
+def test_later_lives_of_an_earlier_job_of_that_number_are_none_of_this_one(fresh_database: sa.Engine) -> None:
+    clock, day = Clock(), 24 * 60
+    duty = GoodputDuty(PostgresGoodput(fresh_database, CLUSTER), Steps(), CLUSTER, clock)
+    follow(duty, clock, 20, job())
+    follow(duty, clock, 80, job(restarts=1, submit_at=at(70), start_at=at(70)))
+    duty.count()
+    before = hours(fresh_database, GoodputBy.user, day)
+    another = job(user="bob", submit_at=at(day), start_at=at(day))
+    follow(duty, clock, day + 60, another)
+    duty.count()
+    found = hours(fresh_database, GoodputBy.user, 2 * day)
+    assert {spent: value for (who, spent), value in found.items() if who == "bob"} == {"unknown": 16.0}
+    assert sum(value for (who, _), value in found.items() if who == "ann") >= sum(before.values())
+    assert PostgresGoodput(fresh_database, CLUSTER).to_count(at(day + 61)) == []
+
+
+@pytest.mark.parametrize(("by", "name"), [(GoodputBy.job, "7"), (GoodputBy.rack, "r1")])
+def test_jobs_and_racks_of_two_clusters_are_not_one(
+    fresh_database: sa.Engine, by: GoodputBy, name: str
+) -> None:
+    """Each cluster counts its jobs from 1, and has a rack of that name."""
+    clock = Clock()
+    for cluster in (CLUSTER, "pod2"):
+        duty = GoodputDuty(PostgresGoodput(fresh_database, cluster), Steps(), cluster, clock)
+        follow(duty, clock, 70, job(start_at=at(0)))
+        duty.count()
+    with fresh_database.connect() as conn:
+        alone, both = (goodput_sums(conn, of, START, at(60), by) for of in (["pod2"], None))
+    assert name in {each.name for each in alone}
+    assert {f"{CLUSTER}/{name}", f"pod2/{name}"} <= {each.name for each in both}
+    assert sum(each.gpu_hours for each in both) == pytest.approx(32.0)

@@ -722,3 +722,17 @@ def test_changed_texts_are_on_trial_until_enough_runs_were_let_go(bench: Bench) 
     assert [one.name for one in ledger.note_texts(changed, 2, START)] == ["rule/new"]
     assert {one.name for one in facts(bench).trials} == {"rule/new"}
     assert ledger.note_texts(first | {"rule/new": "1"}, 2, START)[0].name == "rule/new"
+
+
+def test_what_one_run_holds_alone_no_other_run_has(bench: Bench) -> None:
+    begin(bench, run("one", 1), run("other", 2))
+    with ExitStack() as stack:
+        one, other = claimed(stack, bench, "one"), claimed(stack, bench, "other")
+        with (
+            one.alone("spares a") as first,
+            other.alone("spares a") as second,
+            other.alone("spares b") as third,
+        ):
+            assert (first, second, third) == (True, False, True)
+        with other.alone("spares a") as then:
+            assert then

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from healer.adapters.postgres.figures import stats
+from healer.adapters.postgres.goodput_rows import PostgresGoodput
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.incident_rows import may_be_alike, parts_of
 from healer.adapters.postgres.loops import Beat, try_lead
@@ -21,6 +22,7 @@ from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import (
     audit_records,
     findings,
+    goodput,
     inbox,
     incidents,
     messages,
@@ -49,8 +51,10 @@ from healer.model import (
     Role,
     Run,
     RunState,
+    SlurmJob,
     StepEvent,
 )
+from healer.model.goodput import LifeSeen
 from healer.ports.answers import Arriving, Buckets, ChartFigures, OpenIncident, Sink
 from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
@@ -215,6 +219,46 @@ def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -
     known = known_of(fresh_database, CLUSTER, "4711")
     assert (known.gpu_hours_lost, known.gpu_hours_at_most) == (6.5, True)
     assert (totals.gpu_hours_lost, totals.gpu_hours_at_most, totals.jobs_unknown) == (6.5, 2.5, 1)
+
+
+def test_a_number_that_slurm_uses_again_is_another_job(fresh_database: sa.Engine) -> None:
+    """slurmctld lost its state: who has 4711 now sees their own job."""
+
+    def hit(number: int, opened: datetime, began: datetime, closed: datetime | None) -> Incident:
+        ended = JobHit(
+            job="4711", basis=HitBasis.start, started_at=began, ended_at=opened, since=began,
+            lost_gpu_hours=64.0,
+        )  # fmt: skip
+        return msgspec.structs.replace(incident(number), opened=opened, closed=closed, hit=(ended,))
+
+    month, hour = NOW - timedelta(days=30), NOW - timedelta(hours=1)
+    over = hit(1, month, month - timedelta(hours=8), month + timedelta(hours=1))
+    repaired_still = hit(2, month, month - timedelta(hours=8), None)
+    its_own = hit(3, NOW, hour, None)
+    life = LifeSeen(
+        job="4711", restart=0, queued_at=hour, seen_at=NOW, started_at=hour, state="RUNNING", user="bob"
+    )
+    used = {"cluster": CLUSTER, "job": "4711", "restarts": 1, "incident": over.id, "run": "r1"}
+    spent = {
+        "cluster": CLUSTER, "job": "4711", "restart": 0, "held": 0, "spent": "lost", "cause": "xid-79",
+        "incident": "", "user_name": "ann", "account": "", "partition": "train", "gpu_s": 3600.0,
+    }  # fmt: skip
+    queries = queries_of(fresh_database)
+    with fresh_database.begin() as conn:
+        for each in (over, repaired_still):
+            save_incident(conn, each)
+        conn.execute(sa.insert(requeues).values(**used, at=month))
+        conn.execute(sa.insert(goodput).values(**spent, hour=month))
+    assert len(queries.jobs.rows(CLUSTER, "4711").incidents) == 2
+    with fresh_database.begin() as conn:
+        save_incident(conn, its_own)
+    PostgresGoodput(fresh_database, CLUSTER).put_lives([life])
+    rows = queries.jobs.rows(CLUSTER, "4711")
+    assert [each.id for each in rows.incidents] == [its_own.id]
+    assert (rows.requeues, rows.goodput) == ((), ())
+    waits = SlurmJob(id="4711", state="PENDING", submit_at=NOW + timedelta(minutes=1))
+    PostgresSnapshots(fresh_database).put(msgspec.structs.replace(snapshot(), jobs={"4711": waits}))
+    assert queries_of(fresh_database).jobs.rows(CLUSTER, "4711").incidents == ()
 
 
 def test_saved_gpu_hours_compare_automatic_restarts_with_manual_ones(fresh_database: sa.Engine) -> None:

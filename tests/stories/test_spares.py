@@ -80,6 +80,43 @@ def test_a_spare_whose_change_was_never_answered_is_known_as_handed_over() -> No
     )  # fmt: skip
 
 
+class Slow:
+    """A Slurm whose first change of a reservation takes a while, in which other workers go on."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self.slurm, self.name = slurm, "slow"
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self.slurm, call)
+
+    def change_reservation(self, *given: Any) -> None:
+        for others in [self.meanwhile.pop()] if self.meanwhile else []:
+            others()
+        self.slurm.change_reservation(*given)
+
+
+def test_two_spares_that_are_handed_over_at_once_are_both_handed_over() -> None:
+    """Each change names all nodes of the reservation."""
+    spares = guards(spares=Spares(reservation="spares"), min_service_share=0.5)
+    site = Site(spare_fleet(), rules=rules_in(guards=spares), scheduler=Slow)
+    site.slurm.reserve(Reservation(name="spares", nodes=(name(9), name(10)), users=("root",)))
+    jobs = [site.slurm.add_job(nodes=4) for _ in range(2)]
+    lost = [job_of(site, job).nodes[0] for job in jobs]
+
+    def others() -> None:
+        for _ in range(10):
+            site.clock.advance(1)
+            site.drive()
+
+    site.scheduler.meanwhile.append(others)
+    site.run_for(60, *(line for node in lost for line in site.say(node, LOST)))
+    assert sorted(reserved(site)) == sorted(lost)
+    assert [job_of(site, job).state for job in jobs] == ["RUNNING", "RUNNING"]
+    handed = [entry.data["spare"] for run in site.runs for entry in site.log(run.id) if "spare" in entry.data]
+    assert sorted(handed) == [name(9), name(10)]
+
+
 def spare_checkpoints() -> list[str]:
     site, _ = with_spares()
     lose(site)

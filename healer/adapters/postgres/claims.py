@@ -90,6 +90,7 @@ WITH due AS (
 UPDATE runs SET epoch = runs.epoch + 1, lease_until = :until, wake_at = NULL
 FROM due WHERE runs.id = due.id RETURNING runs.id, runs.epoch, runs.doc
 """)
+_ALONE = sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended(:name, 0))")
 _LEFT = sa.text(
     "SELECT id, epoch FROM runs WHERE id = ANY(:ids) AND state = 'running' AND lease_until IS NOT NULL"
 )
@@ -529,6 +530,12 @@ class PostgresClaim:
         with ledger_errors(), self._engine.connect() as conn:
             now = self._clock.now()
             return probations(watched(conn, [self.run.cluster], now), now)
+
+    @contextmanager
+    def alone(self, what: str) -> Iterator[bool]:
+        """The lock ends with its session, so a worker that dies leaves nothing locked."""
+        with ledger_errors(), self._engine.begin() as conn:
+            yield bool(conn.scalar(_ALONE, {"name": f"{self.run.cluster} {what}"}))
 
     def references(self) -> list[Reference]:
         with ledger_errors(), self._engine.connect() as conn:

@@ -21,7 +21,7 @@ from healer.adapters.postgres.engine import (
 from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
-from healer.model import Incident
+from healer.model import Incident, SlurmJob
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
 from healer.ports.goodput_book import GoodputBy, PastJob
@@ -30,6 +30,8 @@ from healer.ports.goodput_book import GoodputBy, PastJob
 _PASS = 1000
 #: A running job is counted so often. One that ended is counted twice: its incidents are settled only later.
 RECOUNT, SETTLED = timedelta(minutes=10), timedelta(minutes=30)
+#: A person reviews an incident, or it ends, long after the job: that is found if it is no older than this.
+_NEWS = timedelta(days=7)
 #: Of older hours steps and checkpoints are being deleted.
 PROVEN = EVENTS - timedelta(days=1)
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -91,6 +93,7 @@ class PostgresGoodput(ClusterStore):
     def to_count(self, now: datetime) -> list[str]:
         """Jobs whose hours are due to be counted, those never counted first."""
         life = job_lives.c
+        news = _news(self.cluster, now)
         due = sa.or_(
             life.counted_at.is_(None),
             sa.and_(life.ended_at.is_(None), life.counted_at < now - RECOUNT),
@@ -99,9 +102,14 @@ class PostgresGoodput(ClusterStore):
                 life.ended_at <= now - SETTLED,
                 life.ended_at > now - 7 * SETTLED,
             ),
+            # Its own time is when it was asked for: the detector stores it a little later.
+            sa.and_(life.counted_at < news.c.at + RECOUNT, life.counted_at < now - RECOUNT),
         )
         oldest = sa.func.min(life.counted_at)
-        query = sa.select(life.job).where(life.cluster == self.cluster, due).group_by(life.job)
+        its = job_lives.outerjoin(news, news.c.job == life.job)
+        query = (
+            sa.select(life.job).select_from(its).where(life.cluster == self.cluster, due).group_by(life.job)
+        )
         with reading(self._engine) as conn:
             return list(conn.execute(query.order_by(oldest.nulls_first()).limit(_PASS)).scalars())
 
@@ -110,7 +118,7 @@ class PostgresGoodput(ClusterStore):
         query = sa.select(job_lives.c.doc).where(_of(job_lives, self.cluster, job))
         hit = incidents.c.cluster == self.cluster, incidents.c.doc["jobs_hit"].contains([job])
         with reading(self._engine) as conn:
-            lives = read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen)
+            lives = _of_newest(read_docs(conn, query.order_by(job_lives.c.restart), LifeSeen))
             since = _first_queued(lives)
             stretches: dict[int, list[Stretch]] = {}
             for row in conn.execute(_stretches(self.cluster, job).order_by(job_stretches.c.began_at)):
@@ -124,7 +132,9 @@ class PostgresGoodput(ClusterStore):
                 lives=lives,
                 stretches=stretches,
                 saved=saved,
-                incidents=read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident),
+                incidents=hit_since(
+                    read_docs(conn, sa.select(incidents.c.doc).where(*hit), Incident), job, since
+                ),
             )
 
     def put_hours(self, lives: Sequence[LifeSeen], hours: Sequence[HourSpent], now: datetime) -> None:
@@ -151,10 +161,40 @@ class PostgresGoodput(ClusterStore):
             conn.execute(sa.delete(goodput).where(counted, goodput.c.hour >= since))
             if rows:
                 conn.execute(sa.insert(goodput), rows)
+            # Those of an earlier job of that number are done with.
+            older = sa.update(job_lives).where(its, job_lives.c.ended_at <= _first_queued(lives))
+            conn.execute(older.values(counted_at=now))
             for life in lives:
                 same = job_lives.c.ended_at.is_not_distinct_from(life.ended_at)
                 this = sa.update(job_lives).where(its, job_lives.c.restart == life.restart, same)
                 conn.execute(this.values(counted_at=now))
+
+
+def _news(cluster: str, now: datetime) -> sa.Subquery:
+    """The jobs that incidents hit which changed lately, and when the last of these did."""
+    jobs = sa.func.jsonb_array_elements_text(incidents.c.doc["jobs_hit"]).table_valued(
+        "value", name="hit_job"
+    )
+    query = sa.select(jobs.c.value.label("job"), sa.func.max(incidents.c.updated).label("at"))
+    lately = incidents.c.cluster == cluster, incidents.c.updated > now - _NEWS
+    return query.select_from(incidents.join(jobs, sa.true())).where(*lately).group_by(jobs.c.value).subquery()
+
+
+def _of_newest(lives: Sequence[LifeSeen]) -> list[LifeSeen]:
+    """Those of one job, by restart count, without lives of an earlier job of that number: these had more
+    restarts, and are older."""
+    newest = max(lives, key=lambda life: (life.queued_at, life.restart), default=None)
+    return [life for life in lives if newest is not None and life.restart <= newest.restart]
+
+
+def hit_since(found: Sequence[Incident], job: str, since: datetime) -> list[Incident]:
+    """Those that did not hit an earlier job of that number. `since`: when the job was queued first."""
+
+    def is_older(incident: Incident) -> bool:
+        began = (hit.started_at for hit in incident.hit if hit.job == job)
+        return (incident.closed or since) < since or any(at is not None and at < since for at in began)
+
+    return [incident for incident in found if not is_older(incident)]
 
 
 def _first_queued(lives: Sequence[LifeSeen]) -> datetime:
@@ -183,22 +223,23 @@ def _stretches(cluster: str, job: str) -> sa.Select:
 
 _RACK = sa.text("""
 SELECT goodput.partition, goodput.spent, coalesce(rack.key, '') AS name, sum(goodput.gpu_s *
-  coalesce(rack.value::float / nullif((held.value ->> 1)::float, 0), 1)) / 3600 AS gpu_hours
+  coalesce(rack.value::float / nullif((held.value ->> 1)::float, 0), 1)) / 3600 AS gpu_hours, goodput.cluster
 FROM goodput LEFT JOIN job_lives USING (cluster, job, restart)
 LEFT JOIN LATERAL (SELECT job_lives.doc -> 'held' -> goodput.held AS value) AS held ON true
 LEFT JOIN LATERAL jsonb_each_text(held.value -> 3) AS rack ON true
 WHERE (CAST(:all AS boolean) OR goodput.cluster = ANY(:clusters)) AND hour >= :since AND hour < :until
-GROUP BY 1, 2, 3
+GROUP BY 1, 2, 3, 5
 """)
 
 
 def goodput_sums(
     conn: sa.Connection, clusters: Sequence[str] | None, since: datetime, until: datetime, by: GoodputBy
 ) -> list[GoodputSum]:
-    """GPU-hours of the hours that begin in that time."""
+    """GPU-hours of the hours that begin in that time. Each cluster has jobs and racks of its own: those of
+    several are named CLUSTER/NAME."""
     if by is GoodputBy.rack:
         values = {"all": clusters is None, "clusters": list(clusters or ()), "since": since, "until": until}
-        return [_sum(row) for row in conn.execute(_RACK, values)]
+        return _of_clusters(conn.execute(_RACK, values).all())
     row = goodput.c
     names = {
         GoodputBy.job: row.job,
@@ -211,7 +252,15 @@ def goodput_sums(
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
     query = sa.select(row.partition, row.spent, names[by].label("name"), hours)
     its = query.where(matches(row.cluster, clusters), row.hour >= since, row.hour < until)
+    if by is GoodputBy.job:
+        return _of_clusters(conn.execute(its.add_columns(row.cluster).group_by(sa.text("1, 2, 3, 5"))).all())
     return [_sum(found) for found in conn.execute(its.group_by(sa.text("1, 2, 3")))]
+
+
+def _of_clusters(rows: Sequence[Any]) -> list[GoodputSum]:
+    if len({row.cluster for row in rows}) < 2:
+        return [_sum(row) for row in rows]
+    return [replace(_sum(row), name=row.name and f"{row.cluster}/{row.name}") for row in rows]
 
 
 def _sum(row: Any) -> GoodputSum:
@@ -224,12 +273,25 @@ def job_user(conn: sa.Connection, cluster: str, job: str) -> str:
     return conn.execute(last.limit(1)).scalar() or ""
 
 
-def job_goodput(conn: sa.Connection, cluster: str, job: str) -> list[GoodputSum]:
-    """Of one job, over all its lives; `name` is the cause."""
+def job_since(conn: sa.Connection, cluster: str, job: str, shown: SlurmJob | None) -> datetime:
+    """When the job that has this number now was queued first: what is older is of an earlier one. `shown`: as
+    Slurm shows it."""
+    query = sa.select(job_lives.c.doc).where(_of(job_lives, cluster, job)).order_by(job_lives.c.restart)
+    lives = _of_newest(read_docs(conn, query, LifeSeen))
+    queued = [lives[0].queued_at] if lives and not lives[0].restart else []
+    if shown is not None and shown.submit_at is not None and not shown.restarts:
+        queued.append(shown.submit_at)
+    return max(queued, default=_NEVER)
+
+
+def job_goodput(conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER) -> list[GoodputSum]:
+    """Of one job, over all its lives since then; `name` is the cause."""
     row = goodput.c
     hours = (sa.func.sum(row.gpu_s) / 3600.0).label("gpu_hours")
     query = sa.select(row.partition, row.spent, row.cause.label("name"), hours)
-    its = query.where(_of(goodput, cluster, job)).group_by(row.partition, row.spent, row.cause)
+    its = query.where(_of(goodput, cluster, job), row.hour >= _hour(since)).group_by(
+        row.partition, row.spent, row.cause
+    )
     return [_sum(found) for found in conn.execute(its)]
 
 

@@ -1,7 +1,7 @@
 """The read side of the API and the console on PostgreSQL."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
 from healer.adapters.postgres.glass_rows import glass_state
-from healer.adapters.postgres.goodput_rows import job_goodput, job_user
+from healer.adapters.postgres.goodput_rows import hit_since, job_goodput, job_since, job_user
 from healer.adapters.postgres.incident_rows import (
     OpenIncidents,
     PostgresIncidents,
@@ -55,6 +55,7 @@ from healer.ports.answers import (
 from healer.ports.queries import Queries
 from healer.text import from_stored
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
 #: Incidents in the history on a node's page.
 _HISTORY = 50
 #: The GPUs of a node are read from its last heartbeat within this time.
@@ -182,6 +183,7 @@ _CHECKPOINTS = sa.text(
       doc #>> '{data,sha256}' AS sha256
     FROM inbox
     WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
+      AND arrived_at >= :since
     ORDER BY arrived_at DESC
     LIMIT :limit
     """
@@ -199,7 +201,7 @@ _ERRORS = sa.text(
       max(last_at) AS until
     FROM fault_bursts
     WHERE cluster = :cluster AND doc -> 'jobs' @> to_jsonb(ARRAY[:job ::text])
-      AND doc ->> 'fault_class' = :class
+      AND doc ->> 'fault_class' = :class AND last_at >= :since
     GROUP BY fault
     ORDER BY lines DESC, fault
     LIMIT :limit
@@ -207,9 +209,11 @@ _ERRORS = sa.text(
 )
 
 
-def _checkpoints(conn: sa.Connection, cluster: str, job: str) -> list[CheckpointSeen]:
-    """The last ones, oldest first."""
-    newest = {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN}
+def _checkpoints(
+    conn: sa.Connection, cluster: str, job: str, since: datetime = _NEVER
+) -> list[CheckpointSeen]:
+    """The last ones since then, oldest first."""
+    newest = {"cluster": cluster, "job": job, "limit": CHECKPOINTS_SHOWN, "since": since}
     found = read_structs(conn, _CHECKPOINTS, CheckpointSeen, newest)
     return sorted(found, key=lambda checkpoint: checkpoint.at)
 
@@ -222,30 +226,35 @@ class PostgresJobs(SnapshotStore):
     def rows(self, cluster: str, job: str) -> JobRows:
         key = {"cluster": cluster, "job": job}
         with reading(self._engine) as conn:
-            hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
-            found = incident_page(conn, hit, INCIDENTS_SHOWN).items
-            requeued = (
-                sa.select(requeues.c.restarts, requeues.c.at, requeues.c.incident, requeues.c.run)
-                .where(requeues.c.cluster == cluster, requeues.c.job == job)
-                .order_by(requeues.c.id)
-            )
-            errors = {**key, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
             snapshot = self._snapshots.read(conn, cluster)
             shown = snapshot.jobs.get(job) if snapshot else None
+            since = job_since(conn, cluster, job, shown)
+            hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
+            hit.append(sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since))
+            found = hit_since(incident_page(conn, hit, INCIDENTS_SHOWN).items, job, since)
+            requeued = (
+                sa.select(requeues.c.restarts, requeues.c.at, requeues.c.incident, requeues.c.run)
+                .where(requeues.c.cluster == cluster, requeues.c.job == job, requeues.c.at >= since)
+                .order_by(requeues.c.id)
+            )
+            errors = {**key, "since": since, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
             return JobRows(
                 snapshot=snapshot,
                 user=shown.user if shown else job_user(conn, cluster, job),
                 incidents=tuple(found),
                 requeues=tuple(read_structs(conn, requeued, Requeue)),
-                done=_steps_on_job(conn, cluster, job, [incident.id for incident in found]),
+                done=_steps_on_job(conn, cluster, job, [incident.id for incident in found], since),
                 errors=tuple(read_structs(conn, _ERRORS, JobErrors, errors)),
-                checkpoints=tuple(_checkpoints(conn, cluster, job)),
-                goodput=tuple(job_goodput(conn, cluster, job)),
+                checkpoints=tuple(_checkpoints(conn, cluster, job, since)),
+                goodput=tuple(job_goodput(conn, cluster, job, since)),
             )
 
 
-def _steps_on_job(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str]) -> tuple[JobDone, ...]:
-    """Ended steps on the job, of the runs of these incidents and of runs on the job itself; oldest first."""
+def _steps_on_job(
+    conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str], since: datetime
+) -> tuple[JobDone, ...]:
+    """Ended steps on the job since then, of the runs of these incidents and of runs on the job itself; oldest
+    first."""
     of_job = sa.or_(
         sa.and_(runs.c.incident.in_(hit_by), run_log.c.step.endswith(f":{job}", autoescape=True)),
         runs.c.job == job,
@@ -253,7 +262,7 @@ def _steps_on_job(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[
     rows = conn.execute(
         sa.select(run_log.c.doc, runs.c.id, runs.c.incident)
         .join(runs, runs.c.id == run_log.c.run)
-        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_STEP_ENDED))
+        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_STEP_ENDED), run_log.c.at >= since)
         .order_by(run_log.c.seq.desc())
         .limit(DONE_SHOWN)
     ).all()

@@ -93,3 +93,10 @@ def test_plans_are_shown_a_little_past_the_best() -> None:
 def test_a_wrong_assumption_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"nodes": 8, "mtbf_h": 100} | wrong, SparesAsked)
+
+
+def test_a_job_that_faults_never_let_come_to_a_step_has_no_effective_time() -> None:
+    asked = SparesAsked(nodes=10_000, mtbf_h=1.0)
+    plans = plans_up_to_best(asked)
+    assert {(plan.effective, plan.per_gpu, plan.requeues_per_day) for plan in plans} == {(0.0, 0.0, 0.0)}
+    assert best_of(plans).spares == 0

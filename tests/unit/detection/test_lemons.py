@@ -162,6 +162,17 @@ def test_words_fade_are_forgotten_and_are_kept_over_a_restart() -> None:
         again.load(b"x")
 
 
+def test_whom_today_counted_is_known_after_a_restart() -> None:
+    """An array goes on failing on one node while healer is upgraded."""
+    marks = JobMarks()
+    marks.look(picture(ended("7", "n1", end_at=START), ended("8", "n1")), START)
+    again = JobMarks()
+    again.load(marks.pack())
+    later = START + timedelta(minutes=2)
+    again.look(picture(ended("8", "n1"), ended("9", "n1", end_at=later)), later)
+    assert (again.marks["n1"].failed, again.marks["n1"].ended) == pytest.approx((1.0, 1.0), abs=0.01)
+
+
 def test_without_a_picture_nothing_is_said() -> None:
     marks = JobMarks()
     marks.look(None, START)

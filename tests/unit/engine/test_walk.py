@@ -638,6 +638,19 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
 
 
+def test_of_two_incidents_that_two_people_merge_into_each_other_one_goes_on() -> None:
+    """Each asked for it before the other's wish was carried out."""
+    site = Site(10, mode=Mode.off)
+    lost(site, 1)
+    lost(site, 2)
+    first, second = site.open_incidents
+    site.send_command(CommandKind.merge, incident=second.id, into=first.id)
+    site.send_command(CommandKind.merge, by="bob", incident=first.id, into=second.id)
+    site.run_for(3)
+    assert site.incident.id == first.id
+    assert site.ledger.tables.incidents[second.id].merged_into == first.id
+
+
 def test_a_later_fault_of_the_node_hides_no_forgotten_drain() -> None:
     """A person resolved the incident of the drain; that of the later fault only says that the node is out."""
     site = after_a_fault(Mode.auto)

@@ -82,6 +82,13 @@ def test_without_step_times_an_incident_still_tells_what_was_lost() -> None:
     }
 
 
+def test_what_did_not_keep_a_job_from_its_end_stopped_nothing() -> None:
+    """A line said that its GPU was lost, and the job without step times completed hours later."""
+    lost = harm(600, stopped_at=600)
+    over = life(0, 0, 7000, state="COMPLETED", harms=(lost,))
+    assert seconds(partition([over], at(7000))) == {("unknown", ""): 7000}
+
+
 def test_running_steps_are_unsaved_until_a_checkpoint_holds_them() -> None:
     runs = life(0, 0, None, stretches=(steps(0, 1, 10),), saved=(SavedStep(at(60), 6),))
     assert seconds(partition([runs], at(100))) == {("productive", ""): 60, ("unsaved", ""): 40}
@@ -172,6 +179,26 @@ def test_a_false_alarm_explains_only_the_end_that_healer_made(
     hit = JobHit(job="7", basis=HitBasis.runs_on, ended_at=ended_at)
     alarm = an_incident(opened=at(100), hit=(hit,), review=review)
     assert bool(harms_of("7", 0, [alarm])) is explains
+
+
+def test_a_false_alarm_ended_no_work_that_goes_on() -> None:
+    hit = JobHit(job="7", basis=HitBasis.start, ended_at=at(110))
+    alarm = an_incident(opened=at(100), hit=(hit,), review=Review.false_alarm)
+    assert harms_of("7", 0, [alarm], is_cut=False) == ()
+
+
+def test_two_incidents_that_two_people_merged_into_each_other_are_counted() -> None:
+    """Each asked for it before the other's wish was stored."""
+    hit = JobHit(job="7", basis=HitBasis.runs_on)
+    one = an_incident(id="i1", hit=(hit,), merged_into="i2")
+    other = an_incident(id="i2", hit=(hit,), merged_into="i1")
+    assert len(harms_of("7", 0, [one, other])) == 2
+
+
+def test_steps_that_took_no_time_keep_no_job_from_being_counted() -> None:
+    none = Stretch(at(50), at(50), -1, -1)
+    runs = life(0, 0, 100, stretches=(none,), saved=(SavedStep(at(70), 0),))
+    assert seconds(partition([runs], at(100))) == {("starting", ""): 100}
 
 
 def test_times_of_a_wrong_clock_are_cut() -> None:

@@ -105,6 +105,20 @@ def test_without_one_it_costs_at_most_all_since_the_life_began() -> None:
     assert (found.basis, found.at_most, found.lost_gpu_hours) == (HitBasis.start, True, 32.0)
 
 
+def test_a_checkpoint_of_an_earlier_job_of_that_number_saved_nothing_of_this_one() -> None:
+    """slurmctld lost its state a month ago, and counts jobs from the first number again."""
+    found = hit(incident(), shown(job()), checkpoint=saved(START - timedelta(days=40)))
+    assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 32.0)
+
+
+def test_a_heterogeneous_job_loses_the_work_of_all_its_components() -> None:
+    """It is restarted as a whole."""
+    leader = job(nodes=("gpu0001",), het_job="4711", het_offset=0)
+    other = job(id="4712", nodes=("gpu0002",), het_job="4711", het_offset=1)
+    found = hit(incident(), shown(leader, other), checkpoint=saved(START - timedelta(minutes=30)))
+    assert (found.gpus, found.nodes, found.lost_gpu_hours) == (16, 2, 8.0)
+
+
 def test_only_the_gpus_that_the_job_held_count() -> None:
     shared = job(gpus={"gpu0001": (3,), "gpu0002": ()})
     assert hit(incident(), shown(shared)).gpus == 1

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
@@ -108,3 +109,21 @@ def test_the_first_word_on_spares_after_nodes_left_holds_from_then_on() -> None:
         (at(60), 8),
         (at(500), 0),
     ]
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_number_that_slurm_uses_again_is_another_job(restarts: int) -> None:
+    """slurmctld lost its state, and healer went on: it never saw the number without a job."""
+    before = replace(RUNS, restarts=restarts)
+    seen = look({}, 90, before)
+    another = replace(RUNS, user="bob", submit_at=at(300), start_at=at(330))
+    (*ended, begun) = changed_lives(picture(345, another), seen)
+    assert (begun.restart, begun.user, begun.queued_at, begun.started_at) == (0, "bob", at(300), at(330))
+    assert [life.held[0].since for life in (begun,)] == [at(330)]
+    assert [(life.restart, life.ended_at) for life in ended] == ([(2, at(90))] if restarts else [])
+    waits = replace(another, state="PENDING", nodes=(), start_at=None)
+    assert [life.user for life in changed_lives(picture(345, waits), seen)] == (["ann"] if restarts else [])
+
+
+def picture(seconds: float, *jobs: SlurmJob) -> SlurmSnapshot:
+    return SlurmSnapshot(cluster="c", taken_at=at(seconds), nodes=NODES, jobs={job.id: job for job in jobs})

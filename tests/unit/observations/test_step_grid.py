@@ -123,3 +123,23 @@ def test_the_slowest_come_first_and_need_three_steps() -> None:
     assert [one.rank for one in found] == [2, 0, 1, 3]
     assert (found[0].node, found[0].slow_steps) == ("n1", 10)
     assert found[0].slower == pytest.approx(0.2)
+
+
+def test_a_job_that_went_back_to_a_checkpoint_is_shown_as_it_is_now() -> None:
+    """A node left it, and its launcher began again from step 100 on the other one."""
+
+    def made_by(ranks: int, first: int, last: int, begun: float) -> list[StepBatch]:
+        return [
+            batch(of_ranks(dict.fromkeys(range(ranks), 1.0), step=step, at=begun + step - first, node=0))
+            for step in range(first, last)
+        ]
+
+    gone = [
+        batch([{"rank": 2, "step": step, "compute_s": 9.0, "at": float(step), "node": 1}])
+        for step in range(300)
+    ]
+    made = grid([*made_by(2, 0, 300, 0.0), *gone, *made_by(2, 100, 130, 400.0)])
+    assert made is not None
+    assert (made.step[0], made.step[-1], made.rank.tolist()) == (100, 129, [0, 1])
+    assert made.at.tolist() == [400.0 + step for step in range(30)]
+    assert [one.rank for one in slowest(made, deviation(made))] == [0, 1]

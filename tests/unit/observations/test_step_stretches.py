@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 
 from healer.model.goodput import Stretch
 from healer.model.telemetry import StepBatch
@@ -75,3 +76,11 @@ def test_a_long_stretch_is_cut() -> None:
     found = stretches(None, [batch(*steps(1, 400, 0))])
     assert max((each.end - each.begin).total_seconds() for each in found) <= MOST_S + 2
     assert sum(each.steps for each in found) == 400
+
+
+@pytest.mark.parametrize("off_s", [-7.0, 3.0])
+def test_a_rank_whose_host_has_another_clock_makes_no_step_twice(off_s: float) -> None:
+    sent = batch(
+        *steps(1, 20, 100), *((number, 1, end + off_s, took) for number, _, end, took in steps(1, 20, 100))
+    )
+    assert plain(stretches(None, [sent])) == [(100, 140, 1, 20)]

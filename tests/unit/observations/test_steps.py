@@ -371,3 +371,21 @@ def test_first_report_of_each_newer_step_counts_as_news() -> None:
         job.take(replace(sent, arrived_at=START + timedelta(seconds=5 + later_s)))
     assert job.news_at == START + timedelta(seconds=13)
     assert list(job.news_s) == [3.0, 5.0]
+
+
+def test_ranks_of_a_heterogeneous_job_run_on_all_its_components() -> None:
+    """Slurm gives every task of it the leader's number."""
+    shown = slurm()
+    whole = shown.jobs["4711"]
+    first, second = ({name: whole.gpus[name] for name in half} for half in (whole.nodes[:2], whole.nodes[2:]))
+    leader = msgspec.structs.replace(whole, nodes=tuple(first), gpus=first, het_job="4711", het_offset=0)
+    other = msgspec.structs.replace(leader, id="4712", nodes=tuple(second), gpus=second, het_offset=1)
+    ended = msgspec.structs.replace(other, id="4713", nodes=("gpu0009",), state="COMPLETED", het_offset=2)
+    jobs = {one.id: one for one in (leader, other, ended)}
+    parts = msgspec.structs.replace(shown, jobs=jobs)
+    times, job = fed(batch(1, np.ones(32)), shown=parts)
+    assert (values(job, 1), times.dropped) == ([1.0] * 32, 0)
+    places = job.places(parts)
+    assert [places.nodes[index] for index in places.node[::8]] == list(whole.nodes)
+    unplaced = fed(batch(1, np.ones(32), placed=False), shown=parts)[1].places(parts)
+    assert [unplaced.nodes[index] for index in unplaced.node[::8]] == list(whole.nodes)

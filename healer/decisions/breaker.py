@@ -33,7 +33,7 @@ STORM_WINDOW = timedelta(minutes=5)
 ACTIONS_COUNTED = 10
 ACTIONS_AT_LEAST = 4
 
-_WITHDRAWN = frozenset({RunState.cancelled, RunState.rejected})
+_WITHDRAWN = frozenset({RunState.cancelled, RunState.rejected, RunState.undone})
 _WORKED = frozenset({RunState.waiting, RunState.done})
 
 
@@ -178,7 +178,7 @@ def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -
     """The breaker after news of a run. Only news of the half-open breaker's canary changes it.
 
     Closed when the canary worked (the roots stay for the cool-down), open again when it got stuck. A
-    cancelled or rejected canary proves nothing: the next run may be the canary.
+    cancelled, rejected or undone canary proves nothing: the next run may be the canary.
     """
     if breaker.state is not BreakerState.half_open or breaker.canary != run:
         return breaker

@@ -29,6 +29,7 @@ from healer.incidents.growth import jobs_of_all
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
+    NODE_REMOVING,
     FaultClass,
     GateFacts,
     Guard,
@@ -354,10 +355,7 @@ def _update_breaker(walk: Walk) -> None:
     facts = walk.gate
     breaker = facts.breaker
     if breaker.canary is not None:
-        canary = walk.tx.run(breaker.canary)
-        state = canary.state if canary is not None else RunState.cancelled
-        if state is RunState.running and _has_drained(walk, breaker.canary):
-            state = RunState.waiting
+        state = _canary_state(walk, walk.tx.run(breaker.canary))
         breaker = after_run_news(breaker, breaker.canary, state, walk.now)
     roots = storm_roots(walk.work.by_id.values(), facts, walk.rules, walk.now)
     nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
@@ -369,6 +367,27 @@ def _update_breaker(walk: Walk) -> None:
         roots_named = sorted({root.node for root in breaker.roots})
         walk.audit("breaker.opened", f"breaker/{breaker.cluster}", why=breaker.why, roots=roots_named)
     walk.facts = msgspec.structs.replace(facts, breaker=breaker)
+
+
+def _canary_state(walk: Walk, canary: Run | None) -> RunState:
+    """What the canary shows: one whose drain lasts did well; one that ended before it took a node shows as
+    little as one that was cancelled."""
+    if canary is None:
+        return RunState.cancelled
+    if canary.state is RunState.running and _has_drained(walk, canary.id):
+        return RunState.waiting
+    if canary.state is RunState.done and not _has_taken(walk, canary):
+        return RunState.cancelled
+    return canary.state
+
+
+def _has_taken(walk: Walk, run: Run) -> bool:
+    """A removing step of this run is done, and not because another run had done it before."""
+    name = run.incident or ""
+    incident = walk.work.by_id.get(name) or walk.tx.incident(name)
+    steps = walk.tx.steps_of(incident) if incident is not None else ()
+    done = (entry for entry in steps if entry.run == run.id and entry.event is StepEvent.done)
+    return any(entry.data.get("verb") in NODE_REMOVING and not entry.data.get("other") for entry in done)
 
 
 def _has_drained(walk: Walk, run: str) -> bool:

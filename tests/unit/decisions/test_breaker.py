@@ -157,7 +157,8 @@ class TestResetAndCanary:
 
     def test_a_withdrawn_canary_makes_room(self):
         half = msgspec.structs.replace(reset(self.opened(), "alice", "x", NOW), canary="r1")
-        assert after_run_news(half, "r1", RunState.cancelled, NOW).canary is None
+        for state in (RunState.cancelled, RunState.rejected, RunState.undone):
+            assert after_run_news(half, "r1", state, NOW).canary is None
         assert after_run_news(half, "r2", RunState.cancelled, NOW) == half
 
     def test_the_roots_that_the_person_knew_never_open_it_again_new_ones_do(self):

@@ -17,6 +17,7 @@ from healer.model import (
     CommandKind,
     Guard,
     IncidentState,
+    LogEntry,
     Mode,
     Outcome,
     Playbook,
@@ -25,8 +26,10 @@ from healer.model import (
     Severity,
     SlurmNode,
     Step,
+    StepEvent,
     Verb,
 )
+from healer.playbooks.advance import UNDO
 from healer.ports.commanding import RunRequest
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
@@ -265,6 +268,45 @@ def test_a_canary_that_was_resolved_away_lets_the_next_one_try() -> None:
     site.walk(*site.say(1, LOST))
     site.run_for(5)
     assert site.node(1).drain
+
+
+def test_a_canary_that_found_nothing_to_take_lets_the_next_one_try() -> None:
+    """Slurm's own drain was lifted between the gate's answer and the step: no removal has shown anything."""
+    rules = rules_in()
+    adopts = [
+        msgspec.structs.replace(rule, mode=Mode.auto) if rule.playbook == "adopt-slurm-drain" else rule
+        for rule in rules.rules
+    ]
+    site = Site(10, rules=rules_in(rules=tuple(adopts)))
+    site.slurm.person_drain(name(1), "Kill task failed", "slurm")
+
+    def lift(at: str) -> None:
+        if at == "started:drain":
+            site.slurm.resume(name(1))
+
+    site.on_checkpoint = lift
+    half_open(site, None)
+    site.run_for(20)
+    (run,) = site.runs
+    assert run.state is RunState.done and not site.node(1).drain
+    breaker = site.ledger.tables.breaker
+    assert breaker is not None
+    assert (breaker.state, breaker.canary) == (BreakerState.half_open, None)
+
+
+def test_after_a_canary_that_a_person_undid_the_next_node_is_the_canary() -> None:
+    site = Site(10)
+    drained(site)
+    run = site.runs[0].id
+    half_open(site, run)
+    entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="ann: no")
+    site.ledger.tables.log[run].append(entry)
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(run, RunState.running, why="ann: no", at=site.now)
+    site.run_for(30)
+    assert site.ledger.tables.runs[run].state is RunState.undone and not site.node(1).drain
+    site.run_for(5, *site.say(2, LOST))
+    assert site.node(2).drain
 
 
 def test_only_one_run_is_the_canary_however_many_were_granted_before() -> None:

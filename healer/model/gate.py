@@ -218,9 +218,9 @@ class LedgerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `slots` are those held now; `granted` the moments of all slots granted in the last hour (not those by
     law 2); `requeues` the last 24 h; `remedies` the last 24 h; `modes` rule -> mode set while running;
-    `actions` outcome (True = worked) of the last ten removing steps, oldest first; `running` node -> run;
-    `unmade` node -> when the run of its slot ended, where no drain was read back; `kept` node -> the person
-    whose run has its slot, and has not ended.
+    `actions` outcome (True = worked) of the last ten removing steps since the breaker last changed, oldest
+    first; `running` node -> run; `unmade` node -> when the run of its slot ended, where no drain was read
+    back; `kept` node -> the person whose run has its slot, and has not ended.
     """
 
     slots: tuple[Slot, ...] = ()

@@ -106,8 +106,8 @@ class Tables:
     log: dict[str, list[LogEntry]] = field(default_factory=dict)
     #: Number of log entries ever written: it grows when a run does something.
     logged: int = 0
-    #: Whether each of the last ten steps that removed nodes succeeded, oldest first.
-    ended: list[bool] = field(default_factory=list)
+    #: When each of the last ten steps that removed nodes ended, and whether it succeeded, oldest first.
+    ended: list[tuple[datetime, bool]] = field(default_factory=list)
     slots: dict[str, Slot] = field(default_factory=dict)
     granted: list[Slot] = field(default_factory=list)
     requeues: list[RequeueUse] = field(default_factory=list)
@@ -203,6 +203,8 @@ _DAY = timedelta(hours=24)
 
 def gate_facts(tables: Tables, cluster: str, snapshot: SlurmSnapshot | None, now: datetime) -> GateFacts:
     """What the gate decides by: `snapshot` is Slurm's picture as it sees it."""
+    breaker = tables.breaker or Breaker(cluster=cluster)
+    since = breaker.since
     return GateFacts(
         cluster=cluster,
         snapshot=snapshot,
@@ -213,12 +215,12 @@ def gate_facts(tables: Tables, cluster: str, snapshot: SlurmSnapshot | None, now
             if not slot.unusable and now - slot.granted_at < timedelta(hours=1)
         ),
         pauses=tuple(pause for pause in tables.pauses if pause.until is None or pause.until > now),
-        breaker=tables.breaker or Breaker(cluster=cluster),
+        breaker=breaker,
         requeues=_of_last_day(tables.requeues, now),
         remedies=_of_last_day(tables.remedies, now),
         vetoes=tuple(veto for veto in tables.vetoes if veto.until > now),
         modes=dict(tables.modes),
-        actions=tuple(tables.ended),
+        actions=tuple(worked for at, worked in tables.ended if since is None or at > since),
         running={
             run.node: run.id
             for run in tables.active_runs()

@@ -316,7 +316,8 @@ class MemoryTx:
         self.undo.add(tables.log[entry.run], entry)
         self.undo.change(tables, "logged", tables.logged + 1)
         if _is_settled(entry):
-            self.undo.replace(tables.ended, [*tables.ended, entry.event is StepEvent.done][-ENDED_KEPT:])
+            ended = (entry.at, entry.event is StepEvent.done)
+            self.undo.replace(tables.ended, [*tables.ended, ended][-ENDED_KEPT:])
 
     def mark_drained(self, use: RemedyUse) -> None:
         slot = self._tables.slots.get(use.node)

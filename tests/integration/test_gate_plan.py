@@ -14,6 +14,7 @@ def test_the_last_removing_steps_come_from_an_index(fresh_database: sa.Engine) -
         "permits_kept": gate.PERMITS_KEPT,
         "capacity": gate.CAPACITY,
         "ended": gate.ENDED,
+        "counted": START,
     }
     with fresh_database.begin() as conn:
         conn.execute(sa.text("SET LOCAL enable_seqscan = off"))

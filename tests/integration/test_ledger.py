@@ -533,6 +533,10 @@ def test_actions_are_how_the_last_ten_steps_that_took_a_node_ended(bench: Bench)
             else:
                 claim.write(entry("drain", StepEvent.failed, at=at, data={"verb": "drain", "final": True}))
     assert facts(bench).actions == tuple(number % 3 != 0 for number in range(2, 12))
+    with bench.ledger.transaction() as tx:  # a person has reset it, and its canary did well
+        closed = msgspec.structs.replace(tx.lock_gate().breaker, since=START + timedelta(seconds=8))
+        tx.save_breaker(closed)
+    assert facts(bench).actions == (False, True, True)
 
 
 def test_runs_waiting_for_capacity_are_listed_with_their_urgency(bench: Bench) -> None:

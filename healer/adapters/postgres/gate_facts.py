@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
@@ -61,8 +61,8 @@ SELECT pictured.version, pictured.taken_at, json_build_object(
   'trials', coalesce((SELECT json_agg(item) FROM (
      SELECT name, digest, since, "left" FROM rule_texts
      WHERE cluster = :cluster AND "left" > 0) AS item), '[]'),
-  'actions', coalesce((SELECT json_agg(event = 'done' ORDER BY seq) FROM (
-     SELECT run_log.seq, run_log.event FROM run_log
+  'actions', coalesce((SELECT json_agg(event = 'done' ORDER BY seq) FILTER (WHERE at > :counted) FROM (
+     SELECT run_log.seq, run_log.at, run_log.event FROM run_log
      WHERE (SELECT cluster FROM runs WHERE id = run_log.run) = :cluster
        AND run_log.doc->'data'->>'verb' = ANY(:removing)
        AND run_log.event IN ('done', 'failed') AND run_log.doc->'data'->>'verb' IS NOT NULL
@@ -127,6 +127,8 @@ _decode = msgspec.json.Decoder(LedgerFacts, dec_hook=read_said).decode
 #: How long a drain by a failed hook is recognised as healer's without healer's reason.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
+#: Before any step.
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 #: Guards on shared capacity, for which several runs may wait.
 CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
@@ -169,7 +171,7 @@ def read_facts(
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = from_stored(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
-    values |= {"capacity": CAPACITY, "ended": ENDED}
+    values |= {"capacity": CAPACITY, "ended": ENDED, "counted": breaker.since or _ALWAYS}
     row = conn.execute(FACTS, values).one()
     fields = msgspec.structs.asdict(_decode(row.facts))
     snapshot = snapshots.read_of(conn, cluster, row)

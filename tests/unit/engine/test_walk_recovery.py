@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.decisions import COOLDOWN, reset
 from healer.engine.command import Commands
 from healer.engine.command import Site as Where
 from healer.engine.permission import free_slots_of
@@ -31,8 +32,10 @@ from healer.model import (
 )
 from healer.playbooks.advance import UNDO
 from healer.ports.commanding import RunRequest
+from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
+from tests.unit.engine.test_drive import Watched
 
 
 def drained(site: Site, node: int = 1) -> str:
@@ -307,6 +310,35 @@ def test_after_a_canary_that_a_person_undid_the_next_node_is_the_canary() -> Non
     assert site.ledger.tables.runs[run].state is RunState.undone and not site.node(1).drain
     site.run_for(5, *site.say(2, LOST))
     assert site.node(2).drain
+
+
+def test_after_a_canary_failures_from_before_the_reset_do_not_open_the_breaker_again() -> None:
+    site = Site(100, scheduler=Watched)
+
+    def refuse(call: str) -> None:
+        if call == "drain":
+            raise SchedulerRefused("Slurm refuses")
+
+    def fails(node: int) -> None:
+        site.scheduler.before = refuse
+        site.walk(*site.say(node, LOST))
+        site.run_for(400)
+
+    def state() -> BreakerState | None:
+        breaker = site.ledger.tables.breaker
+        return breaker.state if breaker is not None else None
+
+    for node in range(1, 5):
+        fails(node)
+    assert state() is BreakerState.open
+    opened = site.ledger.tables.breaker
+    assert opened is not None
+    site.ledger.tables.breaker = reset(opened, "ann", "the right is back", site.now)
+    site.scheduler.before = lambda _: None
+    site.run_for(COOLDOWN.total_seconds() + 60, *site.say(5, LOST))
+    assert state() is BreakerState.closed
+    fails(6)
+    assert state() is BreakerState.closed
 
 
 def test_only_one_run_is_the_canary_however_many_were_granted_before() -> None:

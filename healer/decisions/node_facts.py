@@ -271,7 +271,7 @@ def _shown(
     if activity.since is None:  # else it lasts as long as `rules/context.yaml` says
         until = activity.until
         if activity.kind is ContextKind.maintenance and until is None:
-            until = _reserved_until(snapshot, node)
+            until = _reserved_until(snapshot, node, now)
         return NodeContext(kind=activity.kind, text=_with_end(activity.text, until, now), until=until)
     until = activity.since + table.lasts(activity.kind)
     if now >= until:
@@ -282,12 +282,13 @@ def _shown(
     return NodeContext(kind=activity.kind, text=text, since=activity.since, until=until)
 
 
-def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode) -> datetime | None:
-    """When the last of Slurm's maintenance reservations on the node ends; None if one has no end."""
+def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode, now: datetime) -> datetime | None:
+    """When the last of Slurm's maintenance reservations that are on the node now ends; None if one has no
+    end."""
     held = [
         reservation.until
         for reservation in snapshot.reservations.values()
-        if reservation.maintenance and node.name in reservation.nodes
+        if reservation.maintenance and node.name in reservation.nodes and reservation.is_on(now)
     ]
     ends = [until for until in held if until is not None]
     return max(ends) if ends and len(ends) == len(held) else None

@@ -443,6 +443,10 @@ class Reservation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     until: datetime | None = None
     flags: tuple[str, ...] = ()
 
+    def is_on(self, at: datetime) -> bool:
+        """It is in effect: sites announce the maintenance of all nodes weeks ahead."""
+        return (self.since is None or self.since <= at) and (self.until is None or self.until > at)
+
     def is_soon(self, now: datetime) -> bool:
         """It is in effect, or begins too soon for a repair to end before it."""
         has_begun = self.since is None or self.since <= now + BEGINS_WITHIN
@@ -720,7 +724,8 @@ def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     if snapshot is None or our_reservation(snapshot, node.name) is None:
         return False
     others = (found for found in snapshot.reservations.values() if not is_our_reservation(found))
-    theirs = any(other.maintenance and node.name in other.nodes for other in others)
+    at = snapshot.taken_at
+    theirs = any(other.maintenance and node.name in other.nodes and other.is_on(at) for other in others)
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
 
 

@@ -1,9 +1,11 @@
 """What Slurm itself took out may be taken over: when a person starts it, tested before it returns."""
 
+from datetime import timedelta
+
 import msgspec
 import pytest
 
-from healer.model import LogEntry, Mode, RunState, StepEvent
+from healer.model import LogEntry, Mode, Reservation, RunState, StepEvent
 from healer.playbooks.advance import UNDO
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
@@ -108,6 +110,25 @@ def test_an_undo_gives_the_drain_back_to_slurm() -> None:
     assert site.run_named(run.id).state is RunState.undone
     assert (site.node(1).drain, site.node(1).reason) == (True, KILL)
     assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
+
+
+def test_maintenance_announced_for_later_holds_no_test_of_now() -> None:
+    """Sites reserve all nodes for the next upgrade weeks ahead."""
+    site = drained(mode=Mode.auto)
+    begins = site.now + timedelta(days=14)
+    work = Reservation(
+        name="upgrade",
+        nodes=tuple(name(number) for number in range(1, 33)),
+        users=("root",),
+        maintenance=True,
+        since=begins,
+        until=begins + timedelta(days=1),
+    )
+    site.slurm.reserve(work)
+    finish(site)
+    (run,) = site.runs
+    assert run.state is RunState.done, run.question
+    assert site.node(1).in_service
 
 
 def test_a_node_that_does_not_answer_is_waited_for_without_a_slot() -> None:

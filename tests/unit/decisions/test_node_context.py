@@ -118,6 +118,18 @@ def test_planned_work_says_when_it_ends() -> None:
     assert one.until == held.until
 
 
+def test_work_that_is_announced_for_later_is_not_the_end_of_what_goes_on_now() -> None:
+    announced = Reservation(
+        name="upgrade",
+        nodes=(name(1),),
+        maintenance=True,
+        since=START + timedelta(days=14),
+        until=START + timedelta(days=15),
+    )
+    (one,) = shown(state=("IDLE", "MAINTENANCE"), reservation=announced)
+    assert one.until is None
+
+
 def test_the_sites_own_window_is_planned_work_too() -> None:
     window = Maintenance(nodes=(name(1),), why="new firmware", until=START + timedelta(hours=1))
     guards = msgspec.structs.replace(RULES.guards, maintenance=(window,))

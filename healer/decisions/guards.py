@@ -36,6 +36,7 @@ from healer.model import (
     BreakerState,
     GateFacts,
     Guard,
+    NodeStatus,
     Outcome,
     Pause,
     Proposal,
@@ -216,6 +217,9 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     if node is None:
         return unknown_node(Guard.maintenance, proposal, facts)
     window = planned_window(rules, facts.cluster, node, now, facts.snapshot)
+    if window is None and proposal.by is None and _needs_power(proposal, node, facts):
+        why = say("decisions.switched_off", node=node.name, state="+".join(node.state))
+        return hold(Guard.maintenance, why, used=1, limit=0)
     if window is None:
         return allow(Guard.maintenance, say("decisions.no_work_planned", node=node.name))
     planned = quoted(window.why)
@@ -224,6 +228,17 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
         return allow(Guard.maintenance, why)
     why = say("decisions.work_planned", node=node.name, why=planned)
     return hold(Guard.maintenance, why, used=1, limit=0, frees_at=window.until)
+
+
+#: What Slurm alone does, or wakes the node for.
+_WITHOUT_POWER = frozenset({Verb.drain, Verb.down, Verb.reserve})
+
+
+def _needs_power(proposal: Proposal, node: SlurmNode, facts: GateFacts) -> bool:
+    """Power saving has switched off a node that is out of service, and no job of healer's wakes it."""
+    if node.status is not NodeStatus.power_saving or proposal.verb in _WITHOUT_POWER:
+        return False
+    return proposal.verb is not Verb.diagnose or our_reservation(facts.snapshot, node.name) is None
 
 
 def within_span(moments: list[datetime], now: datetime, span: timedelta) -> list[datetime]:

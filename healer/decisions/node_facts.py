@@ -27,7 +27,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.model.rules import Topology
-from healer.model.slurm import ByIdentity, counted_gpu_nodes, is_only_ours
+from healer.model.slurm import ByIdentity, counted_gpu_nodes, is_planned_work
 from healer.text import Said, say
 
 _NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
@@ -145,12 +145,12 @@ def planned_window(
 ) -> Maintenance | None:
     """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag.
 
-    Our own reservation for tests is none.
+    Our own reservation for tests is none, nor is power saving of a node that is out of service.
     """
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):
             return window
-    if node.planned and not is_only_ours(snapshot, node):
+    if is_planned_work(snapshot, node):
         return Maintenance(nodes=(node.name,), why=say("decisions.shown_as", state="+".join(node.state)))
     return None
 

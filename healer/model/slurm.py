@@ -154,10 +154,11 @@ KNOWN_NODE_WORDS = frozenset(
 
 _OUT_BASE = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
 _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "INVALID_REG"})
+_OFF = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
-_OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
+_OUT_BY_PLAN = _OFF | {"MAINTENANCE"}
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
-_POWER_SAVING = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
+_POWER_SAVING = _OFF | {"POWERING_UP"}
 #: Slurm restarts the node, and says itself when that takes too long (ResumeTimeout).
 STARTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 
@@ -721,12 +722,25 @@ def is_out_for(snapshot: SlurmSnapshot | None, node: SlurmNode, incident: str) -
 
 def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """The node is shown under planned work because of our own reservation alone."""
+    return _is_reserved_by_us_alone(snapshot, node) and not _OFF.intersection(node.state)
+
+
+def _is_reserved_by_us_alone(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     if snapshot is None or our_reservation(snapshot, node.name) is None:
         return False
     others = (found for found in snapshot.reservations.values() if not is_our_reservation(found))
     at = snapshot.taken_at
-    theirs = any(other.maintenance and node.name in other.nodes and other.is_on(at) for other in others)
-    return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
+    return not any(other.maintenance and node.name in other.nodes and other.is_on(at) for other in others)
+
+
+def is_planned_work(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+    """Slurm keeps the node for other work than healer's tests, or asleep until the next job.
+
+    Power saving also switches off what is out of service: no job wakes such a node, and healer's own test
+    wakes one that is reserved for it."""
+    if not node.planned or _is_reserved_by_us_alone(snapshot, node):
+        return False
+    return "MAINTENANCE" in node.state or node.may_get_jobs
 
 
 def with_unchanged(before: Mapping[str, SlurmNode], now: Mapping[str, SlurmNode]) -> dict[str, SlurmNode]:

@@ -88,6 +88,13 @@ class TestFloor:
         fleet = self.fleet(10, state=("IDLE", "DRAIN", "MAINTENANCE"))
         assert answer(Guard.floor, drain(), facts(fleet)).used == 32
 
+    def test_power_saving_hides_no_node_that_is_out(self):
+        """It switches drained nodes off too, and no job brings those back."""
+        for state in (("IDLE", "DRAIN", "POWERED_DOWN"), ("DOWN", "POWERING_DOWN")):
+            assert answer(Guard.floor, drain(), facts(self.fleet(3, state=state))).kind is AnswerKind.hold
+        asleep = self.fleet(10, state=("IDLE", "POWERED_DOWN"))
+        assert answer(Guard.floor, drain(), facts(asleep)).used == 32
+
     def test_a_node_without_gpus_is_not_counted(self):
         fleet = [*self.fleet(3), node(99, name="login1", gpus=0)]
         assert answer(Guard.floor, drain(node="login1"), facts(fleet)).kind is AnswerKind.allow

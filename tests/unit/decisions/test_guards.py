@@ -1,5 +1,6 @@
 """Guards over people's word and Slurm's picture."""
 
+import msgspec
 import pytest
 
 from healer.decisions import judge
@@ -11,6 +12,7 @@ from healer.model import (
     Outcome,
     Pause,
     Place,
+    Reservation,
     Topology,
     Verb,
     Veto,
@@ -257,6 +259,25 @@ class TestMaintenance:
 
     def test_slurms_own_flag(self):
         fleet = [node(1, state=("IDLE", "MAINTENANCE")), *others()]
+        assert answer(Guard.maintenance, drain(), facts(fleet)).kind is AnswerKind.hold
+
+    @pytest.mark.parametrize("verb", [Verb.reset_gpu, Verb.restart_service, Verb.reboot, Verb.diagnose])
+    def test_work_on_a_drained_node_that_is_switched_off_waits_for_its_power(self, verb):
+        said = answer(Guard.maintenance, propose(verb), facts(out(OURS, "root", "DRAIN", "POWERED_DOWN")))
+        assert said.kind is AnswerKind.hold
+        assert "POWER_UP" in said.why
+
+    def test_a_test_in_our_reservation_wakes_a_node_that_is_switched_off(self):
+        drained = facts(out(OURS, "root", "DRAIN", "POWERED_DOWN"))
+        assert answer(Guard.maintenance, propose(Verb.reserve), drained).kind is AnswerKind.allow
+        kept = Reservation(name="healer_0000abcd", nodes=(name(1),), maintenance=True)
+        resumed = [node(1, state=("IDLE", "MAINTENANCE", "POWERED_DOWN")), *others()]
+        shown = msgspec.structs.replace(snapshot(resumed), reservations={kept.name: kept})
+        known = facts(snapshot=shown)
+        assert answer(Guard.maintenance, propose(Verb.diagnose), known).kind is AnswerKind.allow
+
+    def test_a_node_that_sleeps_until_the_next_job_is_left_asleep(self):
+        fleet = [node(1, state=("IDLE", "POWERED_DOWN")), *others()]
         assert answer(Guard.maintenance, drain(), facts(fleet)).kind is AnswerKind.hold
 
     def test_a_person_knows_of_it(self):

@@ -269,8 +269,10 @@ class Picture:
 
     def show(self, snapshot: SlurmSnapshot, now: datetime | None = None) -> None:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids. One from a host whose
-        clock is ahead counts as of `now`: it would else hide all that follow until then."""
-        if snapshot.taken_at < self._shown_at:
+        clock is ahead counts as of `now`, and one from before a clock was set back for nothing: they would
+        else hide all that follow until then."""
+        was_set_back = now is not None and self._shown_at > now
+        if snapshot.taken_at < self._shown_at and not was_set_back:
             return
         self._shown_at = snapshot.taken_at if now is None else min(snapshot.taken_at, now)
         snapshot = self._with_gpu_names(snapshot)

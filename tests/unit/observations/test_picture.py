@@ -33,6 +33,18 @@ def show(shown: Picture, *nodes: SlurmNode, at: datetime = START) -> None:
     shown.show(SlurmSnapshot(cluster=CLUSTER, taken_at=at, nodes={node.name: node for node in nodes}))
 
 
+def test_after_a_clock_was_set_back_slurm_is_seen_again_at_once() -> None:
+    """The pictures of the hour that comes again would else be passed over as older ones."""
+    shown = picture()
+    for taken_at, state in ((later(3600), ("IDLE",)), (START, ("IDLE", "DRAIN"))):
+        nodes = {NODE: SlurmNode(name=NODE, state=state, reason="PSU")}
+        shown.show(SlurmSnapshot(cluster=CLUSTER, taken_at=taken_at, nodes=nodes), taken_at)
+    assert shown.slurm is not None and shown.slurm.nodes[NODE].drain
+    older = SlurmSnapshot(cluster=CLUSTER, taken_at=later(-5), nodes={NODE: SlurmNode(name=NODE)})
+    shown.show(older, later(1))
+    assert shown.slurm.nodes[NODE].drain
+
+
 # --- history ------------------------------------------------------------------------------------------------
 
 

@@ -139,13 +139,14 @@ def note_reports(walk: PictureLook) -> None:
 
 #: A port that is down for so long does not come back by itself (gpud's figure).
 STAYS_DOWN = timedelta(minutes=4)
+#: A detector takes over from another one within this time.
+FAILOVER = timedelta(minutes=1)
 #: Ports without a cable say so at each boot.
 AFTER_BOOT = timedelta(minutes=10)
 
 
-def link_findings(walk: PictureLook) -> list[Finding]:
-    """One for each port of a network card that lost its link under a running job and of which nothing better
-    is heard, by the kernel alone."""
+def note_links(walk: PictureLook) -> None:
+    """Keeps in the picture which ports lost their link, until they have it back."""
     picture = walk.picture
     for seen, reading in walk.lines:
         if (
@@ -158,6 +159,24 @@ def link_findings(walk: PictureLook) -> list[Finding]:
                 picture.links_down.pop(key, None)
             if reading.fault == LINK_LOST and not _has_just_booted(picture, seen):
                 picture.links_down[seen.component.node, min(names, default="")] = seen
+
+
+def recall_links(walk: PictureLook) -> None:
+    """The same after a restart, without ports that the detector before has surely reported."""
+    picture = walk.picture
+    note_links(walk)
+    picture.links_down = {
+        key: seen
+        for key, seen in picture.links_down.items()
+        if walk.now - _when(picture, seen) < STAYS_DOWN + FAILOVER
+    }
+
+
+def link_findings(walk: PictureLook) -> list[Finding]:
+    """One for each port of a network card that lost its link under a running job and of which nothing better
+    is heard, by the kernel alone."""
+    picture = walk.picture
+    note_links(walk)
     # An outage explains its nodes' links while it goes on, and none that is still down after it.
     out = {node for outage in picture.silence.outages for node in outage.nodes}
     due = [

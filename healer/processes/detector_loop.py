@@ -9,10 +9,12 @@ import structlog
 
 from healer.detection.protocol import PictureLook
 from healer.detection.readings import read_all
-from healer.detection.reported import note_reports
+from healer.detection.reported import note_reports, recall_links
 from healer.engine.walk import walk
+from healer.incidents.shared import outage_of
 from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.faults import OUTAGES
 from healer.model.gate import CLOCKS_DIFFER
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
@@ -83,6 +85,11 @@ class Detector:
         with self.ledger.transaction() as tx:
             # Before the first walk looks for drifts: without them it would end those that are open.
             self.picture.references = {reference.kind: reference for reference in tx.references()}
+            # It must blame no node for what an outage explains.
+            outages = (incident for incident in tx.open_incidents() if incident.is_open)
+            self.picture.silence.outages = tuple(
+                outage_of(incident) for incident in outages if incident.fault in OUTAGES
+            )
         self._rebuild(now)
 
     def _rebuild(self, now: datetime) -> None:
@@ -94,8 +101,11 @@ class Detector:
         self.picture.update(heard, rules.topology, rebuild=True)
         # A job that is stuck by what its node lost before the restart may be found only after it.
         lines = [seen for seen in heard if seen.line and not self._is_history(seen)]
+        lines.sort(key=lambda seen: (seen.arrived_at, seen.event_at, seen.digest))
         nodes = self.picture.slurm.nodes if self.picture.slurm is not None else None
-        note_reports(PictureLook(rules, self.picture, now, read_all(rules, lines, nodes)))
+        look = PictureLook(rules, self.picture, now, read_all(rules, lines, nodes))
+        note_reports(look)
+        recall_links(look)
         log.info("fleet state rebuilt", cluster=self.cluster, signals=len(heard))
 
     def _is_history(self, seen: Observation) -> bool:

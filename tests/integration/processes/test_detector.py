@@ -27,8 +27,9 @@ from healer.model import (
 from healer.ports.transactions import LedgerAway
 from healer.processes.detector_loop import BATCH
 from healer.signals.identity import digest_of
+from healer.signals.wire import NodeBoot, kernel_text_observations
 from tests.support.detector import Place
-from tests.support.loop import CLUSTER, LOST, START, beat, lines, name
+from tests.support.loop import CLUSTER, LOST, START, beat, lines, name, rules_in
 
 
 @pytest.fixture
@@ -298,6 +299,42 @@ def test_what_a_node_lost_is_known_across_a_restart(place: Place, repaired: bool
     place.clock.advance(30)
     again = place.detector(cleared=[(name(1), place.clock.now())] if repaired else [])
     assert list(again.picture.node_reports) == ([name(1)] if knows else [])
+
+
+def port(place: Place, state: str) -> list[Observation]:
+    """A line of node 1 about a port of its network card."""
+    line = f"mlx5_core 0000:ca:00.0 mlx5_0: Link {state}"
+    source, now = NodeBoot(CLUSTER, name(1)), place.clock.now()
+    taken = kernel_text_observations(line, lambda *_: True, now, source, book=rules_in().kernel_lines)
+    return list(taken.observations)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "another one"])
+@pytest.mark.parametrize(("back", "reported"), [(False, ["nic-stays-down"]), (True, [])])
+def test_a_port_that_stays_down_is_reported_across_a_restart(
+    place: Place, restarts: bool, back: bool, reported: list[str]
+) -> None:
+    def walk() -> None:
+        place.poll()
+        detector.once()
+
+    place.slurm.add_job(required=[name(1)])
+    detector = place.detector()
+    until(place, 10, walk)
+    place.inbox.add(port(place, "down"))
+    until(place, 60, walk)
+    if back:
+        place.inbox.add(port(place, "up"))
+        walk()
+    if restarts:
+        detector = place.detector()
+    until(place, 210, walk)
+    found = [(one.id, one.fault) for one in place.incidents()]
+    assert [fault for _, fault in found] == reported
+    if restarts:
+        detector = place.detector()
+    until(place, 120, walk)
+    assert [(one.id, one.fault) for one in place.incidents()] == found
 
 
 def self_report(node: str, at: datetime, **facts: str) -> Observation:

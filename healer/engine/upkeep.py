@@ -426,4 +426,5 @@ def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
         facts=node.facts,
         changed=dict(picture.new_versions.get(node.name, {})),
         booted_at=node.booted_at,
+        worked_until=picture.changes.work_ended.get(node.name),
     )

@@ -299,6 +299,7 @@ class Picture:
         at = snapshot.taken_at
         if is_in_maintenance(last, old) and not node.planned:
             self.changes.work_ended[node.name] = at
+            self.facts_changed.add(self.node(node.name).name)
         if old.is_expected_away and not node.is_expected_away:
             self.changes.back_from_plan[node.name] = at
         if old.driver and node.driver and node.driver != old.driver:
@@ -474,6 +475,8 @@ class Picture:
             node = self.node(inventory.node)
             node.facts, node.facts_at = dict(inventory.facts), inventory.at
             node.booted_at = inventory.booted_at
+            if inventory.worked_until is not None:
+                self.changes.work_ended[inventory.node] = inventory.worked_until
             if inventory.changed:
                 self.new_versions[inventory.node] = dict(inventory.changed)
 

@@ -20,6 +20,7 @@ from healer.model import (
     Observation,
     ObservationKind,
     Reference,
+    Reservation,
     SlurmNode,
     Trouble,
     node_kind,
@@ -335,6 +336,32 @@ def test_a_port_that_stays_down_is_reported_across_a_restart(
         detector = place.detector()
     until(place, 120, walk)
     assert [(one.id, one.fault) for one in place.incidents()] == found
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one detector", "another one"])
+def test_a_fault_from_within_planned_work_starts_nothing_across_a_restart(
+    place: Place, restarts: bool
+) -> None:
+    """The line of a GPU that a technician pulled arrives after the work, and after a failover."""
+
+    def walk() -> None:
+        place.poll()
+        detector.once()
+
+    detector = place.detector()
+    work = Reservation(name="work", nodes=(name(1),), users=("root",), maintenance=True)
+    place.slurm.reserve(work)
+    until(place, 60, walk)
+    pulled_at = place.clock.now()
+    until(place, 30, walk)
+    place.slurm.unreserve("work")
+    until(place, 10, walk)
+    if restarts:
+        detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), event_at=pulled_at))
+    until(place, 60, walk)
+    (one,) = place.incidents()
+    assert one.plan and place.poked == []
 
 
 def self_report(node: str, at: datetime, **facts: str) -> Observation:

@@ -64,7 +64,10 @@ def parse_text(text: str) -> str:
 
 
 def parse_path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # `~ann` of a user whom this machine does not know
+        raise ValueError(say("setup.wants_home")) from None
 
 
 def parse_recording(text: str) -> Path:
@@ -578,7 +581,7 @@ def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], k
                 raise SettingsError(_elsewhere(setting))
         given = {setting: _as_text(setting, value) for setting, value in table.items()}
         conf = given.pop("SLURM_CONF", "")
-        of_cluster = _parsed(given, kind) | ({"slurm_conf": parse_path(conf)} if conf else {})
+        of_cluster = _parsed(given, kind) | _slurm_conf(conf)
         tokens = {"slurm_token_file", "slurm_token_command", "slurm_read_token_file"}
         replaced = tokens if tokens & of_cluster.keys() else set()
         values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | of_cluster
@@ -589,6 +592,14 @@ def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], k
     values["cluster"] = name
     _place_recording(values)
     return kind(**values)
+
+
+def _slurm_conf(text: str) -> dict[str, Path]:
+    try:
+        return {"slurm_conf": parse_path(text)} if text else {}
+    except ValueError as error:
+        wanted = {"name": "SLURM_CONF", "what": said_by(error), "given": text}
+        raise SettingsError(say("setup.must_be_not", **wanted)) from None
 
 
 def _place_recording(values: dict[str, Any]) -> None:

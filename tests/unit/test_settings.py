@@ -85,6 +85,8 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_BMC_URL", "http://{node}-bmc"),
         ("HEALER_BMC_URL", "https://root:calvin@{node}-bmc"),
         ("HEALER_BMC_TLS", "off"),
+        ("HEALER_DATA_DIR", "~nosuchuser/healer"),
+        ("HEALER_SSH_KEY_FILE", "~nosuchuser/key"),
     ],
 )
 def test_a_wrong_value_is_one_sentence_that_names_the_setting(name: str, value: str) -> None:
@@ -338,6 +340,7 @@ def test_missing_cluster_lists_the_choices(tmp_path: Path, wanted: str | None) -
             '[clusters.pod1]\nHEALER_SLURM_ADAPTERS = "rest"',
             "[clusters.pod1]: HEALER_SLURM_ADAPTERS names rest",
         ),
+        ('[clusters.pod1]\nSLURM_CONF = "~nosuchuser/s"', "[clusters.pod1]: SLURM_CONF must be a path"),
         ('[clusters."pod 1"]', "is not a valid ClusterName"),
         ("clusters = 2", "clusters must be tables"),
         ('SLURM_CONF = "/etc/slurm.conf"', "SLURM_CONF is not a setting"),

@@ -127,7 +127,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     state_description: _Text = None
 
 
-class _JobCore(msgspec.Struct, frozen=True):
+class JobCore(msgspec.Struct, frozen=True):
     """The fields of a job that only Slurm writes, never its owner."""
 
     job_id: int
@@ -279,7 +279,7 @@ def check_errors(errors: Sequence[Problem]) -> None:
 
 
 class _UnreadJob(msgspec.Struct, frozen=True):
-    core: _JobCore
+    core: JobCore
     why: str
 
 
@@ -300,19 +300,20 @@ def _decode_job(raw: msgspec.Raw) -> JobRecord | _UnreadJob:
     try:
         return msgspec.json.decode(raw, type=JobRecord)
     except msgspec.DecodeError as error:
-        return _UnreadJob(msgspec.json.decode(raw, type=_JobCore), str(error))
+        return _UnreadJob(msgspec.json.decode(raw, type=JobCore), str(error))
 
 
 def _job_or_core(record: JobRecord | _UnreadJob) -> SlurmJob:
     if isinstance(record, _UnreadJob):
-        return _unread_job(record.core, record.why)
+        return unread_job(record.core, record.why)
     try:
         return job(record)
     except ValueError as error:
-        return _unread_job(_JobCore(record.job_id, record.job_state, record.nodes), str(error))
+        return unread_job(JobCore(record.job_id, record.job_state, record.nodes), str(error))
 
 
-def _unread_job(core: _JobCore, why: str) -> SlurmJob:
+def unread_job(core: JobCore, why: str) -> SlurmJob:
+    """The job with the fields that Slurm writes, as not requeueable."""
     state, flags = job_state(core.job_state)
     return SlurmJob(
         id=str(core.job_id),

@@ -30,6 +30,7 @@ JOB = (
     "array_tasks_waiting", "heterogeneous_id", "heterogeneous_offset", "federation_origin",
     "federation_siblings_active", "failed_node",
 )  # fmt: skip
+JOB_CORE = ("id", "state", "allocated_nodes")
 RESERVATION = ("name", "nodes", "users", "accounts", "start_time", "end_time")
 
 #: Parts that only some releases have.
@@ -51,7 +52,12 @@ def read(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_job(job: Any) -> dict[str, Any]:
-    return read(job, JOB) | {"layout": job.get_resource_layout_per_node()}
+    """What its owner wrote of a job must not hide the others: of one that pyslurm cannot read, `unread` says
+    why, and only what Slurm itself writes is left."""
+    try:
+        return read(job, JOB) | {"layout": job.get_resource_layout_per_node()}
+    except Exception as error:
+        return read(job, JOB_CORE) | {"unread": f"{type(error).__name__}: {error}"}
 
 
 class Reads:

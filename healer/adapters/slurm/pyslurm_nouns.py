@@ -37,6 +37,18 @@ def node(record: Mapping[str, Any]) -> SlurmNode:
 
 
 def job(record: Mapping[str, Any]) -> SlurmJob:
+    """As of Slurm's JSON, one that cannot be read hides no other."""
+    try:
+        if "unread" not in record:
+            return _job(record)
+        why = record["unread"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = repr(error)
+    core = parse_json.JobCore(record["id"], record["state"], record["allocated_nodes"])
+    return parse_json.unread_job(core, why)
+
+
+def _job(record: Mapping[str, Any]) -> SlurmJob:
     reason, why = record["state_reason"], ""
     if reason and " " in reason:
         reason, why = words.reason_and_why(reason.replace(" ", "_"))

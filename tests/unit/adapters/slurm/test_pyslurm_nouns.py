@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from healer.adapters.slurm import pyslurm_nouns, pyslurm_reads
-from healer.adapters.slurm.pyslurm_child import JOB, NODE, read
+from healer.adapters.slurm.parse_json import UNREAD
+from healer.adapters.slurm.pyslurm_child import JOB, NODE, read, read_job
 from healer.model import SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -162,6 +163,25 @@ def test_a_user_without_a_name_here_and_a_text_that_is_no_utf_8_hide_nothing_els
     record = read(Job(), ("id", "user_id", "user_name", "name", "submit_line"))
     assert record == {"id": 12, "user_id": 4242, "user_name": None, "name": None, "submit_line": None}
     assert a_job(**record).user == "4242"
+
+
+def test_a_job_that_cannot_be_read_hides_no_other_and_is_left_alone() -> None:
+    """Its owner writes parts of it; every action is held while there is no picture."""
+
+    class Job:
+        id, state, allocated_nodes = 12, "RUNNING", "gpu0001"
+
+        @property
+        def dependencies(self) -> None:
+            raise ValueError("not a dependency")
+
+        def get_resource_layout_per_node(self) -> dict[str, Any]:
+            return {}
+
+    for seen in (pyslurm_nouns.job(read_job(Job())), a_job(id=12, state="RUNNING", excluded_nodes="gpu[1")):
+        assert (seen.id, seen.state, seen.requeue) == ("12", "RUNNING", False)
+        assert seen.why.startswith(UNREAD)
+    assert pyslurm_nouns.job(read_job(Job())).nodes == ("gpu0001",)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
     """What these rules, as edited, opened in the replay counts as what they opened: by it a changed rule
     keeps or earns its mode (docs/gate.md). Each incident once, by what is known of it at any time."""
     services, rehearsal = services_of(request), _allowed_rehearsal(request, caller, id)
+    confine(request, caller)  # a rule earns its mode for all clusters
 
     def act(identity: str) -> Response:
         now = services.clock.now()

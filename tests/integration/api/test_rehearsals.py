@@ -238,6 +238,19 @@ def test_incidents_since_the_edit_count_for_the_proof_too(served: Served) -> Non
     assert counted(api) == Proof(right=4, wrong=1)
 
 
+def test_who_is_bound_to_one_cluster_proves_no_rule_of_all_clusters(served: Served) -> None:
+    api, client = served
+    name = finished(served, save(api, judged(10)))
+    body = {"rules": ["gpu-lost"], "reason": "reviewed with its replay"}
+    headers = api.headers("admin", name="root", cluster=CLUSTER)
+    assert client.get(f"{TRY}/{name}", headers=headers).status_code == 200
+    assert client.post(MODE, json=AUTO, headers=headers).status_code == 403
+    assert client.post(f"{TRY}/{name}/proof", json=body, headers=headers).status_code == 403
+    with api.engine.connect() as conn:
+        verbs = list(conn.execute(sa.select(audit_records.c.verb)).scalars())
+    assert "rule.proven_by_replay" not in verbs
+
+
 def test_rehearsal_that_proves_nothing_is_refused_with_the_reason(served: Served) -> None:
     api, _ = served
     unjudged = save(api, judged(1, None))

@@ -1,6 +1,6 @@
 """`healer replay` and `healer simulate`: recordings and scenarios through the walk on simulated ports."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from healer.text import said_by, say
 #: Includes names that commands import from here only: they choose no simulated part themselves.
 __all__ = [
     "MENDERS", "Span", "card_text", "compare", "compared", "differs", "entries_of", "listed", "load",
-    "replayed", "replayed_files", "rules_for", "simulated", "span_of",
+    "replayed", "replayed_entries", "replayed_files", "rules_for", "simulated", "span_of",
 ]  # fmt: skip
 
 #: Called with the time that the replay has reached, once per this many entries.
@@ -41,10 +41,17 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime
 
 
-def replayed(rules: Ruleset, lines: Iterable[str]) -> tuple[dict[str, Any], Span | None]:
-    """Replays lines; returns the document and the span. Raises ValueError that names a bad line."""
-    watch = _Watch(lambda _: None)
-    return replay(rules, watch.over(read(lines))), watch.span
+def replayed(
+    rules: Ruleset,
+    lines: Iterable[str],
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    samples: bool = True,
+) -> tuple[dict[str, Any], Span | None]:
+    """Replays lines; returns the document and the span. `since`, `until` and `samples` as for files. Raises
+    ValueError that names a bad line."""
+    return replayed_entries(rules, _kept(read(lines), until, samples=samples), since, lambda _: None)
 
 
 def replayed_files(
@@ -58,8 +65,19 @@ def replayed_files(
 ) -> tuple[dict[str, Any], Span | None]:
     """Replays files and folders as one recording. The file that holds `since` is replayed from its start, for
     windows and Slurm's picture, but earlier events are left out of the document."""
+    return replayed_entries(rules, entries_of(paths, since, until, samples=samples), since, progress)
+
+
+def replayed_entries(
+    rules: Ruleset,
+    entries: Iterable[Entry],
+    since: datetime | None,
+    progress: Progress,
+    modes: Mapping[str, Mode] | None = None,
+) -> tuple[dict[str, Any], Span | None]:
+    """Without what is before `since` in the document. `modes`: of rules, set while running."""
     watch = _Watch(progress)
-    document = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
+    document = replay(rules, watch.over(entries), modes)
     span = watch.span
     if since is None or span is None:
         return document, span
@@ -83,7 +101,12 @@ def entries_of(
     """Entries by time. Raises OSError and ValueError that name the file, and the line if possible."""
     files = chosen(paths, since, until)
     name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
-    for entry in merged([Source(name(path), kind_of(path), lines_of(path)) for path in files]):
+    sources = [Source(name(path), kind_of(path), lines_of(path)) for path in files]
+    yield from _kept(merged(sources), until, samples=samples)
+
+
+def _kept(entries: Iterable[Entry], until: datetime | None, *, samples: bool) -> Iterator[Entry]:
+    for entry in entries:
         if until is not None and entry.at > until:
             return
         if samples or entry.route not in SAMPLES:

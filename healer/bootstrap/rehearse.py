@@ -19,8 +19,8 @@ import msgspec
 
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import load_site_rules, log_to_stderr
-from healer.bootstrap.offline import Span, compare, replayed_files
-from healer.model import Ruleset
+from healer.bootstrap.offline import Span, compare, entries_of, replayed_entries
+from healer.model import Mode, Ruleset
 from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
@@ -43,6 +43,8 @@ class Ask(msgspec.Struct, frozen=True):
     since: datetime
     until: datetime
     samples: bool
+    #: Of rules, set while running: before those of the files, as at the gate.
+    modes: dict[str, Mode] = {}
 
 
 class Process:
@@ -79,7 +81,7 @@ class Process:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
+def begin(settings: Settings, cluster: str, asked: Rehearsal, modes: dict[str, Mode]) -> Process:
     """Starts the process. Raises ValueError if nothing is recorded, OSError if its folder cannot be
     written."""
     found = recordings(settings.recording)
@@ -92,7 +94,7 @@ def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
     shutil.copytree(rules, folder / "old")
     overlaid(rules, folder / "new", asked.file, asked.text)
     since = max(found.oldest, found.newest - timedelta(days=asked.days))
-    ask = Ask(cluster, found.folder, since, found.newest, asked.samples)
+    ask = Ask(cluster, found.folder, since, found.newest, asked.samples, modes)
     (folder / _ASK).write_bytes(msgspec.json.encode(ask))
     return Process(folder)
 
@@ -120,14 +122,8 @@ def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, report: Callable[[float
     documents, span = [], None
     for done, rules in enumerate((before, after)):
         watch = _Progress(ask, done, report)
-        document, span = replayed_files(
-            rules,
-            [Path(ask.recordings)],
-            since=ask.since,
-            until=ask.until,
-            samples=ask.samples,
-            progress=watch,
-        )
+        entries = entries_of([Path(ask.recordings)], ask.since, ask.until, samples=ask.samples)
+        document, span = replayed_entries(rules, entries, ask.since, watch, ask.modes)
         documents.append(document)
     old, new = documents
     found = compare(old, new)
@@ -185,10 +181,12 @@ def duty(settings: Settings, engine: Any, cluster: str) -> Any:
     """For the scheduler: see `healer.processes.scheduler`."""
     from healer.adapters.postgres.rehearsals import PostgresRehearsals
 
-    def start(asked: Rehearsal) -> Process:
-        return begin(settings, cluster, asked)
+    book = PostgresRehearsals(engine)
 
-    return Rehearsing(PostgresRehearsals(engine), cluster, start, SystemClock())
+    def start(asked: Rehearsal) -> Process:
+        return begin(settings, cluster, asked, book.modes())
+
+    return Rehearsing(book, cluster, start, SystemClock())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from healer.detection.silence import settled_until
-from healer.model import Observation, ObservationKind, Reference, Ruleset
+from healer.model import Mode, Observation, ObservationKind, Reference, Ruleset
 from healer.model.slurm import is_ours
 from healer.observations.node_picture import BEATS_FOR_CADENCE
 from healer.observations.silences import Settled
@@ -319,8 +319,11 @@ class Replay:
         return len(self.ledger.tables.findings), len(self.ledger.tables.audit)
 
 
-def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
-    """Returns the document of the replay; that of an empty recording is empty."""
+def replay(
+    rules: Ruleset, entries: Iterable[Entry], modes: Mapping[str, Mode] | None = None
+) -> dict[str, Any]:
+    """Returns the document of the replay; that of an empty recording is empty. `modes`: of rules, set while
+    running."""
     stream: Iterator[Entry] = iter(entries)
     held: list[Entry] = []
     cluster = None
@@ -332,6 +335,7 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
     if not held:
         return {"incidents": [], "merged": [], "actions": [], "held": [], "differences": []}
     run = Replay(rules, cluster or "cluster", held[0].at)
+    run.ledger.tables.modes |= modes or {}
     run.feed(itertools.chain(held, stream))
     document = run.finish()
     for route, count in sorted(run.ignored.items()):

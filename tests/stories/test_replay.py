@@ -3,10 +3,13 @@
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from healer.bootstrap.rehearse import Ask, rehearsed
 from healer.model import Guard, Mode, Ruleset, Verb
 from healer.recordings.recording import BadRecording, read
 from healer.sim import replaying
@@ -352,3 +355,17 @@ def test_the_rows_of_a_second_cluster_are_an_error_that_names_the_line() -> None
 def test_an_unknown_route_is_passed_over() -> None:
     document = played(nodes(), row(5, "signals/of-tomorrow", {"x": 1}), kernel(10, 1, LOST), clock(60))
     assert len(document["incidents"]) == 1
+
+
+def test_a_rehearsal_goes_by_the_modes_that_were_set_while_running(tmp_path: Path) -> None:
+    """A rule that earned auto drains; the files still say shadow."""
+    recording = tmp_path / "lost.jsonl"
+    recording.write_text("".join(json.dumps(one) + "\n" for one in BASIC))
+    before = rules_in(Mode.shadow)
+    milder = (msgspec.structs.replace(one, playbook=None) for one in before.rules if one.name == "gpu-lost")
+    after = msgspec.structs.replace(
+        before, rules=(*milder, *(one for one in before.rules if one.name != "gpu-lost"))
+    )
+    ask = Ask(CLUSTER, str(recording), later(-60), later(60), True, {"gpu-lost": Mode.auto})
+    found = rehearsed(ask, before, after, lambda _: None)
+    assert "drain" in {one["action"] for one in found["actions"]["lost"]}

@@ -12,8 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import PostgresStore, matches, pick, read_doc, reading, writing
 from healer.adapters.postgres.rule_rows import outcome
-from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
-from healer.model import audit_record
+from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs, rule_modes
+from healer.model import Mode, audit_record
 from healer.model.run import ACTIVE_REHEARSALS, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import NO_WORDS, Said, from_stored, say, to_stored
@@ -113,6 +113,12 @@ class PostgresRehearsals(PostgresStore):
             return list(_outcomes(conn, rehearsal))
 
     # --- the runner
+
+    def modes(self) -> dict[str, Mode]:
+        """By rule: the mode that was set while running."""
+        with reading(self._engine) as conn:
+            rows = conn.execute(sa.select(rule_modes.c.rule, rule_modes.c.mode))
+            return {row.rule: Mode(row.mode) for row in rows}
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None:
         """Starts the queued rehearsal. One whose runner died is marked as failed."""

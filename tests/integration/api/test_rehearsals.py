@@ -360,6 +360,15 @@ def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
     assert book.find(name).state == "cancelled"
 
 
+def test_a_rehearsal_is_given_the_modes_that_were_set_while_running(served: Served) -> None:
+    api, client = served
+    book = PostgresRehearsals(api.engine)
+    assert book.modes() == {}
+    body = {"mode": "shadow", "reason": "first week"}
+    assert client.post(MODE, json=body, headers=api.headers("admin")).status_code == 200
+    assert book.modes() == {"gpu-lost": Mode.shadow}
+
+
 def test_rehearsal_that_takes_too_long_fails(running: Any) -> None:
     duty, child, clock, book, name = running
     clock.advance(LONGEST_REHEARSAL.total_seconds() + 1)

@@ -191,7 +191,7 @@ def _play(
     try:
         with reading(names):
             if what.is_stdin:
-                return run.replayed(rules, sys.stdin)
+                return run.replayed(rules, sys.stdin, since=since, until=until, samples=samples)
             progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
             return run.replayed_files(
                 rules, recordings, since=since, until=until, samples=samples, progress=progress

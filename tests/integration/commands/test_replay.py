@@ -43,9 +43,9 @@ def test_warnings_are_not_part_of_the_document() -> None:
     assert "signals/of-tomorrow" in done.stderr
 
 
-def healer(*args: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def healer(*args: str | Path, given: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     environ = clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5", **environ)
-    return run([*map(str, args)], environ, timeout=120)
+    return run([*map(str, args)], environ, given=given, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,17 @@ def test_a_folder_replays_as_the_file_that_it_was_made_of(recorded: Path) -> Non
     whole = healer("replay", ROOT / "tests/recordings/lost-gpu.jsonl", "--json")
     assert healer("replay", recorded, "--json").stdout == whole.stdout
     assert json.loads(whole.stdout)["actions"]
+
+
+def test_standard_input_is_cut_as_a_file_is(recorded: Path) -> None:
+    file = ROOT / "tests/recordings/lost-gpu.jsonl"
+    opened = json.loads(healer("replay", file, "--json").stdout)["incidents"][0]["opened"]
+    before = (datetime.fromisoformat(opened) - timedelta(seconds=5)).isoformat()
+    for option in ("--since", "--until"):
+        args = ("--json", option, before)
+        cut = healer("replay", file, *args).stdout
+        assert healer("replay", "-", *args, given=file.read_text()).stdout == cut, option
+    assert json.loads(cut)["incidents"] == []
 
 
 def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder: Path) -> None:

@@ -54,7 +54,10 @@ def print_comparison(found: dict[str, Any]) -> None:
         _section(say(f"commands.actions_{what}"), actions[what], _OF_RULE | held)
     _section(say("commands.incidents_changed"), incidents["changed"], _ID | {"CHANGES": _changes})
     _section(say("commands.actions_moved"), actions["moved"], _OF_RULE | {"LATER BY S": "later_s"})
-    guards: dict[str, Column] = {"BEFORE": lambda row: row["before"]["guard"], "NOW": "guard"}
+    guards: dict[str, Column] = {
+        "BEFORE": lambda row: row["before"]["guard"] if row["before"] else "none",
+        "NOW": lambda row: row["guard"] or "none",
+    }
     _section(say("commands.held_otherwise"), found["held"], _OF_RULE | guards)
 
 

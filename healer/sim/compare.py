@@ -179,13 +179,32 @@ def _action(action: Row, document: _Document, other: _Document) -> dict[str, Any
 
 
 def _held(old: _Document, new: _Document) -> list[dict[str, Any]]:
-    """Actions that both held, but by different guards."""
-    rows = []
-    for before, other in _nearest(_first_held(old), _first_held(new), _target, "at"):
-        if before["guard"] != other["guard"]:
-            row = dict(other) | {"rule": new.rule_of(other["incident"])}
-            rows.append(row | {"before": {name: before[name] for name in ("at", "guard", "why")}})
-    return rows
+    """Actions that different guards held, and those that only one side held (`before` or `guard` is None: not
+    proposed there). What a side did is among the actions."""
+    first, last = _first_held(old), _first_held(new)
+    pairs = list(_nearest(first, last, _target, "at"))
+    paired = {id(row) for pair in pairs for row in pair}
+    rows = [_held_row(other, new, row) for row, other in pairs if row["guard"] != other["guard"]]
+    for document, held in ((new, last), (old, first)):
+        for row in held:
+            if id(row) in paired or _was_done(row, old) or _was_done(row, new):
+                continue
+            lost = {} if document is new else {"guard": None, "why": None}
+            rows.append(_held_row(row, document, row if lost else None) | lost)
+    return sorted(rows, key=lambda row: row["at"])
+
+
+def _held_row(row: Row, document: _Document, before: Row | None) -> dict[str, Any]:
+    was = {name: before[name] for name in ("at", "guard", "why")} if before is not None else None
+    return dict(row) | {"rule": document.rule_of(row["incident"]), "before": was}
+
+
+def _was_done(held: Row, document: _Document) -> bool:
+    """Whether this side did at about that time what was held."""
+    return any(
+        _target(action) == _target(held) and abs(_apart_s(held, action)) <= SAME_S
+        for action in document.actions
+    )
 
 
 def _first_held(document: _Document) -> list[Row]:

@@ -207,8 +207,13 @@ def _moved(row: Row, real: Mapping[str, bool | None]) -> Shown:
 
 
 def _held(row: Row, real: Mapping[str, bool | None]) -> Shown:
-    guards = f"{row['before']['guard']} → {row['guard']}"
-    return _action("held", row, real, words.labelled(guards, _sentence(row["why"])))
+    before, now = row["before"], row["guard"]
+    if before and now:
+        return _action("held", row, real, words.labelled(f"{before['guard']} → {now}", _sentence(row["why"])))
+    side = row if now else before
+    named = {"guard": side["guard"], "why": _sentence(side["why"])}
+    kept = say("console.rules_held_with_change" if now else "console.rules_held_before", **named)
+    return _action("held", row, real, kept)
 
 
 def _sentence(stored: Any) -> Said:

@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from healer.console.views.buttons import quiet_buttons, run_buttons
 from healer.console.views.colours import Colour, Measurements
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.incident_view import report
+from healer.console.views.rules_view import differences
 from healer.engine.records import IncidentRecord
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
@@ -384,3 +386,19 @@ def test_text_that_a_person_typed_is_not_translated(sample: Sample) -> None:
     text = report(detail, NOW, lambda text: in_language(text, "zh"))
     assert "no runs yet" in text and "faulty, in service" in text
     assert "ann 写道" in text
+
+
+def test_an_action_that_only_one_side_of_a_rehearsal_held_says_which_side() -> None:
+    row = {
+        "at": "2026-11-20T03:00:02Z", "action": "drain", "node": "gpu0001", "job": None, "incident": None,
+        "rule": "gpu-lost",
+    }  # fmt: skip
+    held = {"guard": "approval", "why": "a person decides"}
+    nothing: dict[str, Any] = {"new": [], "lost": [], "changed": [], "moved": []}
+    new, gone = row | held | {"before": None}, row | {"guard": None, "why": None, "before": held}
+    found = differences({"incidents": nothing, "actions": nothing, "held": [new, gone]}, {})
+    (rows,) = found.values()
+    assert [shown.note for shown in rows] == [
+        "with the change: blocked by approval: a person decides",
+        "before: blocked by approval: a person decides",
+    ]

@@ -112,6 +112,19 @@ def test_action_held_by_different_guards_is_reported_by_its_first_guard() -> Non
     assert (row["guard"], row["before"]["guard"], row["rule"]) == ("approval", "slots", "gpu-lost")
 
 
+def test_an_action_that_only_one_side_proposes_and_holds_is_a_difference() -> None:
+    """In mode approve or shadow a changed rule would else seem to ask for nothing."""
+    kept = document(incidents=[incident("a")], held=[held("a", "approval")])
+    silent = document(incidents=[incident("a")])
+    found = compare(silent, kept)
+    (row,) = found["held"]
+    assert (row["guard"], row["before"], row["rule"], row["node"]) == ("approval", None, "gpu-lost", "n1")
+    assert [(one["rule"], one["held"]) for one in found["rules"]] == [("gpu-lost", 1)]
+    assert differs(found, "any") and not differs(found, "new-actions")
+    (row,) = compare(kept, silent)["held"]
+    assert (row["guard"], row["before"]["guard"], row["rule"]) == (None, "approval", "gpu-lost")
+
+
 def test_an_action_minutes_later_is_moved_and_each_is_paired_once() -> None:
     twice = [action("a"), action("a", "03:30:00")]
     found = compare(document(actions=twice), document(actions=[action("a", "03:02:02")]))["actions"]

@@ -207,10 +207,8 @@ def take_command(walk: Walk, command: Command) -> None:
     incident = walk.work.by_id.get(command.incident or "")
     if incident is None and command.incident:
         incident = walk.tx.incident(command.incident)
-    if command.kind is CommandKind.merge and incident is not None:
-        root = walk.work.root_of(str(command.data["into"]))
-        if root is not None and root.id == incident.id:
-            return  # that was merged into this one meanwhile: nothing would be left open
+    if incident is not None and command.kind is CommandKind.merge and _is_root_of(walk, incident, command):
+        return
     meant = [incident] if incident is not None else []
     if command.kind is CommandKind.node_returned:  # the other incidents of the node end with it
         since = moment_of(command, "since")
@@ -225,6 +223,13 @@ def take_command(walk: Walk, command: Command) -> None:
         _apply_to(walk, incident, command)
     if command.kind is CommandKind.split and incident is not None:
         _split(walk, walk.work.by_id[incident.id], command)
+
+
+def _is_root_of(walk: Walk, incident: Incident, command: Command) -> bool:
+    """Whether the other incident has become a part of this one since the person asked for the merge: of two
+    that are parts of each other none would be open."""
+    root = walk.work.root_of(str(command.data["into"]))
+    return root is None or root.id == incident.id
 
 
 def _split(walk: Walk, incident: Incident, command: Command) -> None:

@@ -1,6 +1,7 @@
 """The one walk, by the law of safety: modes, severity, pages, the breaker, vetoes, and what people say."""
 
 import copy
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from healer.model import (
     GuardSettings,
     IncidentState,
     Mode,
+    Observation,
     Outcome,
     Reference,
     Run,
@@ -638,17 +640,17 @@ def test_merge_ends_the_one_and_names_the_other() -> None:
     assert site.ledger.tables.incidents[second.id].merged_into == first.id
 
 
-def test_of_two_incidents_that_two_people_merge_into_each_other_one_goes_on() -> None:
-    """Each asked for it before the other's wish was carried out."""
-    site = Site(10, mode=Mode.off)
-    lost(site, 1)
-    lost(site, 2)
+def test_two_people_who_merge_two_incidents_into_each_other_leave_one_open() -> None:
+    """The second order was judged before the detector had taken the first."""
+    site = after_a_fault(Mode.auto)
+    site.clock.advance(60)
+    site.run_for(10, *hurt_card(site))
     first, second = site.open_incidents
-    site.send_command(CommandKind.merge, incident=second.id, into=first.id)
-    site.send_command(CommandKind.merge, by="bob", incident=first.id, into=second.id)
-    site.run_for(3)
-    assert site.incident.id == first.id
-    assert site.ledger.tables.incidents[second.id].merged_into == first.id
+    site.send_command(CommandKind.merge, incident=first.id, into=second.id)
+    site.send_command(CommandKind.merge, incident=second.id, into=first.id, by="bob")
+    site.run_for(10)
+    assert site.incident.id == second.id
+    assert [slot.incident for slot in site.ledger.tables.slots.values()] == [second.id]
 
 
 def test_a_later_fault_of_the_node_hides_no_forgotten_drain() -> None:
@@ -660,15 +662,18 @@ def test_a_later_fault_of_the_node_hides_no_forgotten_drain() -> None:
     assert (site.node(1).drain, len(site.runs)) == (True, 1)
 
 
+def hurt_card(site: Site) -> Sequence[Observation]:
+    entry = {"line": CARD, "time": site.now.isoformat()}
+    body = {"cluster": CLUSTER, "node": name(1), "entries": [entry]}
+    book = site.rules.kernel_lines
+    return kernel_log_observations(body, lambda *_: True, site.now, cluster=CLUSTER, book=book).observations
+
+
 def merged_by_a_person() -> tuple[Site, str, str]:
     """Two faults of different parts of a node; a person has merged that of the drain into the later one."""
     site = after_a_fault(Mode.auto)
     site.clock.advance(60)
-    entry = {"line": CARD, "time": site.now.isoformat()}
-    body = {"cluster": CLUSTER, "node": name(1), "entries": [entry]}
-    book = site.rules.kernel_lines
-    said = kernel_log_observations(body, lambda *_: True, site.now, cluster=CLUSTER, book=book)
-    site.run_for(10, *said.observations)
+    site.run_for(10, *hurt_card(site))
     first, second = site.open_incidents
     assert (first.rule, second.rule, len(site.runs)) == ("gpu-lost", "nic-lost", 1)
     site.send_command(CommandKind.merge, incident=first.id, into=second.id)

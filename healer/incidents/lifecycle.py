@@ -422,7 +422,8 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
         return say("incidents.link_is_back")
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return say("incidents.server_answers")
-    quiet = None if is_planned(incident) else QUIET.get(incident.fault_class)
+    # What the breaker holds is folded into its wave, and comes out of it when a person resets the breaker.
+    quiet = None if is_planned(incident) or incident.folded else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return say("incidents.nothing_new", minutes=int(quiet.total_seconds() // 60))
     return None

@@ -481,6 +481,21 @@ def test_a_person_takes_a_node_out_of_a_wave_and_it_stays_its_own() -> None:
     assert (own.held_by, own.merged_into, own.acknowledged_by) == (Guard.breaker, None, "ann")
 
 
+def test_a_wave_lasts_as_long_as_the_breaker_holds_its_parts() -> None:
+    """Three dead GPUs on a Friday evening; the breaker is reset on Monday."""
+    site = Site(20)
+    site.walk(*[seen for number in range(1, 4) for seen in site.say(number, LOST)])
+    site.run_for(60)
+    site.run_for(60 * 3600, step_s=1800)
+    (wave,) = site.open_incidents
+    assert wave.bad_nodes == tuple(name(number) for number in range(1, 4))
+    assert site.ledger.tables.breaker is not None
+    site.ledger.tables.breaker = reset(site.ledger.tables.breaker, "ann", "driver rolled back", site.now)
+    site.run_for(60)
+    (canary,) = [one for one in site.open_incidents if one.rule != "wave"]
+    assert (canary.root.node, canary.state) == (name(1), IncidentState.mitigating)
+
+
 # --- a person's word ----------------------------------------------------------------------------------------
 
 

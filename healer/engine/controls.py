@@ -320,7 +320,7 @@ def _is_open(tx: CommandTx, incident: Incident) -> dict[str, Any]:
 
 
 def _may_reopen(tx: CommandTx, incident: Incident) -> dict[str, Any]:
-    if incident.is_open:
+    if incident.is_open and incident.stopped_by is None:
         raise Conflict(say("engine.is_open"))
     if incident.merged_into:
         raise Conflict(say("engine.was_merged", incident=incident.merged_into))

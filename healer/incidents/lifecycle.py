@@ -95,10 +95,10 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
             change["p0_since"] = None
             change["closed_why"] = _by_person("resolved", command)
+        case CommandKind.reopen if incident.is_open and incident.stopped_by is None:
+            return incident  # another person was first, and healer may be at work on it
         case CommandKind.reopen:
-            change |= {"state": IncidentState.open, "closed": None, "closed_why": None, "decision_key": ""}
-            change |= {"stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
-            change |= {"acknowledged_by": None, "reopened_at": at}
+            change |= _reopened(incident, at)
         case CommandKind.review:
             change |= {"review": Review(data["review"]), "review_cause": data.get("cause") or None}
         case CommandKind.merge:
@@ -130,6 +130,15 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.split:
             pass  # the walk takes its parts out of it
     return msgspec.structs.replace(incident, **change)
+
+
+def _reopened(incident: Incident, at: datetime) -> dict[str, object]:
+    change: dict[str, object] = {"state": IncidentState.open, "closed": None, "closed_why": None}
+    change |= {"decision_key": "", "stopped_by": None, "merged_into": None, "run": None, "p0_since": None}
+    change |= {"acknowledged_by": None, "reopened_at": at}
+    if incident.waits_since is not None:  # the person says that it is there: nothing is awaited
+        change |= {"waits_since": None, "seen_again": at}
+    return change
 
 
 def _by_person(what: str, command: Command) -> Said:

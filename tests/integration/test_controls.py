@@ -133,6 +133,13 @@ def test_a_word_on_an_incident_reaches_the_detector_once(desk: Desk) -> None:
     assert desk.verbs() == [("ann", "incident.acknowledged")]
 
 
+def test_an_incident_that_a_person_stopped_is_open_and_can_be_reopened(desk: Desk) -> None:
+    """Rejecting a run ends healer's work on its incident until that is reopened (docs/operate.md)."""
+    desk.save(incident(stopped_by="bob"))
+    desk.incidents.reopen(incident().id, **ANN)
+    assert [one.kind for one in desk.bench.commands()] == [CommandKind.reopen]
+
+
 def test_a_word_is_judged_on_the_incident_as_it_is(desk: Desk) -> None:
     over = {"state": IncidentState.resolved, "closed": START, "closed_why": "seen"}
     desk.save(incident(1), incident(2, **over), incident(3, **over, merged_into=incident(1).id))

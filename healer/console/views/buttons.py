@@ -216,7 +216,8 @@ def quiet_buttons(
     if incident.is_open:
         _, false_alarm = review_buttons(incident)
         resolve = _on_incident(incident, "resolve")
-        return [note, false_alarm, resolve, *_merge(incident, open_incidents)]
+        again = [_on_incident(incident, "reopen")] if incident.stopped_by is not None else []
+        return [note, false_alarm, resolve, *again, *_merge(incident, open_incidents)]
     reviews = review_buttons(incident) if incident.review is not None else ()
     return [note, *reviews, _on_incident(incident, "reopen")]
 

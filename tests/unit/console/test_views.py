@@ -356,6 +356,9 @@ def test_an_incident_may_be_merged_into_another_open_one_of_its_node_first(sampl
     assert of_node == sorted(of_node, reverse=True)
     assert into.labels[0].startswith(into.choices[0][:8])
     assert "Merge into" not in {one.label for one in quiet_buttons(here, Role.responder, ())}
+    assert "Reopen" not in found
+    stopped = msgspec.structs.replace(here, stopped_by="ann")
+    assert "Reopen" in {one.label for one in quiet_buttons(stopped, Role.responder)}
     assert quiet_buttons(here, Role.viewer, site.open_incidents) == []
 
 

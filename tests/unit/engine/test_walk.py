@@ -567,6 +567,32 @@ def test_incident_stopped_by_a_person_stays_stopped_until_reopened(state: RunSta
     assert sorted(one.state for one in site.runs) == sorted([state, RunState.waiting_approval])
 
 
+def test_a_second_reopen_does_not_end_the_run_that_the_first_one_let_begin() -> None:
+    site = after_a_fault(Mode.auto)
+    known = site.incident.id
+    site.send_command(CommandKind.resolve, incident=known)
+    site.run_for(5)
+    for person in ("ann", "bob"):
+        site.send_command(CommandKind.reopen, incident=known, by=person)
+        site.run_for(10)
+    assert [run.state for run in site.runs] == [RunState.cancelled, RunState.waiting]
+
+
+def test_what_was_not_seen_after_planned_work_stays_open_once_a_person_reopens_it() -> None:
+    site = Site(20)
+    site.slurm.reserve(Reservation(name="firmware", nodes=(name(1),), users=("root",), maintenance=True))
+    site.run_for(1)
+    site.run_for(30, *site.say(1, FATAL))
+    site.slurm.unreserve("firmware")
+    site.run_for(2400, step_s=60)
+    (known,) = site.incidents
+    assert "was not seen" in (known.closed_why or "")
+    site.send_command(CommandKind.reopen, incident=known.id)
+    site.run_for(10)
+    assert site.incident.id == known.id
+    assert site.node(1).drain
+
+
 @pytest.mark.parametrize("word", ["cancel", "resolve"])
 def test_a_reopened_incident_goes_on_from_the_drain_that_is_still_in_place(word: str) -> None:
     site = after_a_fault(Mode.auto)

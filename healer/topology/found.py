@@ -115,8 +115,12 @@ def by_hand_first(hand: Topology, found: Topology) -> Topology:
     for node, place in found.places.items():
         place_by_hand = places.get(node, Place())
         places[node] = msgspec.structs.replace(place_by_hand, switch=place_by_hand.switch or place.switch)
+    switches = dict(found.switches)
+    for name, switch in hand.switches.items():
+        other = found.switches.get(name, Switch())
+        switches[name] = Switch(guid=switch.guid or other.guid, above=switch.above or other.above)
     links = {name: found.links.get(name, {}) | hand.links.get(name, {}) for name in found.links | hand.links}
-    return msgspec.structs.replace(hand, places=places, switches=found.switches | hand.switches, links=links)
+    return msgspec.structs.replace(hand, places=places, switches=switches, links=links)
 
 
 def as_yaml(topology: Topology) -> str:

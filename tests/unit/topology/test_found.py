@@ -352,3 +352,9 @@ def test_error_in_the_topology_file_is_named(text: str, why: str, tmp_path: Path
     read_topology(Source(tmp_path / "topology.yaml", "topology.yaml", problems))
     assert len(problems) == 1
     assert why in str(problems[0])
+
+
+def test_a_switch_that_is_named_by_hand_keeps_the_guid_that_was_found() -> None:
+    found = Topology(switches={"leaf1": Switch(guid="0xe41d2d0300a1b2c3", above=("spine1",))})
+    both = by_hand_first(Topology(switches={"leaf1": Switch(above=("spine9",))}), found)
+    assert both.switches == {"leaf1": Switch(guid="0xe41d2d0300a1b2c3", above=("spine9",))}

@@ -126,8 +126,10 @@ def _earlier_incidents(
     """Ended incidents of the same part within the days of a lemon, the oldest first; without false alarms."""
     part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
     had = picture.history.of_part(incident.root.node or "", part)
-    names = dict.fromkeys(burst.incident for _, burst in had if burst.incident and burst.last_at >= since)
-    found = {root.id: root for name in names if (root := work.root_of(name)) is not None}
+    names = {burst.incident: burst.node for _, burst in had if burst.incident and burst.last_at >= since}
+    roots = ((work.root_of(name), node) for name, node in names.items())
+    # What a place, a wave or another node explains is no failure of the part.
+    found = {root.id: root for root, node in roots if root is not None and root.root.node == node}
     ended = [
         earlier
         for earlier in found.values()

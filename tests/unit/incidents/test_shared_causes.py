@@ -172,6 +172,24 @@ def test_two_nodes_of_a_domain_are_two_nodes() -> None:
     assert {one["root"]["node"] for one in opened(document)} == {name(1), name(2)}
 
 
+ASKS_NOTHING = (
+    "NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+)
+
+
+def test_a_part_is_no_lemon_by_what_its_place_explains() -> None:
+    """Twice the domain's switch failed; then one GPU of it reports a link."""
+    day = 86400.0
+    rows = [placed(36, domain="d1")]
+    for begin in (10, day):
+        rows += [*each(range(1, 4), LINK, at=begin), *each(range(1, 4), ASKS_NOTHING, at=begin + 400)]
+    document = played(*rows, kernel(2 * day, 1, LINK), clock(2 * day + 60))
+    *places, own = document["incidents"]
+    assert [one["rule"] for one in places] == ["nvlink-domain", "nvlink-domain"]
+    assert own["root"]["node"] == name(1) and "replace" not in own["remedy"]
+    assert not any("lemon" in one["text"] for one in own["evidence"])
+
+
 @pytest.mark.parametrize(
     ("fields", "rule", "root"),
     [

@@ -29,20 +29,23 @@ from healer.incidents.certainty import NOTED_EVERY, is_newly_proven
 from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
 from healer.incidents.correlate import unfold_from_wave
 from healer.incidents.forecast_outcomes import settle_forecasts
-from healer.incidents.growth import add_ruled_out
+from healer.incidents.growth import add_ruled_out, reopen_merged
 from healer.incidents.impact import has_unsettled_hits, with_hits
 from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
     PROOF,
     auto_resolve,
     confirm_unhealed,
+    ended_by_quiet,
+    explained_by_root,
     find_auto_resolve,
     is_unfinished,
     is_untreated,
     note_cleared,
     open_faults,
+    waits_for_repair,
 )
-from healer.incidents.part_history import apply_history, model_on, note_settled
+from healer.incidents.part_history import apply_history, model_on, note_settled, part_of, rung_of
 from healer.incidents.placers import NewRoot, are_apart
 from healer.incidents.recurrence import find_place_repeats, place_and_climb
 from healer.incidents.shared import may_follow_outage, outage_of
@@ -236,7 +239,7 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
     wanted = set(command.data["incidents"])
     parts = [part for part in walk.tx.merged_into(incident.id) if part.id in wanted]
     walk.known |= {part.id: part for part in parts if part.id not in walk.known}
-    unfold_from_wave(walk.work, incident, parts, command.by)
+    unfold_from_wave(walk.work, incident, [_without_ended_run(walk, part) for part in parts], command.by)
 
 
 def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
@@ -304,8 +307,11 @@ def resolve_cleared(walk: Walk) -> None:
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
         ends = over.proven and incident.drained_at is None
+        if ends and incident.root.node is None and _has_unrepaired_parts(walk, incident):
+            continue
         if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
+            _reopen_unrepaired(walk, incident)
         elif over.seen and is_untreated(incident) and incident.waits_since is None:
             # Reports from before the boot are history: they start nothing, and a new line is news.
             changed = note_cleared(incident, over, walk.now)
@@ -329,13 +335,57 @@ def close_all(walk: Walk) -> None:
         closed = close_if_over(
             incident, walk.picture, walk.now, measured=bool(pairs), has_ticket=walk.tx.has_ticket
         )
-        if closed is not incident and walk.end_plan(incident, closed.closed_why or NO_WORDS):
+        over = closed is not incident and not _lasts_in_parts(walk, closed, measured=bool(pairs))
+        if over and walk.end_plan(incident, closed.closed_why or NO_WORDS):
             walk.work.put(closed)
+            _reopen_unrepaired(walk, closed)
+
+
+def _reopen_unrepaired(walk: Walk, ended: Incident) -> None:
+    """Makes incidents of their own again of what was merged into one that has ended by itself, where a line
+    asked for a repair that is not known to be done: its plan ended with the merge (law 10)."""
+    if ended.waits_since is not None:
+        return  # it was not seen after planned work or a boot, nor were they
+    for part in walk.tx.merged_into(ended.id):
+        asks = explained_by_root(part) and rung_of(part.remedy) is not Remedy.none
+        if asks and waits_for_repair(walk.rules, walk.picture, [part.id]):
+            walk.known.setdefault(part.id, part)
+            walk.work.put(reopen_merged(_without_ended_run(walk, part), walk.now))
+
+
+def _without_ended_run(walk: Walk, part: Incident) -> Incident:
+    """A plan that ended with the merge is no remedy that was done."""
+    run = walk.tx.run(part.run) if part.run else None
+    over = run is None or run.state in ENDED_RUN_STATES
+    return msgspec.structs.replace(part, run=None) if over else part
+
+
+def _lasts_in_parts(walk: Walk, closed: Incident, *, measured: bool) -> bool:
+    """Whether its end says nothing of a part that waits for a repair: silence nothing of nodes that a place
+    covers, what was measured of one GPU nothing of another (law 10)."""
+    if closed.root.node is not None:
+        return measured and closed.waits_since is None and _waits_beside_root(walk, closed)
+    if not ended_by_quiet(closed):
+        return False
+    waits = waits_for_repair(walk.rules, walk.picture, [closed.id])
+    return waits or _has_unrepaired_parts(walk, closed)
+
+
+def _waits_beside_root(walk: Walk, incident: Incident) -> bool:
+    asks, root = rung_of(incident.remedy) is not Remedy.none, part_of(walk.picture, incident.root)
+    return asks and waits_for_repair(walk.rules, walk.picture, [incident.id], but_part=root)
+
+
+def _has_unrepaired_parts(walk: Walk, incident: Incident) -> bool:
+    parts = [part.id for part in walk.tx.merged_into(incident.id)]
+    return waits_for_repair(walk.rules, walk.picture, parts)
 
 
 def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
     """Notes since when the cause is gone, for decisions and runs."""
     since = find_clear_since(incident, walk.picture, pairs)
+    if since is not None and walk.work.policies.plans(incident.rule) and _waits_beside_root(walk, incident):
+        since = None  # its plan is also for what a line asked of another part
     changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_looked_at(walk, incident))
     if changed != incident:
         walk.work.put(changed)

@@ -69,6 +69,11 @@ class Policies:
         playbook = self.rules.playbooks.get(rule.playbook or "")
         return rule.playbook is not None and not (playbook is not None and playbook.is_plan)
 
+    def plans(self, name: str) -> bool:
+        """The rule has a playbook that acts only at a good moment."""
+        rule = self.rules.by_name.get(name)
+        return rule is not None and rule.playbook is not None and not self.acts(rule)
+
     def treats(self, rule: Rule, remedy: tuple[Remedy, ...]) -> bool:
         """It acts on each incident of the rule: at once, or as a plan, which is never given up (law 10)."""
         return self.acts(rule) or (rule.playbook is not None and rung_of(remedy) is not Remedy.none)

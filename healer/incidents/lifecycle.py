@@ -78,6 +78,7 @@ PORTS_UP_FOR = timedelta(minutes=30)
 #: The incident ended, and its ticket did not.
 LEFT_TO_TICKET = "incidents.left_to_ticket"
 _WELL, _NOT_REPORTED = "incidents.well_again", "incidents.not_reported"
+_NOTHING_NEW = "incidents.nothing_new"
 #: How the same two begin in incidents of versions that stored no keys.
 _WITHOUT_KEY = ("well again", "nobody tells of it any more")
 
@@ -371,6 +372,15 @@ def ended_by_itself(incident: Incident) -> bool:
     return why.key in (_WELL, _NOT_REPORTED) if why.key else why.startswith(_WITHOUT_KEY)
 
 
+def explained_by_root(merged: Incident) -> bool:
+    """No person merged it."""
+    return quoted(merged.closed_why or "").key == "incidents.explained"
+
+
+def ended_by_quiet(incident: Incident) -> bool:
+    return quoted(incident.closed_why or "").key == _NOTHING_NEW
+
+
 def is_left_to_ticket(incident: Incident) -> bool:
     return quoted(incident.closed_why or "").key == LEFT_TO_TICKET
 
@@ -533,6 +543,29 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
         return None
     at = max(cleared.at for cleared in cleared_all)
     return msgspec.structs.replace(cleared_all[-1], at=at, proven=all(each.proven for each in cleared_all))
+
+
+def waits_for_repair(
+    rules: Ruleset, picture: Picture, incidents: Iterable[str], *, but_part: str | None = None
+) -> bool:
+    """Whether lines put a fault into one of these incidents that only a reset, a boot or a test ends, and
+    none is known since. `but_part` of the node does not count."""
+    return any(
+        part != but_part and _waits_for_repair(rules, picture, part, burst)
+        for name in incidents
+        for part, burst in picture.history.placed_in(name)
+    )
+
+
+def _waits_for_repair(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
+    if burst.fault_class not in HARDWARE or _is_detected(rules, burst.fault):
+        return False  # ticks find what is measured again
+    ladder = ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
+    lasts = ladder is not None and ladder.gone_after is not GoneAfter.test
+    if not lasts and burst.fault_class is not FaultClass.fatal:
+        return False
+    cleared = find_cleared(rules, picture, part, burst)
+    return cleared is None or not cleared.proven
 
 
 def is_untreated(incident: Incident) -> bool:

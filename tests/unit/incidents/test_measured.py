@@ -7,12 +7,14 @@ import msgspec
 from healer.incidents.certainty import add_reports, senses_of, senses_text
 from healer.model import (
     EVIDENCE_KEPT,
+    CommandKind,
     Component,
     Detections,
     FaultClass,
     IncidentState,
     Mode,
     Place,
+    RunState,
     Sense,
     Topology,
 )
@@ -223,6 +225,49 @@ def test_it_ends_when_its_cause_is_known_to_be_gone_for_five_minutes() -> None:
     assert site.incident.clear_since is not None
     site.pass_time(20)
     assert site.open_incidents == []
+
+
+def reset_planned() -> SlowSite:
+    """A row remap waits for a reset of its GPU when the node is idle; a job keeps it busy."""
+    site = SlowSite()
+    site.agreed(required=[NODE])
+    site.walk(*site.say(1, DEGRADED))
+    site.pass_time(240, step_s=10)
+    assert site.run_of("repair-when-idle").state is RunState.running
+    return site
+
+
+def test_a_reset_that_was_planned_is_planned_again_once_the_slowness_that_took_it_in_is_over() -> None:
+    site = reset_planned()
+    site.find("straggler", gpu=3)
+    assert open_rules(site) == ["straggler"]
+    site.clear("straggler", gpu=3)
+    site.pass_time(400, step_s=10)
+    assert open_rules(site) == ["gpu-degraded"]
+    assert site.run_of("repair-when-idle").state is RunState.running
+
+
+def test_a_plan_that_ended_with_a_merge_begins_again_when_a_person_takes_its_incident_out() -> None:
+    site = reset_planned()
+    site.ledger.tables.modes["straggler"] = Mode.approve
+    site.find("straggler", gpu=3)
+    part = next(one for one in site.incidents if one.rule == "gpu-degraded")
+    site.send_command(CommandKind.split, incident=site.incident.id, incidents=[part.id])
+    site.pass_time(30, step_s=10)
+    assert open_rules(site) == ["gpu-degraded", "straggler"]
+    assert site.run_of("repair-when-idle").state is RunState.running
+
+
+def test_what_was_measured_of_one_gpu_ends_no_reset_that_another_gpu_waits_for() -> None:
+    site = SlowSite()
+    site.agreed(required=[NODE])
+    site.find("gpu-remap-pending", gpu=5)
+    site.pass_time(240, step_s=10)
+    site.walk(*site.say(1, DEGRADED))
+    site.clear("gpu-remap-pending", gpu=5)
+    site.pass_time(400, step_s=10)
+    assert open_rules(site) == ["gpu-remap-pending"]
+    assert site.run_of("repair-when-idle").state is RunState.running
 
 
 def test_a_tick_that_came_long_ago_ends_nothing() -> None:

@@ -177,6 +177,22 @@ ASKS_NOTHING = (
 )
 
 
+def test_the_repair_of_one_node_ends_no_incident_of_a_place_whose_other_nodes_wait_for_theirs() -> None:
+    lines = [*each(range(1, 4), LINK, apart=50), kernel(400, 3, ASKS_NOTHING)]
+    place = placed(36, domain="d1")
+    (one,) = opened(played(place, *lines, clock(600)))
+    assert one["rule"] == "nvlink-domain"
+    document = played(place, *lines, *each(range(1, 3), ASKS_NOTHING, at=700), clock(900))
+    assert opened(document) == []
+
+
+@pytest.mark.parametrize("apart", [0.0, 50.0], ids=["at once", "one by one"])
+def test_a_place_whose_nodes_wait_for_a_reset_is_not_over_because_it_is_quiet(apart: float) -> None:
+    """The lines come once: without the incident the GPUs that wait are forgotten."""
+    document = played(placed(36, domain="d1"), *each(range(1, 4), LINK, apart=apart), clock(60 * 3600))
+    assert [one["rule"] for one in opened(document)] == ["nvlink-domain"]
+
+
 def test_a_part_is_no_lemon_by_what_its_place_explains() -> None:
     """Twice the domain's switch failed; then one GPU of it reports a link."""
     day = 86400.0

@@ -36,7 +36,7 @@ health_routes = APIRouter(route_class=PageRoute)
 @routes.get("/approvals")
 def approvals_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "approvals")
-    standing, role = context["standing"], context["session"].role
+    standing, role = context["standing"], context["role"]
     rows = [run_row(run, context["now"]) for run in standing.asking]
     waiting = queue_view.most_urgent(rows, standing)
     taken = {name: takes(playbook) for name, playbook in pages.rules.playbooks.items()}
@@ -55,14 +55,14 @@ def approvals_page(request: Request, pages: Here) -> Response:
 @routes.get("/pauses")
 def pauses_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "pauses")
-    standing, now, session = context["standing"], context["now"], context["session"]
-    several = len(context["clusters"]) > 1 and session.cluster is None
+    standing, now, operates = context["standing"], context["now"], context["operates"]
+    several = len(context["clusters"]) > 1 and operates(None)
     asked = AuditQuery(clusters=[standing.cluster], verb="pause.")
     records = pages.queries.audit.page(asked, limit=PAUSE_RECORDS).items
     context |= {
-        "pauses": pauses_view.pause_rows(standing, session, now),
+        "pauses": pauses_view.pause_rows(standing, operates, now),
         "past": pauses_view.past_pauses(records, standing.pauses, now),
-        "add": pauses_view.add_buttons(standing, pages.rules, session.role, now, several=several),
+        "add": pauses_view.add_buttons(standing, pages.rules, context["role"], now, several=several),
         "caps": pauses_view.caps(standing, context["strip"], pages.rules),
         "breaker": standing.breaker,
         "breaker_view": pauses_view.breaker_view(standing),

@@ -80,7 +80,7 @@ def node_page(
         "fleet_figures": rows.standing,
         "incidents": [incident_view.incident_row(incident, asking, now) for incident in rows.history],
         "runs": [run_row(run, now) for run in ran.items],
-        "buttons": node_buttons(row, cluster, context["session"].role, standing.rules.playbooks.values()),
+        "buttons": node_buttons(row, cluster, context["role"], standing.rules.playbooks.values()),
         "probation": max(
             (
                 incident.probation_until

@@ -205,6 +205,9 @@ class Pages:
         names = self.cluster_names()
         return lambda role, cluster=None: has_role(session, ALLOWED[role], cluster, names)
 
+    def _may(self, session: Caller, role: Role, cluster: str | None = None) -> bool:
+        return self.role_check(session)(role, cluster)
+
     def cluster_names(self) -> list[str]:
         return sorted({*self.queries.clusters.names(), *self.sources.modes})
 
@@ -245,12 +248,14 @@ class Pages:
     ) -> dict[str, Any]:
         """The names of the layout."""
         now, role = self.clock(), role_at(session, standing.cluster)
+        operates = partial(self._may, session, Role.operator)
         rows = self.fleet_rows.of(standing)
         strip = standing_view.strip(standing, rows, now)
         if glass := standing_view.glass_banner(standing.glass, now):
             strip = msgspec.structs.replace(strip, banners=(glass, *strip.banners))
         return {
             "session": session,
+            "role": role,
             "owner": None,
             "acts": may_act(role),
             "responds": may_respond(role),
@@ -264,14 +269,17 @@ class Pages:
             "here": path_and_query(request),
             "now": now,
             "pause_button": standing_view.pause_button(standing.cluster),
-            "end_pause": partial(standing_view.end_pause_button, session=session),
+            "end_pause": partial(standing_view.end_pause_button, operates=operates),
             "end_glass": standing_view.end_glass_button(),
             "reset_breaker": standing_view.reset_breaker_button(standing.cluster),
             "runbooks": self.runbooks,
             "lists_sessions": self.people is not None,
             "tells_health": self.sources.self_health is not None,
             "lists_tokens": self.sources.leavers is not None,
-            "admin": session.role is Role.admin,
+            "admin": role is Role.admin,
+            "ends_glass": partial(self._may, session, Role.admin),
+            # At a cluster; None: on all of the site.
+            "operates": operates,
             "keep": {"cluster": standing.cluster} if len(clusters) > 1 else {},
         }
 

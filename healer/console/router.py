@@ -20,6 +20,7 @@ from healer.console.errors import ErrorPages
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link
 from healer.console.views import timeline_view
+from healer.model import Role
 from healer.ports.queries import AuditQuery
 
 routes = APIRouter(route_class=PageRoute)
@@ -64,6 +65,7 @@ def audit_page(
         "next": next_link("/audit", context["keep"], found.next_cursor, **filters),
         "first": cursor is None,
         "chain": pages.queries.audit.chain(cluster),
+        "exports": pages.role_check(context["session"])(Role.auditor),
         **filters,
     }
     return pages.show("audit.html", context)

@@ -512,11 +512,15 @@ class Site:
         *,
         role: Role = Role.admin,
         clock: Callable[[], datetime] | None = None,
+        others: Sequence[str] = (),
     ):
+        """`others`: clusters beside the sample's."""
         self.sample = sample
         self.role = role
         #: What mara may do where, for a person whom an identity provider knows.
         self.granted: Granted | None = None
+        #: The one cluster of mara's token.
+        self.bound_to: str | None = None
         self.pressed: list[tuple[str, dict[str, Any], dict[str, str]]] = []
         self.refuse: dict[str, Any] | None = None
         self.tokens = {"good"}
@@ -535,7 +539,7 @@ class Site:
                 clock=clock or (lambda: NOW),
                 unknown=lambda cluster, limit: console_telemetry.unknown_series()[:limit],
                 arriving=lambda cluster, limit: console_telemetry.arriving(),
-                modes=_HeadMode(),
+                modes=_HeadMode(dict.fromkeys(others, Mode.auto)),
                 cases=lambda: {shipped().rules[0].name: 3},
                 self_health=lambda _: self.own,
                 leavers=console_tokens.leavers(self.queries, NOW),
@@ -556,7 +560,9 @@ class Site:
         return msgspec.structs.replace(shipped(), guards=self.sample.standing.guards)
 
     def session(self, cookie: str, address: str) -> Caller | None:
-        mara = Caller(id="mara", name="mara", role=self.role, csrf=CSRF, granted=self.granted)
+        mara = Caller(
+            id="mara", name="mara", role=self.role, csrf=CSRF, granted=self.granted, cluster=self.bound_to
+        )
         return mara if cookie == "cookie-good" else None
 
     def job_owner(self, cookie: str, address: str) -> Caller | None:

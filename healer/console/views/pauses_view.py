@@ -1,6 +1,6 @@
 """Pauses, and how much healer may still take out: the floor, each cap with what is left, and the breaker."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -26,7 +26,6 @@ from healer.model import (
     Verb,
 )
 from healer.ports.answers import Standing
-from healer.ports.callers import Caller
 from healer.text import joined, say
 
 #: Places in which healer holds slots, the fullest first.
@@ -133,8 +132,9 @@ _LASTS = (1, 4, 12, 24, 72, 168)
 _USUAL_H = 4
 
 
-def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[Shown]:
-    """Oldest first, as they were set. `holds` are runs that a guard holds and that the pause concerns."""
+def pause_rows(standing: Standing, operates: Callable[[str | None], bool], now: datetime) -> list[Shown]:
+    """Oldest first, as they were set. `operates`: as for `end_pause_button`. `holds` are runs that a guard
+    holds and that the pause concerns."""
     facts = GateFacts(cluster=standing.cluster, snapshot=standing.snapshot, breaker=standing.breaker)
     held = [run for run in standing.asking if _held(run)]
     return [
@@ -142,7 +142,7 @@ def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[Shown
             pause=pause,
             scope=pause_scope(pause),
             holds=tuple(run for run in held if concerns_proposal(pause, _next_step(run), facts, now)),
-            end=end_pause_button(pause, session),
+            end=end_pause_button(pause, operates),
         )
         for pause in standing.pauses
     ]

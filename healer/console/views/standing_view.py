@@ -1,11 +1,12 @@
 """The strip on every page: how many nodes serve, what is out and by whom, what the guards have left."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 import msgspec
 
 from healer.console import words
-from healer.console.views.buttons import Button, may_act, worded
+from healer.console.views.buttons import Button, worded
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.runs_view import asks
 from healer.decisions.capacity import floor_limit, slots_limit
@@ -13,7 +14,6 @@ from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
 from healer.ports.break_glass import GlassState
-from healer.ports.callers import Caller
 from healer.text import joined, quoted, say, unstopped
 
 
@@ -199,9 +199,10 @@ def pause_button(cluster: str) -> Button:
     return Button(**worded("pause", cluster=cluster), action="/api/v1/pauses", body=body)
 
 
-def end_pause_button(pause: Pause, session: Caller) -> Button | None:
-    """None for a person who may not end it: one bound to a cluster may not end a pause of all."""
-    if not may_act(session.role) or session.cluster not in (None, pause.cluster):
+def end_pause_button(pause: Pause, operates: Callable[[str | None], bool]) -> Button | None:
+    """None for a person who may not end it: one of a few clusters may not end a pause of all. `operates`:
+    whether they may act at the cluster, None for all of the site."""
+    if not operates(pause.cluster):
         return None
     words = worded("end_pause", pause_scope=pause_scope(pause))
     return Button(**words, action=f"/api/v1/pauses/{pause.id}", method="DELETE")

@@ -12,6 +12,8 @@ from healer.console.machine_pages import ALERTS_SHOWN
 from healer.console.render import CONTENT_SECURITY_POLICY, web_dir
 from healer.console.session_pages import local
 from healer.model import (
+    Breaker,
+    BreakerState,
     Bundle,
     EvidenceFile,
     IncidentState,
@@ -90,6 +92,25 @@ def test_an_operator_of_another_cluster_sees_this_one_as_a_viewer_does() -> None
     assert "/acknowledge" not in client.get(path).text
     site.granted = Granted(subject="s", groups=(), grants=(*grants, Grant(name="pod", role=Role.operator)))
     assert "/acknowledge" in client.get(path).text
+
+
+def test_buttons_are_those_of_the_role_at_the_cluster_of_the_page() -> None:
+    site = Site(make_sample(32), role=Role.admin, others=("lab",))
+    client = TestClient(site.app, headers=COOKIE)
+    site.sample.standing = msgspec.structs.replace(
+        site.sample.standing, breaker=Breaker(cluster="pod1", state=BreakerState.open)
+    )
+    of_admin = {
+        "/nodes/pod1/gpu0007": "/playbooks/drain/runs", "/approvals?cluster=pod1": "/approve",
+        "/pauses?cluster=pod1": "/breaker/reset", "/audit?cluster=pod1": "/audit/export",
+    }  # fmt: skip
+    for path, button in of_admin.items():
+        assert button in client.get(path).text, path
+    grants = (Grant(name="all", role=Role.viewer), Grant(name="lab", role=Role.admin, clusters=("lab",)))
+    site.granted = Granted(subject="s", groups=(), grants=grants)
+    for path, button in of_admin.items():
+        page = client.get(path)
+        assert (page.status_code, button in page.text) == (200, False), path
 
 
 def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:

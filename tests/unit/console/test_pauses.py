@@ -6,16 +6,20 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
+from healer.api.access import ALLOWED
+from healer.api.granted import has_role
 from healer.console.views import fleet_view, pauses_view, standing_view
 from healer.decisions.capacity import limits
 from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
+from healer.model.grants import Grant
 from healer.ports.answers import Standing
-from healer.ports.callers import Caller
+from healer.ports.callers import Caller, Granted
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
 from tests.support.console_site import Site, make_sample, standing_of
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
+OPERATES = ALLOWED[Role.operator]
 
 
 def standing(**changes: object) -> Standing:
@@ -46,7 +50,7 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
     )
     rows = pauses_view.pause_rows(
         standing(pauses=given, asking=(held, between, asked)),
-        Caller(id="eve", name="eve", role=Role.viewer),
+        lambda _: False,
         NOW,
     )
     assert [[one.id for one in row.holds] for row in rows] == [["held", "between"], ["held"], ["between"], []]
@@ -71,8 +75,30 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
 def test_session_bound_to_a_cluster_cannot_end_other_pauses(bound_to: str | None, ends: set[str]) -> None:
     here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
     session = Caller(id="mara", name="mara", role=Role.operator, cluster=bound_to)
-    rows = pauses_view.pause_rows(standing(pauses=(paused("all", ""), here)), session, NOW)
+    given = standing(pauses=(paused("all", ""), here))
+    rows = pauses_view.pause_rows(given, lambda cluster: has_role(session, OPERATES, cluster, ()), NOW)
     assert {row.pause.id for row in rows if row.end is not None} == ends
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_the_page_opens_for_an_operator_of_one_cluster_while_the_whole_site_is_paused(bound: bool) -> None:
+    sample = make_sample(32)
+    sample.standing = msgspec.structs.replace(sample.standing, pauses=(paused("all", ""),))
+    site = Site(sample, role=Role.operator, others=("lab",))
+    if bound:
+        site.bound_to = CLUSTER
+    else:
+        of_pod = Grant(name="pod", role=Role.operator, clusters=(CLUSTER,))
+        grants = (Grant(name="eyes", role=Role.viewer), of_pod)
+        site.granted = Granted(subject="s", groups=(), grants=grants)
+    answer = TestClient(site.app).get(f"/pauses?cluster={CLUSTER}", headers=COOKIE)
+    main = answer.text.partition("<main")[2]
+    assert (answer.status_code, "everything" in main, "/api/v1/pauses/all-" in answer.text) == (
+        200,
+        True,
+        False,
+    )
+    assert "/api/v1/pauses" in main and "All clusters" not in main, "nor may they pause all of the site"
 
 
 def test_a_pause_is_added_with_what_its_scope_needs() -> None:

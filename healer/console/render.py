@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -252,11 +253,11 @@ class Runbooks:
         """Its first heading."""
         return self._text(name).partition("\n")[0].lstrip("# ").strip()
 
-    def html(self, name: str) -> Markup:
-        """Its text below the first heading."""
+    def html(self, name: str, keep: dict[str, str] | None = None) -> Markup:
+        """Its text below the first heading. `keep`: as for `link`."""
         from markdown_it import MarkdownIt
 
-        text = _LINK.sub(self._link, self._text(name).partition("\n")[2])
+        text = _LINK.sub(partial(self._link, keep or {}), self._text(name).partition("\n")[2])
         reader = MarkdownIt("commonmark", {"html": False}).enable("table")
         return Markup(reader.render(text))  # noqa: S704 - HTML in the text was made inert
 
@@ -264,14 +265,14 @@ class Runbooks:
         name = self.today(name)
         return self._others[language.current.get()].get(name) or self._texts[name]
 
-    def _link(self, found: re.Match[str]) -> str:
+    def _link(self, keep: dict[str, str], found: re.Match[str]) -> str:
         """Links to other runbooks are kept; those to other documents, which are not served, become text."""
         words, target = found.groups()
         name, _, place = target.partition("#")
         if (not name and place) or target.startswith(("https://", "http://")):
             return found.group()
         stem = name.removesuffix(".md")
-        return f"[{words}](/runbooks/{stem})" if stem in self else words
+        return f"[{words}]({link(f'/runbooks/{stem}', keep)})" if stem in self else words
 
 
 def _read(folder: Path) -> Mapping[str, str]:

@@ -84,7 +84,7 @@ def playbook_page(request: Request, pages: Here, name: str) -> Response:
         "inputs": playbooks_view.input_lines(playbook.inputs),
         "rules": [row for row in rows if row.rule.playbook == name],
         "runs": [run_row(run, now) for run in ran],
-        "runbook": pages.runbooks.html(runbook) if runbook in pages.runbooks else None,
+        "runbook": pages.runbooks.html(runbook, context["keep"]) if runbook in pages.runbooks else None,
     }
     return pages.show("playbook.html", context)
 
@@ -97,7 +97,7 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
     today, playbooks = pages.runbooks.today, pages.rules.playbooks.values()
     context |= {
         "title": pages.runbooks.title(name),
-        "text": pages.runbooks.html(name),
+        "text": pages.runbooks.html(name, context["keep"]),
         "playbooks": sorted(
             playbook.name for playbook in playbooks if today(playbook.runbook) == today(name)
         ),

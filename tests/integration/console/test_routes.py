@@ -27,6 +27,7 @@ from healer.model import (
 from healer.model.grants import Grant
 from healer.ports.callers import Granted
 from healer.text import say
+from tests.support.console_pages import pages
 from tests.support.console_site import CSRF, Site, make_sample
 from tests.support.routes import routes_of
 
@@ -111,6 +112,41 @@ def test_buttons_are_those_of_the_role_at_the_cluster_of_the_page() -> None:
     for path, button in of_admin.items():
         page = client.get(path)
         assert (page.status_code, button in page.text) == (200, False), path
+
+
+def test_every_link_stays_at_the_cluster_of_the_page() -> None:
+    site = Site(make_sample(32, past=120), others=("lab",))
+    client = TestClient(site.app, headers=COOKIE)
+    paths = [path for some in pages(site).values() for path in some if not path.startswith(NO_CLUSTER)]
+    wrong = dict[str, set[str]]()
+    for path in [*paths, "/audit?actor=healer&cursor=50"]:
+        page = client.get(f"{path}{'&' if '?' in path else '?'}cluster=pod1").text
+        links = {link.replace("&amp;", "&") for link in re.findall(r'href="(/[^"]*)"', page)}
+        lost = {link for link in links if not NAMES_ITS_CLUSTER.match(link) and "cluster=pod1" not in link}
+        if lost:
+            wrong[path] = lost
+    assert wrong == {}
+    newest = client.get("/audit?actor=healer&cursor=50&cluster=pod1").text
+    assert re.search(r'href="/audit\?cluster=pod1&amp;actor=healer">Newest', newest)
+
+
+#: Pages without a cluster; and addresses of one thing, which is of one cluster.
+NO_CLUSTER = ("/sign-in", "/break-glass")
+NAMES_ITS_CLUSTER = re.compile(
+    r"/(static|api|nodes|jobs|auth)\b|/(incidents|runs|rehearsals)/[^?]|/sign-in|/break-glass"
+)
+
+
+def test_another_cluster_is_selected_from_the_page_of_one_thing() -> None:
+    """The thing itself is of its own cluster: the selection leads to the list."""
+    site = Site(make_sample(32), others=("lab",))
+    client = TestClient(site.app, headers=COOKIE)
+    lists = {
+        f"/incidents/{next(iter(site.sample.details))}": "/incidents",
+        f"/runs/{next(iter(site.sample.runs))}": "/runs", "/nodes/pod1/gpu0001": "/", "/jobs/pod1/4711": "/",
+    }  # fmt: skip
+    for path, target in lists.items():
+        assert f'<form class="cluster" method="get" action="{target}">' in client.get(path).text, path
 
 
 def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient, site: Site) -> None:

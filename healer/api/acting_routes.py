@@ -48,6 +48,7 @@ from healer.api.request_fields import (
 from healer.api.responses import answer
 from healer.api.rule_views import BreakerView, RuleView, check_mode, playbook_named, rule_named, rule_view
 from healer.api.services import Services, services_of
+from healer.engine.records import incident_of_one_job
 from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState, Verb
 from healer.model.node import Drift, Reconciled
 from healer.ports.answers import Preview, RuleRecord
@@ -78,6 +79,14 @@ def _allowed_incident(request: Request, caller: Caller, id: str) -> Incident:
     return incident
 
 
+def _answer_incident(request: Request, caller: Caller, id: str, status: int = 200) -> Response:
+    """The incident as it is now; without its other jobs for a token of one job."""
+    found = services_of(request).queries.incidents.find(id)
+    if found is not None and caller.job is not None:
+        found = incident_of_one_job(found, caller.job)
+    return answer(request, found, status)
+
+
 def _command(
     request: Request,
     caller: Caller,
@@ -94,7 +103,7 @@ def _command(
     def act(identity: str) -> Response:
         row = command(incident.id, by=caller.name, reason=body.reason or "", request=identity, **more)
         consumed = _wait_until(lambda: services.incidents.consumed(row))
-        return answer(request, services.queries.incidents.find(incident.id), 200 if consumed else 202)
+        return _answer_incident(request, caller, incident.id, 200 if consumed else 202)
 
     return once(request, caller, body, act)
 
@@ -161,7 +170,7 @@ def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Respons
 
     def act(identity: str) -> Response:
         services.incidents.note(incident.id, body.note, by=caller.name, request=identity)
-        return answer(request, services.queries.incidents.find(incident.id))
+        return _answer_incident(request, caller, incident.id)
 
     return once(request, caller, body, act)
 

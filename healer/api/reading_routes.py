@@ -164,7 +164,7 @@ def incident(request: Request, caller: Viewer, id: Id) -> Response:
     job = caller.job if caller.job in found.jobs_hit else None
     confine(request, caller, cluster=found.cluster, node=found.root.node, job=job)
     rules = services.rules()
-    return answer(request, incident_detail(incident_record(rows, rules, services.queries), rules))
+    return answer(request, incident_detail(incident_record(rows, rules, services.queries, job=job), rules))
 
 
 @dataclass

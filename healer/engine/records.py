@@ -13,7 +13,17 @@ from healer.incidents.impact import gpus_of, losses_by_restart
 from healer.incidents.incident_verdict import newest_verdict
 from healer.incidents.node_history import similar_to
 from healer.incidents.part_history import describe_fault
-from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
+from healer.model import (
+    AuditRecord,
+    Decision,
+    Finding,
+    HitBasis,
+    Incident,
+    IncidentVerdict,
+    JobHit,
+    Ruleset,
+    Similar,
+)
 from healer.model.goodput import WASTED, GoodputRow, Prices, Spent, effective
 from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import troubles
@@ -26,10 +36,11 @@ from healer.ports.answers import (
     Pulse,
     Readiness,
     Requeue,
+    RunRecord,
 )
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
-from healer.text import joined, quoted, said_by, say
+from healer.text import NO_WORDS, joined, quoted, said_by, say
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
@@ -46,13 +57,16 @@ _RECORDS = 200
 
 
 def incident_record(
-    rows: IncidentRows, rules: Ruleset, queries: Queries, *, of_runs: bool = False
+    rows: IncidentRows, rules: Ruleset, queries: Queries, *, of_runs: bool = False, job: str | None = None
 ) -> IncidentRecord:
-    """`of_runs`: with the audit records of its runs too."""
+    """`of_runs`: with the audit records of its runs too. `job`: for a caller who may see this job alone."""
+    if job is not None:
+        rows = _rows_of_one_job(rows, job)
     subjects = [f"incident/{rows.incident.id}"]
     if of_runs:
         subjects += [f"run/{row.run.id}" for row in rows.runs]
-    records = queries.audit.page(AuditQuery(subjects=subjects), limit=_RECORDS).items
+    # A record may name any job.
+    records = queries.audit.page(AuditQuery(subjects=subjects), limit=_RECORDS).items if job is None else []
     nodes = rows.snapshot.nodes if rows.snapshot is not None else {}
     similar = similar_to(
         rows.incident,
@@ -94,18 +108,76 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
 
 def of_one_job(history: JobHistory, job: str) -> JobHistory:
     """Without what its incidents say of other jobs: for a caller who may see this one alone."""
-    of_job = (None, job)
-    alone = tuple(
-        msgspec.structs.replace(
-            incident,
-            jobs_hit=(job,),
-            hit=tuple(hit for hit in incident.hit if hit.job == job),
-            evidence=tuple(sign for sign in incident.evidence if sign.job in of_job),
-            affected=tuple(part for part in incident.affected if part.job in of_job),
-        )
-        for incident in history.incidents
-    )
+    alone = tuple(incident_of_one_job(incident, job) for incident in history.incidents)
     return msgspec.structs.replace(history, incidents=alone)
+
+
+def incident_of_one_job(incident: Incident, job: str) -> Incident:
+    of_job = (None, job)
+    return msgspec.structs.replace(
+        incident,
+        jobs_hit=(job,),
+        hit=tuple(hit for hit in incident.hit if hit.job == job),
+        evidence=tuple(sign for sign in incident.evidence if sign.job in of_job),
+        affected=tuple(part for part in incident.affected if part.job in of_job),
+    )
+
+
+def _rows_of_one_job(rows: IncidentRows, job: str) -> IncidentRows:
+    """The same for all that is stored of one: without what people and messages say of it, which may name any
+    job. Of runs on the node it keeps what they did to this job, and how far they are."""
+    of_job = (None, job)
+    findings = (
+        _finding_of_one_job(finding, job) for finding in rows.findings if finding.component.job in of_job
+    )
+    snapshot = rows.snapshot
+    if snapshot is not None:
+        shown = {name: found for name, found in snapshot.jobs.items() if name == job}
+        snapshot = msgspec.structs.replace(snapshot, jobs=shown)
+    return IncidentRows(
+        incident=incident_of_one_job(rows.incident, job),
+        findings=tuple(finding for finding in findings if finding is not None),
+        decisions=_about_job(rows.decisions, job),
+        runs=tuple(
+            _run_of_one_job(run, rows.incident.jobs_hit, job) for run in rows.runs if run.run.job in of_job
+        ),
+        snapshot=snapshot,
+    )
+
+
+def _finding_of_one_job(finding: Finding, job: str) -> Finding | None:
+    """None where all its evidence is of other jobs."""
+    of_job = (None, job)
+    evidence = tuple(sign for sign in finding.evidence if sign.job in of_job)
+    if finding.evidence and not evidence:
+        return None
+    return msgspec.structs.replace(
+        finding,
+        jobs=(job,) if job in finding.jobs else (),
+        evidence=evidence,
+        affected=tuple(part for part in finding.affected if part.job in of_job),
+    )
+
+
+def _about_job(decisions: Iterable[Decision], job: str) -> tuple[Decision, ...]:
+    return tuple(made for made in decisions if made.proposal is not None and made.proposal.job == job)
+
+
+def _run_of_one_job(record: RunRecord, jobs_hit: Iterable[str], job: str) -> RunRecord:
+    if record.run.job == job:
+        return record
+    others = {*jobs_hit} - {job}
+    named = ((entry, entry.step.rpartition(":")[2]) for entry in record.log)
+    return RunRecord(
+        run=msgspec.structs.replace(record.run, question=None, input={}),
+        log=tuple(
+            entry if whose == job else msgspec.structs.replace(entry, text=NO_WORDS, data={})
+            for entry, whose in named
+            if whose not in others
+        ),
+        decisions=_about_job(record.decisions, job),
+        plan=record.plan,
+    )
 
 
 #: The work was lost, and how much is known.

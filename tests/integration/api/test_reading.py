@@ -8,25 +8,42 @@ import httpx
 import msgspec
 import sqlalchemy as sa
 
+from healer.adapters.postgres import audit_rows, outbox
 from healer.adapters.postgres.engine import write_docs
 from healer.adapters.postgres.node_rows import SAVE_BURSTS, save_inventories
-from healer.adapters.postgres.tables import verdicts
+from healer.adapters.postgres.tables import decisions, findings, notes, run_log, verdicts
 from healer.incidents.incident_verdict import verdict_of
 from healer.model import (
+    Component,
     Controller,
+    Decision,
+    Evidence,
     FaultBurst,
     FaultClass,
+    Finding,
     HitBasis,
+    Incident,
     IncidentState,
     Inventory,
     JobHit,
+    LogEntry,
+    Outcome,
+    Proposal,
     Review,
+    Run,
+    RunState,
+    Sense,
     SlurmJob,
+    StepEvent,
     Trouble,
+    Verb,
+    audit_record,
 )
 from healer.ports.service_accounts import id_in
+from healer.telling.news import opened_news
+from healer.text import quoted
 from healer.text.said import to_stored
-from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, snapshot
+from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, save_run, snapshot
 from tests.support.wait import wait_until
 
 Served = tuple[Api, httpx.Client]
@@ -231,6 +248,81 @@ def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Se
     job = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()
     stats = client.get("/api/v1/stats", headers=api.headers("viewer")).json()
     assert job["gpu_hours_lost"] == stats["gpu_hours_lost"] == stats["gpu_hours_at_most"] == 8.0
+
+
+def test_a_token_of_one_job_sees_nothing_of_the_others_that_an_incident_hit(served: Served) -> None:
+    api, client = served
+    one, of_bob = _hit_two_jobs(api)
+    path = f"/api/v1/incidents/{one.id}"
+    whole = client.get(path, headers=api.headers("viewer")).text
+    assert all(word in whole for word in of_bob), "a viewer sees all of it"
+    own = api.headers("viewer", job="4711", cluster=CLUSTER)
+    answer = client.get(path, headers=own)
+    found = answer.json()
+    assert (answer.status_code, [word for word in of_bob if word in answer.text]) == (200, [])
+    assert (found["jobs_hit"], [job["id"] for job in found["jobs"]]) == (["4711"], ["4711"])
+    (run,) = found["runs"]
+    steps = {step["id"]: (step["state"], step["text"]) for step in run["steps"]}
+    assert steps == {"drain": ("done", ""), "move:4711": ("done", "job 4711 was requeued")}
+    acts = api.headers("responder", job="4711", cluster=CLUSTER)
+    noted = client.post(f"{path}/note", json={"note": "mine"}, headers=acts)
+    assert (noted.status_code, noted.json()["jobs_hit"]) == (200, ["4711"])
+    assert not any(word in noted.text for word in of_bob)
+
+
+def _hit_two_jobs(api: Api) -> tuple[Incident, list[str]]:
+    """An incident of a node with jobs 4711 and 4712; and words that all speak of the second."""
+    at, node = snapshot().taken_at, Component(cluster=CLUSTER, node="gpu0001", gpu=3)
+    line = Evidence(
+        digest="d", at=at, component=node, text="pid=7, name=bobs_model", sense=Sense.kernel, job="4712"
+    )
+    hits = tuple(
+        JobHit(job=job, basis=HitBasis.runs_on, user=of) for job, of in (("4711", "ann"), ("4712", "bob"))
+    )
+    one = msgspec.structs.replace(incident(1), jobs_hit=("4711", "4712"), hit=hits, evidence=(line,))
+    told = Finding(
+        rule="gpu-lost", fault="xid-79", fault_class=FaultClass.fatal, component=node, at=at, arrived_at=at,
+        text=quoted("its bobs_model fell"), confidence=1.0, evidence=(line,), jobs=("4712",),
+    )  # fmt: skip
+    run = Run(
+        id="r" * 32, cluster=CLUSTER, playbook="empty", state=RunState.done, by="healer", reason=quoted("x"),
+        created_at=at, node="gpu0001", incident=one.id, input={"restart": {"4712": 0}},
+    )  # fmt: skip
+    log = [
+        LogEntry(run=run.id, at=at, epoch=1, step=step, event=StepEvent.done, text=quoted(text), data=data)
+        for step, text, data in (
+            ("drain", "jobs 4711 and 4712 run there", {"jobs": ["4712"]}),
+            ("move:4711", "job 4711 was requeued", {}),
+            ("move:4712", "job 4712 of bob was requeued", {}),
+        )
+    ]
+    shown = snapshot()
+    second = msgspec.structs.replace(shown.jobs["4711"], id="4712", user="bob", comment="bobs_secret")
+    api.snapshots.put(msgspec.structs.replace(shown, jobs={**shown.jobs, "4712": second}))
+    news = opened_news(one)
+    with api.engine.begin() as conn:
+        save_incident(conn, one)
+        save_run(conn, run)
+        conn.execute(sa.insert(findings).values(incident=one.id, at=at, doc=to_stored(told)))
+        conn.execute(sa.insert(notes).values(incident=one.id, at=at, by="eve", text="bob says 4712 is lost"))
+        verdict = {"incident": one.id, "at": at, "doc": to_stored(verdict_of(one, RULES))}
+        conn.execute(sa.insert(verdicts).values(verdict))
+        outbox.queue(conn, news, at=at, has_sink=False)
+        for number, why in enumerate(("4711 may", "4712 of bob may not")):
+            job = ("4711", "4712")[number]
+            proposal = Proposal(cluster=CLUSTER, verb=Verb.requeue, job=job)
+            made = Decision(
+                at=at, cluster=CLUSTER, incident=one.id, playbook="empty", outcome=Outcome.act,
+                why=quoted(why), proposal=proposal, run=run.id,
+            )  # fmt: skip
+            row = {"cluster": CLUSTER, "outcome": "act", "incident": one.id, "run": run.id, "at": at}
+            conn.execute(sa.insert(decisions).values(**row, doc=to_stored(made)))
+        for entry in log:
+            values = {"run": run.id, "at": at, "step": entry.step, "event": "done", "doc": to_stored(entry)}
+            conn.execute(sa.insert(run_log).values(**values))
+        record = audit_record(CLUSTER, at, "eve", "incident.hit", f"incident/{one.id}", jobs=["4712"])
+        audit_rows.append(conn, record)
+    return one, ["4712", "bob"]
 
 
 def test_an_incident_of_an_earlier_version_has_a_verdict_too(served: Served) -> None:

@@ -58,6 +58,8 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
+#: Those of the news that an incident is over: hourly for a week, as a page that nothing closes stays open.
+END_TRIES = MAX_TRIES + 7 * 24
 #: Messages or events of one call, so that a storm of them does not hold the caller for long.
 ROUND_MAX = 50
 #: Waits after the first to the fourth failure: 5 s, 30 s, 3 min, 18 min, each times 0.5 to 1.5.
@@ -143,6 +145,8 @@ def _route(
         elif is_over:
             _put(tx, message, row.at, way, DeliveryState.over, ended_at=now)
         else:
+            # It is open again: its end is true no longer, and must neither follow this nor delay it.
+            tx.end_late(message.incident or message.id, way.channel, tries=MAX_TRIES)
             due = _backed_off(tx, message, way, now)
             _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
@@ -369,7 +373,7 @@ def outcome_of_failure(
     take it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
-    ends = attempt.tries >= MAX_TRIES or (may_end and error.refused)
+    ends = attempt.tries >= _most_tries(attempt) or (may_end and error.refused)
     wait_s = wait_after(attempt.tries, wish, chance)
     return Outcome(
         state=DeliveryState.failed if ends else DeliveryState.due,
@@ -386,8 +390,12 @@ def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
     return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
 
 
+def _most_tries(attempt: Attempt) -> int:
+    return END_TRIES if attempt.stage is Stage.resolved else MAX_TRIES
+
+
 def _check_tries(attempt: Attempt) -> None:
-    if attempt.tries > MAX_TRIES:
+    if attempt.tries > _most_tries(attempt):
         raise DeliveryFailed(say("engine.try_lost"))
 
 

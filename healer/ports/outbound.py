@@ -334,6 +334,9 @@ class PlanTx(NewsTx, Protocol):
     def end_unsent(self, thread: str) -> None:
         """Those deliveries are over."""
 
+    def end_late(self, thread: str, channel: str, *, tries: int) -> None:
+        """News of its end that wait after so many tries are over."""
+
     def digests(self) -> dict[str, datetime]:
         """By channel: since when something waits for its next digest."""
         ...

@@ -407,6 +407,67 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     assert outcomes == ["begun", "failed"] * 5
 
 
+def test_the_end_of_an_incident_is_tried_until_the_pager_is_back(site: Site) -> None:
+    site.notifications = paging(site.notifications)
+    one = site.incident()
+    site.round()
+    assert site.paged() == ["trigger"]
+    site.put(over(one, site.hand.now()))
+    for _ in range(tell.MAX_TRIES + 20):  # the pager is away for most of a day
+        away(site, 3600)
+    assert site.states() == ["sent", "due"]
+    site.round(3600)
+    assert (site.paged(), site.states()) == (["trigger", "resolve"], ["sent", "sent"])
+
+
+def test_a_late_end_neither_follows_nor_delays_the_page_that_it_is_open_again(site: Site) -> None:
+    site.notifications = paging(site.notifications)
+    one = site.incident()
+    site.round()
+    site.put(over(one, site.hand.now()))
+    for _ in range(tell.MAX_TRIES + 3):
+        away(site, 3600)
+    site.put(msgspec.structs.replace(one, reopened_at=site.hand.now()))
+    site.round()
+    assert site.paged() == ["trigger", "trigger"]
+    site.round(7200)
+    assert (site.paged(), site.states()) == (["trigger", "trigger"], ["sent", "over", "sent"])
+
+
+def test_the_end_of_an_incident_is_given_up_after_a_week(site: Site) -> None:
+    site.notifications = paging(site.notifications)
+    one = site.incident()
+    site.round()
+    site.put(over(one, site.hand.now()))
+    away(site, 3600)
+    before_the_last_try(site)
+    away(site, 3600)
+    assert (site.paged(), site.states()) == (["trigger"], ["sent", "failed"])
+
+
+def before_the_last_try(site: Site) -> None:
+    """A week later."""
+    with site.db.begin() as conn:
+        ends = sa.update(deliveries).where(deliveries.c.stage == "resolved")
+        conn.execute(ends.values(tries=tell.END_TRIES - 1))
+
+
+def paging(notifications: Notifications) -> Notifications:
+    """All to the pager."""
+    (night,) = (channel for channel in notifications.channels if channel.name == "night")
+    route = Route(to=("night",), how=Manner.channel)
+    return msgspec.structs.replace(notifications, channels=(night,), routes=(route,))
+
+
+def away(site: Site, seconds: float) -> None:
+    """One round with a channel that answers 503."""
+    site.chats.answers.append((503, {}, {}))
+    site.telling()
+    site.telling.wait()
+    site.chats.answers.clear()
+    site.hand.forward(seconds)
+
+
 def test_doctor_reports_each_channel(site: Site) -> None:
     ops, night, _ = site.notifications.channels
 
@@ -597,7 +658,9 @@ def test_alert_is_not_renewed_once_its_incident_is_over_though_its_end_was_not_t
     one = site.incident()
     site.round()
     site.put(over(one, site.hand.now()))
-    for _ in range(5):  # the Alertmanager is away until the end is a dead letter
+    for number in range(2):  # the Alertmanager is away until the end is a dead letter
+        if number:
+            before_the_last_try(site)
         site.chats.answers.extend([(503, {}, {})] * 2)
         site.telling()
         site.telling.wait()

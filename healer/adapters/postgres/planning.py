@@ -198,6 +198,17 @@ class PostgresPlanTx:
     def end_unsent(self, thread: str) -> None:
         self._end(*self._untried(thread), state="over")
 
+    def end_late(self, thread: str, channel: str, *, tries: int) -> None:
+        late = (
+            self._ours,
+            deliveries.c.thread == thread,
+            deliveries.c.channel == channel,
+            deliveries.c.stage == Stage.resolved,
+            deliveries.c.state == "due",
+            deliveries.c.tries >= tries,
+        )
+        self._end(*late, state="over")
+
     # --- digests
 
     def digests(self) -> dict[str, datetime]:

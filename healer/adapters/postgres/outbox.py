@@ -309,6 +309,7 @@ class PostgresMessageBook(PostgresStore):
     ) -> list[Delivery]:
         again = {"state": "due", "tries": 0, "next_try_at": now}
         with writing(self._engine) as conn:
+            _check_still_true(conn, message)
             sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
             at_sink = sa.update(messages).where(
                 messages.c.id == message, messages.c.state == "failed", matches(sink, channel)
@@ -334,6 +335,23 @@ class PostgresMessageBook(PostgresStore):
             listed = all_deliveries(message)
             found = conn.execute(sa.select(listed).where(listed.c.channel.in_(channels))).all()
             return _deliveries(conn, found)
+
+
+def _check_still_true(conn: sa.Connection, message: str) -> None:
+    """Raises Conflict for news of an incident that is over by now, and for its end where it is open again: a
+    pager would open what nothing closes, or close what is open."""
+    stage = sa.func.coalesce(messages.c.doc["about"]["stage"].astext, str(Stage.opened))
+    query = sa.select(incidents.c.id, incidents.c.state, stage).join(
+        messages, messages.c.incident == incidents.c.id
+    )
+    found = conn.execute(query.where(messages.c.id == message, messages.c.kind == "message")).first()
+    if found is None:
+        return
+    incident, state, of_stage = found
+    says_over, is_over = of_stage == Stage.resolved, state == "resolved"
+    if says_over != is_over:
+        key = "over" if is_over else "open_again"
+        raise Conflict(say(f"adapters.retry_{key}", message=message, incident=incident[:8]))
 
 
 def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[ChannelDelivery]]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from healer.adapters.postgres import outbox
-from healer.adapters.postgres.tables import audit_records, deliveries, delivery_log, messages
+from healer.adapters.postgres.tables import audit_records, deliveries, delivery_log, incidents, messages
 from healer.commands.cli import build
 from healer.model import Message, Role, Severity
 from tests.support.api import CLUSTER, Api, incident, save_incident
@@ -111,6 +111,25 @@ def test_retry_of_a_message_that_cannot_be_retried_is_refused(paged) -> None:
     assert retried(paged, role=Role.viewer).status_code == 403
     assert retried(paged, reason="").status_code == 422
     assert [one["state"] for one in listed(paged, "?channel=night")] == ["failed"]
+
+
+@pytest.mark.parametrize("says", ["opened", "acknowledged", "resolved"])
+def test_news_that_is_no_longer_true_is_not_sent_again(paged, says: str) -> None:
+    """A pager would open an alert of an incident that is over, or close that of one that is open again."""
+    api, _ = paged
+    now_over = says != "resolved"
+    with api.engine.begin() as conn:
+        doc = conn.execute(sa.select(messages.c.doc)).scalar_one() | {"about": {"stage": says}}
+        conn.execute(sa.update(messages).values(doc=doc))
+        conn.execute(sa.update(deliveries).values(stage=says))
+        conn.execute(sa.update(incidents).values(state="resolved" if now_over else "open"))
+    answer = retried(paged)
+    why = "is over by now" if now_over else "is open again"
+    assert (answer.status_code, why in answer.json()["detail"]) == (409, True), answer.text
+    assert [one["state"] for one in listed(paged, "?channel=night")] == ["failed"]
+    with api.engine.begin() as conn:
+        conn.execute(sa.update(incidents).values(state="open" if now_over else "resolved"))
+    assert retried(paged).status_code == 200
 
 
 def test_a_message_of_the_webhook_is_retried_too(paged) -> None:

@@ -354,11 +354,15 @@ def _goodput_span(wanted: GoodputFilter, now: datetime) -> tuple[datetime, datet
                 errors=[{"field": name, "detail": detail}],
             )
     until = wanted.until or now
-    since = (wanted.since or until - GOODPUT_USUAL).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-    if not since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
-        text = say("api.goodput_period", days=GOODPUT_LONGEST.days)
-        raise Problem(422, text, errors=[{"field": "from", "detail": text}])
-    return since, until
+    try:
+        since = (wanted.since or until - GOODPUT_USUAL).astimezone(UTC)
+        since = since.replace(minute=0, second=0, microsecond=0)
+        if since < until <= since + GOODPUT_LONGEST + timedelta(hours=1):
+            return since, until
+    except OverflowError:
+        pass  # at the ends of the calendar
+    text = say("api.goodput_period", days=GOODPUT_LONGEST.days)
+    raise Problem(422, text, errors=[{"field": "from", "detail": text}])
 
 
 @router.get("/events/stream", response_class=StreamingResponse)

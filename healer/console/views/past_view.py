@@ -38,9 +38,9 @@ def moment_in(text: str, now: datetime) -> datetime | None:
     """The moment in an address (`2026-11-20T02:40Z`); None if it names none, or one to come."""
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    at = at.replace(tzinfo=at.tzinfo or UTC)
     return at if at <= now else None
 
 

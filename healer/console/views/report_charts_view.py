@@ -41,11 +41,12 @@ def span_between(first: str, last: str, now: datetime) -> Span | None:
         days = date.fromisoformat(first), date.fromisoformat(last)
     except ValueError:
         return None
-    since = datetime.combine(days[0], time(), UTC)
-    until = datetime.combine(days[1], time(), UTC) + timedelta(days=1)
-    if not since < until <= since + LONGEST or since >= now:
+    if not timedelta() <= days[1] - days[0] < LONGEST:
         return None
-    return Span(since=since, until=min(until, now), first=days[0], last=days[1])
+    begin, end = (datetime.combine(day, time(), UTC) for day in days)
+    if begin >= now:
+        return None
+    return Span(since=begin, until=min(end + timedelta(days=1), now), first=days[0], last=days[1])
 
 
 def buckets(span: Span) -> Buckets:

@@ -88,6 +88,8 @@ def test_whole_hours_are_those_of_utc_where_the_zone_of_the_caller_has_half_ones
         {"from": "2026-11-01T00:00:00"},
         {"from": "2026-11-02T00:00:00Z", "to": "2026-11-01T00:00:00Z"},
         {"from": "2020-11-01T00:00:00Z"},
+        {"to": "0001-01-01T00:00:00Z"},
+        {"from": "9999-12-01T00:00:00Z", "to": "9999-12-31T00:00:00Z"},
         {"by": "colour"},
     ],
 )

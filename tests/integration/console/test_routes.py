@@ -179,6 +179,8 @@ def test_pages_carry_the_policy_and_no_inline_script_or_style(client: TestClient
         ("/jobs/pod1/nothing/steps.json", 404), ("/nodes/pod1/gpu0001?signal=nonsense", 200),
         ("/rules?mode=nonsense&kind=x&state=y", 200), ("/static/../pyproject.toml", 404),
         ("/static/nothing.js", 404),
+        ("/reports?from=2026-11-01&to=9999-12-31", 200), ("/reports?from=9999-12-31&to=9999-12-31", 200),
+        ("/?at=0001-01-01T00:00%2B23:59", 200),
     ],
 )  # fmt: skip
 def test_wrong_addresses_get_clear_answers(client: TestClient, path: str, status: int) -> None:

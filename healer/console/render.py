@@ -66,14 +66,15 @@ def markdown_file(name: str, text: str) -> Response:
     return text_file(name, text, "text/markdown", opened="inline")
 
 
-def text_file(name: str, text: str, kind: str, *, opened: str = "attachment") -> Response:
-    """A file that a browser saves, or shows where `opened` is inline."""
+def text_file(name: str, text: str, kind: str, *, opened: str = "attachment", begins: str = "") -> Response:
+    """A file that a browser saves, or shows where `opened` is inline. `begins` comes before the text."""
     headers = {**PAGE_HEADERS, "Content-Disposition": f'{opened}; filename="{name}"'}
-    return Response(shown(text, keep="\n\t"), media_type=f"{kind}; charset=utf-8", headers=headers)
+    return Response(begins + shown(text, keep="\n\t"), media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 def csv_file(name: str, text: str) -> Response:
-    return text_file(name, text, "text/csv")
+    """Spreadsheets take a file without the mark for one in the letters of their country."""
+    return text_file(name, text, "text/csv", begins="\N{BYTE ORDER MARK}")
 
 
 def web_dir() -> Path:

@@ -1,5 +1,6 @@
 """Figures of a period, and the hand-over of a shift."""
 
+import codecs
 import re
 from datetime import timedelta
 
@@ -170,6 +171,8 @@ def test_capacity_out_of_service_has_a_chart_its_table_and_a_file(sample: Sample
     client = TestClient(Site(sample).app)
     page = client.get("/reports?period=7d", headers=COOKIE).text
     assert 'data-pic="out"' in page and 'data-png="out"' in page and "Capacity out of service" in page
-    file = client.get("/reports/out.csv?period=7d", headers=COOKIE).text.splitlines()
+    raw = client.get("/reports/out.csv?period=7d", headers=COOKIE).content
+    assert raw.startswith(codecs.BOM_UTF8), "without it Excel reads UTF-8 as the letters of its country"
+    file = raw.decode("utf-8-sig").splitlines()
     assert file[0] == "Time (UTC),healer,Slurm,people,unknown,planned maintenance"
     assert len(file) == 9 and file[2].endswith(",18.0,4.0,12.0,0.0,0.0")

@@ -172,7 +172,7 @@ def test_a_chart_of_the_reports_is_saved_as_picture_and_as_table(browser: Browse
     assert size.startswith(b"\x89PNG") and len(size) > 5000
     with page.expect_download() as saved:
         page.get_by_role("link", name="Download Incidents as CSV").click()
-    lines = saved.value.path().read_text(encoding="utf-8").splitlines()
+    lines = saved.value.path().read_text(encoding="utf-8-sig").splitlines()
     assert lines[0].startswith("Time (UTC),") and lines[1].startswith("2026-11-01,")
     assert saved.value.suggested_filename == "incidents-2026-11-01-2026-11-20.csv"
     figure = page.locator("figure", has_text="Opened, by class of fault")
@@ -198,7 +198,7 @@ def test_lanes_are_saved_as_picture_and_as_table(
     assert size.startswith(b"\x89PNG") and len(size) > 5000
     with page.expect_download() as saved:
         page.get_by_role("link", name=f"Download {title} as CSV").click()
-    rows = list(csv.reader(saved.value.path().read_text(encoding="utf-8").splitlines()))
+    rows = list(csv.reader(saved.value.path().read_text(encoding="utf-8-sig").splitlines()))
     assert rows[0] == ["Time (UTC)", "Until (UTC)", "Lane", "What"]
     assert lane in {row[2] for row in rows} and all(row[0].endswith("Z") for row in rows[1:])
 

@@ -188,20 +188,6 @@ function plan(data) {
   } else if (data.why) add(w("Guards now"), el("p", data.why));
   return parts;
 }
-function problem(answer) {
-  const data = answer.data, box = el("div");
-  if (data.code === "guard_refused") {
-    box.append(el("b", w("Guard {guard} refuses.", data) + " "), el("span", data.detail || data.title || ""));
-    const figures = [];
-    if (data.used != null) figures.push(w("used {used} of {limit}", data));
-    if (data.frees_at) figures.push(w("frees {when}", { when: ago(Date.parse(data.frees_at)) }));
-    if (figures.length) box.append(el("br"), el("small", figures.join(w("; "))));
-  } else {
-    box.append(el("b", data.title && data.detail ? w("{title}. ", data) : ""), el("span", data.detail || data.title || w("The server answered {status}.", { status: answer.status || w("nothing") })));
-    for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(w(": "))));
-  }
-  return box;
-}
 async function go(event) {
   event.preventDefault();
   const mine = press, text = $("act-text").value.trim();
@@ -214,8 +200,7 @@ async function go(event) {
   let answer;
   try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
   if (press !== mine) return;
-  // A finished answer ends this press; the next one is another request.
-  mine.key = newKey();
+  if (isFinal(answer)) mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
   $("act").close();
   say(answer.data.state === "held" ? w("A guard blocks it for now; it continues automatically.") : w("Done."));

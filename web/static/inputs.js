@@ -1,4 +1,5 @@
-// The fields of the dialog for what a playbook may be given. console.js opens the dialog and sends it.
+// Parts of the dialog: fields for what a playbook may be given, and what healer answered. console.js opens the
+// dialog and sends it.
 "use strict";
 function inputField(one) {
   const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
@@ -36,3 +37,20 @@ function missing() { // the first that has to be given and is not, with its word
   const field = inputFields().find((one) => one.required && !one.value.trim());
   return field ? { field, name: field.parentNode.firstChild.textContent } : null;
 }
+function problem(answer) {
+  const data = answer.data, box = el("div");
+  if (data.code === "guard_refused") {
+    box.append(el("b", w("Guard {guard} refuses.", data) + " "), el("span", data.detail || data.title || ""));
+    const figures = [];
+    if (data.used != null) figures.push(w("used {used} of {limit}", data));
+    if (data.frees_at) figures.push(w("frees {when}", { when: ago(Date.parse(data.frees_at)) }));
+    if (figures.length) box.append(el("br"), el("small", figures.join(w("; "))));
+  } else {
+    box.append(el("b", data.title && data.detail ? w("{title}. ", data) : ""), el("span", data.detail || data.title || w("The server answered {status}.", { status: answer.status || w("nothing") })));
+    for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(w(": "))));
+  }
+  return box;
+}
+// A finished answer ends a press: the next one is another request. What passes, or is still under way, may have
+// been done all the same: the same press again has the same key, and is never done twice.
+const isFinal = (answer) => answer.status < 500 && ![401, 429].includes(answer.status) && answer.data.code !== "in_flight";

@@ -54,7 +54,7 @@
     if (!mine.keys.has(id)) mine.keys.set(id, newKey());
     try {
       const answer = await send("POST", `/api/v1/incidents/${id}/${mine.verb}`, body, mine.keys.get(id));
-      mine.keys.delete(id); // a finished answer: the next press is another request
+      if (isFinal(answer)) mine.keys.delete(id);
       if (!answer.ok) return { ok: false, node: problem(answer) };
       // 202: stored, and the detector has not taken it yet.
       return { ok: true, later: answer.status === 202, text: answer.status === 202 ? w("stored, will be applied shortly") : VERBS[mine.verb].done };

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from healer.model import IncidentState, Role
 from tests.support import console_sample
@@ -200,6 +200,31 @@ def test_approval_shows_its_effect_first_and_a_refusal_in_words(
     assert done[1] == {"reason": "link is dead", "approve_until": question_of(site, "nvswitch-fatal")}
     assert done[2]["x-healer-csrf"] == CSRF
     assert done[2]["idempotency-key"] != refused[2]["idempotency-key"]
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 429])
+def test_a_press_that_got_no_final_answer_is_the_same_request_when_pressed_again(
+    browser: Browser, site: Site, url: str, status: int
+) -> None:
+    """What answered may be a proxy that did not wait: the note may have been added all the same."""
+    page, keys = open_page(browser, url), list[str]()
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+
+    def answer_first(route: Route) -> None:
+        keys.append(route.request.headers["idempotency-key"])
+        if len(keys) == 1:
+            route.fulfill(status=status, body="no JSON")
+        else:
+            route.continue_()
+
+    page.route("**/note", answer_first)
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_be_visible()
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    assert keys[0] == keys[1]
 
 
 def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(

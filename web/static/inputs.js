@@ -45,6 +45,8 @@ function problem(answer) {
     if (data.used != null) figures.push(w("used {used} of {limit}", data));
     if (data.frees_at) figures.push(w("frees {when}", { when: ago(Date.parse(data.frees_at)) }));
     if (figures.length) box.append(el("br"), el("small", figures.join(w("; "))));
+  } else if (data.code === "csrf") {
+    box.append(el("span", w("This page is from an earlier session. Reload it, then try again.")));
   } else {
     box.append(el("b", data.title && data.detail ? w("{title}. ", data) : ""), el("span", data.detail || data.title || w("The server answered {status}.", { status: answer.status || w("nothing") })));
     for (const error of data.errors || []) box.append(el("br"), el("small", [error.field, error.detail || error.why].filter(Boolean).join(w(": "))));

@@ -227,6 +227,20 @@ def test_a_press_that_got_no_final_answer_is_the_same_request_when_pressed_again
     assert keys[0] == keys[1]
 
 
+def test_a_page_of_an_earlier_session_says_so(browser: Browser, site: Site, url: str) -> None:
+    """Its person has signed in again since, in another tab."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    refused = {"title": "Forbidden", "status": 403, "code": "csrf", "detail": "the X-Healer-CSRF header …"}
+    page.route("**/note", lambda route: route.fulfill(status=403, json=refused))
+    page.keyboard.press("n")
+    page.fill("#act-text", "the riser is loose")
+    page.locator("#act-go").click()
+    expect(page.locator("#act-problem")).to_have_text(
+        "This page is from an earlier session. Reload it, then try again."
+    )
+
+
 def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
     browser: Browser, site: Site, url: str
 ) -> None:

@@ -53,12 +53,13 @@ async function swap() {
   looked = Date.now();
   try {
     const answer = await fetch(location.href, { headers: { "X-Partial": "1", Accept: "text/html" } });
+    mark({ reads: answer.status < 500 });
     if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!page.getElementById("say")) return; // it is no page of ours
     for (const region of regions) exchange(region, page.getElementById(region.id));
     freshen();
-  } catch { names.forEach((name) => wanted.add(name)); } finally { busy = false; }
+  } catch { mark({ reads: false }); names.forEach((name) => wanted.add(name)); } finally { busy = false; }
 }
 const strip = (html) => html.replace(/(<time[^>]*data-ago[^>]*>)[^<]*/g, "$1");
 // What scripts drew into a page is not news.
@@ -95,17 +96,23 @@ function trace(node) {
   for (const key of ["data-title", "href"]) if (node.getAttribute(key)) return `[${key}="${CSS.escape(node.getAttribute(key))}"]`;
   return node.tagName === "SUMMARY" && node.parentNode.dataset.keep ? `details[data-keep="${node.parentNode.dataset.keep}"] summary` : "main";
 }
-function mark(state) {
-  const was = $("live").dataset.state;
+// Live only while events come and the page can be read: while the database is away its events are silent, and
+// what the page shows is old.
+const link = { hears: null, reads: true };
+function mark(part) {
+  const was = link.hears;
+  Object.assign(link, part);
+  if (link.hears === null && link.reads) return; // it has only begun to connect
+  const state = link.hears && link.reads ? "live" : "reconnecting";
   $("live").dataset.state = state;
   $("live").textContent = w(state);
-  if (was === "reconnecting" && state === "live") refresh("all");
+  if (was === false && part.hears) refresh("all");
 }
 function listen() {
   const source = new EventSource("/api/v1/events/stream");
-  source.onopen = () => mark("live");
+  source.onopen = () => mark({ hears: true });
   source.onerror = () => {
-    mark("reconnecting");
+    mark({ hears: false });
     // A stream that was refused for good stays closed: try again by hand.
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, 5000);
   };

@@ -241,6 +241,20 @@ def test_a_page_of_an_earlier_session_says_so(browser: Browser, site: Site, url:
     )
 
 
+def test_a_page_that_cannot_be_read_is_not_live(browser: Browser, site: Site, url: str) -> None:
+    """While the database is away events are silent, and the stream stays open."""
+    page = open_page(browser, url)
+    page.goto(f"{url}/incidents")
+    live = page.locator("#live")
+    expect(live).to_have_text("live")
+    page.route("**/incidents", lambda route: route.fulfill(status=503, body="<h1>away</h1>"))
+    site.say("incident", {"cluster": "pod1", "id": "x"})
+    expect(live).to_have_text("reconnecting")
+    page.unroute("**/incidents")
+    site.say("incident", {"cluster": "pod1", "id": "x"})
+    expect(live).to_have_text("live")
+
+
 def test_a_job_on_the_node_is_restarted_only_where_its_box_is_ticked(
     browser: Browser, site: Site, url: str
 ) -> None:

@@ -21,7 +21,7 @@ from healer.adapters.postgres.engine import (
 from healer.adapters.postgres.incident_counts import bucket_of
 from healer.adapters.postgres.retention import EVENTS
 from healer.adapters.postgres.tables import goodput, incidents, job_lives, job_stretches
-from healer.model import Incident, SlurmJob
+from healer.model import Incident, JobHit, SlurmJob
 from healer.model.goodput import HourSpent, LifeSeen, SavedStep, Spent, Stretch
 from healer.ports.answers import BucketFigure, Buckets, GoodputSum
 from healer.ports.goodput_book import GoodputBy, PastJob
@@ -191,10 +191,15 @@ def hit_since(found: Sequence[Incident], job: str, since: datetime) -> list[Inci
     """Those that did not hit an earlier job of that number. `since`: when the job was queued first."""
 
     def is_older(incident: Incident) -> bool:
-        began = (hit.started_at for hit in incident.hit if hit.job == job)
-        return (incident.closed or since) < since or any(at is not None and at < since for at in began)
+        hits = [hit for hit in incident.hit if hit.job == job]
+        earlier = [hit for hit in hits if _is_before(hit, since)]
+        return (incident.closed or since) < since or (bool(hits) and earlier == hits)
 
     return [incident for incident in found if not is_older(incident)]
+
+
+def _is_before(hit: JobHit, since: datetime) -> bool:
+    return any(at is not None and at < since for at in (hit.started_at, hit.ended_at))
 
 
 def _first_queued(lives: Sequence[LifeSeen]) -> datetime:

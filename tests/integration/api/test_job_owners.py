@@ -1,18 +1,20 @@
 """People without a role see the jobs of the Slurm user who is called as they are, and nothing else."""
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.tables import goodput
+from healer.adapters.postgres.tables import goodput, job_lives, requeues
 from healer.api.signing_in import open_session
-from healer.model import Component, Evidence, HitBasis, JobHit, Role, Sense
+from healer.model import Component, Evidence, HitBasis, IncidentState, JobHit, Role, Sense
+from healer.model.goodput import LifeSeen
 from healer.model.grants import AccessRules, Grant
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import SignInRefused
+from healer.text import to_stored
 from tests.support.api import CLUSTER, incident, save_incident, snapshot
 from tests.support.persons import ISSUER, Site, session_headers
 from tests.support.seals import seal_all
@@ -125,6 +127,48 @@ def test_a_job_that_slurm_has_forgotten_is_still_its_user_s(site: Site) -> None:
     ann, eve = site.arrive("s-1", names=("ann",)), site.arrive("s-2", names=("eve",))
     assert site.ask("GET", path, ann).json()["goodput"]["gpu_hours"] == {"productive": 1.0}
     assert site.ask("GET", path, eve).status_code == 403
+
+
+def test_a_job_whose_number_was_used_before_has_nothing_of_the_earlier_one(site: Site) -> None:
+    now = datetime.now(UTC).replace(minute=30)
+    ended = now - timedelta(days=2)
+    hit = JobHit(job="4711", basis=HitBasis.start, user="zoe", ended_at=ended, lost_gpu_hours=8.0)
+    before = {"opened": ended - timedelta(hours=1), "updated": ended, "hit": (hit,)}
+    over = {"state": IncidentState.resolved, "closed": ended}
+    kept = (
+        msgspec.structs.replace(incident(1), title="The earlier one's", **before, **over),
+        msgspec.structs.replace(incident(2), title="The earlier one's, still open", **before),
+        msgspec.structs.replace(incident(3), title="This one's"),
+    )
+    hours = [
+        {
+            "cluster": CLUSTER, "job": "4711", "restart": 0, "held": 0,
+            "hour": at.replace(minute=0, second=0, microsecond=0),
+            "spent": spent, "cause": "", "incident": "", "user_name": of, "account": "", "partition": "p",
+            "gpu_s": 3600.0,
+        }
+        for at, spent, of in ((ended, "lost", "zoe"), (now, "productive", "ann"))
+    ]  # fmt: skip
+    with site.api.engine.begin() as conn:
+        for each in kept:
+            save_incident(conn, each)
+        conn.execute(goodput.insert().values(hours))
+        conn.execute(requeues.insert().values(cluster=CLUSTER, job="4711", restarts=0, run="r", at=ended))
+    shown = snapshot()
+    this = msgspec.structs.replace(shown.jobs["4711"], user="ann", submit_at=now - timedelta(hours=1))
+    site.api.snapshots.put(msgspec.structs.replace(shown, jobs={"4711": this}))
+    ann, eyes = site.arrive("s-1", names=("ann",)), site.arrive("s-3", "staff", names=("carol",))
+    for forgotten in (False, True):
+        if forgotten:
+            life = LifeSeen(job="4711", restart=0, queued_at=this.submit_at, seen_at=now, state="COMPLETED")
+            with site.api.engine.begin() as conn:
+                row = {"cluster": CLUSTER, "job": "4711", "restart": 0, "doc": to_stored(life)}
+                conn.execute(job_lives.insert().values(row))
+            site.api.snapshots.put(msgspec.structs.replace(snapshot(), jobs={}))
+        for who in (ann, eyes):
+            found = site.ask("GET", JOB, who).json()
+            assert [each["title"] for each in found["incidents"]] == ["This one's"], (forgotten, found)
+            assert found["requeues"] == [] and found["goodput"]["gpu_hours"] == {"productive": 1.0}
 
 
 def test_pages_of_an_owner(site: Site) -> None:

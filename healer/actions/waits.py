@@ -114,7 +114,9 @@ def is_saved(ctx: Context, job: SlurmJob) -> bool:
 
 def saved_at(ctx: Context, job: SlurmJob) -> datetime | None:
     """When the job's newest durable checkpoint was saved, by the earlier of the job's clock and ours."""
-    saved = ctx.tools.checkpoints.newest_durable(job.id) if ctx.tools.checkpoints is not None else None
+    book = ctx.tools.checkpoints
+    # What came before this life is maybe of an earlier job of that number.
+    saved = book.newest_durable(job.id, job.start_at) if book is not None else None
     # A job that does not count restarts reports 0.
     if saved is None or saved.restart not in {0, job.restarts}:
         return None

@@ -319,8 +319,9 @@ class Ledger(Protocol):
 class Checkpoints(Protocol):
     """What jobs can go back to. One value per cluster."""
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
-        """Of the job's latest life, the highest step; None when it reported none. Raises LedgerAway."""
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
+        """Of the job's latest life, the highest step, of those that came since then; None when it reported
+        none. Raises LedgerAway."""
         ...
 
 

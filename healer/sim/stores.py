@@ -44,8 +44,9 @@ class MemoryCheckpoints:
             if signal.kind is ObservationKind.checkpoint and signal.data["durable"]
         )
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
-        return self._newest.get(job)
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
+        found = self._newest.get(job)
+        return found if found is None or since is None or found.arrived_at >= since else None
 
 
 class MemoryEvidence:

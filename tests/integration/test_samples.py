@@ -376,6 +376,11 @@ def test_the_newest_durable_checkpoint_is_of_the_latest_life(fresh_database: sa.
     newest = reads.newest_durable("4711")
     assert newest is not None
     assert (newest.restart, newest.step) == (1, 120)
+    inbox.add([checkpoint(3, 80), checkpoint(0, 30)])
+    began = checkpoint(0, 31).arrived_at
+    its_own = reads.newest_durable("4711", began)  # Slurm uses the number again, since then
+    assert its_own is not None
+    assert (its_own.restart, its_own.step) == (0, 30)
     assert PostgresCheckpoints(fresh_database, "pod2").newest_durable("4711") is None
 
 

@@ -355,6 +355,7 @@ _NEWEST_DURABLE = sa.text(
     FROM inbox
     WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
       AND doc @> '{"data": {"durable": true}}'
+      AND (CAST(:since AS timestamptz) IS NULL OR arrived_at >= :since)
     ORDER BY restart DESC NULLS LAST, step DESC, at DESC
     LIMIT 1
     """
@@ -364,11 +365,14 @@ _NEWEST_DURABLE = sa.text(
 class PostgresCheckpoints(ClusterStore):
     """`healer.ports.transactions.Checkpoints` of one cluster."""
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
         with ledger_errors(), self._engine.connect() as conn:
-            return newest_durable(conn, self.cluster, job)
+            return newest_durable(conn, self.cluster, job, since)
 
 
-def newest_durable(conn: sa.Connection, cluster: str, job: str) -> JobCheckpoint | None:
-    found = read_structs(conn, _NEWEST_DURABLE, JobCheckpoint, {"cluster": cluster, "job": job})
+def newest_durable(
+    conn: sa.Connection, cluster: str, job: str, since: datetime | None = None
+) -> JobCheckpoint | None:
+    wanted = {"cluster": cluster, "job": job, "since": since}
+    found = read_structs(conn, _NEWEST_DURABLE, JobCheckpoint, wanted)
     return found[0] if found else None

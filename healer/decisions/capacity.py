@@ -112,25 +112,44 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     settings = settings_of(rules, facts.cluster)
     fleet = fleet_of(facts.snapshot)
     gone = out_of_service(facts, rules, now)
-    answer = _floor_of(None, fleet.names, gone, node, settings)
+    kept = _kept_by_partition(node, facts, rules, gone)
+    answer = kept or _floor_of(None, fleet.names, gone, node, settings)
+    return _hold_for_more_urgent(answer, proposal, facts, rules, gone)
+
+
+def _kept_by_partition(
+    node: SlurmNode | None, facts: GateFacts, rules: Ruleset, gone: frozenset[str]
+) -> Answer | None:
+    """The hold of a partition of the node that has a floor of its own; None where none keeps it. A partition
+    inherits its cluster's settings: the same floor is no other limit."""
+    if facts.snapshot is None or node is None:
+        return None
+    settings = settings_of(rules, facts.cluster)
     for name in node.partitions:
-        # A partition inherits its cluster's settings: only a floor of its own is another limit.
         of_partition = rules.guards_in(facts.cluster, name)
         if of_partition.min_service_share != settings.min_service_share:
-            there = fleet.in_partition(name)
+            there = fleet_of(facts.snapshot).in_partition(name)
             theirs = _floor_of(name, there, gone, node, of_partition)
-            answer = theirs if theirs.kind is AnswerKind.hold else answer
-    return _hold_for_more_urgent(answer, proposal, facts, fleet.names, gone)
+            if theirs.kind is AnswerKind.hold:
+                return theirs
+    return None
 
 
 def _hold_for_more_urgent(
-    answer: Answer, proposal: Proposal, facts: GateFacts, names: frozenset[str], gone: frozenset[str]
+    answer: Answer, proposal: Proposal, facts: GateFacts, rules: Ruleset, gone: frozenset[str]
 ) -> Answer:
-    """The answer, or a hold where the room is needed by more urgent runs that wait for it."""
-    in_service = proposal.node in names and proposal.node not in gone
-    if answer.kind is AnswerKind.hold or not in_service or not facts.waiting:
+    """The answer, or a hold where the room is needed by more urgent runs that wait for it. A run whose own
+    partition keeps its node needs none of it."""
+    if facts.snapshot is None or not facts.waiting or answer.kind is AnswerKind.hold:
         return answer
-    before = more_urgent(Guard.floor, proposal, facts, names - gone)
+    standing, shown = fleet_of(facts.snapshot).names - gone, facts.snapshot.nodes
+    if proposal.node not in standing:
+        return answer
+    before = [
+        waiting
+        for waiting in more_urgent(Guard.floor, proposal, facts, standing)
+        if _kept_by_partition(shown.get(waiting.node or ""), facts, rules, gone) is None
+    ]
     if not before or (answer.used or 0) - 1 - len(before) >= (answer.limit or 0):
         return answer
     why = say("decisions.first_for_floor", floor=answer.why, first=_first_text(before))

@@ -10,7 +10,20 @@ from healer.incidents.impact import urgency_of
 from healer.model import Guard, GuardSettings, JobHit, Outcome, Severity, Urgency, Verb
 from healer.model.gate import Waiting
 from healer.model.vocabulary import HitBasis
-from tests.support.gate import NOW, ago, drain, facts, incident, job, name, propose, rules, slot, snapshot
+from tests.support.gate import (
+    NOW,
+    ago,
+    drain,
+    facts,
+    incident,
+    job,
+    name,
+    node,
+    propose,
+    rules,
+    slot,
+    snapshot,
+)
 
 #: Two nodes at once, and nothing else that binds.
 TWO = GuardSettings(max_share=1, max_nodes=2, share_per_hour=1, rack_share=1, partition_share=1)
@@ -94,6 +107,23 @@ def test_the_floor_has_an_order_too() -> None:
     assert (result.outcome, result.guard) == (Outcome.held, Guard.floor)
     assert "and 2 more" in result.why
     assert judge(drain(urgency=urgency()), facts(waiting=first[:2]), site, NOW).outcome is Outcome.act
+
+
+def test_a_run_that_its_own_partition_keeps_takes_no_room_of_the_others() -> None:
+    """Of 32 nodes one more may go; of the four in prod none, so that the run there waits for one of prod."""
+    prod = {"partitions": ("train", "prod")}
+    out = {"state": ("IDLE", "DRAIN"), "reason": "PSU", "reason_user": "ann"}
+    fleet = [*(node(number) for number in range(1, 28)), node(28, **out)]
+    fleet += [*(node(number, **prod) for number in range(29, 32)), node(32, **prod, **out)]
+    wide = {"max_share": 1, "max_nodes": 100, "share_per_hour": 1, "rack_share": 1, "partition_share": 1}
+    of_prod = GuardSettings(**wide, min_service_share=0.95)
+    site = rules(GuardSettings(**wide), partition_guards={"prod": of_prod})
+    kept = waits(29, guard=Guard.floor)
+    assert judge(drain(29), facts(fleet), site, NOW).guard is Guard.floor
+    result = judge(drain(urgency=urgency()), facts(fleet, waiting=(kept,)), site, NOW)
+    assert result.outcome is Outcome.act, result.why
+    other = waits(2, guard=Guard.floor)
+    assert judge(drain(urgency=urgency()), facts(fleet, waiting=(other,)), site, NOW).guard is Guard.floor
 
 
 def test_a_requeue_needs_no_room() -> None:

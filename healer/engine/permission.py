@@ -472,11 +472,11 @@ class HookPermits:
 
     def permit(self, ask: HookRequest) -> Permit | None:
         """The gate's recorded permit for this hook to fail; None where the guards do not allow it now. A
-        repeated request gets the same answer."""
+        repeated request gets the same answer, and none once that is over."""
         now = self._clock.now()
         with self._book.asking(ask.cluster, now) as tx:
             if permit := tx.permit_for(ask):
-                return permit
+                return permit if permit.until > now else None
             slot = tx.facts.held.get(ask.node)
             cause = tx.cause(slot) if slot is not None and slot.incident is not None else None
             if cause is None:

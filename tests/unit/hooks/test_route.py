@@ -198,6 +198,18 @@ def test_the_same_hook_twice_hears_the_same_and_is_written_once(served: Served) 
     assert len(rows(served[0], "SELECT 1 FROM permits")) == 1
 
 
+def test_a_permit_of_another_day_lets_no_hook_fail(served: Served) -> None:
+    """Jobs are numbered from the start again once slurmctld has lost its state; reports are kept for an hour."""
+    api = served[0]
+    taken(api, isolated(api))
+    assert send(served, report())["may_refuse"]
+    aged = "doc || jsonb_build_object('until', now() - interval '1 day')"
+    with api.engine.begin() as conn:
+        conn.execute(sa.text(f"UPDATE permits SET doc = {aged}"))
+        conn.execute(sa.text("DELETE FROM inbox WHERE kind = 'hook'"))
+    assert not send(served, report())["may_refuse"]
+
+
 def test_a_hook_that_was_not_permitted_is_not_when_it_runs_again(served: Served) -> None:
     assert not send(served, report())["may_refuse"]
     taken(served[0], isolated(served[0]))

@@ -199,7 +199,7 @@ def test_the_same_hook_twice_hears_the_same_and_is_written_once(served: Served) 
 
 
 def test_a_permit_of_another_day_lets_no_hook_fail(served: Served) -> None:
-    """Jobs are numbered from the start again once slurmctld has lost its state; reports are kept for an hour."""
+    """slurmctld numbers jobs from the start again once it lost its state; reports are kept for an hour."""
     api = served[0]
     taken(api, isolated(api))
     assert send(served, report())["may_refuse"]

@@ -27,8 +27,8 @@ from healer.model import (
     SlurmSnapshot,
     node_kind,
 )
+from healer.model.detection import is_due
 from healer.observations.telemetry_windows import Telemetry
-from healer.ports.clock import is_due
 from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 

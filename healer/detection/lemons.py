@@ -22,9 +22,9 @@ from healer.model import (
     Sense,
     SlurmSnapshot,
 )
+from healer.model.detection import is_due
 from healer.observations.job_marks import JobMarks, Marks, faded
 from healer.observations.telemetry_windows import Telemetry
-from healer.ports.clock import is_due
 from healer.ports.transactions import LedgerAway
 from healer.text import Said, joined, say
 

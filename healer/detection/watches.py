@@ -29,11 +29,11 @@ from healer.model import (
     differences,
     node_kind,
 )
+from healer.model.detection import is_due
 from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact, name_some
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
-from healer.ports.clock import is_due
 from healer.text import Said, joined, quoted, say
 
 #: Names that a sentence holds.

@@ -50,9 +50,9 @@ from healer.model import (
     Veto,
     audit_record,
 )
+from healer.model.detection import is_due
 from healer.model.run import run_id
 from healer.observations import NodePicture, Picture
-from healer.ports.clock import is_due
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 from healer.text import Said, say

@@ -8,9 +8,9 @@ from hashlib import sha256
 import msgspec
 
 from healer.model import OF_DEVICES, Component, Finding, Forecast, ForecastOutcome, ForecastRule, Ruleset
+from healer.model.detection import is_due
 from healer.model.faults import REPLACED
 from healer.observations import Picture
-from healer.ports.clock import is_due
 from healer.ports.transactions import WalkTx
 from healer.text import Said, reworded, say
 

@@ -2,7 +2,7 @@
 their evidence."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -480,3 +480,8 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     relayed_by: str = ""
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None
+
+
+def is_due(last: datetime | None, every: timedelta, now: datetime) -> bool:
+    """Whether the next time has come, `every` after the `last`. A clock that was set back delays nothing."""
+    return last is None or abs(now - last) >= every

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from healer.model import SlurmJob, SlurmSnapshot
-from healer.ports.clock import is_due
+from healer.model.detection import is_due
 
 #: A mark is worth 1/e of what it was after so many days.
 FADES_DAYS = 14.0

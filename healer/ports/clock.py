@@ -1,6 +1,6 @@
 """The time, as healer asks for it."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 
 
@@ -8,8 +8,3 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """The time, UTC and aware."""
         ...
-
-
-def is_due(last: datetime | None, every: timedelta, now: datetime) -> bool:
-    """Whether the next time has come, `every` after the `last`. A clock that was set back delays nothing."""
-    return last is None or abs(now - last) >= every

@@ -13,13 +13,13 @@ from healer.detection.reported import note_reports, recall_links
 from healer.engine.walk import walk
 from healer.incidents.shared import outage_of
 from healer.model import AuditRecord, Detections, Observation, ObservationKind, Ruleset, Trial
-from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.detection import ALERT_STAYS_MAX_H, is_due
 from healer.model.faults import OUTAGES
 from healer.model.gate import CLOCKS_DIFFER
 from healer.observations import Picture
 from healer.observations.fault_history import KEPT
 from healer.observations.node_picture import DELAY_MAX
-from healer.ports.clock import Clock, is_due
+from healer.ports.clock import Clock
 from healer.ports.scheduling import Snapshots
 from healer.ports.signal_stores import Inbox
 from healer.ports.transactions import Ledger, LedgerAway, Poke

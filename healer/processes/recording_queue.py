@@ -10,8 +10,9 @@ from typing import Protocol
 import structlog
 
 from healer.model import Loss, LossReason, Observation, Reference, SlurmSnapshot
+from healer.model.detection import is_due
 from healer.model.telemetry import Report, StepBatch
-from healer.ports.clock import Clock, is_due
+from healer.ports.clock import Clock
 from healer.ports.signal_stores import LossBook
 from healer.recordings.recorder import Recorder
 from healer.text import say

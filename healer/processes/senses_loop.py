@@ -10,11 +10,12 @@ import structlog
 
 from healer.detection.tick import TICK_S, Senses
 from healer.model import Detections, Loss, LossReason, Ruleset, SlurmSnapshot
+from healer.model.detection import is_due
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.report_order import BACK_S, ClockStepped
 from healer.observations.telemetry_windows import Counts
-from healer.ports.clock import Clock, is_due
+from healer.ports.clock import Clock
 from healer.ports.measurements import Samples, TrendBook
 from healer.ports.signal_stores import LossBook
 from healer.ports.transactions import LedgerAway

@@ -27,9 +27,12 @@ def script(policy: Path, command: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_nothing_is_left_of_a_stopped_run(tmp_path: Path, number: signal.Signals) -> None:
-    policy = tmp_path / "policy-rc.d"
-    process = subprocess.Popen(script(policy, "sleep 60"), process_group=0)
-    wait_until(lambda: policy.exists() and os.access(policy, os.X_OK), what="it installs")
+    policy, begun, command = tmp_path / "policy-rc.d", tmp_path / "begun", tmp_path / "install"
+    # A command that has only been forked takes the signal for its shell, and then runs to its end.
+    command.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    command.chmod(0o755)
+    process = subprocess.Popen(script(policy, str(command)), process_group=0)
+    wait_until(begun.exists, what="it installs")
     assert subprocess.run([policy], check=False).returncode == 101
     os.killpg(process.pid, number)
     assert process.wait(30) != 0

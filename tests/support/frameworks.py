@@ -31,7 +31,9 @@ def python() -> Path:
 
 
 def _forked(module: str, *loads: str) -> Program:
-    environ = QUIET | {"PYTHONPATH": f"{CLIENT}:{ROOT}"}
+    # Inductor makes this folder when it is imported, and never removes it; the home of the tests is removed.
+    cache = Path.home() / ".cache" / "torchinductor"
+    environ = QUIET | {"PYTHONPATH": f"{CLIENT}:{ROOT}", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     return Program(str(python()), module, loads, tuple(environ.items()))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Protocol
 from urllib.parse import urlencode
 
@@ -201,12 +201,10 @@ class Pages:
         return [name for name in names if session.cluster in (None, name)]
 
     def role_check(self, session: Caller) -> RoleCheck:
-        """The check for one page: it reads the clusters once, however many rows ask."""
-        names = self.cluster_names()
-        return lambda role, cluster=None: has_role(session, ALLOWED[role], cluster, names)
-
-    def _may(self, session: Caller, role: Role, cluster: str | None = None) -> bool:
-        return self.role_check(session)(role, cluster)
+        """The check for one page: it reads the clusters once, however many rows ask, and not where none
+        does."""
+        names = cache(self.cluster_names)
+        return lambda role, cluster=None: has_role(session, ALLOWED[role], cluster, names())
 
     def cluster_names(self) -> list[str]:
         return sorted({*self.queries.clusters.names(), *self.sources.modes})
@@ -248,7 +246,8 @@ class Pages:
     ) -> dict[str, Any]:
         """The names of the layout."""
         now, role = self.clock(), role_at(session, standing.cluster)
-        operates = partial(self._may, session, Role.operator)
+        may = self.role_check(session)
+        operates = partial(may, Role.operator)
         rows = self.fleet_rows.of(standing)
         strip = standing_view.strip(standing, rows, now)
         if glass := standing_view.glass_banner(standing.glass, now):
@@ -277,7 +276,7 @@ class Pages:
             "tells_health": self.sources.self_health is not None,
             "lists_tokens": self.sources.leavers is not None,
             "admin": role is Role.admin,
-            "ends_glass": partial(self._may, session, Role.admin),
+            "ends_glass": partial(may, Role.admin),
             # At a cluster; None: on all of the site.
             "operates": operates,
             "keep": {"cluster": standing.cluster} if len(clusters) > 1 else {},

@@ -145,7 +145,7 @@ def planned_window(
 ) -> Maintenance | None:
     """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag.
 
-    Our own reservation for tests is none, nor is power saving of a node that is out of service.
+    Neither our own reservation for tests counts, nor power saving of a node that is out of service.
     """
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):

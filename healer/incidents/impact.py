@@ -317,8 +317,8 @@ def _ends_work(finding: Finding) -> bool:
 #: The most jobs hit that are kept with their losses; a fault of the whole fleet hits thousands.
 HITS_KEPT = 200
 
-#: The newest durable checkpoint of a job.
-NewestDurable = Callable[[str], JobCheckpoint | None]
+#: The newest durable checkpoint of a job, of those that came since then.
+NewestDurable = Callable[[str, datetime | None], JobCheckpoint | None]
 
 
 def has_unsettled_hits(incident: Incident) -> bool:
@@ -416,13 +416,9 @@ def _settle(
         return msgspec.structs.replace(hit, basis=HitBasis.unknown)
     if ended_at is None:
         return hit if runs else msgspec.structs.replace(hit, basis=HitBasis.ended, lost_gpu_hours=0.0)
-    saved = newest(hit.job)
-    # What came before this life began is of an earlier job of that number.
-    if (
-        saved is None
-        or saved.restart != hit.restart
-        or saved.arrived_at < (hit.started_at or saved.arrived_at)
-    ):
+    # What came before this life began is maybe of an earlier job of that number.
+    saved = newest(hit.job, hit.started_at)
+    if saved is None or saved.restart != hit.restart:
         return _lost(hit, hit.started_at, ended_at, HitBasis.start)
     if saved.at > ended_at and runs:
         return hit  # it has saved a checkpoint since: its work went on

@@ -107,8 +107,8 @@ class WalkTx(Protocol):
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
         """What healer holds true of a saved incident from now on."""
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
-        """What a requeue of the job could go back to."""
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
+        """What a requeue of the job could go back to, of what came since then."""
         ...
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:

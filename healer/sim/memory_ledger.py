@@ -156,8 +156,8 @@ class MemoryTx:
         before = self._tables.verdicts.get(incident, ())
         self.undo.put(self._tables.verdicts, incident, (*before, VerdictAt(at=at, verdict=verdict)))
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
-        return self._ledger.checkpoints.newest_durable(job)
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
+        return self._ledger.checkpoints.newest_durable(job, since)
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
         for burst in bursts:

@@ -305,8 +305,8 @@ class PostgresTx:
     def add_verdict(self, incident: str, verdict: IncidentVerdict, *, at: datetime) -> None:
         self._writes.add(_ADD_VERDICTS, [{"incident": incident, "at": at, "doc": verdict}])
 
-    def newest_durable(self, job: str) -> JobCheckpoint | None:
-        return inbox_rows.newest_durable(self.conn, self._cluster, job)
+    def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
+        return inbox_rows.newest_durable(self.conn, self._cluster, job, since)
 
     def save_bursts(self, bursts: Sequence[FaultBurst]) -> None:
         self._writes.add(node_rows.SAVE_BURSTS, bursts)

@@ -79,7 +79,12 @@ def with_hits(one: Incident, snapshot: SlurmSnapshot | None, newest: Any, now: d
     picture = Picture(CLUSTER, watching_since=START)
     if snapshot is not None:
         picture.show(snapshot)
-    return impact.with_hits(one, picture, newest, now)
+
+    def kept(job: str, since: datetime | None) -> JobCheckpoint | None:
+        found = newest(job)
+        return found if found is None or since is None or found.arrived_at >= since else None
+
+    return impact.with_hits(one, picture, kept, now)
 
 
 def hit(
@@ -163,7 +168,7 @@ def test_a_job_that_waits_again_before_its_fault_is_known_lost_what_it_held_then
     picture = Picture(CLUSTER, watching_since=START)
     for slurm in (shown(job()), msgspec.structs.replace(shown(AGAIN), taken_at=later(20))):
         picture.show(slurm)
-    (found,) = impact.with_hits(incident(), picture, lambda _: None, later(30)).hit
+    (found,) = impact.with_hits(incident(), picture, lambda *_: None, later(30)).hit
     assert (found.restart, found.gpus, found.nodes) == (0, 16, 2)
     assert (found.basis, found.lost_gpu_hours) == (HitBasis.start, 32.0)
 

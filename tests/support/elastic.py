@@ -12,7 +12,7 @@ from tests.support import forked, frameworks
 from tests.support.processes import descendants, free_port, living, name_of
 from tests.support.wait import wait_until
 
-JOB = Path(__file__).parent / "elastic_job.py"
+JOB, DESCRIBED = (Path(__file__).parent / name for name in ("elastic_job.py", "described.py"))
 
 
 class Told:
@@ -55,6 +55,7 @@ def step_of_agents(folder: Path, least: int, most: int, *srun: str) -> str:
     agent = (
         f"HEALER_VERDICT_FILE={folder}/$SLURMD_NODENAME.verdict exec {frameworks.python()}"
         f" -m healer_steps.torchrun --nnodes={least}:{most} --nproc-per-node=1 --max-restarts=3"
+        " --start-method=forkserver"
         f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=127.0.0.1:{free_port()}"
         f" --rdzv-conf=is_host=$((SLURM_PROCID == 0)) {JOB} ddp {folder} $SLURMD_NODENAME 0"
     )
@@ -74,11 +75,16 @@ class Agents:
 
     def start(self, name: str, *options: str, **environ: str) -> None:
         """Of equal options the last one counts."""
+        job = [str(JOB), self._trainer, str(self.folder), name, str(self._steps)]
+        self.run(name, *options, *job, **environ)
+
+    def run(self, name: str, *script: str, **environ: str) -> None:
+        """An agent of this script, with options before it."""
         keeps = int(name == self.names[0])
         words = [
             "--nproc-per-node=1", f"--nnodes={self._least}:{len(self.names)}", "--rdzv-backend=c10d",
             "--rdzv-id=job", f"--rdzv-endpoint=127.0.0.1:{self._port}", f"--rdzv-conf=is_host={keeps}",
-            *options, str(JOB), self._trainer, str(self.folder), name, str(self._steps),
+            *script,
         ]  # fmt: skip
         base = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TMPDIR": str(self.folder)}
         base |= {"HEALER_NODE": name, "HEALER_VERDICT_FILE": str(self.verdict(name)), "HEALER_SWAP": "1"}

@@ -17,7 +17,7 @@ import pytest
 from healer_steps import _rendezvous, _slurm, _verdict, torchrun
 
 from tests.support import frameworks
-from tests.support.elastic import agents
+from tests.support.elastic import DESCRIBED, agents
 from tests.support.processes import descendants, living
 from tests.support.wait import wait_until
 
@@ -298,13 +298,21 @@ def test_what_does_not_end_by_itself_is_killed() -> None:
 # --- agents of torch ---
 
 
-@pytest.mark.parametrize("trainer", ["ddp", "accelerate", "lightning"])
+#: Workers fork from a process that has imported torch.
+FORKS = "--start-method=forkserver"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options"),
+    [("ddp", []), ("ddp", [FORKS]), ("accelerate", []), ("lightning", [])],
+    ids=["ddp", "ddp that forks", "accelerate", "lightning"],
+)
 def test_agent_of_a_bad_node_leaves_and_the_others_go_on_from_the_checkpoint(
-    tmp_path: Path, trainer: str
+    tmp_path: Path, trainer: str, options: list[str]
 ) -> None:
     with agents(tmp_path, ["a", "b", "c"], 2, trainer=trainer) as job:
         for name in job.names:
-            job.start(name, "--max-restarts=1")
+            job.start(name, "--max-restarts=1", *options)
         job.work(3, more=12)
         decided = job.decide("c")
         assert job.ended("c") == 0
@@ -392,11 +400,14 @@ def test_after_one_has_left_no_later_round_waits_for_it(tmp_path: Path, least: i
         assert starts[-1] - ended_at < 30
 
 
-def test_a_frozen_worker_of_a_bad_node_holds_the_others_up_for_seconds_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], [FORKS]], ids=["starts", "forks"])
+def test_a_frozen_worker_of_a_bad_node_holds_the_others_up_for_seconds_only(
+    tmp_path: Path, options: list[str]
+) -> None:
     """All meet again because another worker has died, and the frozen one does not end by SIGTERM."""
     with agents(tmp_path, ["a", "b", "c"], 2) as job:
         for name in job.names:
-            job.start(name, "--max-restarts=3")
+            job.start(name, "--max-restarts=3", *options)
         job.work(3)
         os.kill(job.told.pid("c"), signal.SIGSTOP)
         os.kill(job.told.pid("b"), signal.SIGKILL)
@@ -469,3 +480,38 @@ def test_a_rendezvous_of_another_backend_is_left_to_torch(tmp_path: Path) -> Non
         job.start("a", "--standalone")
         assert job.ended("a") == 1
         assert "the job stays here: it needs --rdzv-backend=c10d" in job.said("a")
+
+
+# --- workers that fork ---
+
+
+def test_forked_workers_run_the_script_as_python_does(tmp_path: Path) -> None:
+    file = tmp_path / "described.jsonl"
+    with agents(tmp_path, ["a"], 1) as job:
+        job.run("a", FORKS, "--nproc-per-node=2", str(DESCRIBED), str(file), "0", HEALER_PRELOAD="colorsys, none")
+        assert job.ended("a") == 0
+        said = [json.loads(line) for line in file.read_text().splitlines()]
+        assert "none is not imported ahead of the workers: ModuleNotFoundError" in job.said("a")
+        assert job.said("a").count("said at once") == 2
+    ranks = [[one for one in said if one["rank"] == rank] for rank in (0, 1)]
+    for rank in ranks:
+        assert [one.get("at_exit") for one in rank] == [None, "first", "last"]
+        like = {"name": "described.py", "beside": "wait.py", "threads": 1, "nvml": False, "preloaded": True}
+        assert like.items() <= rank[0].items()
+    drawn = [rank[0]["drawn"] for rank in ranks]
+    assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
+
+
+def test_forked_workers_run_a_module(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a"], 1) as job:
+        job.run("a", FORKS, "-m", "this")
+        assert job.ended("a") == 0
+        assert "Explicit is better than implicit." in job.said("a")
+
+
+def test_the_status_of_a_forked_script_is_a_failure(tmp_path: Path) -> None:
+    with agents(tmp_path, ["a"], 1) as job:
+        job.run("a", FORKS, "--max-restarts=1", str(DESCRIBED), str(tmp_path / "said"), "3")
+        assert job.ended("a") == 1
+        assert "exitcode  : 3" in job.said("a")
+        assert (tmp_path / "said").read_text().count('"name"') == 2

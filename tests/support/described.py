@@ -1,4 +1,4 @@
-"""A script of torchrun that describes its process, in lines of JSON. Arguments: their file, and its status."""
+"""A script of torchrun that describes its process in lines of JSON. Arguments: their file, and its status."""
 
 import atexit
 import json

@@ -12,7 +12,8 @@ from tests.support import forked, frameworks
 from tests.support.processes import descendants, free_port, living, name_of
 from tests.support.wait import wait_until
 
-JOB, DESCRIBED = (Path(__file__).parent / name for name in ("elastic_job.py", "described.py"))
+JOB = Path(__file__).parent / "elastic_job.py"
+DESCRIBED, LEAVING_LATE = JOB.with_name("described.py"), JOB.with_name("leaving_late.py")
 
 
 class Told:

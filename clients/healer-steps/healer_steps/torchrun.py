@@ -81,8 +81,6 @@ class Watched:
         self._noted_round, self._least_is_left = -1, False
         #: This agent stops its workers, to meet the others again.
         self._stops = threading.Event()
-        #: No more than this is waited for further nodes after the least number has come.
-        self.last_call = timedelta.max
         self.left = False
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +95,8 @@ class Watched:
         class Timeout(dynamic_rendezvous.RendezvousTimeout):
             @property
             def last_call(self) -> timedelta:
-                return min(super().last_call, watched.last_call)
+                """torch asks when the least number of nodes has come."""
+                return min(super().last_call, watched.last_call())
 
         seconds = [
             params.get_as_int(name + "_timeout") for name in ("join", "last_call", "close", "heartbeat")
@@ -115,7 +114,7 @@ class Watched:
         waiting = self._handler.num_nodes_waiting()
         if waiting:
             self._changes = True
-            self._notice()
+            self._notice(ended=False)
             self._stops.set()
             threading.Thread(target=self._hurry, daemon=True).start()
         return waiting
@@ -124,11 +123,10 @@ class Watched:
         """Of the agent's start, and after each end of a worker here or elsewhere."""
         if self._began and not self._changes:
             self._restarts -= 1
-            self._notice()
+            self._notice(ended=True)
         self._stops.clear()
         self._look()
         self._began, self._changes = True, False
-        self._set_last_call()
         return self._handler.next_rendezvous()
 
     def shutdown(self) -> bool:
@@ -239,16 +237,20 @@ class Watched:
         """Whether one that runs this program leaves, or has left, this round."""
         return bool(self._store.check([self._key("left", number)]))
 
-    def _notice(self) -> None:
+    def _notice(self, *, ended: bool) -> None:
         """No agent stops its workers before all have noticed: a worker whose peers end counts as failed, but
-        where its agent is about to stop it anyway."""
+        where its agent is about to stop it anyway. One whose workers have `ended` does not look again before
+        it meets the others: one that leaves from now on need not wait for it."""
         with contextlib.suppress(Exception):
             state = self._shared.read()
-            if state.complete and self._noted_round != state.round and self._is_left(state.round):
-                self._noted_round, others = state.round, len(state.participants)
+            is_left = self._is_left(state.round)
+            if not state.complete or self._noted_round == state.round or not (is_left or ended):
+                return
+            self._noted_round, others = state.round, len(state.participants)
+            self._store.add(self._key("noticed", state.round), 1)
+            if is_left:
                 spares = getattr(state, "redundancy_list", ())
                 self._least_is_left = others <= self._params.min_nodes and not spares
-                self._store.add(self._key("noticed", state.round), 1)
                 self._wait_noticed(state.round, others)
 
     def _wait_noticed(self, number: int, others: int) -> None:
@@ -257,14 +259,17 @@ class Watched:
             while self._store.add(self._key("noticed", number), 0) < others and time.monotonic() < until:
                 time.sleep(0.05)
 
-    def _set_last_call(self) -> None:
-        self.last_call = timedelta.max
+    def last_call(self) -> timedelta:
+        """No more than this is waited for further nodes after the least number has come. One may have left
+        after this agent had begun to meet the others."""
         with contextlib.suppress(Exception):
-            state = self._shared.read()
+            number = self._shared.read().round
             gone = self._store.add(self._key("gone", 0), 0)
-            if "last_call_timeout" not in self._params.config and (gone or self._is_left(state.round)):
+            has_left = gone or self._is_left(number - 1) or self._is_left(number)
+            if has_left and "last_call_timeout" not in self._params.config:
                 only_least = self._params.max_nodes - gone <= self._params.min_nodes
-                self.last_call = LAST_CALL_OF_LEAST if self._least_is_left or only_least else LAST_CALL
+                return LAST_CALL_OF_LEAST if self._least_is_left or only_least else LAST_CALL
+        return timedelta.max
 
 
 def keeps_store(params: Any) -> bool:
@@ -340,7 +345,9 @@ def workers() -> list[int]:
 def is_helper(pid: int) -> bool:
     try:
         with open("/proc/%s/cmdline" % pid, "rb") as file:
-            return re.search(rb"from multiprocessing\.(forkserver|resource_tracker) ", file.read()) is not None
+            return (
+                re.search(rb"from multiprocessing\.(forkserver|resource_tracker) ", file.read()) is not None
+            )
     except OSError:
         return False
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -17,8 +18,8 @@ import pytest
 from healer_steps import _rendezvous, _slurm, _verdict, torchrun
 
 from tests.support import frameworks
-from tests.support.elastic import DESCRIBED, agents
-from tests.support.processes import descendants, living
+from tests.support.elastic import DESCRIBED, LEAVING_LATE, agents
+from tests.support.processes import descendants, free_port, living
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -482,13 +483,32 @@ def test_a_rendezvous_of_another_backend_is_left_to_torch(tmp_path: Path) -> Non
         assert "the job stays here: it needs --rdzv-backend=c10d" in job.said("a")
 
 
+def test_one_that_leaves_while_another_begins_to_meet_it_again_holds_nobody_up(tmp_path: Path) -> None:
+    """The other does not look again before it has met it: it was waited for, and then waited 30 s itself."""
+    (tmp_path / "v.fresh").write_text(
+        json.dumps(
+            LEAVE | {"node": "127.0.0.2", "heard_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        )
+    )
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [frameworks.python(), LEAVING_LATE, str(free_port()), str(tmp_path / "v.verdict")],
+        env=environ | frameworks.QUIET, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "it has left" in done.stdout
+    found = re.search(r"1 goes on after ([0-9.]+) s", done.stdout)
+    assert found is not None and float(found[1]) < torchrun.NOTICE_S
+
+
 # --- workers that fork ---
 
 
 def test_forked_workers_run_the_script_as_python_does(tmp_path: Path) -> None:
     file = tmp_path / "described.jsonl"
     with agents(tmp_path, ["a"], 1) as job:
-        job.run("a", FORKS, "--nproc-per-node=2", str(DESCRIBED), str(file), "0", HEALER_PRELOAD="colorsys, none")
+        job.run(
+            "a", FORKS, "--nproc-per-node=2", str(DESCRIBED), str(file), "0", HEALER_PRELOAD="colorsys, none"
+        )
         assert job.ended("a") == 0
         said = [json.loads(line) for line in file.read_text().splitlines()]
         assert "none is not imported ahead of the workers: ModuleNotFoundError" in job.said("a")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from healer.bootstrap import log_to_stderr
-from healer.bootstrap.offline import replayed_files, span_of
+from healer.bootstrap.offline import entries_of, replayed, span_of
 from healer.model import Mode, Ruleset
 from healer.processes.scheduler import share_of
 from healer.recordings.recording_folder import RecordingFolder, recordings
@@ -115,7 +115,7 @@ def measure_replay(rules: Ruleset, recording: Path) -> None:
         memory[next(one for one in memory if share <= one)] = resident_mb()
 
     begun_s, cpu_s = time.monotonic(), time.process_time()
-    report, _ = replayed_files(rules, [recording], progress=look)
+    report, _ = replayed(rules, entries_of([recording], None, None), progress=look)
     cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - begun_s
     days, megabytes = (span[1] - span[0]) / timedelta(days=1), recording.stat().st_size / 1e6
     print(f"{recording.name}: {days:.1f} days, {megabytes:.0f} MB; load {os.getloadavg()[0]:.1f}")
@@ -152,7 +152,9 @@ def main() -> None:
         size = recordings(folder).bytes
         memory: list[float] = []
         begun = time.process_time()
-        report, _ = replayed_files(rules, [folder], progress=lambda _: memory.append(resident_mb()))
+        report, _ = replayed(
+            rules, entries_of([folder], None, None), progress=lambda _: memory.append(resident_mb())
+        )
         cpu_s = time.process_time() - begun
     hours = chosen.minutes / 60
     halves = memory[len(memory) // 2], memory[-1]

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from healer.bootstrap.offline import replayed
+from healer.bootstrap.offline import entries_in, replayed
 from healer.model import Mode
 from healer.rulebook import ruleset
 from healer.settings import shipped_rules
@@ -12,7 +12,7 @@ from healer.settings import shipped_rules
 
 def main() -> None:
     rules = ruleset.load(Path(shipped_rules()), default_mode=Mode.auto, prove=False)
-    document, _ = replayed(rules, sys.stdin)
+    document, _ = replayed(rules, entries_in(sys.stdin, None))
     for row in document["actions"]:
         kept = {
             name: row[name] for name in ("at", "action", "node", "job", "incident") if row[name] is not None

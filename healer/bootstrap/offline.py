@@ -24,8 +24,8 @@ from healer.text import said_by, say
 
 #: Includes names that commands import from here only: they choose no simulated part themselves.
 __all__ = [
-    "MENDERS", "Span", "card_text", "compare", "compared", "differs", "entries_of", "listed", "load",
-    "replayed", "replayed_entries", "replayed_files", "rules_for", "simulated", "span_of",
+    "MENDERS", "Span", "card_text", "compare", "compared", "differs", "entries_in", "entries_of", "listed",
+    "load", "replayed", "rules_for", "simulated", "span_of",
 ]  # fmt: skip
 
 #: Called with the time that the replay has reached, once per this many entries.
@@ -43,39 +43,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 def replayed(
     rules: Ruleset,
-    lines: Iterable[str],
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    samples: bool = True,
-) -> tuple[dict[str, Any], Span | None]:
-    """Replays lines; returns the document and the span. `since`, `until` and `samples` as for files. Raises
-    ValueError that names a bad line."""
-    return replayed_entries(rules, _kept(read(lines), until, samples=samples), since, lambda _: None)
-
-
-def replayed_files(
-    rules: Ruleset,
-    paths: Sequence[Path],
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    samples: bool = True,
-    progress: Progress = lambda _: None,
-) -> tuple[dict[str, Any], Span | None]:
-    """Replays files and folders as one recording. The file that holds `since` is replayed from its start, for
-    windows and Slurm's picture, but earlier events are left out of the document."""
-    return replayed_entries(rules, entries_of(paths, since, until, samples=samples), since, progress)
-
-
-def replayed_entries(
-    rules: Ruleset,
     entries: Iterable[Entry],
-    since: datetime | None,
-    progress: Progress,
+    since: datetime | None = None,
+    progress: Progress = lambda _: None,
     modes: Mapping[str, Mode] | None = None,
 ) -> tuple[dict[str, Any], Span | None]:
-    """Without what is before `since` in the document. `modes`: of rules, set while running."""
+    """The document, without what is before `since`, and the span. `modes`: of rules, set while running."""
     watch = _Watch(progress)
     document = replay(rules, watch.over(entries), modes)
     span = watch.span
@@ -98,11 +71,17 @@ def span_of(
 def entries_of(
     paths: Sequence[Path], since: datetime | None, until: datetime | None, *, samples: bool = True
 ) -> Iterator[Entry]:
-    """Entries by time. Raises OSError and ValueError that name the file, and the line if possible."""
+    """Entries of files and folders by time. The file that holds `since` is read from its start, for windows
+    and Slurm's picture. Raises OSError and ValueError that name the file, and the line if possible."""
     files = chosen(paths, since, until)
     name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
     sources = [Source(name(path), kind_of(path), lines_of(path)) for path in files]
     yield from _kept(merged(sources), until, samples=samples)
+
+
+def entries_in(lines: Iterable[str], until: datetime | None, *, samples: bool = True) -> Iterator[Entry]:
+    """Entries of one recording. Raises ValueError that names a bad line."""
+    return _kept(read(lines), until, samples=samples)
 
 
 def _kept(entries: Iterable[Entry], until: datetime | None, *, samples: bool) -> Iterator[Entry]:

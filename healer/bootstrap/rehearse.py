@@ -19,7 +19,7 @@ import msgspec
 
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap import load_site_rules, log_to_stderr
-from healer.bootstrap.offline import Span, compare, entries_of, replayed_entries
+from healer.bootstrap.offline import Span, compare, entries_of, replayed
 from healer.model import Mode, Ruleset
 from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Rehearsing, share_of
@@ -123,7 +123,7 @@ def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, report: Callable[[float
     for done, rules in enumerate((before, after)):
         watch = _Progress(ask, done, report)
         entries = entries_of([Path(ask.recordings)], ask.since, ask.until, samples=ask.samples)
-        document, span = replayed_entries(rules, entries, ask.since, watch, ask.modes)
+        document, span = replayed(rules, entries, ask.since, watch, ask.modes)
         documents.append(document)
     old, new = documents
     found = compare(old, new)

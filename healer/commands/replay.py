@@ -194,11 +194,10 @@ def _play(
     try:
         with reading(names):
             if what.is_stdin:
-                return run.replayed(rules, sys.stdin, since=since, until=until, samples=samples)
+                return run.replayed(rules, run.entries_in(sys.stdin, until, samples=samples), since)
             progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
-            return run.replayed_files(
-                rules, recordings, since=since, until=until, samples=samples, progress=progress
-            )
+            entries = run.entries_of(recordings, since, until, samples=samples)
+            return run.replayed(rules, entries, since, progress)
     except ValueError as error:
         raise Failed(say("commands.replay_failed", names=names, why=said_by(error))) from error
 

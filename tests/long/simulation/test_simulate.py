@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from healer.bootstrap.offline import card_text, compared, load, replayed, rules_for, simulated
+from healer.bootstrap.offline import card_text, compared, entries_in, load, replayed, rules_for, simulated
 from healer.model import Ruleset
 from healer.model.goodput import Spent
 from healer.sim.fleet.playing import MENDERS, simulate
@@ -338,7 +338,7 @@ def test_a_recording_replays_to_the_same_incident() -> None:
     scenario = msgspec.structs.replace(load("xid45-storm", days=0.1), nodes=240)
     file = io.BytesIO()
     (card,) = simulated(scenario, rules_of(scenario), SEED, ["healer"], file=file)  # type: ignore[arg-type]
-    document, _ = replayed(rules_of(scenario), io.StringIO(file.getvalue().decode()))
+    document, _ = replayed(rules_of(scenario), entries_in(io.StringIO(file.getvalue().decode()), None))
     assert Counter(one["rule"] for one in document["incidents"]) == card.incidents
     assert [one["action"] for one in document["actions"] if one["action"] == "drain"] == ["drain"]
     assert card.drains == 1

@@ -178,8 +178,13 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
             left_out=dict(sorted(fold.left_out.items())),
             heard=heard,
         )
-        write(fold.last(described(document)))
+        write(fold.last(described(_shareable(document) if wanted.pseudonymise else document)))
     return document
+
+
+def _shareable(document: Imported) -> Imported:
+    """Without the words of lines that were skipped: whose names they hold is not known."""
+    return msgspec.structs.replace(document, sources=[each.without_words() for each in document.sources])
 
 
 def _lasting(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,16 @@ class Tally(msgspec.Struct, kw_only=True):
             text = example.decode("utf-8", "replace") if isinstance(example, bytes) else example
             found.examples.append(one_line(text[: 4 * EXAMPLE_LETTERS])[:EXAMPLE_LETTERS])
 
+    def without_words(self) -> "Tally":
+        """What was skipped, only in words of our own."""
+        skipped: dict[Said, Skipped] = {}
+        for why, its in self.skipped.items():
+            is_ours = why.key and not any(isinstance(value, str) for value in why.args.values())
+            skipped.setdefault(
+                why if is_ours else say("importing.other_reasons"), Skipped()
+            ).count += its.count
+        return msgspec.structs.replace(self, skipped=skipped)
+
     def saw(self, at_us: int) -> None:
         """Extends the time span. What is no date does not count."""
         if not is_time(at_us):

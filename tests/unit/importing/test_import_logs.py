@@ -668,6 +668,19 @@ def test_pseudonyms_are_consistent(tmp_path: Path) -> None:
     assert drain["reason"] == f"ask {rows['1']['user']}"
 
 
+def test_the_words_of_skipped_lines_name_nobody_in_a_recording_to_share(tmp_path: Path) -> None:
+    header = "JobIDRaw|JobName|User|State|Start|End|NodeList|Comment\n"
+    row = "1|secret|mara|COMPLETED|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|\n"
+    broken = "2|secret|mara|\n3|secret||mara|2026-11-25T10:00:00|2026-11-25T11:00:00|gpu0001|\n"
+    sacct = written(tmp_path / "sacct", header + row + broken)
+    done, entries = imported(tmp_path, sacct, pseudonymise=True)
+    assert sum(its.count for its in done.sources[0].skipped.values()) == 2
+    assert "mara" in str(done.sources[0].skipped)  # for the person at the terminal
+    (source,) = entries[-1]["body"]["imported"]["sources"]
+    assert sum(its["count"] for its in source["skipped"].values()) == 2
+    assert "mara" not in json.dumps(entries) and "secret" not in json.dumps(entries)
+
+
 def test_many_runs_are_merged_in_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healer.importing.sorted_runs.BUFFER_BYTES", 2000)
     monkeypatch.setattr("healer.importing.sorted_runs.OPEN_RUNS", 3)

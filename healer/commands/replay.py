@@ -137,10 +137,11 @@ def replay(  # noqa: PLR0917 - options of a command
         if against is None:
             _out(judged, as_json, print_document)
             return
-        compared = _done(span)
+        compared = _done(_not_empty(span))
     else:
         folder = shipped_rules() if against == SHIPPED else Path(against)
         judged, compared, span = _play_both(rules_dir, folder, settings, what)
+    span = _not_empty(span)
     found = run.compare(compared, judged)
     _out({"against": against, "span": span, **found}, as_json, print_comparison)
     if fail_on is not None and run.differs(found, fail_on):
@@ -222,9 +223,14 @@ def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], No
     return report
 
 
-def _done(span: "Span | None") -> dict[str, Any]:
-    if span is None:
+def _not_empty(span: "Span | None") -> "Span":
+    """Two replays of nothing agree, which says nothing."""
+    if span is None or span.since > span.until:
         raise Failed(say("commands.recording_empty"))
+    return span
+
+
+def _done(span: "Span") -> dict[str, Any]:
     with Client() as api:
         return api.get(
             "/recordings/done",

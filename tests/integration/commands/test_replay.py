@@ -121,6 +121,14 @@ def test_failed_comparison_exits_with_a_status_of_its_own(
     assert "only once" in " ".join(twice.stderr.replace("│", " ").split())
 
 
+def test_a_comparison_of_nothing_is_no_agreement(recorded: Path, tmp_path: Path) -> None:
+    side = ("--against", "shipped", "--fail-on", "any")
+    for where in ([tmp_path], [recorded, "--since", "1h"]):  # an empty folder, and after the last entry
+        done = healer("replay", *where, *side)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "nothing to compare" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [

@@ -19,7 +19,7 @@ import cramjam
 import msgspec
 
 from healer.model.recordings import KINDS, Recorded, Recordings
-from healer.text import said_by, say
+from healer.text import NO_WORDS, said_by, say
 
 #: A new file begins each hour, or after this size.
 FILE_BYTES = 512 * 1024 * 1024
@@ -213,6 +213,7 @@ def _hour(at: datetime) -> str:
 # --- reading: the files, and their lines one by one
 
 PACKED = ".zst"
+_RECORDED = ".jsonl.zst"
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _KEYS = (0, 1, 2, 4)
 #: Bytes at the end of a plain file in which its last line is looked for.
@@ -224,16 +225,32 @@ class BadFrame(ValueError):
 
 
 def recordings(folder: Path | None) -> Recordings:
-    """Summaries of the files in the folder, oldest first. A file without its `.json` is scanned."""
+    """Summaries of the files in the folder, oldest first. A file without its `.json` is scanned; one that
+    cannot be read is the `problem`."""
     if folder is None:
         return Recordings(on=False)
+    files: list[Recorded] = []
+    problem = NO_WORDS
     try:
-        files = tuple(_recorded(path) for path in sorted(folder.glob("*.jsonl.zst")))
-    except (OSError, ValueError) as error:
-        return Recordings(
-            on=True, folder=str(folder), problem=say("simulation.recordings_unreadable", why=said_by(error))
-        )
-    return Recordings(on=True, folder=str(folder), files=tuple(file for file in files if file.lines))
+        # Not `glob`, to which a folder that may not be read is an empty one.
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+    except OSError as error:
+        paths, problem = [], said_by(error)
+    for path in paths:
+        if not path.name.endswith(_RECORDED):
+            continue
+        try:
+            files.append(_recorded(path))
+        except FileNotFoundError:  # deleted by now, as the oldest are
+            continue
+        except (OSError, ValueError) as error:
+            problem = problem or said_by(error)
+    return Recordings(
+        on=True,
+        folder=str(folder),
+        problem=say("simulation.recordings_unreadable", why=problem) if problem else NO_WORDS,
+        files=tuple(file for file in files if file.lines),
+    )
 
 
 def _recorded(path: Path) -> Recorded:
@@ -252,8 +269,12 @@ def _scanned(path: Path) -> Recorded:
     first = last = None
     routes: dict[str, int] = {}
     decoder = msgspec.json.Decoder(_Head)
-    for line in lines_of(path):
-        head = decoder.decode(line)
+    for number, line in enumerate(lines_of(path), start=1):
+        try:
+            head = decoder.decode(line)
+        except msgspec.DecodeError as error:
+            of_line = {"file": path.name, "number": number, "text": said_by(error)}
+            raise ValueError(say("simulation.of_line_in_file", **of_line)) from error
         first, last = first or head.at, head.at
         routes[head.route] = routes.get(head.route, 0) + 1
     never = datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -315,7 +336,11 @@ def lines_of(path: Path) -> Iterator[str]:
         return
     with path.open("rb") as packed:
         while (frame := _frame(packed, path)) is not None:
-            text = bytes(cramjam.zstd.decompress(frame)).decode()
+            try:
+                text = bytes(cramjam.zstd.decompress(frame)).decode()
+            except cramjam.DecompressionError:
+                at = packed.tell() - len(frame)
+                raise BadFrame(say("simulation.bad_zstd", file=path.name, byte=at)) from None
             # Not `splitlines`: it also ends lines at U+2028 and its like, which JSON leaves within a text.
             yield from text.removesuffix("\n").split("\n")
 

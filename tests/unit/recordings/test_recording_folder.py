@@ -1,10 +1,13 @@
 """A recording on disk: files by the hour, bounded, readable to the last whole frame."""
 
+import errno
 import json
+import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import cramjam
 import msgspec
 import pytest
 
@@ -98,6 +101,42 @@ def test_file_that_is_no_recording_is_named(tmp_path: Path) -> None:
     lines = ['{"at": "2026-11-20T03:00:00Z", "route": "clock"}', "{"]
     with pytest.raises(BadRecording, match="second line 2"):
         list(merged([Source("first", "events", lines[:1]), Source("second", "events", lines)]))
+
+
+def test_a_damaged_file_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for number in range(3):
+        site.record_row(number, fill="x" * 1000)
+        site.clock.advance(3600)
+    site.folder.close()
+    first, damaged, last = sorted(tmp_path.glob("*.zst"))
+    about(damaged).unlink()
+    raw = bytearray(damaged.read_bytes())
+    raw[10] ^= 0xFF
+    damaged.write_bytes(raw)
+    with pytest.raises(BadFrame, match=rf"{damaged.name} is not a zstd file, or is damaged at byte 0"):
+        list(lines_of(damaged))
+    listed = recordings(tmp_path)
+    assert [one.file for one in listed.files] == [first.name, last.name]
+    assert damaged.name in listed.problem
+    with pytest.raises(OSError, match=damaged.name):
+        chosen([tmp_path], None, None)
+    damaged.write_bytes(
+        bytes(cramjam.zstd.compress(b'{"at": "2026-11-20T03:00:00Z", "route": "a"}\n{"at"\n'))
+    )
+    assert f"{damaged.name} line 2: " in recordings(tmp_path).problem
+
+
+def test_a_folder_without_rights_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read all, so the system's answer is played."""
+    assert not recordings(tmp_path / "not made yet").problem
+
+    def without_rights(path: object) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", without_rights)
+    monkeypatch.setattr(os, "listdir", without_rights)
+    assert "Permission denied" in recordings(tmp_path).problem
 
 
 def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from healer.importing.node_names import NodeNames, Pseudonyms, is_name, short_na
 from healer.importing.same_events import Offset, offsets
 from healer.importing.slurm_rows import JobRows, NodeRows
 from healer.importing.sorted_runs import KEY, merged
+from healer.importing.source_text import STDIN
 from healer.importing.sources import Given, read_source
 from healer.importing.tally import Tally
 from healer.importing.workplace import Workplace, workplace
@@ -103,7 +104,7 @@ def _read_apart(
     context = get_context("spawn")
     counter = context.Array("Q", len(sources) + 1, lock=False)
     whole = sum(size(source.path) for source in sources)
-    before = [place.finished(source.number) for source in sources]
+    before = [_read_before(source, place, reader) for source in sources]
     for source, found in zip(sources, before, strict=True):
         counter[source.number] = size(source.path) if found is not None else 0
     progress(sum(counter), whole)
@@ -119,6 +120,13 @@ def _read_apart(
             _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
             progress(sum(counter), whole)
         return [result.result() if isinstance(result, Future) else result for result in results]
+
+
+def _read_before(source: Given, place: Workplace, reader: Reader) -> Found | None:
+    """What this source brought, where it is read already; standard input is, as no other process has it."""
+    if source.path == STDIN:
+        return read_source(source, place, reader.book, reader.names)
+    return place.finished(source.number)
 
 
 class _Here:

@@ -1,6 +1,7 @@
 """Reads one source by its kind."""
 
 import errno
+import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -62,6 +63,8 @@ def given(path: str, number: int, name: str, **fields: object) -> Given:
         return Given(number=number, path=path, name=name, written=datetime.now(UTC), **fields)  # type: ignore[arg-type]
     if isinstance(window := fields.get("window"), Window):
         return Given(number=number, path=path, name=name, written=window.until, **fields)  # type: ignore[arg-type]
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise OSError(errno.EINVAL, say("importing.no_file"), path)
     packed_at = gzip_time(path)
     written = datetime.fromtimestamp(packed_at or Path(path).stat().st_mtime, UTC)
     host = fields.pop("host", "") or host_of(Path(path))

@@ -170,6 +170,20 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["r.jsonl"]
 
 
+def test_standard_input_beside_large_files_and_a_pipe(tmp_path: Path) -> None:
+    """Large files are read by processes of their own, which have no standard input."""
+    environ = clean_environ() | {"HEALER_MODE": "auto"}
+    large = tmp_path / "messages"
+    large.write_text(f"{NOW} gpu0002 cron: {'x' * 200}\n" * 40_000)
+    words = ["import", "-", str(large), "--as", "syslog", "--output", str(tmp_path / "r.jsonl")]
+    done = run(words, environ, given=f"{NOW} gpu0001 kernel: {XID}\n")
+    assert done.returncode == 0 and "1 line, 1 signal, " in done.stdout, done.stdout
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run(["import", str(pipe), "--output", str(tmp_path / "p")], environ, timeout=60)
+    assert done.returncode == 1 and "not a regular file" in " ".join(done.stderr.split())
+
+
 def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     """kill -9 while two processes read; the second start gives the bytes of one that nothing interrupted."""
     (tmp_path / "logs").mkdir()

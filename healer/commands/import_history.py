@@ -66,7 +66,7 @@ def import_history(  # noqa: PLR0917 - options of a command
         print_json(described(imported))
     else:
         print_report(imported, output)
-    if not any(source.signals for source in imported.sources):
+    if imported.is_nothing:
         raise Failed(say("commands.import_nothing"))
 
 
@@ -178,6 +178,8 @@ def print_report(imported: "Imported", output: Path) -> None:
         lines, hosts = sum(imported.left_out.values()), len(imported.left_out)
         first = joined(list(imported.left_out)[:5], "comma")
         print_line(say("commands.import_left_out", lines=lines, count=hosts, hosts=first))
+    if imported.is_nothing:
+        return
     print_line(
         say(
             "commands.import_done", file=str(output), entries=imported.entries, count=imported.nodes,

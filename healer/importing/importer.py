@@ -60,6 +60,11 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, int]
     heard: dict[str, list[tuple[str, str]]]
 
+    @property
+    def is_nothing(self) -> bool:
+        """No source brought anything."""
+        return not any(source.signals for source in self.sources)
+
 
 #: Called every second or so with the bytes read and the bytes in all.
 Progress = Callable[[int, int], None]
@@ -77,8 +82,8 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Progress) -> Imported:
-    """Writes the recording; what stood there before is replaced at the end. One that was interrupted goes on.
-    Raises OSError."""
+    """Writes the recording; what stood there before is replaced at the end, and never by nothing. An import
+    that was interrupted goes on. Raises OSError."""
     with workplace(wanted.output, _plan(sources, wanted, reader)) as place:
         whole = sum(size(source.path) for source in sources)
         if whole > _SMALL_BYTES:
@@ -86,7 +91,8 @@ def run(sources: Sequence[Given], wanted: Wanted, reader: Reader, progress: Prog
         else:
             found = [read_source(source, place, reader.book, reader.names) for source in sources]
         document = _write(found, place.folder, wanted)
-        (place.folder / "recording").replace(wanted.output)
+        if not document.is_nothing:
+            (place.folder / "recording").replace(wanted.output)
         return document
 
 

@@ -184,6 +184,18 @@ def test_standard_input_beside_large_files_and_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 1 and "not a regular file" in " ".join(done.stderr.split())
 
 
+def test_an_import_of_nothing_leaves_the_recording_that_stands_there(tmp_path: Path) -> None:
+    recording, log, other = tmp_path / "past.jsonl", tmp_path / "messages", tmp_path / "notes"
+    log.write_text(f"{NOW} gpu0001 kernel: {XID}\n")
+    healer("import", log, "--output", recording)
+    before = recording.read_bytes()
+    other.write_text("buy milk\n")
+    done = run(["import", str(other), "--output", str(recording)], clean_environ())
+    assert done.returncode == 1 and "recognised nothing" in done.stderr
+    assert "past.jsonl" not in done.stdout and recording.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["messages", "notes", "past.jsonl"]
+
+
 def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     """kill -9 while two processes read; the second start gives the bytes of one that nothing interrupted."""
     (tmp_path / "logs").mkdir()

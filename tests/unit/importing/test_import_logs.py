@@ -40,7 +40,7 @@ DATED: set[Path] = set()
 def imported(
     folder: Path, *files: Path, zone: str = "UTC", kinds: Sequence[Kind | None] = (), **how: Any
 ) -> tuple[Imported, list[dict[str, Any]]]:
-    """The report, and the entries of the recording."""
+    """The report, and the entries of the recording, where there are any."""
     rules = rules_in(Mode.auto)
     sources = [
         given(str(file), number, file.name, kind=kinds[number] if kinds else None, zone=zone)
@@ -58,7 +58,7 @@ def imported(
         Reader(rules.kernel_lines, Names(rules.catalogue), rules.version),
         lambda *_: None,
     )
-    return done, [json.loads(line) for line in lines_of(output)]
+    return done, [json.loads(line) for line in lines_of(output)] if output.exists() else []
 
 
 def played(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def import_history(  # noqa: PLR0917 - options of a command
 
     settings = load()
     asked = _asked(since, until, match, token_file)
-    read = list(_sources(sources, _by_name(kinds), _by_name(time_zone), asked))
+    files = [file for path in sources for file in files_of(path, output)]
+    read = list(_sources(files, _by_name(kinds), _by_name(time_zone), asked))
     if not output.resolve().parent.is_dir():
         raise Failed(say("commands.no_folder", path=str(output.resolve().parent)))
     wanted = Wanted(
@@ -94,17 +95,15 @@ def _asked(
 
 
 def _sources(
-    paths: Sequence[str],
+    files: Sequence[str],
     kinds: Callable[[str], str],
     zones: Callable[[str], str],
     asked: Callable[[str], "Window"],
 ) -> Iterator["Given"]:
-    """In the order of the command line, files of a folder by name."""
     from healer.importing.kinds import Kind
     from healer.importing.source_text import is_url
     from healer.importing.sources import LOCAL, SOURCES_MOST, given, zone_named
 
-    files = [file for path in paths for file in _files(path)]
     if len(files) > SOURCES_MOST:
         raise Failed(say("commands.import_too_many", count=len(files), most=SOURCES_MOST))
     for number, file in enumerate(files):
@@ -123,10 +122,21 @@ def _sources(
         yield source
 
 
-def _files(path: str) -> list[str]:
-    if Path(path).is_dir():
-        return [str(each) for each in sorted(Path(path).rglob("*")) if each.is_file()]
-    return [path]
+def files_of(path: str, output: Path) -> list[str]:
+    """Files of a folder by name, without what this import writes there. A folder that may not be read is an
+    error, as a file is."""
+    from healer.importing.workplace import place_of
+
+    def unread(error: OSError) -> None:
+        raise error
+
+    written = {output.resolve(), place_of(output)}
+    with reading(path):
+        if not Path(path).is_dir():
+            return [path]
+        found = [Path(folder, name) for folder, _, names in os.walk(path, onerror=unread) for name in names]
+        files = [each for each in sorted(found) if each.is_file()]
+    return [str(each) for each in files if written.isdisjoint({each.resolve(), each.resolve().parent})]
 
 
 def _by_name(options: Sequence[str]) -> Callable[[str], str]:

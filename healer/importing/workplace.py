@@ -95,11 +95,15 @@ def write_whole(path: Path, content: bytes) -> None:
     unfinished.replace(path)
 
 
+def place_of(output: Path) -> Path:
+    return output.resolve().parent / f".import-{output.name}"
+
+
 @contextmanager
 def workplace(output: Path, plan: bytes) -> Iterator[Workplace]:
     """The same `plan` is the same import; what another left is removed. The folder goes at the end, unless
     something interrupts. Raises OSError, also while another import is at it."""
-    folder = output.resolve().parent / f".import-{output.name}"
+    folder = place_of(output)
     folder.mkdir(mode=0o700, exist_ok=True)
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -1,5 +1,6 @@
 """`healer import` over what real programs write here: Slurm 22.05 and 24.11, rsyslog, systemd's journal."""
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from healer.commands import Failed
+from healer.commands.import_history import files_of
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm, trixie
 from tests.support.forked import run
@@ -214,6 +217,30 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     healer(*words, tmp_path / "r.jsonl")
     assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not work.exists()
+
+
+def test_an_import_into_its_own_folder_reads_nothing_that_it_wrote(tmp_path: Path) -> None:
+    (tmp_path / "messages").write_text(f"{NOW} gpu0001 kernel: {XID}\n")
+    (tmp_path / ".import-r.jsonl").mkdir(mode=0o700)
+    (tmp_path / ".import-r.jsonl" / "000000.read").write_bytes(b"of an import that was interrupted")
+    for _ in range(2):
+        done = healer("import", tmp_path, "--output", tmp_path / "r.jsonl")
+        assert [Path(source["source"]).name for source in done["sources"]] == ["messages"]
+
+
+def test_a_folder_without_rights_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rglob` says nothing of it. Root may read all, so the system's answer is played."""
+    (tmp_path / "gpu0002").mkdir()
+    scandir = os.scandir
+
+    def without_rights(path: Any) -> Any:
+        if Path(path).name == "gpu0002":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", without_rights)
+    with pytest.raises(Failed, match="gpu0002 cannot be read: Permission denied"):
+        files_of(str(tmp_path), tmp_path / "r")
 
 
 def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Samples that a Prometheus or VictoriaMetrics holds, at the resolution that is there.
 
 A range selector (`{…}[600s]`) answers with samples as they were stored. It is asked window by window; what
-is too large for the server or for us is asked again in halves, first of time, then of names.
+is too large for the server or for us is asked again in halves, first of time, then of names. So is what takes
+too long, down to the first window: a server that is away answers for none.
 """
 
 import time
@@ -45,7 +46,7 @@ class LiveMetrics:
     def __init__(self, found: Found, names: Names, window: Window) -> None:
         self._found, self._names, self._window = found, names, window
         self._samples = MeasuredText(found, names, 0)
-        self._next, self._width_s = window.since, FIRST_S
+        self._next, self._width_s, self._most_s = window.since, FIRST_S, MOST_S
 
     def read(self, file: Bytes) -> None:
         window, tally = self._window, self._found.tally
@@ -55,10 +56,12 @@ class LiveMetrics:
             series_names = sorted(name for name in self._all_names(client) if name in self._names)
             if not series_names:
                 tally.skip(say("importing.server_unknown_names"))
+            else:  # what is wrong with `match` is wrong with it in every window
+                result(self._answer(client, selector(series_names[:1], window.match), self._next, _AGAIN_S))
             while series_names and self._next < window.until:
                 end = min(self._next + timedelta(seconds=self._width_s), window.until)
                 size = self._ask(client, series_names, self._next, end)
-                self._width_s = min(MOST_S, self._width_s * 2) if size < _SMALL_BYTES else self._width_s
+                self._width_s = min(self._most_s, self._width_s * 2) if size < _SMALL_BYTES else self._width_s
                 self._next = end
                 file.processed(tally.read_bytes)
         except (HistoryAway, BadBody) as error:
@@ -73,10 +76,15 @@ class LiveMetrics:
         """The size of the answer in bytes. Raises HistoryAway."""
         span_s = round((end - begin).total_seconds())
         try:
-            raw = self._answer(client, f"{selector(names, self._window.match)}[{span_s}s]", end)
+            waits_s = _AGAIN_S if span_s <= FIRST_S else ()
+            raw = self._answer(client, f"{selector(names, self._window.match)}[{span_s}s]", end, waits_s)
             self._take(raw, begin)
             return len(raw)
-        except (AnswerTooLong, BadBody) as error:
+        except (HistoryAway, BadBody) as error:
+            if isinstance(error, HistoryAway) and not isinstance(error, AnswerTooLong):
+                if span_s <= FIRST_S:
+                    raise
+                self._most_s = max(FIRST_S, span_s // 2)
             if span_s > LEAST_S:
                 middle = begin + timedelta(seconds=span_s // 2)
                 self._width_s = min(self._width_s, max(LEAST_S, span_s // 2))
@@ -90,8 +98,8 @@ class LiveMetrics:
                 return _SMALL_BYTES
         return sum(self._ask(client, *half) for half in halves)
 
-    def _answer(self, client: PromqlClient, query: str, end: datetime) -> bytes:
-        for wait_s in _AGAIN_S:
+    def _answer(self, client: PromqlClient, query: str, end: datetime, waits_s: Sequence[float]) -> bytes:
+        for wait_s in waits_s:
             try:
                 return client.query(query, end)
             except AnswerTooLong:

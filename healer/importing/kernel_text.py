@@ -25,6 +25,9 @@ from healer.text import quoted, say
 
 #: Lines of one node that follow each other within this are one group: a lost GPU takes three lines.
 TOGETHER_US, GROUP_MOST = 1_000_000, 500
+#: A block of lines of more months is read line by line: a stamp without a year is of the year that puts it
+#: nearest to the line before.
+MONTHS_MOST = 4
 #: Groups that wait for a further line. A sender may invent hosts.
 OPEN_MOST = 20_000
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
@@ -149,18 +152,23 @@ class KernelText:
         self._needles = Needles(book)
         self._controller, self._slurmd = ControllerLog(found, stamps), NodeLog(found, stamps)
         self._head = _DMESG if host else _SYSLOG
-        #: The days of the file as it writes them -> as dates, and the hosts of each.
-        self._days: dict[bytes, str] = {}
-        self._heard: set[tuple[bytes, bytes]] = set()
+        #: (date, host) of what is remembered.
+        self._heard: set[tuple[str, bytes]] = set()
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
             taken = 0
-            ends = self._ends(block)
+            heard = [] if self._host else list(dict.fromkeys(_HEARD.findall(b"\n" + block)))
+            is_long = len({day[:3] for day, _ in heard}) > MONTHS_MOST
+            ends = self._ends(block, is_long=is_long)
+            self._hear(heard)
             for line in lines_in(block) if ends else self._needles.lines(block):
                 taken += self._line(line, every=ends)
             self._found.tally.plain += max(0, block.count(b"\n") - taken)
-            self._hear(block)
+            if is_long:
+                self._see(_last_line(block), self._stamps.peek())
+            if self._host and (last := self._found.tally.last) is not None:
+                self._found.hear(self._host, f"{last:%Y-%m-%d}")
         self.close()
 
     def take_line(self, raw: bytes) -> bool:
@@ -173,15 +181,21 @@ class KernelText:
         if self._stamps.assumed_year is not None:
             self._found.tally.note(say("importing.no_year", year=self._stamps.assumed_year))
 
-    def _ends(self, block: bytes) -> bool:
-        """Notes the time span. True: the clock is set within it, so that each line's time counts."""
-        first = self._moment(block[: block.find(b"\n")].decode("utf-8", "replace"), self._stamps)
-        end = block[block.rfind(b"\n", 0, -1) + 1 :].decode("utf-8", "replace")
-        last = self._moment(end, self._stamps.peek())
-        for moment in (first, last):
-            if moment is not None:
-                self._found.tally.saw(moment[0])
-        return first is not None and last is not None and self._stamps.changes_between(first[0], last[0])
+    def _ends(self, block: bytes, *, is_long: bool) -> bool:
+        """Notes the time span. True: each line's time counts, as the clock is set within the block, or as it
+        is so long that the years of its lines follow only from each other."""
+        first = self._see(block[: block.find(b"\n")], self._stamps)
+        if is_long:
+            return True
+        last = self._see(_last_line(block), self._stamps.peek())
+        return first is not None and last is not None and self._stamps.changes_between(first, last)
+
+    def _see(self, line: bytes, stamps: LocalStamps) -> int | None:
+        moment = self._moment(line.decode("utf-8", "replace"), stamps)
+        if moment is None:
+            return None
+        self._found.tally.saw(moment[0])
+        return moment[0]
 
     def _line(self, raw: bytes, *, every: bool = False) -> int:
         """1 if the line may say something. `every`: only its time is known to matter."""
@@ -214,31 +228,32 @@ class KernelText:
             return None
         return at_us, self._host or match["host"], match.end()
 
-    def _hear(self, block: bytes) -> None:
-        """Which hosts wrote on which day."""
-        last = self._found.tally.last
-        if self._host:
-            if last is not None:
-                self._found.hear(self._host, f"{last:%Y-%m-%d}")
-            return
-        pairs = _HEARD.findall(b"\n" + block)
-        new = set(pairs) - self._heard
+    def _hear(self, heard: list[tuple[bytes, bytes]]) -> None:
+        """Which hosts wrote on which day, before the lines of that block are read."""
+        stamps, dates = self._stamps.peek(), dict[bytes, str]()
         # In the order of the lines, so that the same are remembered wherever a block ends.
-        for day, host in filter(new.__contains__, dict.fromkeys(pairs)) if new else ():
-            if self._found.hear(host.decode("utf-8", "replace"), self._day(day)):
-                self._heard.add((day, host))
+        for day, host in heard:
+            if day not in dates:
+                dates[day] = _date(day, stamps)
+            pair = dates[day], host
+            if pair not in self._heard and self._found.hear(host.decode("utf-8", "replace"), dates[day]):
+                self._heard.add(pair)
 
-    def _day(self, day: bytes) -> str:
-        if day[:1].isdigit():
-            return day.decode()
-        if day not in self._days or len(self._days) > 400:
-            text = day.decode()
-            try:
-                at_us = self._stamps.peek().without_year(text[:3], int(text[4:]), "12:00:00")
-            except ValueError:
-                return ""
-            self._days[day] = f"{moment_of(at_us):%Y-%m-%d}"
-        return self._days[day]
+
+def _last_line(block: bytes) -> bytes:
+    return block[block.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _date(day: bytes, stamps: LocalStamps) -> str:
+    """A day as a log writes it; empty for one that does not exist."""
+    text = day.decode()
+    if text[:1].isdigit():
+        return text
+    try:
+        at_us = stamps.without_year(text[:3], int(text[4:]), "12:00:00")
+    except ValueError:
+        return ""
+    return f"{moment_of(at_us):%Y-%m-%d}"
 
 
 def _at(match: re.Match[str], stamps: LocalStamps) -> int:

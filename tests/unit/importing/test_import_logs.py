@@ -165,6 +165,19 @@ def test_stamps_without_a_year_go_over_new_year_and_a_leap_day(tmp_path: Path) -
     assert done.sources[0].notes == ["the timestamps have no year: 2023 is assumed for the first one"]
 
 
+def test_a_quiet_log_of_many_months_keeps_its_years(tmp_path: Path) -> None:
+    """A node that says little has a year in one block, and a fault far from the block's first line."""
+    months = ("Dec", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct")
+    lines = "".join(f"{month} 20 20:56:33 gpu0001 kernel: up\n" for month in months)
+    log = written(tmp_path / "kern.log", f"{lines}Nov 20 20:56:33 gpu0001 kernel: {XID}\n")
+    done, entries = imported(tmp_path, log)
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-20T20:56:33Z")]
+    first, last = done.sources[0].first, done.sources[0].last
+    assert (str(first)[:10], str(last)[:10]) == ("2025-12-20", "2026-11-20")
+    days = [first for first, _ in done.heard["gpu0001"]]
+    assert days == ["2025-12-20", *(f"2026-{month:02d}-20" for month in range(1, 12))]
+
+
 def test_a_day_that_no_year_has_costs_its_own_line(tmp_path: Path) -> None:
     text = f"Nov 25 20:56:33 gpu0001 kernel: {XID}\nNov 31 20:56:33 gpu0002 kernel: {XID}\n"
     done, entries = imported(tmp_path, written(tmp_path / "m", text))

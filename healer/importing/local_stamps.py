@@ -64,9 +64,12 @@ class LocalStamps:
         self.skipped_hour = 0
 
     def at(self, local: datetime) -> int:
-        """µs since 1970. Raises ValueError for a year that no log has."""
+        """µs since 1970; a stamp with a zone of its own is of that. Raises ValueError for a year that no log
+        has."""
         if not 2010 <= local.year < 2100:
             raise ValueError(say("importing.no_year_of_log", year=local.year))
+        if local.tzinfo is not None:
+            return micros(local)
         found = local.replace(tzinfo=self._zone)
         first, second = found.utcoffset(), found.replace(fold=1).utcoffset()
         if first is not None and second is not None and first != second:

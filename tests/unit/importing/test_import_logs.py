@@ -474,6 +474,17 @@ def test_an_accounting(tmp_path: Path, name: str) -> None:
     assert forbidden.get("requeue") is (None if name.endswith("json") else False)
 
 
+def test_times_of_the_accounting_with_a_zone_are_of_that_zone(tmp_path: Path) -> None:
+    """SLURM_TIME_FORMAT=%FT%T%z in the environment of sacct."""
+    sacct = written(tmp_path / "sacct", (
+        "JobIDRaw|State|Start|End|NodeList\n"
+        "1|COMPLETED|2026-11-25T10:00:00+0100|2026-11-25T11:00:00Z|gpu0001\n"
+    ))  # fmt: skip
+    _, entries = imported(tmp_path, sacct, zone="America/New_York")
+    row = next(row for row in changes(entries, "jobs") if "end_at" in row)
+    assert (row["start_at"], row["end_at"]) == ("2026-11-25T09:00:00Z", "2026-11-25T11:00:00Z")
+
+
 def test_completions(tmp_path: Path) -> None:
     _, entries = imported(tmp_path, CAPTURED / "jobcomp-22.05.txt")
     ends = {(row["id"], row["state"], row["at"][11:19]) for row in changes(entries, "jobs")}

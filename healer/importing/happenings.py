@@ -111,11 +111,12 @@ class Found:
         self.book: tuple[int, int] | None = None
         self.gpus_most = 0
 
-    def add(self, at_us: int, happening: Happening) -> None:
+    def add(self, at_us: int, happening: Happening, count: int = 1) -> None:
+        """`count`: signals that it holds."""
         if not is_time(at_us) or at_us > self._latest_us:
-            self.tally.skip(say("importing.no_time_of_file"), str(at_us))
+            self.tally.skip(say("importing.no_time_of_file"), str(at_us), count)
             return
-        self.tally.signals += 1
+        self.tally.signals += count
         self.tally.saw(at_us)
         self._runs.add(at_us, _encode(happening))
 

@@ -107,9 +107,7 @@ class MeasuredText:
 
     def _flush(self) -> None:
         if self._held:
-            count = len(self._held)
-            self._found.add(self._last_us, Sampled("".join(self._held)))
-            self._found.tally.signals += count - 1
+            self._found.add(self._last_us, Sampled("".join(self._held)), len(self._held))
         self._held, self._held_bytes = [], 0
 
 

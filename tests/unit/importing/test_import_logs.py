@@ -587,6 +587,14 @@ def test_known_samples_are_imported_from_every_format(tmp_path: Path) -> None:
 # --- the whole
 
 
+def test_samples_without_a_possible_time_are_no_signals(tmp_path: Path) -> None:
+    samples = "".join(f'DCGM_FI_DEV_GPU_TEMP{{gpu="{gpu}"}} 60 1000\n' for gpu in range(8))
+    done, entries = imported(tmp_path, written(tmp_path / "m.txt", samples))
+    (source,) = done.sources
+    assert (source.signals, [its.count for its in source.skipped.values()]) == (0, [8])
+    assert not entries
+
+
 def test_the_same_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     log = written(tmp_path / "m", "".join(f"Nov 25 20:56:{n:02d} gpu0001 kernel: {XID}\n" for n in range(60)))
     files = (log, CAPTURED / "slurmctld-22.05.log", CAPTURED / "sacct-22.05.txt")

@@ -4,8 +4,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 
@@ -195,6 +196,7 @@ def _play(
     try:
         with reading(names):
             if what.is_stdin:
+                cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
                 return run.replayed(rules, run.entries_in(sys.stdin, until, samples=samples), since)
             progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
             entries = run.entries_of(recordings, since, until, samples=samples)

@@ -11,6 +11,9 @@ import msgspec
 
 from healer.text import Said, said_by, say
 
+#: A replay would walk to there.
+YEAR_MOST = 2100
+
 
 class BadRecording(ValueError):
     """The text names the line and what is wrong with it."""
@@ -97,15 +100,20 @@ def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> 
             continue
         try:
             line = decoder.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            route, query = _routed(line.route)
+        except UnicodeError as error:
+            raise BadRecording(_of_line(file, number, say("simulation.not_utf8"))) from error
+        except (ValueError, RecursionError) as error:
             raise BadRecording(_of_line(file, number, said_by(error))) from error
+        if not 1970 <= line.at.year < YEAR_MOST:
+            why = say("importing.no_year_of_log", year=line.at.year)
+            raise BadRecording(_of_line(file, number, why))
         if line.at.tzinfo is None:
             raise BadRecording(_of_line(file, number, say("simulation.no_zone")))
         at = line.at.astimezone(UTC)
         if last is not None and at < last:
             raise BadRecording(_of_line(file, number, say("simulation.not_sorted", time=f"{at:%H:%M:%S}")))
         last = at
-        route, query = _routed(line.route)
         yield Entry(
             at=at,
             route=route,

@@ -272,7 +272,7 @@ def _scanned(path: Path) -> Recorded:
     for number, line in enumerate(lines_of(path), start=1):
         try:
             head = decoder.decode(line)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             of_line = {"file": path.name, "number": number, "text": said_by(error)}
             raise ValueError(say("simulation.of_line_in_file", **of_line)) from error
         first, last = first or head.at, head.at
@@ -329,15 +329,16 @@ def chosen(paths: Sequence[Path], since: datetime | None, until: datetime | None
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Lines of the file, without a truncated last frame as a killed process leaves it."""
+    """Lines of the file, without a truncated last frame as a killed process leaves it. What is not UTF-8 is
+    left to who decodes a line, and names it."""
     if path.suffix != PACKED:
-        with path.open(encoding="utf-8") as plain:
+        with path.open(encoding="utf-8", errors="surrogateescape") as plain:
             yield from plain
         return
     with path.open("rb") as packed:
         while (frame := _frame(packed, path)) is not None:
             try:
-                text = bytes(cramjam.zstd.decompress(frame)).decode()
+                text = bytes(cramjam.zstd.decompress(frame)).decode(errors="surrogateescape")
             except cramjam.DecompressionError:
                 at = packed.tell() - len(frame)
                 raise BadFrame(say("simulation.bad_zstd", file=path.name, byte=at)) from None

@@ -6,6 +6,7 @@ import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import cramjam
 import pytest
 
 from healer.recordings.recording_folder import RecordingFolder
@@ -41,6 +42,30 @@ def test_warnings_are_not_part_of_the_document() -> None:
     }
     assert "signals rejected" in done.stderr
     assert "signals/of-tomorrow" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"at": "0001-01-01T00:00:00+23:59", "route": "clock"}', "1 is not a plausible year"),
+        (b'{"at": "9999-12-31T23:59:59Z", "route": "clock"}', "9999 is not a plausible year"),
+        (b'{"at": "2026-11-20T03:00:03Z", "route": "//[x"}', "Invalid IPv6 URL"),
+        (b'{"at": "2026-11-20T03:00:03Z", "route": "clock", "body": "\xff"}', "not UTF-8"),
+    ],
+)
+def test_a_line_that_is_no_entry_is_named(tmp_path: Path, line: bytes, why: str) -> None:
+    """Of a plain file, a packed one, and standard input."""
+    raw = "".join(json.dumps(line) + "\n" for line in LINES).encode() + line + b"\n"
+    plain, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.zst"
+    plain.write_bytes(raw)
+    packed.write_bytes(bytes(cramjam.zstd.compress(raw)))
+    for file in (plain, packed):
+        done = healer("replay", file)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"healer: {file}, line 4: {why}")
+    with plain.open("rb") as given:
+        command = [ROOT / ".venv/bin/healer", "replay", "-"]
+        done = subprocess.run(command, stdin=given, capture_output=True, text=True, check=False)
+    assert f"line 4: {why}" in done.stderr and "Traceback" not in done.stderr
 
 
 def healer(*args: str | Path, given: str = "", **environ: str) -> subprocess.CompletedProcess[str]:

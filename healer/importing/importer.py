@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from datetime import date, timedelta
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -117,15 +117,21 @@ def _read_apart(
     with ProcessPoolExecutor(
         processes, mp_context=context, initializer=_prepare, initargs=(place, reader, counter, os.getpid())
     ) as pool:
-        results = [
-            found if found is not None else pool.submit(_read_here, source)
-            for source, found in zip(sources, before, strict=True)
-        ]
-        waiting = {result for result in results if isinstance(result, Future)}
-        while waiting:
-            _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
-            progress(sum(counter), whole)
-        return [result.result() if isinstance(result, Future) else result for result in results]
+        try:
+            results = [
+                found if found is not None else pool.submit(_read_here, source)
+                for source, found in zip(sources, before, strict=True)
+            ]
+            waiting = {result for result in results if isinstance(result, Future)}
+            while waiting:
+                _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
+                progress(sum(counter), whole)
+            return [result.result() if isinstance(result, Future) else result for result in results]
+        except BaseException:  # such as Ctrl-C: the pool would read all other sources first
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in active_children():
+                child.kill()
+            raise
 
 
 def _read_before(source: Given, place: Workplace, reader: Reader) -> Found | None:
@@ -144,6 +150,7 @@ class _Here:
 
 
 def _prepare(place: Workplace, reader: Reader, counter: Any, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     _end_with(parent)
     _Here.place, _Here.reader, _Here.counter = place, reader, counter
 

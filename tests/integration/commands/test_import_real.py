@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -217,6 +218,23 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     healer(*words, tmp_path / "r.jsonl")
     assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not work.exists()
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_an_interrupted_import_ends_at_once(tmp_path: Path, whole_group: bool) -> None:
+    """Ctrl-C reaches the processes that read too, `kill -INT` only the first."""
+    (tmp_path / "logs").mkdir()
+    for number in range(80):
+        (tmp_path / "logs" / f"{number}").write_text(f"{NOW} gpu0001 kernel: {XID}\n" * 1500)
+    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
+    words = [HEALER, "import", tmp_path / "logs", "--output", tmp_path / "r.jsonl"]
+    process = subprocess.Popen(words, env=environ, start_new_session=True, stderr=subprocess.PIPE)
+    work = tmp_path / ".import-r.jsonl"
+    wait_until(lambda: len(list(work.glob("*.read"))) > 4, 60)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in said
+    assert len(list(work.glob("*.read"))) < 40
 
 
 def test_an_import_into_its_own_folder_reads_nothing_that_it_wrote(tmp_path: Path) -> None:

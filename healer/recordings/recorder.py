@@ -36,9 +36,11 @@ _LINES = frozenset(
 #: Credentials, which may occur in a job's comment, a label or an address.
 _SECRETS = re.compile(
     rb"heal(?:er_sa)?_[A-Za-z0-9_-]{8,}"
-    rb"|(?<=://)[^/@\s\"]{1,200}(?=@)"
-    rb"|(?i:\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"
-    rb"|(?i:(?<=password=)|(?<=passwd=)|(?<=token=)|(?<=secret=)|(?<=api_key=))[^\s&\"\\]{1,200}"
+    rb"|(?<=://)[^/@\s\"]+(?=@)"
+    rb"|(?P<kind>(?i:\b(?:bearer|basic)\s+))[A-Za-z0-9._~+/=-]{8,}"
+    rb"|(?i:(?<=password=)|(?<=passwd=)|(?<=token=)|(?<=secret=)|(?<=api_key=))"
+    # As JSON writes it: a text in quotes, or the next word.
+    rb"(?:\\\"(?:[^\"\\]|\\\\)+|'(?:[^'\"\\]|\\\\)+'|(?:[^\s&\"\\]|\\\\)+)"
 )
 
 
@@ -162,8 +164,7 @@ def without_secrets(line: bytes) -> bytes:
 
 
 def _hidden(found: re.Match[bytes]) -> bytes:
-    kind, blank, _ = found.group().partition(b" ")
-    return kind + b" ***" if blank else b"***"
+    return (found["kind"] or b"") + b"***"
 
 
 def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], row: Any) -> dict[str, Any]:

@@ -236,6 +236,11 @@ def test_samples_are_distinguished_and_self_reports_are_left_out() -> None:
         ("http://ann:hunter2@grafana.example/d/1", "http://***@grafana.example/d/1"),
         ("Authorization: Bearer abcdef.ghij-klm", "Authorization: Bearer ***"),
         ("https://x.example/?token=abc123&b=1", "https://x.example/?token=***&b=1"),
+        ('run --password="my own" --node 7', 'run --password=***" --node 7'),
+        ("run password='my own' --node 7", "run password=*** --node 7"),
+        ("mount -o password=a\\b,ro", "mount -o password=***"),
+        (f"git clone https://ann:{'x' * 300}@git.example/a", "git clone https://***@git.example/a"),
+        (f"https://x.example/?token={'x' * 300}&b=1", "https://x.example/?token=***&b=1"),
         (
             "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>'",
             "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>'",

@@ -86,20 +86,24 @@ class JournalText:
     def _exported(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Records, each with its last line end. The size of a binary field is followed: what a program wrote
         into one is never taken for a record."""
-        held, place = b"", 0
+        held, place, left, is_long = b"", 0, 0, False
         for part in parts:
-            held += part
+            held += part[left:]
+            left = max(0, left - len(part))
             start = 0
-            while (after := _next_field(held, place)) is not None:
+            while (after := _next_field(held, place)) is not None and after <= len(held):
                 if after - place == 1:
-                    yield held[start:place]
-                    start = after
+                    if not is_long:
+                        yield held[start:place]
+                    start, is_long = after, False
                 place = after
             held, place = held[start:], place - start
             if len(held) > RECORD_BYTES:
-                self._found.tally.skip(say("importing.long_record", mib=RECORD_BYTES >> 20), held[:100])
-                return
-        if held.strip():
+                if not is_long:
+                    self._found.tally.skip(say("importing.long_record", mib=RECORD_BYTES >> 20), held[:100])
+                held, left = _dropped(held[place:])
+                place, is_long = 0, True
+        if held.strip() and not is_long:
             yield held
 
     def _record(self, item: Mapping[Any, Any], raw: bytes) -> None:
@@ -137,15 +141,23 @@ class JournalText:
 
 
 def _next_field(held: bytes, place: int) -> int | None:
-    """Where the field that begins at `place` ends; None: not all of it is here."""
+    """Where the field that begins at `place` ends, which may be behind what is here; None: it is not known
+    yet."""
     end = held.find(b"\n", place) + 1
     if not end:
         return None
     if end - place == 1 or b"=" in held[place:end]:
         return end
-    size = int.from_bytes(held[end : end + _SIZE_BYTES], "little")
-    after = end + _SIZE_BYTES + size + 1
-    return after if after <= len(held) else None
+    size = held[end : end + _SIZE_BYTES]
+    return None if len(size) < _SIZE_BYTES else end + _SIZE_BYTES + int.from_bytes(size, "little") + 1
+
+
+def _dropped(field: bytes) -> tuple[bytes, int]:
+    """Of the last field of a record that is too long: what is kept of it, and how many bytes are to come."""
+    after = _next_field(field, 0)
+    if after is not None:
+        return b"", after - len(field)
+    return (b"_=" if len(field) > RECORD_BYTES else field), 0
 
 
 def is_record(line: bytes) -> bool:

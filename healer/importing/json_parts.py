@@ -31,7 +31,9 @@ def objects(pieces: Iterable[bytes], name: str, tally: Tally) -> Iterator[bytes]
             return
         if len(held) > OBJECT_BYTES:
             tally.skip(say("importing.long_object", mib=OBJECT_BYTES >> 20), held[:100])
-            return
+            held = scan.drop(held)
+            if len(held) > OBJECT_BYTES:  # one text
+                return
     if held.strip():
         tally.skip(say("importing.cut_document"), held[:100])
 
@@ -40,8 +42,13 @@ class _Scan:
     """Where the scan is: in which depth, and how far."""
 
     def __init__(self) -> None:
-        self.inside = self.ended = False
+        self.inside = self.ended = self._dropping = False
         self._depth = self._start = self._place = 0
+
+    def drop(self, held: bytes) -> bytes:
+        """The object in which the scan is, is left out. Returns what is left of `held`."""
+        left, self._place, self._dropping = held[self._place :], 0, True
+        return left
 
     def take(self, held: bytes) -> tuple[list[bytes], bytes]:
         """(whole objects, what is left of `held`)."""
@@ -62,10 +69,11 @@ class _Scan:
             elif token == b"}":
                 self._depth -= 1
                 if not self._depth:
-                    found.append(held[start:place])
-                    start = place
+                    found += [] if self._dropping else [held[start:place]]
+                    start, self._dropping = place, False
         if not self._depth:
             self.ended = b"]" in held[place:]
+        if not self._depth or self._dropping:
             start = place
         self._place, self._start = place - start, 0
         return found, b"" if self.ended else held[start:]

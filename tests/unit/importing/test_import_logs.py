@@ -348,6 +348,30 @@ def test_a_message_within_an_export_is_no_record(tmp_path: Path) -> None:
 # --- Slurm
 
 
+def exported(fields: dict[str, bytes]) -> bytes:
+    return b"".join(
+        name.encode() + (b"=" + value if b"\n" not in value else b"\n" + len(value).to_bytes(8, "little") + value)
+        + b"\n"
+        for name, value in fields.items()
+    ) + b"\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("dump", [b"x\n\n_TRANSPORT=kernel\n" * 400_000, b"x" * (9 << 20)])
+def test_a_long_record_of_an_export_costs_itself(tmp_path: Path, dump: bytes) -> None:
+    """The journal may hold what is left of a program that crashed."""
+    base = {"__REALTIME_TIMESTAMP": b"1795640193000000", "_HOSTNAME": b"gpu0001", "_BOOT_ID": b"a" * 32}
+    record = exported(base | {"_TRANSPORT": b"kernel", "SYSLOG_FACILITY": b"0", "MESSAGE": XID.encode()})
+    crash = exported(base | {"_HOSTNAME": b"gpu0002", "COREDUMP": dump, "_TRANSPORT": b"journal"})
+    later = record.replace(b"1795640193", b"1795640199").replace(b"gpu0001", b"gpu0003")
+    export = tmp_path / "export"
+    export.write_bytes(record + crash + later)
+    done, entries = imported(tmp_path, export)
+    assert [node for node, _ in kernel_lines(entries)] == ["gpu0001", "gpu0003"]
+    assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
+        "a record larger than 4 MiB": 1
+    }
+
+
 def test_the_log_of_22_05(tmp_path: Path) -> None:
     done, entries = imported(tmp_path, CAPTURED / "slurmctld-22.05.log")
     assert (done.cluster, done.nodes, done.sources[0].skipped) == ("pod1", 6, {})
@@ -472,6 +496,24 @@ def test_an_accounting(tmp_path: Path, name: str) -> None:
     forbidden = next(row for row in changes(entries, "jobs") if row["id"] == "3")
     # The JSON of 22.05 does not hold the command of the submission.
     assert forbidden.get("requeue") is (None if name.endswith("json") else False)
+
+
+def test_a_long_job_of_an_accounting_costs_itself(tmp_path: Path) -> None:
+    def job(number: int, steps: int) -> dict[str, Any]:
+        at = {"start": 1795640193, "end": 1795640293}
+        step = {"step": {"name": "a } ] {" * 100}}
+        return {
+            "job_id": number, "nodes": "gpu0001", "state": {"current": "COMPLETED"}, "time": at,
+            "steps": [step] * steps,
+        }  # fmt: skip
+
+    sacct = tmp_path / "sacct.json"
+    sacct.write_text(json.dumps({"jobs": [job(1, 1), job(2, 30_000), job(3, 1)], "errors": []}))
+    done, entries = imported(tmp_path, sacct)
+    assert {row["id"] for row in changes(entries, "jobs")} == {"1", "3"}
+    assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
+        "an object larger than 16 MiB": 1
+    }
 
 
 def test_times_of_the_accounting_with_a_zone_are_of_that_zone(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from healer.text import quoted, said_by, say
 _KERNEL = re.compile(rb'"_TRANSPORT"\s*:\s*"kernel"|imkmsg|imjournal')
 _HOST = re.compile(rb'"_HOSTNAME"\s*:\s*"([\w.:-]{1,253})"')
 _TIME = re.compile(rb'"__REALTIME_TIMESTAMP"\s*:\s*"(\d{1,40})"')
+_EXPORTED_HOST = re.compile(rb"^_HOSTNAME=([\w.:-]{1,253})$", re.MULTILINE)
+_EXPORTED_TIME = re.compile(rb"^__REALTIME_TIMESTAMP=(\d{1,40})$", re.MULTILINE)
 #: The longest record of the export format that is kept.
 RECORD_BYTES = 4 << 20
 _SIZE_BYTES = 8
@@ -73,6 +75,7 @@ class JournalText:
     def read_export(self, file: Bytes) -> None:
         for raw in self._exported(pieces(file, self._found.tally)):
             self._found.tally.lines += 1
+            self._hear(_EXPORTED_HOST.findall(raw)[:1], _EXPORTED_TIME.findall(raw)[:1])
             if b"\n_TRANSPORT=kernel\n" not in b"\n" + raw + b"\n":
                 self._found.tally.plain += 1
                 continue

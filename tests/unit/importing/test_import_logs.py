@@ -372,6 +372,15 @@ def test_a_long_record_of_an_export_costs_itself(tmp_path: Path, dump: bytes) ->
     }
 
 
+def test_an_export_says_on_which_days_its_hosts_wrote(tmp_path: Path) -> None:
+    fields = {"_HOSTNAME": b"gpu0001", "_TRANSPORT": b"syslog", "MESSAGE": b"hello"}
+    days = [b"1795640193000000", b"1795726593000000"]
+    export = tmp_path / "export"
+    export.write_bytes(b"".join(exported({"__REALTIME_TIMESTAMP": day} | fields) for day in days))
+    done, _ = imported(tmp_path, export)
+    assert done.heard == {"gpu0001": [("2026-11-25", "2026-11-26")]}
+
+
 def test_the_log_of_22_05(tmp_path: Path) -> None:
     done, entries = imported(tmp_path, CAPTURED / "slurmctld-22.05.log")
     assert (done.cluster, done.nodes, done.sources[0].skipped) == ("pod1", 6, {})

@@ -15,6 +15,7 @@ from healer.text import joined, said_by, say
 
 SHIPPED = Path(__file__).parent / "scenarios"
 SPARES = "spares"
+DAYS_MOST = 3650
 
 
 class BadScenario(UserError):
@@ -216,8 +217,10 @@ def _wrong(scenario: Scenario) -> str | None:
     """What is wrong beyond types; None if nothing is."""
     job = scenario.job
     used = job.asks + sum(filler.count * filler.nodes for filler in scenario.fillers)
-    if scenario.days <= 0 or scenario.nodes < 1 or job.nodes < 1:
-        return "days, nodes and job.nodes have to be above 0"
+    if not 0 < scenario.days <= DAYS_MOST:
+        return f"days has to be above 0 and at most {DAYS_MOST}"
+    if scenario.nodes < 1 or job.nodes < 1:
+        return "nodes and job.nodes have to be above 0"
     if job.spares < 0 or job.meets_s < 0:
         return "job.spares and job.meets_s may not be below 0"
     if used > scenario.nodes - scenario.spares:

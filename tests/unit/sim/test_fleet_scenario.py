@@ -59,6 +59,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(SMALL)
     assert load(str(file), days=0.5).days == 0.5
+    for days in (0, -1, float("nan"), float("inf"), 1e9):
+        with pytest.raises(BadScenario, match=r"mine\.yaml: days has to be above 0 and at most 3650"):
+            load(str(file), days=days)
 
 
 @pytest.mark.parametrize(

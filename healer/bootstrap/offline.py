@@ -11,7 +11,7 @@ import msgspec
 from healer.bootstrap import log_to_stderr
 from healer.model import GuardSettings, Mode, Ruleset
 from healer.recordings.recording import Entry, Source, merged, read
-from healer.recordings.recording_folder import chosen, ends_of, kind_of, lines_of
+from healer.recordings.recording_folder import LinesFile, chosen, ends_of, kind_of, lines_of
 from healer.rulebook import ruleset
 from healer.sim.compare import compare, differs
 from healer.sim.fleet.playing import MENDERS, simulate
@@ -136,7 +136,7 @@ def simulated(
     seed: int,
     menders: Sequence[str],
     *,
-    file: BinaryIO | None = None,
+    file: BinaryIO | LinesFile | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Iterable[Card]:
     """Yields the card of each mender in turn."""
@@ -156,7 +156,7 @@ def simulated(
 class _RecordingFile:
     """`recorder.File` over one open file."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | LinesFile) -> None:
         self._file, self._new = file, True
 
     def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:

@@ -30,6 +30,7 @@ def simulate(
 ) -> None:
     """Run a fleet with faults in simulated time and print the score card; nothing is changed."""
     from healer.bootstrap import offline
+    from healer.recordings.recording_folder import PACKED, LinesFile
 
     if names:
         for name, title in offline.listed():
@@ -42,7 +43,7 @@ def simulate(
     chosen = offline.load(scenario, days=days)
     ruled = offline.rules_for(chosen, rules or rules_folder(settings), settings.settle_s)
     with reading(record, writes=True), contextlib.ExitStack() as stack:
-        file = stack.enter_context(record.open("wb")) if record is not None else None
+        file = stack.enter_context(LinesFile(record, packed=record.suffix == PACKED)) if record else None
         cards = list(offline.simulated(chosen, ruled, seed, menders, file=file, progress=_progress()))
     if as_json:
         say_document(cards)

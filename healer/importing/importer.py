@@ -8,10 +8,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from datetime import date, timedelta
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import msgspec
-import zstandard
 
 from healer import __version__
 from healer.importing.folding import Fold
@@ -27,13 +26,12 @@ from healer.importing.sources import Given, read_source
 from healer.importing.tally import Tally
 from healer.importing.workplace import Workplace, workplace
 from healer.model import LineBook
+from healer.recordings.recording_folder import PACKED, LinesFile
 from healer.signals.series import Names
 from healer.text import Said, say
 
 #: Sources that say when something began long ago: they do not make the recording begin there.
 _LOOKING_BACK = frozenset({Kind.sacct, Kind.sacct_json, Kind.jobcomp, Kind.sinfo_reasons, Kind.nodes})
-#: A frame of zstd: what a killed process loses, and what a reader holds.
-_FRAME_BYTES = 4 << 20
 _PR_SET_PDEATHSIG = 1
 #: GPUs of a node of which no source says how many it has.
 GPUS = 8
@@ -185,10 +183,10 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
     people = Pseudonyms({user for each in found for user in each.users}) if wanted.pseudonymise else None
     jobs = JobRows({node: row["gpus"] for node, row in fixed.items()}, _book(found))
     fold = Fold(cluster, names, NodeRows(fixed), jobs, people)
-    with _target(folder / "recording", packed=wanted.output.suffix == ".zst") as write:
+    with LinesFile(folder / "recording", packed=wanted.output.suffix == PACKED) as file:
         lines = merged((path for each in found for path in each.runs()), folder)
         for entry in fold.entries_of(lines, _start_us(found), all_nodes):
-            write(entry)
+            file.write(entry)
         document = Imported(
             cluster=cluster,
             entries=fold.entries + 1,
@@ -199,7 +197,7 @@ def _write(found: Sequence[Found], folder: Path, wanted: Wanted) -> Imported:
             left_out=dict(sorted(fold.left_out.items())),
             heard=heard,
         )
-        write(fold.last(described(_shareable(document) if wanted.pseudonymise else document)))
+        file.write(fold.last(described(_shareable(document) if wanted.pseudonymise else document)))
     return document
 
 
@@ -273,35 +271,6 @@ def _spans(days: set[str]) -> list[tuple[str, str]]:
         else:
             found.append((day, day))
     return found
-
-
-class _target:
-    """Writes lines, packed in frames of whole lines or plain."""
-
-    def __init__(self, path: Path, *, packed: bool) -> None:
-        self._file: BinaryIO = cast(BinaryIO, path.open("wb"))
-        self._packer = zstandard.ZstdCompressor(level=6) if packed else None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-
-    def __enter__(self) -> Callable[[bytes], None]:
-        return self._write
-
-    def _write(self, line: bytes) -> None:
-        self._held.append(line)
-        self._held_bytes += len(line)
-        if self._held_bytes >= _FRAME_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        whole = b"".join(self._held)
-        self._file.write(self._packer.compress(whole) if self._packer is not None else whole)
-        self._held, self._held_bytes = [], 0
-
-    def __exit__(self, *_: object) -> None:
-        if self._held:
-            self._flush()
-        self._file.close()
 
 
 def described(document: Imported) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import cramjam
 import msgspec
@@ -29,6 +29,8 @@ FRAME_BYTES = 4 * 1024 * 1024
 #: Free share of the disk that recordings leave: the database may be on the same disk.
 FREE_SHARE = 0.05
 _LEVEL = 3
+#: Of a file that is written once.
+_FILE_LEVEL = 6
 _NAME = "%Y%m%dT%H%M%S%fZ"
 
 
@@ -92,6 +94,36 @@ class _Stream:
         lost = self.write()
         os.close(self._file)
         return lost
+
+
+class LinesFile:
+    """One file of whole lines, plain or packed in frames."""
+
+    def __init__(self, path: Path, *, packed: bool) -> None:
+        self._file, self._packed = path.open("wb"), packed
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, line: bytes, /) -> object:
+        """`line` with its end."""
+        self._held.append(line)
+        self._held_bytes += len(line)
+        if self._held_bytes >= FRAME_BYTES:
+            self._flush()
+        return None
+
+    def _flush(self) -> None:
+        whole = b"".join(self._held)
+        self._file.write(bytes(cramjam.zstd.compress(whole, level=_FILE_LEVEL)) if self._packed else whole)
+        self._held, self._held_bytes = [], 0
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            self._flush()
+        self._file.close()
 
 
 class RecordingFolder:

@@ -9,7 +9,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
-from healer.recordings.recording_folder import RecordingFolder
+from healer.recordings.recording_folder import RecordingFolder, lines_of
 from healer.sim.sim_clock import SimClock
 from tests.support.forked import run
 from tests.support.processes import clean_environ
@@ -167,6 +167,15 @@ def test_invalid_options_are_refused_with_the_reason(recorded: Path, args: list[
     done = healer("replay", recorded, *args)
     assert done.returncode == 2
     assert why in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_simulation_recorded_under_a_packed_name_is_packed(tmp_path: Path) -> None:
+    packed, plain = tmp_path / "r.jsonl.zst", tmp_path / "r.jsonl"
+    for file in (packed, plain):
+        done = healer("simulate", "rack-power", "--alone", "--days", "0.02", "--record", file)
+        assert done.returncode == 0, done.stderr
+    assert "".join(f"{line}\n" for line in lines_of(packed)) == plain.read_text() != ""
+    assert healer("replay", packed).returncode == 0
 
 
 def test_recordings_are_listed_with_their_span_and_size(recorded: Path) -> None:

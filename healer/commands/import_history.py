@@ -1,5 +1,6 @@
 """`healer import`: what a site keeps becomes a recording."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +63,8 @@ def import_history(  # noqa: PLR0917 - options of a command
         processes=_processes(len(read)),
     )
     with reading(output, writes=True):
+        if output.is_dir():  # known before hours of reading
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(output))
         imported = history.imported(read, wanted, rules_folder(settings), settings, _progress())
     if json:
         print_json(described(imported))

@@ -168,6 +168,7 @@ def test_standard_input_and_wrong_use(tmp_path: Path) -> None:
         (["import", str(tmp_path / "missing"), "--output", "r"], "cannot be read"),
         (["import", "-", "--time-zone", "Mars", "--output", "r"], "not a time zone"),
         (["import", "-", "--output", str(tmp_path / "no" / "r")], "is not a folder"),
+        (["import", "-", "--output", str(tmp_path)], f"{tmp_path} cannot be written: Is a directory"),
     ):
         done = run(wrong, environ)
         assert done.returncode != 0 and said in " ".join(done.stderr.split()), done.stderr

@@ -48,7 +48,8 @@ def report(
                 recordings, rules or rules_folder(settings), settings, samples=samples,
                 assumed=assumed,
             )  # fmt: skip
-            if output is not None:
+        if output is not None:
+            with reading(output, writes=True):
                 history.write_report(found, output, of_locale(os.environ))
     except ValueError as error:
         raise Failed(say("commands.replay_failed", names=names, why=said_by(error))) from error

@@ -272,6 +272,9 @@ def test_the_report_as_html_pdf_and_json(tmp_path: Path) -> None:
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF-")
     healer("report", recording, "--output", tmp_path / "report.html")
     assert XID in (tmp_path / "report.html").read_text()
+    missing = tmp_path / "no" / "report.html"
+    done = run(["report", str(recording), "--output", str(missing)], clean_environ())
+    assert done.returncode == 1 and f"{missing} cannot be written: No such file" in done.stderr
     (tmp_path / "empty.jsonl").write_text("")
     done = run(["report", str(tmp_path / "empty.jsonl")], clean_environ())
     assert done.returncode == 1 and "empty" in done.stderr

@@ -169,7 +169,7 @@ def _play_both(
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    if what.is_stdin:
+    if what.is_stdin or any(path.is_fifo() for path in what.recordings):
         raise typer.BadParameter(say("commands.replay_stdin"), param_hint="--against")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
         compared = processes.submit(_play_in_process, other, what)

@@ -317,8 +317,11 @@ def _scanned(path: Path) -> Recorded:
 
 
 def ends_of(path: Path) -> tuple[datetime, datetime] | None:
-    """Times of the first and last entry; None for an empty or unreadable file."""
+    """Times of the first and last entry; None for an empty or unreadable file, and for a pipe, which gives
+    its lines once."""
     try:
+        if not path.is_file():
+            return None
         if path.suffix == PACKED:
             recorded = _recorded(path)
             return (recorded.first, recorded.last) if recorded.lines else None

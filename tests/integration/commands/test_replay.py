@@ -1,8 +1,10 @@
 """`healer replay --json`: standard output is one document and nothing else."""
 
 import json
+import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -115,6 +117,19 @@ def test_standard_input_is_cut_as_a_file_is(recorded: Path) -> None:
         cut = healer("replay", file, *args).stdout
         assert healer("replay", "-", *args, given=file.read_text()).stdout == cut, option
     assert json.loads(cut)["incidents"] == []
+
+
+def test_a_pipe_is_replayed_as_its_file_is(tmp_path: Path) -> None:
+    file, pipe = ROOT / "tests/recordings/lost-gpu.jsonl", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    twice = healer("replay", pipe, "--against", "shipped")
+    assert twice.returncode == 2 and "only once" in " ".join(twice.stderr.replace("│", " ").split())
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(pipe.write_bytes, file.read_bytes())
+        done = healer("replay", pipe, "--json")
+        written.result()
+    assert json.loads(done.stdout)["incidents"]
+    assert done.stdout == healer("replay", file, "--json").stdout
 
 
 def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder: Path) -> None:

@@ -140,6 +140,24 @@ def result(raw: bytes) -> list[_Series]:
         raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
 
 
+class _Share(msgspec.Struct):
+    isPartial: bool = False
+    warnings: list[str] | None = None
+
+
+_share = msgspec.json.Decoder(_Share)
+
+
+def lacks(raw: bytes) -> str:
+    """Why an answer holds less than the server has: VictoriaMetrics without one of its stores, Thanos without
+    one of its sources. Empty for a whole one. Raises BadBody."""
+    try:
+        share = _share.decode(raw)
+    except NOT_JSON as error:
+        raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
+    return next(iter(share.warnings or ()), "isPartial" if share.isPartial else "")[:300]
+
+
 def decode_names(raw: bytes) -> list[str]:
     """The names in an answer of `/api/v1/label/__name__/values`. Raises BadBody."""
     try:

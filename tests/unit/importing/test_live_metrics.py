@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ class Server:
 
     slow_s = 10**9
     refuses = False
+    says: ClassVar[Mapping[str, Any]] = {}
     asked: ClassVar[list[str]]
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -50,9 +52,8 @@ class Server:
             "metric": {"__name__": NAME, "Hostname": "gpu0001", "gpu": "0"},
             "values": [[at_s, "50"] for at_s in times],
         }
-        return json.dumps(
-            {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
-        ).encode()
+        data = {"resultType": "matrix", "result": [series]}
+        return json.dumps({"status": "success", "data": data, **self.says}).encode()
 
     def close(self) -> None: ...
 
@@ -89,6 +90,19 @@ def test_a_server_that_goes_away_is_said(tmp_path: Path, server: type[Server]) -
     server.slow_s = 0
     (source,) = imported(tmp_path).sources
     assert list(source.skipped) == ["no samples after 2026-11-20T00:00:00+00:00: no answer within 120 s"]
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [({"isPartial": True}, "isPartial"), ({"warnings": ["no store of pod 2"]}, "no store of pod 2")],
+)
+def test_answers_that_lack_something_are_said(
+    tmp_path: Path, server: type[Server], says: dict[str, Any], why: str
+) -> None:
+    server.says = says
+    (source,) = imported(tmp_path).sources
+    assert source.signals == 24 * 3600 // EVERY_S
+    assert list(source.skipped) == [f"answers that the server calls incomplete: {why}"]
 
 
 def test_a_match_that_the_server_does_not_understand_is_asked_once(

@@ -120,15 +120,23 @@ class Table:
         if not more or "JobName" not in self._names:
             return dict(zip(self._names, cells, strict=False))
         at = self._names.index("JobName")
-        fitting = []
-        for wide in range(more + 1):
-            name = "|".join(cells[at : at + wide + 1])
-            row = dict(zip(self._names, [*cells[:at], name, *cells[at + wide + 1 :]], strict=False))
-            if row.get("State", "").split(" ")[0] in _STATES and _is_time(row.get("Start", "Unknown")):
-                fitting.append(row)
+        fitting = [wide for wide in range(more + 1) if self._fits(cells, at, wide)]
         if len(fitting) != 1:
             raise ValueError(say("importing.more_columns"))
-        return fitting[0]
+        after = at + fitting[0] + 1
+        name = "|".join(cells[at:after])
+        return dict(zip(self._names, [*cells[:at], name, *cells[after:]], strict=False))
+
+    def _fits(self, cells: list[str], at: int, wide: int) -> bool:
+        """Whether the row can be one where the name, which is at `at`, has so many `|`."""
+
+        def cell(column: str, other: str) -> str:
+            if column not in self._names:
+                return other
+            place = self._names.index(column)
+            return cells[place + (wide if place > at else 0)]
+
+        return cell("State", "").split(" ")[0] in _STATES and _is_time(cell("Start", "Unknown"))
 
     def life(self, row: Mapping[str, str]) -> Life | None:
         """None: it never started. Raises ValueError and KeyError."""

@@ -1,10 +1,12 @@
 """Sources -> one recording: each is read into sorted runs, then all are merged by time."""
 
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from datetime import date, timedelta
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -125,10 +127,12 @@ def _read_apart(
                 _, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
                 progress(sum(counter), whole)
             return [result.result() if isinstance(result, Future) else result for result in results]
-        except BaseException:  # such as Ctrl-C: the pool would read all other sources first
+        except BaseException as error:  # such as Ctrl-C: the pool would read all other sources first
             pool.shutdown(wait=False, cancel_futures=True)
             for child in active_children():
                 child.kill()
+            if isinstance(error, BrokenProcessPool):
+                raise ChildProcessError(errno.ECHILD, say("importing.reader_killed")) from error
             raise
 
 

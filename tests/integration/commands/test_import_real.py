@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -221,21 +222,40 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     assert not work.exists()
 
 
+@contextmanager
+def import_at_work(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An import of 80 files, of which a few are read."""
+    (folder / "logs").mkdir()
+    for number in range(80):
+        (folder / "logs" / f"{number}").write_text(f"{NOW} gpu0001 kernel: {XID}\n" * 1500)
+    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
+    words = [HEALER, "import", folder / "logs", "--output", folder / "r.jsonl"]
+    with subprocess.Popen(words, env=environ, start_new_session=True, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: len(read_already(folder)) > 4, 60)
+        yield process
+
+
+def read_already(folder: Path) -> list[Path]:
+    return list((folder / ".import-r.jsonl").glob("*.read"))
+
+
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_an_interrupted_import_ends_at_once(tmp_path: Path, whole_group: bool) -> None:
     """Ctrl-C reaches the processes that read too, `kill -INT` only the first."""
-    (tmp_path / "logs").mkdir()
-    for number in range(80):
-        (tmp_path / "logs" / f"{number}").write_text(f"{NOW} gpu0001 kernel: {XID}\n" * 1500)
-    environ = clean_environ() | {"HEALER_MODE": "auto", "TZ": "UTC"}
-    words = [HEALER, "import", tmp_path / "logs", "--output", tmp_path / "r.jsonl"]
-    process = subprocess.Popen(words, env=environ, start_new_session=True, stderr=subprocess.PIPE)
-    work = tmp_path / ".import-r.jsonl"
-    wait_until(lambda: len(list(work.glob("*.read"))) > 4, 60)
-    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    with import_at_work(tmp_path) as process:
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and b"Traceback" not in said
-    assert len(list(work.glob("*.read"))) < 40
+    assert len(read_already(tmp_path)) < 40
+
+
+def test_a_reader_that_was_killed_is_said(tmp_path: Path) -> None:
+    with import_at_work(tmp_path) as process:
+        task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        os.kill(int(task.read_text().split()[-1]), signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and b"Traceback" not in said
+    assert b"was killed" in said and read_already(tmp_path)
 
 
 def test_an_import_into_its_own_folder_reads_nothing_that_it_wrote(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A script of torchrun that describes its process in lines of JSON. Arguments: their file, and its status."""
 
 import atexit
+import importlib
 import json
 import os
 import random
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import numpy
 import torch
-import wait  # beside this file, as scripts find their modules
 
+#: A module beside this file, as scripts find theirs.
+WAIT = importlib.import_module("wait")
 FILE, STATUS = Path(sys.argv[1]), int(sys.argv[2])
 
 
@@ -31,7 +33,7 @@ if __name__ == "__main__":
     print("said at once", end="")
     say(
         name=Path(str(sys.modules["__main__"].__file__)).name,
-        beside=Path(wait.__file__).name,
+        beside=Path(str(WAIT.__file__)).name,
         drawn=[random.random(), float(numpy.random.rand())],
         threads=torch.get_num_threads(),
         nvml="PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ,

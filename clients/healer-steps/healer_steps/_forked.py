@@ -1,8 +1,8 @@
 """Workers that fork from a process which has imported torch already: `--start-method=forkserver`.
 
-torchrun starts a script as a new Python, which imports torch again after each failure and each swap. With this
-option its workers are processes of multiprocessing, and this file is the script that they run: it runs the
-user's as `python -u` would.
+torchrun starts a script as a new Python, which imports torch again after each failure and each swap. With
+this option its workers are processes of multiprocessing, and this file is the script that they run: it runs
+the user's as `python -u` would.
 """
 
 from __future__ import annotations

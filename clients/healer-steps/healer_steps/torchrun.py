@@ -11,8 +11,8 @@ It leaves only where the others can go on: with the consent of the job's owner (
 comment), with at least N nodes and torchrun's minimum left, and never from the node that keeps the
 rendezvous. Otherwise, and where anything is unknown, it does nothing: it then is torchrun and no more.
 
-With `--start-method=forkserver` workers fork from a process that has imported torch already (`_forked.py`): each
-restart then takes some seconds less.
+With `--start-method=forkserver` workers fork from a process that has imported torch already (`_forked.py`),
+and each restart takes some seconds less.
 """
 
 from __future__ import annotations

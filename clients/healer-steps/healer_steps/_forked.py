@@ -11,10 +11,12 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
+import threading
 import traceback
 from multiprocessing import util
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 METHOD = "forkserver"
 
@@ -31,12 +33,12 @@ def use(args: Any) -> bool:
 
 
 def run(kind: str, name: str, *argv: str) -> None:
-    """Returns where the script ends well, which torch then learns from the worker."""
+    """Returns where the script ends well, as torch waits for that of each worker."""
     sys.argv[:] = [name, *argv]
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    _become_a_process_of_its_own()
     _seed()
     _run_at_exit()
+    _return_at_exit()
     try:
         if kind == "module":
             sys.path[0] = os.getcwd()
@@ -47,6 +49,16 @@ def run(kind: str, name: str, *argv: str) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+
+
+def _become_a_process_of_its_own() -> None:
+    from healer_steps import _preload
+
+    for number, handler in _preload.IGNORED.items():
+        signal.signal(number, handler)
+    multiprocessing.set_start_method(None, force=True)  # a script may choose it once
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
 
 
 def _seed() -> None:
@@ -77,6 +89,18 @@ def _run_at_exit() -> None:
 
     atexit.register, atexit.unregister = register, unregister
     util.Finalize(None, call, exitpriority=0)
+
+
+def _return_at_exit() -> None:
+    """A script may end with `os._exit(0)`, so that nothing hangs at its end. torch would wait for ever."""
+    exit_now, own = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == own and threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        exit_now(status)
+
+    os._exit = leave
 
 
 if __name__ == "__main__":

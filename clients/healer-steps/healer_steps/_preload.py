@@ -8,10 +8,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 from typing import Iterator
 
 from healer_steps._slurm import say
 
+#: Slurm signals all processes of a step, and a worker may have a use for it: what it forked from goes on, as
+#: its end would be that of its workers. Here are the handlers that they get back.
+IGNORED = {
+    number: signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+}
 #: torch then asks NVML whether there are GPUs, and does not start CUDA for it.
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 

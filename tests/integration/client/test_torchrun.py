@@ -535,3 +535,31 @@ def test_the_status_of_a_forked_script_is_a_failure(tmp_path: Path) -> None:
         assert job.ended("a") == 1
         assert "exitcode  : 3" in job.said("a")
         assert (tmp_path / "said").read_text().count('"name"') == 2
+
+
+SAVES = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+begun, saved, ended = (Path(sys.argv[1], name) for name in ("begun", "saved", "ended"))
+signal.signal(signal.SIGUSR1, lambda *_: saved.touch())
+multiprocessing.set_start_method("spawn")
+begun.touch()
+while not ended.exists():
+    time.sleep(0.05)
+os._exit(0)
+"""
+
+
+def test_forked_workers_outlive_a_signal_to_the_whole_step_and_may_end_at_once(tmp_path: Path) -> None:
+    """As `healer:signal=USR1@60` sends it; torchrun's own signals are a matter of its options."""
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    with agents(tmp_path, ["a"], 1) as job:
+        job.run("a", FORKS, "--max-restarts=0", str(script), str(tmp_path))
+        wait_until((tmp_path / "begun").exists, 60, what="it has begun")
+        for pid in living(descendants(job.pid("a")) - {job.pid("a")}):
+            os.kill(pid, signal.SIGUSR1)
+        wait_until((tmp_path / "saved").exists, 10, what="it saves")
+        time.sleep(1.0)
+        (tmp_path / "ended").touch()
+        assert job.ended("a", 30) == 0

@@ -11,7 +11,7 @@ import msgspec
 from healer.bootstrap import log_to_stderr
 from healer.model import GuardSettings, Mode, Ruleset
 from healer.recordings.recording import Entry, Source, merged, read
-from healer.recordings.recording_folder import LinesFile, chosen, ends_of, kind_of, lines_of
+from healer.recordings.recording_folder import LinesFile, chosen, ends_of, lines_of, tracks_of
 from healer.rulebook import ruleset
 from healer.sim.compare import compare, differs
 from healer.sim.fleet.playing import MENDERS, simulate
@@ -75,7 +75,9 @@ def entries_of(
     and Slurm's picture. Raises OSError and ValueError that name the file, and the line if possible."""
     files = chosen(paths, since, until)
     name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
-    sources = [Source(name(path), kind_of(path), lines_of(path)) for path in files]
+    sources = [
+        Source(name(path), track, lines_of(path)) for path, track in zip(files, tracks_of(files), strict=True)
+    ]
     yield from _kept(merged(sources), until, samples=samples)
 
 

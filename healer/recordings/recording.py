@@ -61,18 +61,18 @@ def _routed(text: str) -> tuple[str, dict[str, str]]:
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One file of a recording. Files of one `kind` follow each other; kinds are merged by time."""
+    """One file of a recording. Files of one `track` follow each other; tracks are merged by time."""
 
     name: str
-    kind: str
+    track: str
     lines: Iterable[str]
 
 
 def merged(sources: Sequence[Source]) -> Iterator[Entry]:
-    """Entries of all files by time. Files of one kind are read in order, and opened when due."""
-    kinds = dict.fromkeys(source.kind for source in sources)
+    """Entries of all files by time. Files of one track are read in order, and opened when due."""
+    tracks = dict.fromkeys(source.track for source in sources)
     return heapq.merge(
-        *(_chained([source for source in sources if source.kind == kind]) for kind in kinds),
+        *(_chained([source for source in sources if source.track == track]) for track in tracks),
         key=lambda entry: entry.at,
     )
 

@@ -339,6 +339,21 @@ def kind_of(path: Path) -> str:
     return KINDS["-samples." in path.name]
 
 
+def tracks_of(paths: Sequence[Path]) -> list[str]:
+    """For each of these files, by time, the track that it is the next of. Files of one kind are one, unless
+    their times overlap, as where the clock was set back while the detector was away."""
+    ends: dict[str, datetime] = {}
+    tracks: list[str] = []
+    for path in paths:
+        track, span = kind_of(path), ends_of(path)
+        while span is not None and track in ends and span[0] < ends[track]:
+            track += "+"
+        if span is not None:
+            ends[track] = span[1]
+        tracks.append(track)
+    return tracks
+
+
 def chosen(paths: Sequence[Path], since: datetime | None, until: datetime | None) -> list[Path]:
     """The files at these paths between `since` and `until`, from the events file that holds `since`, as
     Slurm's picture is at its start. Raises FileNotFoundError."""

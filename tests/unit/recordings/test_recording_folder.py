@@ -11,6 +11,7 @@ import cramjam
 import msgspec
 import pytest
 
+from healer.bootstrap import offline
 from healer.model import Component, Loss, Observation, ObservationKind, SlurmNode, SlurmSnapshot
 from healer.processes.recording_queue import Recording
 from healer.recordings import recording_folder
@@ -235,6 +236,19 @@ def test_a_span_begins_with_the_file_that_holds_it(tmp_path: Path) -> None:
     assert len(chosen([tmp_path], None, None)) == 8
     with pytest.raises(FileNotFoundError):
         chosen([tmp_path / "none"], None, None)
+
+
+def test_files_that_overlap_are_merged_as_their_times_say(tmp_path: Path) -> None:
+    """The clock was set back while the detector was away."""
+    for later_minutes, number in ((0, 1), (60, 2), (20, 3)):
+        site = Site(tmp_path)
+        site.clock.advance(60 * later_minutes)
+        for row in range(3):
+            site.record_row(10 * number + row)
+            site.clock.advance(900)
+        site.folder.close()
+    entries = offline.entries_of([tmp_path], None, None)
+    assert [entry.body["number"] for entry in entries] == [10, 11, 30, 12, 31, 32, 20, 21, 22]
 
 
 class Book:

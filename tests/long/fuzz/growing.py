@@ -171,6 +171,8 @@ SHAPES: dict[tuple[str, str], Make] = {
     ("cloudevents_binary", "headers"): lambda n: b"ce-x:1\n" * n + b"\n{}",
     ("promql", "series"): lambda n: _js({"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"__name__": "node_load1", "instance": "gpu0001", "x": str(number)}, "value": [1795143600, "1"]} for number in range(n)]}}),
     ("promql", "samples"): lambda n: _js({"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"__name__": "node_load1", "instance": "gpu0001"}, "values": [[1795143600 + number, "1"] for number in range(n)]}]}}),
+    ("promql_partial", "warnings"): lambda n: _js({"status": "success", "warnings": ["x"] * n}),
+    ("promql_partial", "levels"): lambda n: b'{"x":' + b"[" * n,
     ("promql_names", "names"): lambda n: _js({"status": "success", "data": ["x"] * n}),
     ("promql_names", "levels"): lambda n: b'{"x":' + b"[" * n,
     ("step_logs", "lines"): _lines(b" iteration 2/ 5000 | elapsed time per iteration (ms): 12936.1 | lm loss: 1.0 |"),

@@ -199,6 +199,10 @@ PROMQL = (
          "values": [[AT_MS / 1000, "61"], [AT_MS / 1000 + 15, "NaN"]]}]}}),
     js({"status": "error", "errorType": "bad_data", "error": "parse error"}),
 )  # fmt: skip
+PROMQL_PARTIAL = (
+    js({"status": "success", "isPartial": True, "data": {"resultType": "vector", "result": []}}),
+    js({"status": "success", "warnings": ["a store is away"], "data": {"resultType": "vector", "result": []}}),
+)
 PROMQL_NAMES = (js({"status": "success", "data": ["node_load1", "up"]}),)
 STEP_LOGS = (
     (

@@ -13,12 +13,20 @@ from typing import Iterator
 
 from healer_steps._slurm import say
 
-#: Slurm signals all processes of a step, and a worker may have a use for it: what it forked from goes on, as
-#: its end would be that of its workers. Here are the handlers that they get back.
-IGNORED = {
+#: Slurm signals all processes of a step, and a worker may have a use for it: what it forks from goes on, as
+#: its end would be that of its workers. Here are the handlers that each of them gets back.
+_ignored = {
     number: signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 }
+
+
+def _restore() -> None:
+    while _ignored:  # once: what a worker forks has the worker's handlers
+        signal.signal(*_ignored.popitem())
+
+
+os.register_at_fork(after_in_child=_restore)
 #: torch then asks NVML whether there are GPUs, and does not start CUDA for it.
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 

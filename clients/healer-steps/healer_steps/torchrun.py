@@ -78,7 +78,10 @@ class Watched:
         self._look_at, self._fails = float("-inf"), 0
         self._agreed: tuple[float, int | None] = (float("-inf"), None)
         self._said: set[str] = set()
-        self._noted_round, self._least_is_left = -1, False
+        self._noted_round = -1
+        #: How many agents there were when they last met, with those that wait for a place, and how many had
+        #: left by then.
+        self._agents, self._gone = sys.maxsize, 0
         #: This agent stops its workers, to meet the others again.
         self._stops = threading.Event()
         self.left = False
@@ -121,13 +124,18 @@ class Watched:
 
     def next_rendezvous(self) -> Any:
         """Of the agent's start, and after each end of a worker here or elsewhere."""
-        if self._began and not self._changes:
-            self._restarts -= 1
-            self._notice(ended=True)
+        ended = self._began and not self._changes
+        self._restarts -= ended
         self._stops.clear()
         self._look()
+        if ended:
+            self._notice(ended=True)
         self._began, self._changes = True, False
-        return self._handler.next_rendezvous()
+        found = self._handler.next_rendezvous()
+        with contextlib.suppress(Exception):
+            self._agents = found.world_size + len(getattr(self._shared.read(), "redundancy_list", ()))
+            self._gone = self._store.add(self._key("gone", 0), 0)
+        return found
 
     def shutdown(self) -> bool:
         """Ends the rendezvous, and with it the work of all others: not because of a bad node."""
@@ -249,8 +257,6 @@ class Watched:
             self._noted_round, others = state.round, len(state.participants)
             self._store.add(self._key("noticed", state.round), 1)
             if is_left:
-                spares = getattr(state, "redundancy_list", ())
-                self._least_is_left = others <= self._params.min_nodes and not spares
                 self._wait_noticed(state.round, others)
 
     def _wait_noticed(self, number: int, others: int) -> None:
@@ -267,8 +273,8 @@ class Watched:
             gone = self._store.add(self._key("gone", 0), 0)
             has_left = gone or self._is_left(number - 1) or self._is_left(number)
             if has_left and "last_call_timeout" not in self._params.config:
-                only_least = self._params.max_nodes - gone <= self._params.min_nodes
-                return LAST_CALL_OF_LEAST if self._least_is_left or only_least else LAST_CALL
+                is_least = self._agents - (gone - self._gone) <= self._params.min_nodes
+                return LAST_CALL_OF_LEAST if is_least else LAST_CALL
         return timedelta.max
 
 

@@ -538,15 +538,18 @@ def test_the_status_of_a_forked_script_is_a_failure(tmp_path: Path) -> None:
 
 
 SAVES = """
-import multiprocessing, os, signal, sys, time
+import multiprocessing, os, signal, sys, threading, time
 from pathlib import Path
 begun, saved, ended = (Path(sys.argv[1], name) for name in ("begun", "saved", "ended"))
 signal.signal(signal.SIGUSR1, lambda *_: saved.touch())
 multiprocessing.set_start_method("spawn")
 begun.touch()
+sys.stdout.write("unbuffered ")
 while not ended.exists():
     time.sleep(0.05)
-os._exit(0)
+threading.Thread(target=time.sleep, args=(300,)).start()
+os.killpg(0, signal.SIGUSR1)
+os._exit(int(sys.argv[2]))
 """
 
 
@@ -555,11 +558,23 @@ def test_forked_workers_outlive_a_signal_to_the_whole_step_and_may_end_at_once(t
     script = tmp_path / "saves.py"
     script.write_text(SAVES)
     with agents(tmp_path, ["a"], 1) as job:
-        job.run("a", FORKS, "--max-restarts=0", str(script), str(tmp_path))
+        job.run("a", FORKS, "--max-restarts=0", str(script), str(tmp_path), "0", PYTHONUNBUFFERED="")
         wait_until((tmp_path / "begun").exists, 60, what="it has begun")
         for pid in living(descendants(job.pid("a")) - {job.pid("a")}):
             os.kill(pid, signal.SIGUSR1)
         wait_until((tmp_path / "saved").exists, 10, what="it saves")
         time.sleep(1.0)
+        assert "unbuffered" in job.said("a")
         (tmp_path / "ended").touch()
         assert job.ended("a", 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"), [("sys.exit(256)", 0), ("raise KeyboardInterrupt", 1), ("sys.exit('no')", 1)]
+)
+def test_forked_workers_end_as_their_script_does(tmp_path: Path, ends: str, status: int) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(f"import sys\n{ends}\n")
+    with agents(tmp_path, ["a"], 1) as job:
+        job.run("a", FORKS, "--max-restarts=0", str(script))
+        assert job.ended("a", 60) == status

@@ -201,7 +201,9 @@ PROMQL = (
 )  # fmt: skip
 PROMQL_PARTIAL = (
     js({"status": "success", "isPartial": True, "data": {"resultType": "vector", "result": []}}),
-    js({"status": "success", "warnings": ["a store is away"], "data": {"resultType": "vector", "result": []}}),
+    js(
+        {"status": "success", "warnings": ["a store is away"], "data": {"resultType": "vector", "result": []}}
+    ),
 )
 PROMQL_NAMES = (js({"status": "success", "data": ["node_load1", "up"]}),)
 STEP_LOGS = (

@@ -69,7 +69,8 @@ class _Scan:
             elif token == b"}":
                 self._depth -= 1
                 if not self._depth:
-                    found += [] if self._dropping else [held[start:place]]
+                    if not self._dropping:
+                        found.append(held[start:place])
                     start, self._dropping = place, False
         if not self._depth:
             self.ended = b"]" in held[place:]

@@ -17,7 +17,7 @@ from healer.importing.happenings import Found
 from healer.importing.measured_text import MeasuredText
 from healer.importing.source_text import Bytes
 from healer.ports.measurements import AnswerTooLong, HistoryAway
-from healer.signals.promql import decode_names, lacks, result, selector
+from healer.signals.promql import decode_names, result, result_and_lack, selector
 from healer.signals.rejects import BadBody
 from healer.signals.series import Names
 from healer.text import said_by, say
@@ -110,8 +110,8 @@ class LiveMetrics:
 
     def _take(self, raw: bytes, begin: datetime) -> None:
         """Raises BadBody."""
-        series = result(raw)
-        if why := lacks(raw):
+        series, why = result_and_lack(raw)
+        if why:
             self._found.tally.skip(say("importing.server_partial", why=why), begin.isoformat())
         self._found.tally.read_bytes += len(raw)
         self._found.tally.lines += len(series)

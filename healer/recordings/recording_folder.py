@@ -32,6 +32,7 @@ _LEVEL = 3
 #: Of a file that is written once.
 _FILE_LEVEL = 6
 _NAME = "%Y%m%dT%H%M%S%fZ"
+_RECORDED = ".jsonl.zst"
 
 
 class DiskFull(OSError):
@@ -43,7 +44,7 @@ class _Stream:
 
     def __init__(self, folder: Path, kind: str, named: datetime, at: datetime) -> None:
         """`at`: of its first entry, which may have waited for the writer and be older than the name."""
-        self.path = folder / f"{named.strftime(_NAME)}-{kind}.jsonl.zst"
+        self.path = folder / f"{named.strftime(_NAME)}-{kind}{_RECORDED}"
         # It holds people's names and comments of jobs: readable by healer's user only.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.summary = Recorded(file=self.path.name, kind=kind, first=at, last=at)
@@ -206,13 +207,13 @@ class RecordingFolder:
 
 def about(path: Path) -> Path:
     """Path of the recording's summary."""
-    return path.with_name(path.name.removesuffix(".jsonl.zst") + ".json")
+    return path.with_name(path.name.removesuffix(_RECORDED) + ".json")
 
 
 def prune(folder: Path, *, max_bytes: int, max_age: timedelta, now: datetime) -> list[str]:
     """Deletes files that are too old; then, while the folder is too large or the disk too full, the oldest
     samples, then the oldest events. Returns the names of deleted files."""
-    files = sorted(folder.glob("*.jsonl.zst"))
+    files = sorted(folder.glob(f"*{_RECORDED}"))
     oldest = (now - max_age).strftime(_NAME)
     gone = [path for path in files if path.name[: len(oldest)] < oldest]
     kept = [path for path in files if path not in gone]
@@ -245,7 +246,6 @@ def _hour(at: datetime) -> str:
 # --- reading: the files, and their lines one by one
 
 PACKED = ".zst"
-_RECORDED = ".jsonl.zst"
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _KEYS = (0, 1, 2, 4)
 #: Bytes at the end of a plain file in which its last line is looked for.
@@ -342,10 +342,13 @@ def kind_of(path: Path) -> str:
 def tracks_of(paths: Sequence[Path]) -> list[str]:
     """For each of these files, by time, the track that it is the next of. Files of one kind are one, unless
     their times overlap, as where the clock was set back while the detector was away."""
+    kinds = [kind_of(path) for path in paths]
+    if len(set(kinds)) == len(kinds):
+        return kinds  # no need to look into them
     ends: dict[str, datetime] = {}
     tracks: list[str] = []
-    for path in paths:
-        track, span = kind_of(path), ends_of(path)
+    for path, track in zip(paths, kinds, strict=True):
+        span = ends_of(path)
         while span is not None and track in ends and span[0] < ends[track]:
             track += "+"
         if span is not None:

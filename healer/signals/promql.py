@@ -45,6 +45,8 @@ class _Answer(msgspec.Struct):
     status: str
     data: _Data = _Data()
     error: str = ""
+    isPartial: bool = False
+    warnings: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Names(msgspec.Struct):
@@ -57,6 +59,7 @@ _answer = msgspec.json.Decoder(_Answer)
 _series = msgspec.json.Decoder(list[_Series])
 _names = msgspec.json.Decoder(_Names)
 _labels = msgspec.json.Decoder(dict[str, str])
+_warnings = msgspec.json.Decoder(list[str] | None)
 
 
 class QueryResults:
@@ -127,6 +130,21 @@ def _combined(how: Combine, lines: Sequence[Line]) -> Line:
 
 def result(raw: bytes) -> list[_Series]:
     """The series of an answer. Raises BadBody: also where the server says that it failed."""
+    return _decoded(raw)[1]
+
+
+def result_and_lack(raw: bytes) -> tuple[list[_Series], str]:
+    """The series, and why they are less than the server has, as of VictoriaMetrics without one of its stores or
+    Thanos without one of its sources. Empty for a whole answer. Raises BadBody."""
+    answer, series = _decoded(raw)
+    try:
+        warnings = _warnings.decode(answer.warnings)
+    except NOT_JSON as error:
+        raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
+    return series, next(iter(warnings or ()), "isPartial" if answer.isPartial else "")[:300]
+
+
+def _decoded(raw: bytes) -> tuple[_Answer, list[_Series]]:
     if len(raw) > ANSWER_BYTES_MAX:
         raise BadBody(say("signals.answer_too_large", most=ANSWER_BYTES_MAX))
     try:
@@ -135,27 +153,9 @@ def result(raw: bytes) -> list[_Series]:
             raise BadBody(say("signals.server_says", error=answer.error[:300] or answer.status[:300]))
         if answer.data.resultType not in _SERIES:
             raise BadBody(say("signals.answer_kind", kind=answer.data.resultType[:50]))
-        return _series.decode(answer.data.result)
+        return answer, _series.decode(answer.data.result)
     except NOT_JSON as error:
         raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
-
-
-class _Share(msgspec.Struct):
-    isPartial: bool = False
-    warnings: list[str] | None = None
-
-
-_share = msgspec.json.Decoder(_Share)
-
-
-def lacks(raw: bytes) -> str:
-    """Why an answer holds less than the server has: VictoriaMetrics without one of its stores, Thanos without
-    one of its sources. Empty for a whole one. Raises BadBody."""
-    try:
-        share = _share.decode(raw)
-    except NOT_JSON as error:
-        raise BadBody(say("signals.not_prometheus", error=said_by(error))) from None
-    return next(iter(share.warnings or ()), "isPartial" if share.isPartial else "")[:300]
 
 
 def decode_names(raw: bytes) -> list[str]:

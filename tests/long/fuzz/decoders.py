@@ -324,7 +324,7 @@ DECODERS = (
     Decoder("cloudevents_batch", _plain(event_batch), seeds.CLOUDEVENTS_BATCH, _JSON),
     Decoder("cloudevents_binary", _plain(event_binary), seeds.CLOUDEVENTS_BINARY, _JSON),
     Decoder("promql", _reported(_queried), seeds.PROMQL),
-    Decoder("promql_partial", _plain(promql.lacks), seeds.PROMQL_PARTIAL),
+    Decoder("promql_partial", _plain(promql.result_and_lack), seeds.PROMQL_PARTIAL),
     Decoder("promql_names", _plain(promql.decode_names), seeds.PROMQL_NAMES),
     Decoder("step_logs", _plain(step_log), seeds.STEP_LOGS, ()),
     Decoder("ibnetdiscover", _plain(ibnetdiscover), seeds.IBNETDISCOVER, (Unreadable,)),

@@ -18,12 +18,13 @@ class Held:
     """torch's handler, which lets nothing happen until it is released."""
 
     def __init__(self, handler: Any) -> None:
-        self._handler, self.released = handler, threading.Event()
+        self._handler, self.entered, self.released = handler, threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
     def next_rendezvous(self) -> Any:
+        self.entered.set()
         self.released.wait()
         return self._handler.next_rendezvous()
 
@@ -50,7 +51,7 @@ def main(port: str, verdict: str) -> None:
     found: list[Any] = []
     again = threading.Thread(target=lambda: found.append(stays.next_rendezvous()))
     again.start()
-    time.sleep(1.0)
+    held.entered.wait()
     Path(verdict).with_suffix(".fresh").rename(verdict)
 
     def leave() -> None:

@@ -1,4 +1,4 @@
-"""Workers that fork from a process which has imported torch already: `--start-method=forkserver`.
+"""Workers forked from a process that has already imported torch: `--start-method=forkserver`.
 
 torchrun starts a script as a new Python, which imports torch again after each failure and each swap. With
 this option its workers are processes of multiprocessing, and this file is the script that they run: it runs

@@ -11,8 +11,8 @@ It leaves only where the others can go on: with the consent of the job's owner (
 comment), with at least N nodes and torchrun's minimum left, and never from the node that keeps the
 rendezvous. Otherwise, and where anything is unknown, it does nothing: it then is torchrun and no more.
 
-With `--start-method=forkserver` workers fork from a process that has imported torch already (`_forked.py`),
-and each restart takes some seconds less.
+With `--start-method=forkserver` workers are forked from a process that has already imported torch
+(`_forked.py`), and each restart takes some seconds less.
 """
 
 from __future__ import annotations
@@ -251,13 +251,14 @@ class Watched:
         it meets the others: one that leaves from now on need not wait for it."""
         with contextlib.suppress(Exception):
             state = self._shared.read()
-            is_left = self._is_left(state.round)
-            if not state.complete or self._noted_round == state.round or not (is_left or ended):
+            if not state.complete or self._noted_round == state.round:
                 return
-            self._noted_round, others = state.round, len(state.participants)
-            self._store.add(self._key("noticed", state.round), 1)
+            is_left = self._is_left(state.round)
+            if is_left or ended:
+                self._noted_round = state.round
+                self._store.add(self._key("noticed", state.round), 1)
             if is_left:
-                self._wait_noticed(state.round, others)
+                self._wait_noticed(state.round, len(state.participants))
 
     def _wait_noticed(self, number: int, others: int) -> None:
         with contextlib.suppress(Exception):
@@ -335,7 +336,7 @@ def end_in(seconds: float) -> None:
 
 def _end() -> None:
     say("the workers did not end in time: they are killed")
-    for pid in descendants(os.getpid()):
+    for pid in descendants(os.getpid(), parents()):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     os._exit(0)
@@ -345,7 +346,7 @@ def workers() -> list[int]:
     """This agent's workers, and what they have started. Without the helpers of its multiprocessing: workers
     fork from one, the other removes from /dev/shm what is left."""
     own, parent_of = os.getpid(), parents()
-    return [pid for pid in descendants(own) if parent_of.get(pid) != own or not is_helper(pid)]
+    return [pid for pid in descendants(own, parent_of) if parent_of[pid] != own or not is_helper(pid)]
 
 
 def is_helper(pid: int) -> bool:
@@ -370,9 +371,9 @@ def parents() -> dict[int, int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
+def descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
     """The processes that this one has started, and theirs."""
-    parent_of, found = parents(), [pid]
+    found = [pid]
     for one in found:
         found.extend(child for child, parent in parent_of.items() if parent == one)
     return found[1:]

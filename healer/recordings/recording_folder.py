@@ -347,8 +347,8 @@ def tracks_of(paths: Sequence[Path]) -> list[str]:
         return kinds  # no need to look into them
     ends: dict[str, datetime] = {}
     tracks: list[str] = []
-    for path, track in zip(paths, kinds, strict=True):
-        span = ends_of(path)
+    for path, kind in zip(paths, kinds, strict=True):
+        track, span = kind, ends_of(path)
         while span is not None and track in ends and span[0] < ends[track]:
             track += "+"
         if span is not None:

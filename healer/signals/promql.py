@@ -134,8 +134,8 @@ def result(raw: bytes) -> list[_Series]:
 
 
 def result_and_lack(raw: bytes) -> tuple[list[_Series], str]:
-    """The series, and why they are less than the server has, as of VictoriaMetrics without one of its stores or
-    Thanos without one of its sources. Empty for a whole answer. Raises BadBody."""
+    """The series, and why they are less than the server has, as of VictoriaMetrics without one of its stores
+    or Thanos without one of its sources. Empty for a whole answer. Raises BadBody."""
     answer, series = _decoded(raw)
     try:
         warnings = _warnings.decode(answer.warnings)

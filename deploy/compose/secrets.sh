@@ -1,17 +1,25 @@
 #!/bin/sh
-# Makes the secrets of docker-compose.yml in secrets/, each once; what is there stays.
+# Makes the secrets of docker-compose.yml in secrets/, each once; what is there stays as it is.
+#   SECRETS    another folder
+#   DATABASE   where the parts reach PostgreSQL: HOST or HOST:PORT (postgres)
 set -eu
-cd "$(dirname "$0")/../.."
-mkdir -p secrets
-chmod 0700 secrets # a container sees single files of it; their users differ from yours
-random() { [ -s "secrets/$1" ] || openssl rand -hex 32 >"secrets/$1"; }
+folder=${SECRETS:-$(dirname "$0")/../../secrets}
+mkdir -p "$folder"
+chmod 0700 "$folder" # a container sees single files of it; their users differ from yours
+
+# $1: name, $2: text. In one go: a script that is stopped leaves no half of a secret.
+keep() { printf '%s\n' "$2" | install -m 0444 /dev/stdin "$folder/$1"; }
+random() {
+    [ -s "$folder/$1" ] && return
+    text=$(openssl rand -hex 32)
+    keep "$1" "$text"
+}
 
 for part in postgres owner api detector scheduler scraper worker; do
     random password_$part
     [ $part != owner ] && login=healer_$part || login=healer
-    [ $part = postgres ] || [ -s secrets/database_url_$part ] ||
-        printf 'postgresql://%s:%s@postgres/healer\n' $login "$(cat secrets/password_$part)" >secrets/database_url_$part
+    [ $part = postgres ] || [ -s "$folder/database_url_$part" ] ||
+        keep database_url_$part "postgresql://$login:$(cat "$folder/password_$part")@${DATABASE:-postgres}/healer"
 done
 random token_key
 random webhook_secret
-chmod 0444 secrets/*

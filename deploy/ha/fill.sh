@@ -13,11 +13,22 @@ set -- $3
 [ $# = 3 ] || { echo "fill.sh: give three hosts, not '$*'" >&2 && exit 2; }
 secrets=${SECRETS:-/etc/healer/secrets}
 bin=${POSTGRES_BIN:-$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)}
+# Anything else could mean something to sed or YAML.
+password() {
+    text=$(cat "$secrets/password_$1")
+    case $text in
+    '' | *[!0-9A-Za-z._~-]*)
+        echo "fill.sh: $secrets/password_$1 has no password of letters, digits and . _ ~ -" >&2 && exit 1
+        ;;
+    esac
+    echo "$text"
+}
+superuser=$(password superuser)
+replication=$(password replication)
 umask 077
 mkdir -p "$folder"
 for file in etcd.env patroni.yml haproxy.cfg redis.conf healer.env restart.conf; do
     sed -e "s|@NAME@|$name|g; s|@ADDRESS@|$address|g; s|@HOST1@|$1|g; s|@HOST2@|$2|g; s|@HOST3@|$3|g" \
         -e "s|@SITE@|${SITE:?is the name of healer for people and nodes}|g; s|@ROOT@|${ROOT:-}|g; s|@BIN@|$bin|g" \
-        -e "s|@SUPERUSER@|$(cat "$secrets/password_superuser")|g" \
-        -e "s|@REPLICATION@|$(cat "$secrets/password_replication")|g" "$(dirname "$0")/$file" >"$folder/$file"
+        -e "s|@SUPERUSER@|$superuser|g; s|@REPLICATION@|$replication|g" "$(dirname "$0")/$file" >"$folder/$file"
 done

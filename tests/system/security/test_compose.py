@@ -115,11 +115,9 @@ def made(postgres: Postgres) -> Iterator[Made]:
     with scratch_folder() as folder:
         copy = folder / "checkout" / "deploy" / "compose"
         shutil.copytree(FOLDER, copy)
-        subprocess.run(["sh", copy / "secrets.sh"], check=True)
         secrets, port = folder / "checkout" / "secrets", free_port()
-        for file in secrets.glob("database_url_*"):
-            file.chmod(0o600)
-            file.write_text(file.read_text().replace("@postgres/", f"@127.0.0.1:{port}/"))
+        environ = os.environ | {"DATABASE": f"127.0.0.1:{port}"}
+        subprocess.run(["sh", copy / "secrets.sh"], check=True, env=environ)
         user = server_user()
         data, sockets = user.folder(folder / "data"), user.folder(folder / "run")
         options = {"env": {"LC_ALL": "C"}, "cwd": "/", **user.popen()}

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
-from healer.adapters.postgres.engine import Lane, ledger_errors, read_docs
+from healer.adapters.postgres.engine import Lane, alone, ledger_errors, ledger_reading, read_docs
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
 from healer.adapters.postgres.run_rows import ENDED, Lines, log_entry, store
@@ -407,7 +407,8 @@ class _AskPaused:
     """Whether any pause is in force."""
 
 
-_Request = _ClaimRun | _WriteRun | _ReleaseLock | _ReadIncident | _AskPaused
+_Request = _ClaimRun | _WriteRun | _ReleaseLock
+_Read = _ReadIncident | _AskPaused
 
 
 class Claims:
@@ -417,6 +418,7 @@ class Claims:
         self.parts = parts
         self._left, self._locks = Left(parts.stopwatch), RunLocks()
         self.lane = Lane[_Request](parts.engine, self._serve)
+        self.reads = Lane[_Read](alone(parts.engine), self._read)
         self.gate = Lane[GateCase](parts.engine, partial(judge_cases, parts))
 
     @contextmanager
@@ -451,10 +453,6 @@ class Claims:
             proven |= release_runs(conn, [write.run for write in writes if write.releases])
             lines = [write.lines for write in writes if write.run.id in proven]
             store(conn, self.parts.cluster, lines, at=now, has_sink=self.parts.has_sink)
-            wanted = {item.incident for item in requests if isinstance(item, _ReadIncident)}
-            incidents_by_id = read_incidents(conn, sorted(wanted))
-            asks_paused = any(isinstance(item, _AskPaused) for item in requests)
-            paused = asks_paused and bool(gate.read_pauses(conn, self.parts.cluster, now))
             locks.unlock(conn, but=claimed)
         locks.hold(claimed)
         results: list[object] = []
@@ -462,10 +460,6 @@ class Claims:
             match request:
                 case _ClaimRun():
                     results.append(claimed.pop(request.run, None))
-                case _ReadIncident():
-                    results.append(incidents_by_id.get(request.incident))
-                case _AskPaused():
-                    results.append(paused)
                 case _ReleaseLock():
                     results.append(None)
                 case _WriteRun() if request.session != session:
@@ -475,6 +469,13 @@ class Claims:
                 case _WriteRun():
                     results.append(ALONE if len(writes) > 1 else lease_lost(request.run))
         return results
+
+    def _read(self, conn: sa.Connection, requests: Sequence[_Read]) -> Sequence[object]:
+        wanted = {item.incident for item in requests if isinstance(item, _ReadIncident)}
+        found = read_incidents(conn, sorted(wanted))
+        is_asked = any(isinstance(item, _AskPaused) for item in requests)
+        paused = is_asked and bool(gate.read_pauses(conn, self.parts.cluster, self.parts.clock.now()))
+        return [found.get(item.incident) if isinstance(item, _ReadIncident) else paused for item in requests]
 
     def _release(self, conn: sa.Connection, releases: Sequence[_ReleaseLock]) -> None:
         current = [release for release in releases if release.session == self.lane.session]
@@ -515,7 +516,7 @@ class PostgresClaim:
         if incident is not None or self.run.incident is None:
             return incident
         with ledger_errors():
-            return self._claims.lane.do(_ReadIncident(self.run.incident))
+            return self._claims.reads.do(_ReadIncident(self.run.incident))
 
     def known_bad(self) -> set[str]:
         query = sa.select(incidents.c.doc).where(
@@ -523,11 +524,11 @@ class PostgresClaim:
             incidents.c.state != "resolved",
             incidents.c.doc["known_bad_in_service"].as_boolean(),
         )
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return {name for incident in read_docs(conn, query, Incident) for name in incident.bad_nodes}
 
     def on_probation(self) -> dict[str, datetime]:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             now = self._clock.now()
             return probations(watched(conn, [self.run.cluster], now), now)
 
@@ -538,29 +539,29 @@ class PostgresClaim:
             yield bool(conn.scalar(_ALONE, {"name": f"{self.run.cluster} {what}"}))
 
     def references(self) -> list[Reference]:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return read_references(conn, self.run.cluster)
 
     def history(self, node: str, since: datetime) -> NodeHistory:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return read_histories(conn, self.run.cluster, since, node).get(node, NodeHistory())
 
     def permits(self) -> list[Permit]:
         lately = permits.c.at > self._clock.now() - gate.PERMITS_KEPT
         query = sa.select(permits.c.doc).where(permits.c.cluster == self.run.cluster, lately)
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return read_docs(conn, query, Permit)
 
     def facts(self, playbooks: Sequence[str]) -> GateFacts:
         now = self._clock.now()
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             facts = gate.read_facts(conn, self.run.cluster, self._claims.parts.snapshots, now)
             sweeps = gate.read_sweeps(conn, self.run.cluster, playbooks, now)
         return msgspec.structs.replace(facts, sweeps=sweeps)
 
     def paused(self) -> bool:
         with ledger_errors():
-            return self._claims.lane.do(_AskPaused())
+            return self._claims.reads.do(_AskPaused())
 
     def fence(self) -> bool:
         if self.run.lease_until is None:

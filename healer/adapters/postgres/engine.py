@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy import event
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from healer.ports.commanding import ALONE
@@ -93,7 +93,7 @@ def make_engine(
     """An engine for `url` (`postgresql://…`, always with psycopg 3). Connects lazily.
 
     `name` appears in `pg_stat_activity`. With `acts_as` the login takes this role where it may; an owner, at
-    a site without the parts' roles, needs no other. Broken connections are replaced at checkout, so a restart
+    a site without the parts' roles, needs no other. Ended connections are replaced at checkout, so a restart
     of PostgreSQL causes no errors. A commit that a synchronous standby did not confirm raises
     OperationalError.
     """
@@ -103,7 +103,6 @@ def make_engine(
         pool_size=pool_size,
         max_overflow=3 * pool_size,
         pool_timeout=5,
-        pool_pre_ping=True,
         json_deserializer=_decoded,
         connect_args={
             "connect_timeout": 3,
@@ -124,9 +123,17 @@ def make_engine(
     event.listen(
         engine, "do_connect", lambda _dialect, _record, _args, words: ConfirmedConnection.open(**words)
     )
+    event.listen(engine, "checkout", _replace_ended)
     if acts_as is not None:
         event.listen(engine, "connect", lambda connection, _: _take_role(connection, acts_as))
     return engine
+
+
+def _replace_ended(driver: psycopg.Connection, _record: object, _pooled: object) -> None:
+    """In place of `pool_pre_ping`, whose question costs a round trip each time. A server that is gone without
+    a word ends the connection by its keepalives."""
+    if _is_ended(driver):
+        raise InvalidatePoolError
 
 
 def _take_role(connection: psycopg.Connection, role: str) -> None:
@@ -148,9 +155,13 @@ def _decoded(text: bytes | str) -> Any:
         return json.loads(text)  # a number beyond all floats: valid JSON, stored by PostgreSQL
 
 
+#: Each statement is a transaction of its own: for reads, without two round trips around.
+_ALONE = {"isolation_level": "AUTOCOMMIT"}
+
+
 def alone(engine: sa.Engine) -> sa.Engine:
-    """The same pool, each statement a transaction of its own: for reads, without two round trips around."""
-    return engine.execution_options(isolation_level="AUTOCOMMIT")
+    """The same pool for such reads. Made once: it takes longer to make than a read."""
+    return engine.execution_options(**_ALONE)
 
 
 def connect_outside_pool(engine: sa.Engine) -> psycopg.Connection:
@@ -308,9 +319,16 @@ class ClusterStore:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection for one short read; raises as `request_errors` does."""
+    """A connection for short reads, each a transaction of its own; raises as `request_errors` does."""
     with request_errors(), engine.connect() as conn:
-        yield conn
+        yield conn.execution_options(**_ALONE)
+
+
+@contextmanager
+def ledger_reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """The same; raises as `ledger_errors` does."""
+    with ledger_errors(), engine.connect() as conn:
+        yield conn.execution_options(**_ALONE)
 
 
 @contextmanager
@@ -469,11 +487,15 @@ class Lane(Generic[T]):
 
 
 def _is_gone(connection: sa.Connection) -> bool:
-    """Whether the server closed the idle session: its socket is then readable."""
     if connection.invalidated:
         return True
     driver = connection.connection.driver_connection
-    if not isinstance(driver, psycopg.Connection) or driver.closed:
+    return not isinstance(driver, psycopg.Connection) or _is_ended(driver)
+
+
+def _is_ended(driver: psycopg.Connection) -> bool:
+    """Whether the server closed the idle session: its socket is then readable."""
+    if driver.closed:
         return True
     readable = select.poll()
     readable.register(driver.fileno(), select.POLLIN)

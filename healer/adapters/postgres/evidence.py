@@ -10,7 +10,15 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import PostgresStore, ledger_errors, matches, pick, read_doc, read_docs
+from healer.adapters.postgres.engine import (
+    PostgresStore,
+    ledger_errors,
+    ledger_reading,
+    matches,
+    pick,
+    read_doc,
+    read_docs,
+)
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
@@ -34,7 +42,7 @@ class PostgresEvidence(PostgresStore):
             .order_by(evidence_pieces.c.start.desc())
             .limit(1)
         )
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return conn.scalar(last) or 0
 
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
@@ -65,17 +73,17 @@ class PostgresEvidence(PostgresStore):
             raise EvidenceBroken(say("adapters.evidence_other", file=file.id, node=file.node))
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return collected_for(conn, incident=incident, run=run)
 
     def file(self, file: str) -> EvidenceFile | None:
         query = sa.select(evidence.c.doc).where(evidence.c.finished, evidence.c.id == file)
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return read_doc(conn, query, EvidenceFile)
 
     def content(self, file: str) -> bytes:
         whole = sa.select(evidence.c.id).where(evidence.c.id == file, evidence.c.finished)
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             pieces = conn.execute(_pieces(file).where(evidence_pieces.c.file.in_(whole)))
             return b"".join(pieces.scalars())
 

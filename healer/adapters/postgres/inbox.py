@@ -22,7 +22,7 @@ from healer.adapters.postgres.engine import (
     Lane,
     alone,
     confirm,
-    ledger_errors,
+    ledger_reading,
     matches,
     read_structs,
     reading,
@@ -366,7 +366,7 @@ class PostgresCheckpoints(ClusterStore):
     """`healer.ports.transactions.Checkpoints` of one cluster."""
 
     def newest_durable(self, job: str, since: datetime | None = None) -> JobCheckpoint | None:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return newest_durable(conn, self.cluster, job, since)
 
 

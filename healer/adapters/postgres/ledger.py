@@ -17,6 +17,7 @@ from healer.adapters.postgres.engine import (
     Lane,
     Writes,
     ledger_errors,
+    ledger_reading,
     pick,
     read_doc,
     read_docs,
@@ -134,11 +135,11 @@ class PostgresLedger:
         return self._claims.claim(run)
 
     def bursts(self, since: datetime) -> list[FaultBurst]:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return node_rows.bursts_since(conn, self.cluster, since)
 
     def inventories(self) -> list[Inventory]:
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return node_rows.read_inventories(conn, self.cluster)
 
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]:

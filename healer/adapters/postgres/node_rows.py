@@ -16,6 +16,7 @@ from healer.adapters.postgres.engine import (
     PostgresStore,
     alone,
     ledger_errors,
+    ledger_reading,
     matches,
     read_doc,
     read_docs,
@@ -291,7 +292,7 @@ class PostgresTrends(ClusterStore):
 
     def read(self) -> dict[str, bytes]:
         query = sa.select(trends.c.rule, trends.c.packed).where(trends.c.cluster == self.cluster)
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return {row.rule: bytes(row.packed) for row in conn.execute(query)}
 
     def write(self, packed: Mapping[str, bytes], now: datetime) -> None:
@@ -430,7 +431,7 @@ class PostgresLemons(ClusterStore):
 
     def histories(self, since: datetime) -> list[tuple[str, NodeHistory]]:
         """By node: incidents that were open at `since` or later."""
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return sorted(read_histories(conn, self.cluster, since).items(), key=lambda found: found[0])
 
     def keep(self, scores: list[LemonScore], now: datetime) -> None:
@@ -446,7 +447,7 @@ class PostgresFleetFigures(ClusterStore):
         """The latest value of each figure of each node, from passed and failed tests."""
         values = {"since": since, "tests": _TESTS, "cluster": self.cluster}
         found: dict[str, dict[str, Figure]] = {}
-        with ledger_errors(), self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             for row in conn.execute(_RESULTS, values):
                 rates = {name: Figure(value, row.at) for name, value in rates_in(row.results or {}).items()}
                 found.setdefault(row.node, {}).update(rates)

@@ -1,14 +1,15 @@
 """Reads samples of the last hour for pages and checks."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import reading, writing
 from healer.adapters.postgres.inbox import alerts
 from healer.adapters.postgres.samples import METRICS, STEPS, PostgresColumns, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
@@ -93,8 +94,7 @@ class PostgresSignalReads:
             "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
             "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
         }  # fmt: skip
-        with reading(self._engine) as conn:
-            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+        with self._by_index() as conn:
             rows = conn.execute(DEVICES_FOUND, values).all()
         found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
         more = len(found) > limit
@@ -115,8 +115,7 @@ class PostgresSignalReads:
             "cluster": cluster, "subject": job, "kind": STEPS, "moments": list(moments),
             "since": min(moments),
         }  # fmt: skip
-        with reading(self._engine) as conn:
-            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+        with self._by_index() as conn:
             rows = conn.execute(_AROUND, values).all()
         return unpacked(cluster, [(STEPS, job, row.at, row.arrived_at, row.body, "") for row in rows])[1]
 
@@ -166,8 +165,7 @@ class PostgresSignalReads:
 
     def _newest(self, cluster: str, kind: str, names: Sequence[str], since: datetime, most: int) -> list[Row]:
         values = {"names": list(names), "cluster": cluster, "since": since, "kind": kind, "most": most}
-        with reading(self._engine) as conn:
-            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+        with self._by_index() as conn:
             rows = conn.execute(_NEWEST, values)
             return [(kind, row.name, row.at, row.arrived_at, row.body, "") for row in rows]
 
@@ -180,11 +178,16 @@ class PostgresSignalReads:
             .order_by(table.arrived_at.desc(), table.id.desc())
             .limit(MOST_ROWS[kind])
         )
-        with reading(self._engine) as conn:
-            # The partitions are never analysed, so the planner would guess; the index is always right.
-            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
+        with self._by_index() as conn:
             rows = conn.execute(wanted).all()
         return [(kind, subject, row.at, row.arrived_at, row.body, "") for row in reversed(rows)]
+
+    @contextmanager
+    def _by_index(self) -> Iterator[sa.Connection]:
+        """The partitions are never analysed, so the planner would guess; the index is always right."""
+        with writing(self._engine) as conn:
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
+            yield conn
 
 
 class PostgresReadings:

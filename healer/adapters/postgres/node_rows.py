@@ -115,6 +115,10 @@ def _is_superseded(conn: sa.Connection, snapshot: SlurmSnapshot, written: _Writt
     return later is not None and (written is None or written.version != later)
 
 
+#: What `read_of` needs to know whether its copy is the latest.
+_HEAD = snapshots.c.version, snapshots.c.taken_at
+
+
 class PostgresSnapshots:
     """`healer.ports.scheduling.Snapshots`. The body is written only when it changed; `taken_at` always."""
 
@@ -186,14 +190,15 @@ class PostgresSnapshots:
         self, conn: sa.Connection, clusters: Sequence[str] | None = None
     ) -> dict[str, SlurmSnapshot]:
         """The latest of these clusters, of all without names, in the caller's transaction."""
-        names = [name for name in cluster_names(conn) if clusters is None or name in clusters]
-        found = {name: self.read(conn, name) for name in names}
+        heads = conn.execute(sa.select(snapshots.c.cluster, *_HEAD).order_by(snapshots.c.cluster)).all()
+        wanted = [head for head in heads if clusters is None or head.cluster in clusters]
+        found = {head.cluster: self.read_of(conn, head.cluster, head) for head in wanted}
         return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
         """The latest snapshot, in the caller's transaction."""
-        query = sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
-        return self.read_of(conn, cluster, conn.execute(query).first())
+        head = conn.execute(sa.select(*_HEAD).where(snapshots.c.cluster == cluster)).first()
+        return self.read_of(conn, cluster, head)
 
     def read_of(self, conn: sa.Connection, cluster: str, head: sa.Row | None) -> SlurmSnapshot | None:
         """The same, where `head` has its version and time already."""
@@ -202,7 +207,7 @@ class PostgresSnapshots:
         with self._lock:
             decoded = self._decoded.get(cluster)
         if decoded is None or decoded[0] != head.version:
-            whole = sa.select(snapshots.c.version, snapshots.c.taken_at, snapshots.c.body)
+            whole = sa.select(*_HEAD, snapshots.c.body)
             head = conn.execute(whole.where(snapshots.c.cluster == cluster)).one()
             before = decoded[1] if decoded else None
             decoded = head.version, _reuse_unchanged(before, _decode(head.body))

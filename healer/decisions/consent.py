@@ -190,16 +190,19 @@ def why_not_restartable(job: SlurmJob) -> Said | None:
 def _answer_unseen_job(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
     """The picture is older than the job, or the job ended and Slurm forgot it.
 
-    The jobs of a drained node are older than its drain, so a picture taken after the drain shows them: the
-    hold ends with the next picture. A person's request needs no picture: the step reads the job before it
-    acts.
+    The jobs of a drained node are older than its drain, and the job that a person names is older than their
+    run. So a picture taken after that shows them, and guards see whose they are: the hold ends with it. What
+    no such picture shows is over, and the step of a person's run says so.
     """
     when, job = at(taken_at), proposal.job
+    slot = facts.held.get(proposal.node or "")
+    since = proposal.begun_at if proposal.by is not None else None
+    if slot is not None:
+        since = slot.drained_at or slot.granted_at
+    if since is not None and taken_at < since + CLOCKS_DIFFER:
+        return hold(Guard.consent, say("decisions.unseen_newer", when=when, job=job))
     if proposal.by is not None:
         return allow(Guard.consent, say("decisions.unseen_asked", when=when, job=job, who=proposal.by))
-    slot = facts.held.get(proposal.node or "")
-    if slot is not None and taken_at < (slot.drained_at or slot.granted_at) + CLOCKS_DIFFER:
-        return hold(Guard.consent, say("decisions.unseen_newer", when=when, job=job))
     return refuse(Guard.consent, say("decisions.unseen_gone", when=when, job=job))
 
 

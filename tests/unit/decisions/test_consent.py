@@ -125,7 +125,12 @@ class TestRequeue:
         assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.refuse
         assert answer(Guard.consent, propose(Verb.revive, job="99"), facts()).kind is AnswerKind.refuse
 
-    def test_a_person_needs_no_picture_of_the_job(self):
+    @pytest.mark.parametrize(("begun_s", "kind"), [(-1, "hold"), (3, "hold"), (6, "allow")])
+    def test_a_persons_job_waits_for_a_picture_that_would_show_it(self, begun_s, kind):
+        asked = requeue("99", by="alice", node=None, begun_at=ago(seconds=begun_s))
+        assert answer(Guard.consent, asked, facts()).kind == kind
+
+    def test_a_person_may_ask_for_a_job_that_is_younger_than_the_picture(self):
         assert answer(Guard.consent, requeue("99", by="alice"), facts()).kind is AnswerKind.allow
 
     def test_before_the_first_picture_it_is_held(self):

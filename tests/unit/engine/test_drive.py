@@ -13,6 +13,7 @@ from healer.model import (
     BreakerState,
     CommandKind,
     Component,
+    GuardSettings,
     LogEntry,
     Mode,
     Observation,
@@ -27,7 +28,7 @@ from healer.playbooks import UNDO, Do, Finish, RecordFacts, Skip, Sleep, advance
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.sim.memory_ledger import MemoryClaim, Tables
 from healer.sim.sim_slurm import SimScheduler
-from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name
+from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name, rules_in
 
 NODE = name(1)
 
@@ -301,6 +302,39 @@ def test_job_life_is_requeued_once_regardless_of_requester() -> None:
     (entry,) = site.log(only_run(site).id, f"requeue:{job}")
     assert entry.event is StepEvent.skipped
     assert "requeue" not in site.scheduler.writes
+
+
+def asked_requeue(site: Site, job: str) -> str:
+    """Ann asks for the requeue of a job, and a worker takes the run up before the next picture of Slurm."""
+    run = Run(
+        id="r-ann", cluster="pod1", playbook="requeue", state=RunState.running, by="ann", reason="because",
+        created_at=site.now, job=job, rule="requeue", input={"restarts": 0},
+    )  # fmt: skip
+    with site.ledger.transaction() as tx:
+        tx.create_run(run)
+    site.driver.drive(run.id)
+    return run.id
+
+
+def test_a_job_of_a_protected_qos_that_is_younger_than_the_picture_is_left_alone() -> None:
+    guards = GuardSettings(protected_qos=("production",))
+    site = Site(4, rules=rules_in(guards=guards), scheduler=Watched)
+    site.look()
+    site.clock.advance(1)
+    run = asked_requeue(site, site.slurm.add_job(qos="production"))
+    site.run_for(30)
+    assert site.scheduler.writes == []
+    assert "production" in site.log(run)[-1].text
+
+
+def test_a_job_of_another_qos_that_is_younger_than_the_picture_is_requeued_with_the_next() -> None:
+    site = Site(4, scheduler=Watched)
+    site.look()
+    site.clock.advance(1)
+    job = site.slurm.add_job(qos="normal")
+    asked_requeue(site, job)
+    site.run_for(30)
+    assert job_of(site, job).restarts == 1
 
 
 # --- other people -------------------------------------------------------------------------------------------

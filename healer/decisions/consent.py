@@ -11,7 +11,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.decisions.comments import KEEP, OPT_IN, SWAP, restart_consent, wish_of
-from healer.decisions.node_facts import allow, hold, job_of, node_of, refuse, rides, settings_of, unknown_node
+from healer.decisions.node_facts import (
+    allow,
+    hold,
+    job_of,
+    node_of,
+    parts_of,
+    refuse,
+    rides,
+    settings_of,
+    unknown_node,
+)
 from healer.decisions.sweeps import spares
 from healer.model import (
     IRREVERSIBLE_VERBS,
@@ -113,7 +123,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         return refuse(Guard.consent, why)
     if proposal.by is not None:
         return allow(Guard.consent, say("decisions.asks_for_it", who=proposal.by))
-    if wish_of(job).keep:
+    if any(wish_of(part).keep for part in parts_of(proposal, facts)):
         return refuse(Guard.consent, say("decisions.left_to_owner", job=job.id, word=KEEP))
     if proposal.one_word and proposal.verb is Verb.requeue and not is_agreed(proposal):
         return refuse(Guard.consent, say("decisions.relay_against_node", job=job.id))

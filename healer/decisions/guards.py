@@ -17,6 +17,7 @@ from healer.decisions.node_facts import (
     job_of,
     matches,
     node_of,
+    parts_of,
     planned_window,
     refuse,
     settings_of,
@@ -89,7 +90,7 @@ def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: 
         return False
     if paused.cluster and paused.cluster != proposal.cluster:
         return False
-    node, job = node_of(proposal, facts), job_of(proposal, facts)
+    node, jobs = node_of(proposal, facts), parts_of(proposal, facts)
     match paused.scope:
         case "all":
             return True
@@ -97,11 +98,11 @@ def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: 
             return (paused.name or paused.cluster) == proposal.cluster
         case "partition":
             partitions = node.partitions if node else ()
-            return paused.name in partitions or (job is not None and job.partition == paused.name)
+            # One that waits may name several: `a,b`.
+            return paused.name in partitions or any(paused.name in job.partition.split(",") for job in jobs)
         case "node":
-            return paused.name == proposal.node or (
-                proposal.node is None and job is not None and paused.name in job.nodes
-            )
+            of_job = proposal.node is None and any(paused.name in job.nodes for job in jobs)
+            return paused.name == proposal.node or of_job
         case "rule":
             return paused.name == proposal.rule
         case "playbook":
@@ -182,7 +183,7 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
 def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """The site's lists of what healer never touches, at anyone's request: nodes, and jobs by QOS."""
     if proposal.verb in JOB_VERBS:
-        return _protected_jobs(proposal, [job_of(proposal, facts)], facts, rules)
+        return _protected_jobs(proposal, parts_of(proposal, facts), facts, rules)
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.protected, proposal, facts)
@@ -199,12 +200,8 @@ def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
 _ENDS_JOBS = frozenset({Verb.down, Verb.power_cycle})
 
 
-def _protected_jobs(
-    proposal: Proposal, jobs: Sequence[SlurmJob | None], facts: GateFacts, rules: Ruleset
-) -> Answer:
+def _protected_jobs(proposal: Proposal, jobs: Sequence[SlurmJob], facts: GateFacts, rules: Ruleset) -> Answer:
     for job in jobs:
-        if job is None:
-            continue
         lists = (settings_of(rules, facts.cluster), settings_of_job(rules, facts.cluster, job))
         if any(job.qos in settings.protected_qos for settings in lists):
             return refuse(Guard.protected, say("decisions.qos_protected", job=job.id, qos=job.qos))

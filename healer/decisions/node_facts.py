@@ -51,6 +51,15 @@ def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
     return facts.snapshot.jobs.get(proposal.job)
 
 
+def parts_of(proposal: Proposal, facts: GateFacts) -> list[SlurmJob]:
+    """The proposal's job; with it the components of a heterogeneous one, which Slurm restarts as a whole.
+    Each has a partition, a QOS and nodes of its own."""
+    job = job_of(proposal, facts)
+    if job is None or facts.snapshot is None or not job.het_job:
+        return [job] if job is not None else []
+    return [part for part in facts.snapshot.jobs.values() if part.het_job == job.het_job]
+
+
 def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
     """The settings of each partition of the node, of which the strictest binds. Never empty."""
     partitions = node.partitions if node else ()

@@ -121,6 +121,14 @@ class TestRequeue:
         drained = slot(1, granted_at=ago(seconds=drained_s))
         assert answer(Guard.consent, requeue("99"), facts(slots=(drained,))).kind == kind
 
+    def test_a_component_that_is_left_to_its_owner_keeps_the_whole_job(self):
+        parts = [
+            job("10", het_job="10", het_offset=0),
+            job("11", het_job="10", het_offset=1, comment="healer:keep"),
+        ]
+        said = answer(Guard.consent, requeue("10", fatal=True), facts(jobs=parts))
+        assert said.kind is AnswerKind.refuse and "healer:keep" in said.why
+
     def test_unseen_job_is_refused_without_a_drain(self):
         assert answer(Guard.consent, requeue("99"), facts()).kind is AnswerKind.refuse
         assert answer(Guard.consent, propose(Verb.revive, job="99"), facts()).kind is AnswerKind.refuse

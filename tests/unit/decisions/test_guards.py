@@ -75,6 +75,22 @@ class TestPause:
         assert said.kind is AnswerKind.hold
         assert "alice" in said.why and "roll-out" in said.why
 
+    @pytest.mark.parametrize(("scope", "name"), [("partition", "cpu"), ("node", "cpu0001")])
+    def test_a_pause_of_one_component_holds_the_restart_of_the_whole_job(self, scope, name):
+        parts = [
+            job("10", het_job="10", het_offset=0),
+            job("11", het_job="10", het_offset=1, nodes=("cpu0001",), partition="cpu"),
+        ]
+        known = facts(jobs=parts, pauses=(self.pause(scope, name),))
+        assert answer(Guard.pause, requeue("10", node=None), known).kind is AnswerKind.hold
+
+    def test_a_job_that_waits_in_two_partitions_is_paused_with_either(self):
+        waits = job(state="PENDING", nodes=(), partition="train,debug")
+        for partition in ("train", "debug"):
+            known = facts(jobs=[waits], pauses=(self.pause("partition", partition),))
+            asked = propose(Verb.release, job="4711", node=None)
+            assert answer(Guard.pause, asked, known).kind is AnswerKind.hold
+
     @pytest.mark.parametrize(
         ("scope", "name"),
         [

@@ -117,6 +117,15 @@ class TestQos:
     def test_others_are_not_protected(self):
         assert answer(Guard.protected, requeue(), self.jobs("normal"), self.SITE).kind is AnswerKind.allow
 
+    def test_a_component_of_such_a_qos_protects_its_whole_job(self):
+        parts = [
+            job("10", qos="normal", het_job="10", het_offset=0),
+            job("11", qos="production", het_job="10", het_offset=1, nodes=(name(2),)),
+        ]
+        for asked in (requeue("10"), requeue("10", by="bob", node=None)):
+            result = judge(asked, facts(jobs=parts), self.SITE, NOW)
+            assert (result.outcome, result.guard) == (Outcome.refused, Guard.protected)
+
     def test_by_partition(self):
         site = rules(partition_guards={"train": GuardSettings(protected_qos=("production",))})
         assert answer(Guard.protected, requeue(), self.jobs("production"), site).kind is AnswerKind.refuse

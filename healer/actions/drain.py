@@ -4,6 +4,7 @@ No new job starts on a drained node. A run that tested its node inside healer's 
 before the reservation ends: in between it would take any job.
 """
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache, partial
 
@@ -48,7 +49,7 @@ from healer.model import (
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
-from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError
+from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerUnavailable
 from healer.text import Said, joined, said_by, say
 
 #: Slurm keeps whole seconds of a reason's time.
@@ -186,12 +187,29 @@ def _drained_before(ctx: Context) -> bool:
     return first != ctx.part
 
 
+#: Slurm's own reason of a DOWN node. With ReturnToService=1 the node comes back by no other (seen on 22.05).
+_AWAY = "Not responding"
+
+
+def _lift_drain(ctx: Context, node: SlurmNode) -> None:
+    """Lifts the drain and nothing else: Slurm may have set the node DOWN meanwhile. Such a node would keep
+    healer's reason, so it gets Slurm's own first."""
+    if node.base == "DOWN" and "NOT_RESPONDING" in node.state:
+        with suppress(SchedulerUnavailable):  # whether it happened or not, the drain is lifted
+            ctx.tools.scheduler.drain(node.name, _AWAY)
+        ctx.fence()
+    ctx.tools.scheduler.undrain(node.name)
+
+
 def _undo_drain(ctx: Context) -> Result:
     node = read_node(ctx)
-    if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
+    half = ctx.asked and node.base == "DOWN" and node.reason == _AWAY  # a worker died within `_lift_drain`
+    if not node.drain or not (half or is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
         return Done(say("actions.drain_gone"))
+    if not half and (holder := holder_of(node, last_drain_reason(ctx.log))):  # they added to our reason
+        return Done(say("actions.lift_holder", holder=holder, node=node.name, reason=node.reason))
     if _drained_before(ctx):
         return Done(say("actions.drain_done", reason=node.reason))
     ctx.fence()
@@ -199,7 +217,7 @@ def _undo_drain(ctx: Context) -> Result:
         ctx.tools.scheduler.drain(ctx.node, reason)  # not ours alone: Slurm had drained it before (law 5)
         ctx.claim.release_slot("the drain was undone")
         return Done(_held_by_slurm(ctx.node, reason))
-    ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
+    _lift_drain(ctx, node)
     ctx.claim.release_slot("the drain was undone")
     return Done(say("actions.drain_undone"))
 
@@ -220,7 +238,7 @@ def _probe_down(ctx: Context) -> Result | None:
 
 
 def _judge_down(ctx: Context, node: SlurmNode, jobs: list[SlurmJob]) -> Result | None:
-    if not (node.drain and is_ours(node.reason)):
+    if not (node.drain and is_ours(node.reason)) or holder_of(node, last_drain_reason(ctx.log)):
         return Failed(say("actions.down_not_ours", node=node.name), final=True)
     if not jobs:
         if node.base == "DOWN":
@@ -351,8 +369,8 @@ def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
     node, kept = _read_held(ctx)
     if kept is not None and not node.held:
         return under_test.end_tests(ctx)  # read back before anything else: one effect at a time
-    lift = ctx.tools.scheduler.resume if resumes else ctx.tools.scheduler.undrain
-    return cause(ctx, lambda: lift(ctx.node), needs_right=True)
+    lift = (lambda: ctx.tools.scheduler.resume(ctx.node)) if resumes else (lambda: _lift_drain(ctx, node))
+    return cause(ctx, lift, needs_right=True)
 
 
 def _lift_action(*, resumes: bool) -> Action:

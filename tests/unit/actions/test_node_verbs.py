@@ -38,6 +38,15 @@ def drained(*flags: str, **run: Any) -> Desk:
     return desk
 
 
+def silent() -> Desk:
+    """Drained, then away for longer than SlurmdTimeout."""
+    desk = drained()
+    desk.slurm.silence(NODE)
+    desk.clock.advance(3600)
+    assert desk.slurm.node(NODE).state == ("DOWN", "DRAIN", "NOT_RESPONDING")
+    return desk
+
+
 # --- pitfalls of a return ---
 
 
@@ -92,6 +101,24 @@ def test_a_drain_that_is_undone_leaves_slurms_own_down() -> None:
     desk.slurm.set_node_down(NODE, "Not responding")
     assert DRAIN.undo is not None and isinstance(DRAIN.undo(desk.ctx), Done)
     assert (desk.slurm.node(NODE).drain, desk.slurm.node(NODE).base) == (False, "DOWN")
+
+
+@pytest.mark.parametrize("lift", [UNDRAIN.do, DRAIN.undo])
+def test_a_silent_node_whose_drain_is_lifted_keeps_no_reason_of_healer(lift: Any) -> None:
+    """By any other reason than its own Slurm leaves the node DOWN when it answers again."""
+    desk = silent()
+    lift(desk.ctx)
+    shown = desk.slurm.node(NODE)
+    assert (shown.drain, shown.base, shown.reason) == (False, "DOWN", "Not responding")
+
+
+def test_a_worker_that_died_between_reason_and_drain_is_followed_by_one_that_lifts_the_drain() -> None:
+    desk = silent()
+    desk.slurm.drain(NODE, "Not responding")
+    assert DRAIN.undo is not None
+    DRAIN.undo(msgspec.structs.replace(desk.ctx, asked=True))
+    assert not desk.slurm.node(NODE).drain
+    assert len(desk.released) == 1
 
 
 # --- undo of the others ---

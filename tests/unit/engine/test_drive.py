@@ -232,15 +232,18 @@ def test_a_worker_that_was_stopped_goes_on_where_no_pause_of_its_own_came(
     assert site.scheduler.writes[0] == "drain"
 
 
-def test_a_worker_that_was_stopped_before_it_takes_back_sees_the_pause_that_came() -> None:
-    """It has just written that it begins, so its claim is fresh."""
-    site, _ = faulty()
-    site.run_for(20)
-    run = only_run(site).id
+def take_back(site: Site, run: str) -> None:
     entry = LogEntry(run=run, at=site.now, epoch=99, step=UNDO, event=StepEvent.done, text="bob: no")
     site.ledger.tables.log[run].append(entry)
     with site.ledger.transaction() as tx:
         tx.set_run_state(run, RunState.running, why="bob: no", at=site.now)
+
+
+def test_a_worker_that_was_stopped_before_it_takes_back_sees_the_pause_that_came() -> None:
+    """It has just written that it begins, so its claim is fresh."""
+    site, _ = faulty()
+    site.run_for(20)
+    take_back(site, only_run(site).id)
 
     def stop(at: str) -> None:
         if at == "undoing:drain" and not site.ledger.tables.pauses:
@@ -253,6 +256,17 @@ def test_a_worker_that_was_stopped_before_it_takes_back_sees_the_pause_that_came
     site.end_pause()
     site.run_for(30)
     assert not site.node(1).drain and only_run(site).state is RunState.undone
+
+
+def test_a_drain_that_a_person_took_over_with_words_of_their_own_is_not_taken_back() -> None:
+    site, _ = faulty()
+    site.run_for(20)
+    run, words = only_run(site).id, f"{site.node(1).reason} RMA 4711"
+    site.slurm.person_drain(NODE, words, "ann")
+    take_back(site, run)
+    site.run_for(30)
+    assert site.node(1).drain and site.node(1).reason == words
+    assert any("ann holds" in one.text and "RMA 4711" in one.text for one in site.log(run))
 
 
 def test_the_decision_that_holds_is_stored_once() -> None:

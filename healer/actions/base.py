@@ -321,6 +321,9 @@ def holder_of(node: SlurmNode, words: str = "") -> Said | None:
 
 
 LOOK_AGAIN_S = 2.0
+#: Slurm refuses to return a node that has not registered as configured, and a reboot would undo the return
+#: (d.8, 4 and 5).
+NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 
 
 def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T:

@@ -13,6 +13,7 @@ import msgspec
 from healer.actions import under_test
 from healer.actions.base import (
     LOOK_AGAIN_S,
+    NOT_YET,
     Action,
     Again,
     Answered,
@@ -306,9 +307,6 @@ DOWN = Action(
 # --- resume lifts only a drain of ours, and our reservation ends with it; undrain leaves DOWN as it is
 
 
-#: Slurm refuses to return a node that has not registered as configured, and a reboot would undo the return
-#: (d.8, 4 and 5).
-_NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
 #: The playbooks that a person starts for a repaired node.
 REPAIRED = frozenset({"resume", "return-to-service"})
 
@@ -346,7 +344,7 @@ def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None]:
 def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
     node, kept = _read_held(ctx)
     state = "+".join(node.state)
-    if _NOT_YET.intersection(node.state):
+    if NOT_YET.intersection(node.state):
         return Again(say("actions.lift_state", node=node.name, state=state), 5.0)
     if ctx.run.by == "healer":
         # A person may end any of healer's drains; healer by itself only that of this incident.

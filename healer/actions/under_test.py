@@ -7,6 +7,7 @@ reservation back, resume, test inside. Passed: the reservation ends. Failed: dra
 from datetime import timedelta
 
 from healer.actions.base import (
+    NOT_YET,
     Action,
     Again,
     Answered,
@@ -104,9 +105,10 @@ def _as_made(ctx: Context, found: Reservation) -> bool:
 
 def _probe(ctx: Context) -> Result | None:
     node, found = _read(ctx)
-    if found is None or node.held:
+    reboots = found is not None and not NOT_YET.isdisjoint(node.state)
+    if not reboots and (found is None or node.held):
         return None
-    if not node.may_get_jobs:  # its test wakes one that is asleep
+    if reboots or not node.may_get_jobs:  # its test wakes one that is asleep
         return Again(say("actions.reserve_state", node=node.name, state="+".join(node.state)), LOOK_AGAIN_S)
     text = say("actions.reserve_done", node=node.name, name=found.name)
     return Done(text, {"reservation": found.name, "state": list(node.state)})

@@ -165,6 +165,16 @@ def test_a_node_that_healer_did_not_drain_is_never_set_down() -> None:
 # --- whose reservation ---
 
 
+def test_pitfall_05_a_node_that_somebody_reboots_is_tested_after_its_boot() -> None:
+    desk = Desk(users=lambda: ("root",))
+    desk.slurm.drain(NODE, REASON)
+    desk.act(RESERVE)
+    desk.slurm.reboot(NODE, REASON)
+    waits = desk.act(RESERVE)
+    assert isinstance(waits, Again) and "REBOOT" in waits.text
+    assert desk.slurm.node(NODE).drain and "REBOOT_ISSUED" in desk.slurm.node(NODE).state
+
+
 def test_node_returned_by_a_person_is_not_taken_for_tests() -> None:
     desk = Desk(users=lambda: ("root",))
     failed = desk.act(RESERVE)

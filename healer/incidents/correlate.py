@@ -28,6 +28,8 @@ from healer.incidents.growth import (
     reopen_merged,
     widen_root,
 )
+from healer.incidents.lifecycle import is_measured
+from healer.incidents.part_history import part_of, rung_of
 from healer.incidents.placers import (
     NewRoot,
     Placement,
@@ -64,6 +66,7 @@ from healer.incidents.shared import (
 from healer.model import (
     EVIDENCE_KEPT,
     HARDWARE,
+    REMEDY_LADDER,
     WAVE_FAULT,
     WAVE_RULE,
     Component,
@@ -177,8 +180,30 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     if incident.jobs_hit_final and finding.fault_class is FaultClass.fatal:
         book.wider[incident.id] = is_newly_proven(incident, joined)
     book.put(widen_root(joined, finding))
-    book.placed.append((incident.id, finding))
+    book.placed.append((_part_for_repair(book, incident, finding, rule) or incident.id, finding))
     cover_silences(book, book.by_id[incident.id])
+
+
+def _part_for_repair(book: Book, incident: Incident, finding: Finding, rule: Rule) -> str | None:
+    """The part of a measured incident that a line makes which asks for a repair: the incident ends once its
+    cause is not measured any more, and what the line asks for is planned then (law 10). None where the
+    measured cause asks for as much itself: it is gone with the repair."""
+    node, own = finding.component.node, book.rules.by_name.get(incident.rule)
+    asked, known = rung_of(remedy_of(rule, finding)), rung_of(own.remedy if own is not None else ())
+    known = max(known, Remedy.requeue_job, key=REMEDY_LADDER.index)  # which repairs nothing
+    more = REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(known)
+    lasts = bool(finding.evidence[0].line) and finding.fault_class in HARDWARE and node is not None
+    if not (more and lasts and is_measured(book.rules, incident)):
+        return None
+    part = part_of(book.picture, finding.component)
+    for burst in reversed(book.picture.history.of(node or "", part, finding.fault)):
+        root = book.root_of(burst.incident) if burst.incident else None
+        if root is not None and root.id == incident.id:
+            return burst.incident
+    new = book.opened(finding)
+    if book.earlier(new.id) is None:
+        book.put(merge_into(new, incident, book.now))
+    return new.id
 
 
 def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdict]:

@@ -18,7 +18,7 @@ from healer.model import (
     Sense,
     Topology,
 )
-from tests.support.loop import CLUSTER, DEGRADED, LOST, name
+from tests.support.loop import CLUSTER, DEGRADED, LOST, beat, name
 from tests.support.slow import SlowSite, found, slow_rules
 
 NODE = name(1)
@@ -245,6 +245,39 @@ def test_a_reset_that_was_planned_is_planned_again_once_the_slowness_that_took_i
     site.pass_time(400, step_s=10)
     assert open_rules(site) == ["gpu-degraded"]
     assert site.run_of("repair-when-idle").state is RunState.running
+
+
+def known_gpu() -> SlowSite:
+    """The node has said which of its GPUs is at the address of the lines; a job keeps it busy."""
+    site = SlowSite()
+    site.agreed(required=[NODE])
+    gpus = [{"index": 3, "pci": "0000:9b:00", "uuid": "GPU-3"}]
+    site.walk(beat(NODE, site.now, boot_id="b1", gpus=gpus))
+    return site
+
+
+def test_a_reset_that_a_line_of_the_slow_gpu_asked_for_is_planned_once_the_slowness_is_over() -> None:
+    """The line joins the incident of the slowness, and comes once."""
+    site = known_gpu()
+    site.find("straggler", gpu=3)
+    for _ in range(2):
+        site.pass_time(60)
+        site.walk(*site.say(1, DEGRADED, boot_id="b1"))
+    assert open_rules(site) == ["straggler"] and len(site.incidents) == 2
+    site.clear("straggler", gpu=3)
+    site.pass_time(400, step_s=10)
+    assert open_rules(site) == ["gpu-degraded"]
+    assert site.run_of("repair-when-idle").state is RunState.running
+
+
+def test_a_measured_end_of_what_the_line_asked_for_ends_it() -> None:
+    site = known_gpu()
+    site.find("gpu-remap-pending", gpu=3)
+    site.walk(*site.say(1, DEGRADED, boot_id="b1"))
+    site.clear("gpu-remap-pending", gpu=3)
+    site.pass_time(400, step_s=10)
+    assert [one.rule for one in site.incidents] == ["gpu-remap-pending"]
+    assert site.open_incidents == []
 
 
 def test_a_plan_that_ended_with_a_merge_begins_again_when_a_person_takes_its_incident_out() -> None:

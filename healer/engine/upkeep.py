@@ -52,6 +52,7 @@ from healer.model import (
 )
 from healer.model.detection import is_due
 from healer.model.run import run_id
+from healer.model.slurm import is_in_maintenance
 from healer.observations import NodePicture, Picture
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
@@ -420,6 +421,7 @@ def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
 
 
 def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
+    shown = picture.slurm.nodes.get(node.name) if picture.slurm is not None else None
     return Inventory(
         node=node.name,
         at=node.facts_at or now,
@@ -427,4 +429,5 @@ def _inventory(picture: Picture, node: NodePicture, now: datetime) -> Inventory:
         changed=dict(picture.new_versions.get(node.name, {})),
         booted_at=node.booted_at,
         worked_until=picture.changes.work_ended.get(node.name),
+        in_work=shown is not None and is_in_maintenance(picture.slurm, shown),
     )

@@ -33,7 +33,6 @@ from healer.incidents.growth import add_ruled_out, reopen_merged
 from healer.incidents.impact import has_unsettled_hits, with_hits
 from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
-    PROOF,
     auto_resolve,
     confirm_unhealed,
     ended_by_quiet,
@@ -72,6 +71,7 @@ from healer.model import (
 from healer.model.faults import OUTAGES, Trait, fault_is, is_of_place
 from healer.model.gate import permit_for
 from healer.observations import Picture
+from healer.observations.fault_history import KEPT
 from healer.ports.transactions import Ledger
 from healer.telling.news import notify_message, ticket_stage, ticket_update
 from healer.text import NO_WORDS, from_stored, quoted, say
@@ -165,7 +165,7 @@ def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None
     if picture.slurm is None:
         return
     changes, nodes = picture.changes, picture.slurm.nodes.values()
-    since, changes.windows_until = changes.windows_until or now - PROOF, now
+    since, changes.windows_until = changes.windows_until or now - KEPT, now
     changes.work_ended |= ended_windows(rules, picture.cluster, nodes, since, now)
 
 

@@ -188,10 +188,10 @@ def _part_for_repair(book: Book, incident: Incident, finding: Finding, rule: Rul
     """The part of a measured incident that a line makes which asks for a repair: the incident ends once its
     cause is not measured any more, and what the line asks for is planned then (law 10). None where the
     measured cause asks for as much itself: it is gone with the repair."""
-    node, own = finding.component.node, book.rules.by_name.get(incident.rule)
-    asked, known = rung_of(remedy_of(rule, finding)), rung_of(own.remedy if own is not None else ())
-    known = max(known, Remedy.requeue_job, key=REMEDY_LADDER.index)  # which repairs nothing
-    more = REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(known)
+    node, measured = finding.component.node, book.rules.by_name.get(incident.rule)
+    asked, rung = rung_of(remedy_of(rule, finding)), rung_of(measured.remedy if measured is not None else ())
+    rung = max(rung, Remedy.requeue_job, key=REMEDY_LADDER.index)  # which repairs nothing
+    more = REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(rung)
     lasts = bool(finding.evidence[0].line) and finding.fault_class in HARDWARE and node is not None
     if not (more and lasts and is_measured(book.rules, incident)):
         return None

@@ -191,6 +191,8 @@ class Changes:
     #: When planned work on a node ended last; and until when the site's maintenance windows were checked.
     work_ended: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
+    #: Nodes that Slurm showed in planned work before a restart, and has not been asked about since.
+    in_work: set[str] = field(default_factory=set)
     #: Since when Slurm shows nodes as neither out by plan nor starting any more.
     back_from_plan: dict[str, datetime] = field(default_factory=dict)
     #: Slurm's nodes as they came, before GPUs that Slurm does not name were named.
@@ -290,15 +292,19 @@ class Picture:
             old = before.get(name)
             if old is None:
                 self._note_boot_id(node, snapshot.taken_at)
+                self._note_work_before(name)
+                if is_in_maintenance(snapshot, node):
+                    self.facts_changed.add(self.node(name).name)
             elif old is not node or name in doubted:
                 self._note_change(last, old, snapshot, node)
 
     def _note_change(
         self, last: SlurmSnapshot | None, old: SlurmNode, snapshot: SlurmSnapshot, node: SlurmNode
     ) -> None:
-        at = snapshot.taken_at
-        if is_in_maintenance(last, old) and not node.planned:
+        at, was_in_work = snapshot.taken_at, is_in_maintenance(last, old)
+        if was_in_work and not node.planned:
             self.changes.work_ended[node.name] = at
+        if was_in_work is not is_in_maintenance(snapshot, node):
             self.facts_changed.add(self.node(node.name).name)
         if old.is_expected_away and not node.is_expected_away:
             self.changes.back_from_plan[node.name] = at
@@ -310,6 +316,17 @@ class Picture:
         # Only a change is news: a recording repeats boot ids that were not reported again at that time.
         if old.boot_id != node.boot_id:
             self._note_boot_id(node, at)
+
+    def _note_work_before(self, name: str) -> None:
+        """Planned work from before a restart that Slurm does not show any more ended meanwhile: by the first
+        picture since."""
+        node = self.slurm.nodes.get(name) if self.slurm is not None else None
+        if self.slurm is None or node is None or name not in self.changes.in_work:
+            return
+        self.changes.in_work.discard(name)
+        if not node.planned:
+            self.changes.work_ended[name] = self.slurm.taken_at
+            self.facts_changed.add(self.node(name).name)
 
     def _note_boot_id(self, node: SlurmNode, at: datetime) -> None:
         if node.boot_id:
@@ -477,6 +494,9 @@ class Picture:
             node.booted_at = inventory.booted_at
             if inventory.worked_until is not None:
                 self.changes.work_ended[inventory.node] = inventory.worked_until
+            if inventory.in_work:
+                self.changes.in_work.add(inventory.node)
+                self._note_work_before(inventory.node)
             if inventory.changed:
                 self.new_versions[inventory.node] = dict(inventory.changed)
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from healer.model import (
     Guard,
     GuardSettings,
     IncidentState,
+    Maintenance,
     Mode,
     Observation,
     Outcome,
@@ -24,6 +26,7 @@ from healer.model import (
     Severity,
 )
 from healer.model.slurm import Reservation
+from healer.observations import Picture
 from healer.signals.wire import kernel_log_observations
 from healer.sim.memory_ledger import MemoryTx
 from tests.support.loop import (
@@ -38,6 +41,7 @@ from tests.support.loop import (
     later,
     name,
     rules_in,
+    shipped,
 )
 
 REFERENCE = Reference(cluster=CLUSTER, kind="h100", node=name(1), at=START, by="ann", facts={})
@@ -591,6 +595,43 @@ def test_what_was_not_seen_after_planned_work_stays_open_once_a_person_reopens_i
     site.run_for(10)
     assert site.incident.id == known.id
     assert site.node(1).drain
+
+
+def restart(site: Site) -> None:
+    """Another detector begins, with what the first one stored."""
+    site.picture = Picture(CLUSTER, watching_since=site.now)
+    site.look()
+    site.picture.load_inventories(list(site.ledger.tables.inventories.values()))
+
+
+def test_planned_work_that_ended_while_no_detector_ran_explains_what_was_logged_under_it() -> None:
+    """The follower delivers late what the node logged; its GPU was pulled out by plan."""
+    site = Site(20)
+    site.slurm.reserve(Reservation(name="firmware", nodes=(name(1),), users=("root",), maintenance=True))
+    site.run_for(5)
+    site.clock.advance(600)
+    logged_at = site.now
+    site.clock.advance(60)
+    site.slurm.unreserve("firmware")
+    site.clock.advance(600)
+    restart(site)
+    site.run_for(60, *site.say(1, LOST, event_at=logged_at))
+    assert site.incident.severity is Severity.P3
+    assert not site.node(1).drain
+    site.run_for(30, *site.say(1, f"{LOST} again"))
+    assert site.node(1).drain, "what comes after the work is a fault"
+
+
+def test_a_window_of_the_sites_list_that_ended_hours_before_the_restart_explains_its_lines_too() -> None:
+    window = Maintenance(nodes=(name(1),), why="new GPUs", until=START + timedelta(minutes=30))
+    site = Site(20, rules=rules_in(guards=msgspec.structs.replace(shipped().guards, maintenance=(window,))))
+    site.walk(beat(name(1), site.now, boot_id="b1"))
+    site.clock.advance(4 * 3600)
+    restart(site)
+    site.walk(beat(name(1), site.now, boot_id="b1"))
+    site.run_for(60, *site.say(1, LOST, boot_id="b1", event_at=START + timedelta(minutes=10)))
+    assert site.incident.severity is Severity.P3
+    assert not site.node(1).drain
 
 
 @pytest.mark.parametrize("word", ["cancel", "resolve"])

@@ -355,7 +355,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     guard_share_per_hour: Share = None
     guard_rack_share: Share = None
     guard_partition_share: Share = None
-    guard_repeat_h: Annotated[float | None, Reads(number_between(0, 8760))] = None
+    guard_repeat_h: Annotated[float | None, Reads(number_between(0, 24))] = None
     breaker_share: Share = None
     # --- webhooks
     notify_webhook_url: SecretWeb = None

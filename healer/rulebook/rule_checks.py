@@ -40,6 +40,8 @@ _SHARES = (
     "breaker_share",
 )
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
+#: The gate reads the remedies of a day, and each must be a span of time.
+_HOURS_MAX = {"repeat_h": 24, "veto_h": 8760}
 #: A year: what was tested longer ago counts as never tested anyway.
 _SWEEP_DAYS_MAX = 365
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
@@ -109,6 +111,8 @@ def check_guards(at: Where, data: dict[str, Any]) -> GuardSettings | None:
     check("max_nodes", settings.max_nodes >= 1, say("rulebook.at_least"))
     for name in _AT_LEAST_ZERO:
         check(name, getattr(settings, name) >= 0, say("rulebook.must_not_negative"))
+    for name, most in _HOURS_MAX.items():
+        check(name, getattr(settings, name) <= most, say("rulebook.hours_at_most", most=most))
     if settings.earn.incidents < 1:
         at.at("earn", "incidents").problem(say("rulebook.earn_incidents_at_least"))
     if not 0 <= settings.earn.precision <= 1:

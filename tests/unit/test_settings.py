@@ -80,6 +80,7 @@ def test_guard_settings_are_named_as_the_gate_names_them() -> None:
         ("HEALER_DATABASE_URL", "mysql://db/healer"),
         ("HEALER_REDIS_URL", "amqp://mq"),
         ("HEALER_SETTLE_S", "-1"),
+        ("HEALER_GUARD_REPEAT_H", "72"),
         ("HEALER_NOTIFY_WEBHOOK_URL", "ftp://x"),
         ("HEALER_BMC_URL", "https://bmc.example"),
         ("HEALER_BMC_URL", "http://{node}-bmc"),

@@ -132,6 +132,6 @@ def restart_consent(job: SlurmJob, site: RestartConsent) -> Said | None:
         return say("decisions.owner_agrees", job=job.id, word=OPT_IN)
     if job.partition in site.partitions:
         return say("decisions.partition_agrees", name=job.partition)
-    if job.qos in site.qos:
+    if job.qos.lower() in (qos.lower() for qos in site.qos):
         return say("decisions.qos_agrees", name=job.qos)
     return None

@@ -203,7 +203,8 @@ _ENDS_JOBS = frozenset({Verb.down, Verb.power_cycle})
 def _protected_jobs(proposal: Proposal, jobs: Sequence[SlurmJob], facts: GateFacts, rules: Ruleset) -> Answer:
     for job in jobs:
         lists = (settings_of(rules, facts.cluster), settings_of_job(rules, facts.cluster, job))
-        if any(job.qos in settings.protected_qos for settings in lists):
+        named = (qos.lower() for settings in lists for qos in settings.protected_qos)
+        if job.qos.lower() in named:  # Slurm keeps them in small letters, however a site writes them
             return refuse(Guard.protected, say("decisions.qos_protected", job=job.id, qos=job.qos))
     return allow(Guard.protected, say("decisions.not_protected", what=proposal.job or proposal.node))
 

@@ -106,6 +106,11 @@ class TestQos:
             assert (result.outcome, result.guard) == (Outcome.refused, Guard.protected)
             assert "4711" in result.why and "production" in result.why
 
+    def test_capitals_of_the_sites_list_protect_as_well(self):
+        """Slurm keeps the names of QOS in small letters."""
+        site = rules(GuardSettings(protected_qos=("Production",)))
+        assert answer(Guard.protected, requeue(), self.jobs("production"), site).kind is AnswerKind.refuse
+
     def test_a_node_with_one_is_not_set_down(self):
         for verb in (Verb.down, Verb.power_cycle):
             said = answer(Guard.protected, propose(verb), self.jobs("production"), self.SITE)

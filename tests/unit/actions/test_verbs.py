@@ -164,6 +164,18 @@ def test_a_drain_is_undone_only_while_it_is_ours() -> None:
     assert len(desk.released) == 1
 
 
+def test_an_undo_frees_no_slot_of_a_drain_of_another_incident() -> None:
+    """It begins again after a worker's death; the drain that this run found in place is not its own."""
+    desk = Desk(asked=True)
+    assert DRAIN.undo is not None
+    desk.slurm.drain(NODE, "healer:gpu-fatal inc:ffffffff x")
+    assert isinstance(DRAIN.undo(desk.ctx), Done)
+    assert desk.slurm.node(NODE).drain and desk.released == []
+    desk.slurm.resume(NODE)
+    assert isinstance(DRAIN.undo(desk.ctx), Done)
+    assert len(desk.released) == 1
+
+
 @pytest.mark.parametrize("action", [DRAIN, RESUME])
 def test_a_node_that_slurm_does_not_have_is_a_question_at_once(action: Action) -> None:
     desk = Desk(run=msgspec.structs.replace(RUN, node="gone"))

@@ -257,8 +257,12 @@ def nearest_spare(
 def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
     if (spare.gpus, spare.gpu_model) != (lost.gpus, lost.gpu_model):
         return False
-    wanted = {job.partition} if job is not None and job.partition else set(lost.partitions)
-    return wanted <= set(spare.partitions) and (job is None or spare.name not in job.excluded)
+    if job is not None and spare.name in job.excluded:
+        return False
+    if job is None or not job.partition:
+        return set(lost.partitions) <= set(spare.partitions)
+    # One that was put back waits in all partitions that it asked for: `a,b` (seen on 22.05).
+    return any(partition in spare.partitions for partition in job.partition.split(","))
 
 
 def hops(node: SlurmNode, other: SlurmNode) -> int:

@@ -174,6 +174,13 @@ def test_the_nearest_that_the_job_can_use(spares: list[SlurmNode], chosen: int |
     assert (found.name if found else None) == (name(chosen) if chosen else None)
 
 
+def test_a_job_that_waits_in_several_partitions_takes_a_spare_of_either() -> None:
+    """Slurm shows all that it asked for again, once it was put back."""
+    job = msgspec.structs.replace(JOB, partition="debug,train")
+    found = nearest_spare(LOST_ONE, job, [spare(12, partitions=("cpu",)), spare(13, partitions=("train",))])
+    assert found is not None and found.name == name(13)
+
+
 def test_recently_returned_spares_are_chosen_last() -> None:
     near, far, farther = spare(12, "leaf1"), spare(13, "leaf2"), spare(14, "leaf3")
     until = {near.name: later(days=5), far.name: later(days=2)}

@@ -128,8 +128,11 @@ def owner_of(reason: str, user: str = "") -> ReasonOwner:
 
 @lru_cache(maxsize=4096)
 def slurm_kind(reason: str) -> str | None:
-    """Which of Slurm's own reasons this is; None for a person's text, for ours and for an empty one."""
-    original = reason.partition(_APPENDED)[0].strip()
+    """Which of Slurm's own reasons this is; None for a person's text, for ours and for an empty one. A person
+    who adds to Slurm's reason holds the node."""
+    original, *appended = (part.strip() for part in reason.split(_APPENDED))
+    if any(slurm_kind(part) is None for part in appended):
+        return None
     return next((kind for kind, pattern in _SLURM_REASONS if pattern.fullmatch(original)), None)
 
 

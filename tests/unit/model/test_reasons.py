@@ -47,6 +47,7 @@ def test_slurms_own_reasons(reason: str, kind: str) -> None:
         "Low CPUs budget left for this rack",
         "see Kill task failed",
         "PSU : swap it",
+        "Kill task failed : RMA 4711, do not touch",
     ],
 )
 def test_a_persons_sentence_that_begins_like_slurms_is_the_persons(reason: str) -> None:

@@ -35,6 +35,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import psycopg
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -199,11 +200,22 @@ class Day:
             self._boot_asked()
             if time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + LOOK_S
-                self.people.look()
+                with self._unanswered_counts():
+                    self.people.look()
             if passed >= next_line:
                 next_line += 60.0
-                self._print_progress(passed)
+                with self._unanswered_counts():
+                    self._print_progress(passed)
             time.sleep(0.1)
+
+    @contextmanager
+    def _unanswered_counts(self) -> Iterator[None]:
+        """A question that the database does not answer in time ends no day: who asked asks again."""
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            self.people.unanswered += 1
+            print(f"the database does not answer: {error}", flush=True)
 
     def _strike(self, fault: Fault) -> None:
         active = "SELECT 1 FROM slots WHERE node = %s AND released_at IS NULL"

@@ -105,8 +105,8 @@ def _as_made(ctx: Context, found: Reservation) -> bool:
 
 def _probe(ctx: Context) -> Result | None:
     node, found = _read(ctx)
-    reboots = found is not None and not NOT_YET.isdisjoint(node.state)
-    if not reboots and (found is None or node.held):
+    reboots = not NOT_YET.isdisjoint(node.state)
+    if found is None or (node.held and not reboots):
         return None
     if reboots or not node.may_get_jobs:  # its test wakes one that is asleep
         return Again(say("actions.reserve_state", node=node.name, state="+".join(node.state)), LOOK_AGAIN_S)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from healer.model import IncidentState, Role
+from healer.model import IncidentState, Role, Verdict
 from tests.support import console_sample
 from tests.support.browser import open_page, served
 from tests.support.console_pages import incident_of, question_of
@@ -41,7 +41,7 @@ def paths(site: Site) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, 1101, 853, 320])
 def test_no_page_breaks_its_policy_or_its_width(browser: Browser, site: Site, url: str, width: int) -> None:
     page = open_page(browser, url, width=width)
     said: list[str] = []
@@ -54,6 +54,61 @@ def test_no_page_breaks_its_policy_or_its_width(browser: Browser, site: Site, ur
         over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert over <= 0, f"{path} is {over} px wider than its window of {width} px"
     assert said == []
+
+
+@pytest.mark.parametrize("width", [1280, 320])
+def test_long_names_and_reasons_are_seen_to_their_ends(
+    browser: Browser, site: Site, url: str, width: int
+) -> None:
+    """Host names of 63 letters differ in their last ones; a reason may be an address without a space."""
+    shown, long = site.sample.standing.snapshot, f"gpu-{'x' * 55}0009"
+    assert shown is not None
+    reason = f"see https://tickets.example/{'y' * 900}"
+    bad = msgspec.structs.replace(
+        shown.nodes["gpu0026"], name=long, reason=reason, partitions=("z" * 60,), rack="r" * 40
+    )
+    job = msgspec.structs.replace(shown.jobs["4711"], name="j" * 200, user="u" * 60, nodes=(long,))
+    site.sample.standing = msgspec.structs.replace(
+        site.sample.standing,
+        snapshot=msgspec.structs.replace(
+            shown, nodes={**shown.nodes, long: bad}, jobs={**shown.jobs, "4711": job}
+        ),
+    )
+    for key, record in site.sample.runs.items():
+        run = msgspec.structs.replace(record.run, node=long, by="mara", reason=reason)
+        site.sample.runs[key] = msgspec.structs.replace(record, run=run)
+    for key, detail in site.sample.details.items():
+        one = detail.incident
+        place = msgspec.structs.replace(one.root, node=long)
+        site.sample.details[key] = msgspec.structs.replace(
+            detail,
+            incident=msgspec.structs.replace(one, root=place, nodes=dict.fromkeys([long], Verdict.isolate)),
+            runs=tuple(site.sample.runs[record.run.id] for record in detail.runs),
+        )
+    page, run = open_page(browser, url, width=width), next(iter(site.sample.runs))
+    incident = incident_of(site, "gpu-lost")
+    for path in (
+        f"/?q={long}", "/incidents", f"/incidents/{incident}", "/runs", f"/runs/{run}", "/approvals",
+        f"/nodes/pod1/{long}", "/jobs/pod1/4711", "/reports/handover",
+    ):  # fmt: skip
+        page.goto(url + path)
+        expect(page.locator("h1")).to_be_visible()
+        ends = page.locator("main").evaluate(
+            """(main) => {
+                const walk = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+                const part = document.createRange(), apart = ".vh, .tabs, .scroll, svg, thead";
+                let most = 0;
+                while (walk.nextNode()) {
+                    const inside = walk.currentNode.parentElement;
+                    if (inside.closest(apart) || !inside.checkVisibility()) continue;
+                    part.selectNodeContents(walk.currentNode);
+                    most = Math.max(most, part.getBoundingClientRect().right);
+                }
+                return most;
+            }"""
+        )
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert over <= 0 and ends <= width, f"{path}: text ends at {ends:.0f} px of {width} px"
 
 
 def test_a_hostile_kernel_line_stays_text(browser: Browser, site: Site, url: str) -> None:

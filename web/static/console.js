@@ -54,7 +54,7 @@ async function swap() {
   try {
     const answer = await fetch(location.href, { headers: { "X-Partial": "1", Accept: "text/html" } });
     mark({ reads: answer.status < 500 });
-    if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
+    if (answer.redirected && new URL(answer.url).pathname === "/sign-in") return typed() ? mark({ reads: false }) : location.assign(answer.url);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (!page.getElementById("say")) return; // it is no page of ours
     for (const region of regions) exchange(region, page.getElementById(region.id));
@@ -130,6 +130,10 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden && wa
 // --- the dialog ---------------------------------------------------------------------------------
 const newKey = () => crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
 let press = null; // the button's data while its dialog is open
+// What was typed outlives the session: the page waits until it is sent or given up, and after the next sign-in of
+// the same person in this tab the same button has it still.
+const typed = () => [...document.querySelectorAll("textarea")].some((one) => one.value !== one.defaultValue);
+const draft = (data) => `${document.querySelector(".who summary").textContent} ${data.method} ${data.act} ${data.title}`;
 const LABELS = { reason: w("Reason"), note: w("Note"), cause: w("Cause (optional)") };
 async function send(method, url, body, key) {
   const headers = { "Content-Type": "application/json", "X-Healer-CSRF": csrf };
@@ -147,7 +151,7 @@ function open(button) {
   $("act-effect").textContent = data.effect;
   $("act-go").textContent = button.firstChild.textContent;
   $("act-go").disabled = false;
-  $("act-text").value = "";
+  $("act-text").value = data.field && sessionStorage.getItem(draft(data)) || "";
   $("act-text").hidden = $("act-label").hidden = !data.field;
   $("act-text").required = data.field === "reason" || data.field === "note";
   $("act-label").textContent = LABELS[data.field] || "";
@@ -207,6 +211,7 @@ async function go(event) {
   let answer;
   try { answer = await send(mine.data.method, mine.data.act, body, mine.key); } catch { return fail(el("span", w("No answer from healer. Try again: the same action never runs twice."))); }
   if (press !== mine) return;
+  if (answer.status === 401) return location.assign("/sign-in?next=" + encodeURIComponent(location.pathname + location.search));
   if (isFinal(answer)) mine.key = newKey();
   if (!answer.ok) return fail(problem(answer));
   $("act").close();
@@ -215,7 +220,8 @@ async function go(event) {
 }
 $("act-go").addEventListener("click", go);
 $("act-close").addEventListener("click", () => $("act").close());
-$("act").addEventListener("close", () => { press = null; });
+$("act-text").addEventListener("input", () => sessionStorage.setItem(draft(press.data), $("act-text").value));
+$("act").addEventListener("close", () => { sessionStorage.removeItem(draft(press.data)); $("act-text").value = ""; press = null; });
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-act], [data-verify], [data-help]");
   if (!button) { for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(event.target)) menu.open = false; return; }

@@ -89,7 +89,7 @@
   }
   $("triage-go").addEventListener("click", go);
   $("triage-close").addEventListener("click", () => $("triage").close());
-  $("triage").addEventListener("close", () => { press = null; });
+  $("triage").addEventListener("close", () => { press = null; $("triage-reason").value = ""; });
   $("triage-into").addEventListener("change", list);
 
   document.addEventListener("change", (event) => {

@@ -296,6 +296,35 @@ def test_a_page_of_an_earlier_session_says_so(browser: Browser, site: Site, url:
     )
 
 
+def test_what_was_typed_outlives_the_session(browser: Browser, site: Site, url: str) -> None:
+    """A session ends while its person types: the words stay, and the sign-in leads back to them."""
+    page, address = open_page(browser, url), f"{url}/incidents/{incident_of(site, 'gpu-lost')}"
+    page.goto(address)
+    expect(page.locator("#live")).to_have_text("live")
+    page.keyboard.press("n")
+    page.locator("#act-text").press_sequentially("the riser is loose")
+    page.context.clear_cookies()
+    site.say("reset", {})
+    expect(page.locator("#live")).to_have_text("reconnecting")
+    expect(page.locator("#act-text")).to_have_value("the riser is loose")
+
+    unauthenticated = {"title": "Unauthorized", "status": 401, "code": "unauthenticated"}
+    page.route("**/note", lambda route: route.fulfill(status=401, json=unauthenticated))
+    page.locator("#act-go").click()
+    expect(page.locator("h1")).to_have_text("Sign in")
+    page.unroute("**/note")
+    page.fill("#token", "good")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page).to_have_url(address)
+    page.keyboard.press("n")
+    expect(page.locator("#act-text")).to_have_value("the riser is loose")
+    page.locator("#act-go").click()
+    expect(page.locator("#act")).to_be_hidden()
+    assert site.pressed[-1][1] == {"note": "the riser is loose"}
+    page.keyboard.press("n")
+    expect(page.locator("#act-text")).to_have_value("")
+
+
 def test_a_page_that_cannot_be_read_is_not_live(browser: Browser, site: Site, url: str) -> None:
     """While the database is away events are silent, and the stream stays open."""
     page = open_page(browser, url)

@@ -111,6 +111,36 @@ def test_long_names_and_reasons_are_seen_to_their_ends(
         assert over <= 0 and ends <= width, f"{path}: text ends at {ends:.0f} px of {width} px"
 
 
+def test_a_printed_incident_has_the_guards_of_each_decision(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url, width=718)  # A4 within its margins
+    page.emulate_media(media="print")
+    page.goto(f"{url}/incidents/{incident_of(site, 'gpu-lost')}")
+    expect(page.locator(".timeline")).to_contain_text("15 guards checked")
+    expect(page.locator(".timeline table.guards")).to_be_visible()
+    for screen in (page.locator("#nav"), page.get_by_role("button"), page.get_by_text("Data table")):
+        expect(screen.locator("visible=true")).to_have_count(0)
+
+
+def test_forced_colors_leave_what_only_a_color_shows(browser: Browser, url: str) -> None:
+    page = open_page(browser, url)
+    page.emulate_media(forced_colors="active")
+    page.goto(url + "/")
+    seen = page.evaluate(
+        """() => {
+            const styleOf = (selector) => getComputedStyle(document.querySelector(selector));
+            const of = (first, key) => (one) => styleOf(`${first} ${one}`)[key];
+            const chosen = ["[aria-current]", "a:not([aria-current])"];
+            return {
+                keys: [".busy", ".out_healer"].map(of("#legend", "backgroundColor")),
+                pages: chosen.map(of("#nav", "borderBottomColor")),
+                colors: chosen.map(of("#colours", "backgroundColor")),
+            };
+        }"""
+    )
+    for what, (one, other) in seen.items():
+        assert one != other, what
+
+
 def test_a_hostile_kernel_line_stays_text(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     page.goto(f"{url}/incidents/{incident_of(site, 'gpu-application')}")

@@ -141,6 +141,18 @@ def test_forced_colors_leave_what_only_a_color_shows(browser: Browser, url: str)
         assert one != other, what
 
 
+def test_a_page_without_scripts_says_that_its_buttons_do_nothing(
+    browser: Browser, site: Site, url: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    context.add_cookies([{"name": "healer_session", "value": "cookie-good", "url": url}])
+    page = context.new_page()
+    for path in ("/approvals", f"/incidents/{incident_of(site, 'gpu-lost')}"):
+        page.goto(url + path)
+        expect(page.locator("noscript p")).to_be_visible()
+    context.close()
+
+
 def test_a_hostile_kernel_line_stays_text(browser: Browser, site: Site, url: str) -> None:
     page = open_page(browser, url)
     page.goto(f"{url}/incidents/{incident_of(site, 'gpu-application')}")

@@ -130,10 +130,6 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden && wa
 // --- the dialog ---------------------------------------------------------------------------------
 const newKey = () => crypto.randomUUID ? crypto.randomUUID() : String(Math.random()).slice(2) + Date.now();
 let press = null; // the button's data while its dialog is open
-// What was typed outlives the session: the page waits until it is sent or given up, and after the next sign-in of
-// the same person in this tab the same button has it still.
-const typed = () => [...document.querySelectorAll("textarea")].some((one) => one.value !== one.defaultValue);
-const draft = (data) => `${document.querySelector(".who summary").textContent} ${data.method} ${data.act} ${data.title}`;
 const LABELS = { reason: w("Reason"), note: w("Note"), cause: w("Cause (optional)") };
 async function send(method, url, body, key) {
   const headers = { "Content-Type": "application/json", "X-Healer-CSRF": csrf };

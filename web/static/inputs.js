@@ -1,5 +1,5 @@
-// Parts of the dialog: fields for what a playbook may be given, and what healer answered. console.js opens the
-// dialog and sends it.
+// Parts of the dialog: fields for what a playbook may be given, what was typed, and what healer answered.
+// console.js opens the dialog and sends it.
 "use strict";
 function inputField(one) {
   const label = el("label", one.help), field = document.createElement(one.choices.length ? "select" : "input");
@@ -56,3 +56,7 @@ function problem(answer) {
 // A finished answer ends a press: the next one is another request. What passes, or is still under way, may have
 // been done all the same: the same press again has the same key, and is never done twice.
 const isFinal = (answer) => answer.status < 500 && ![401, 429].includes(answer.status) && answer.data.code !== "in_flight";
+// What was typed outlives the session: the page waits until it is sent or given up, and after the next sign-in of
+// the same person in this tab the same button has it still.
+const typed = () => [...document.querySelectorAll("textarea")].some((one) => one.value !== one.defaultValue);
+const draft = (data) => `${document.querySelector(".who summary").textContent} ${data.method} ${data.act} ${data.title}`;

@@ -51,7 +51,6 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
     },
     # 30 minutes after planned work.
     "proof": {
-        "engine.walk:PROOF": timedelta(seconds=20),
         "incidents.lifecycle:PROOF": timedelta(seconds=20),
     },
 }

@@ -210,7 +210,7 @@ class Day:
 
     @contextmanager
     def _unanswered_counts(self) -> Iterator[None]:
-        """A question that the database does not answer in time ends no day: who asked asks again."""
+        """Counts a database time-out and goes on: the same query runs again a few seconds later."""
         try:
             yield
         except psycopg.OperationalError as error:

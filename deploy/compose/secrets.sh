@@ -7,7 +7,7 @@ folder=${SECRETS:-$(dirname "$0")/../../secrets}
 mkdir -p "$folder"
 chmod 0700 "$folder" # a container sees single files of it; their users differ from yours
 
-# $1: name, $2: text. In one go: a script that is stopped leaves no half of a secret.
+# $1: name, $2: text. An interrupted script leaves no partial secret.
 keep() { printf '%s\n' "$2" | install -m 0444 /dev/stdin "$folder/$1"; }
 random() {
     [ -s "$folder/$1" ] && return

@@ -13,7 +13,7 @@ set -- $3
 [ $# = 3 ] || { echo "fill.sh: give three hosts, not '$*'" >&2 && exit 2; }
 secrets=${SECRETS:-/etc/healer/secrets}
 bin=${POSTGRES_BIN:-$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1)}
-# Anything else could mean something to sed or YAML.
+# Other characters may be special to sed or YAML.
 password() {
     text=$(cat "$secrets/password_$1")
     case $text in

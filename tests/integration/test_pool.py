@@ -1,5 +1,4 @@
-"""The pool of connections: a server that has ended them is met without an error, and without a question each
-time."""
+"""The connection pool replaces connections that the server closed, without a ping at each checkout."""
 
 import sqlalchemy as sa
 

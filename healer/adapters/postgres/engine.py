@@ -130,8 +130,8 @@ def make_engine(
 
 
 def _replace_ended(driver: psycopg.Connection, _record: object, _pooled: object) -> None:
-    """In place of `pool_pre_ping`, whose question costs a round trip each time. A server that is gone without
-    a word ends the connection by its keepalives."""
+    """Replaces `pool_pre_ping`, which costs a round trip at each checkout. TCP keepalives close a connection
+    whose server vanished without closing it."""
     if _is_ended(driver):
         raise InvalidatePoolError
 

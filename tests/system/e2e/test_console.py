@@ -425,6 +425,33 @@ def test_an_event_changes_the_page_in_place_and_keeps_the_focus(
     assert page.evaluate("window.sameDocument") is True
 
 
+def test_the_focus_outlives_an_event_behind_an_open_dialog(browser: Browser, site: Site, url: str) -> None:
+    page = open_page(browser, url)
+    key = incident_of(site, "gpu-lost")
+    page.goto(f"{url}/incidents/{key}")
+    expect(page.locator("#live")).to_have_text("live")
+
+    def changes(owner: str) -> None:
+        detail = site.sample.details[key]
+        owned = msgspec.structs.replace(detail.incident, acknowledged_by=owner)
+        site.sample.details[key] = msgspec.structs.replace(detail, incident=owned)
+        site.say("incident", {"cluster": "pod1", "id": key, "state": "open"})
+        expect(page.locator("main")).to_contain_text(owner)
+
+    note = page.locator("main button", has_text="Note")
+    note.press("Enter")
+    expect(page.locator("#act-text")).to_be_focused()
+    changes("jonas")
+    page.keyboard.press("Escape")
+    expect(page.locator("#act")).to_be_hidden()
+    expect(note).to_be_focused()
+
+    picture = page.locator("main [data-png]").first
+    picture.focus()
+    changes("mara")
+    expect(picture).to_be_focused()
+
+
 def test_a_page_of_an_address_that_does_not_exist_stays_live_and_leads_back(
     browser: Browser, site: Site, url: str
 ) -> None:

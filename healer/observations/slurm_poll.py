@@ -15,7 +15,7 @@ from healer.text import Said, joined, quoted, say, unstopped
 #: Slurm is polled at most this often, and for no more than a twentieth of the time, but with pauses of at most
 #: `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything. A tenth was 10% of the requests that a
 #: slurmctld of 1,250 nodes got.
-POLL_S, RESTS = 2.0, 20
+POLL_S, REST_PER_S_SPENT = 2.0, 20
 REST_MAX_S = 10.0
 #: While one of these lasts each pause is twice as long as the one before.
 _PRESSED = frozenset({Trouble.slow, Trouble.backlog})
@@ -119,7 +119,7 @@ def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:
 
     Longer and longer while slurmctld is slow or behind, and at once as before after that.
     """
-    wanted = max(POLL_S, RESTS * spent_s)
+    wanted = max(POLL_S, REST_PER_S_SPENT * spent_s)
     if not _PRESSED.isdisjoint(controller.since):
         wanted = max(wanted, 2 * last_s)
     return min(REST_MAX_S, wanted)

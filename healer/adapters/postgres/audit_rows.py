@@ -363,7 +363,7 @@ class PostgresEventFeed(ClusterStore):
         return FeedPosition(*fed)
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None:
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             row = conn.execute(
                 sa.select(audit_chain.c.seq, *RECORD)
                 .select_from(audit_chain.join(audit_records, audit_records.c.id == audit_chain.c.record))

@@ -8,7 +8,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import ClusterStore, pick, read_doc
+from healer.adapters.postgres.engine import ClusterStore, pick, read_doc, reading
 from healer.adapters.postgres.tables import feature_rows, incidents, unusual_nodes
 from healer.model.feature_rows import FeatureRow
 from healer.model.telemetry import Unusual
@@ -41,7 +41,7 @@ class PostgresFeatures(ClusterStore):
         key = (table.hardware, table.load)
         counted = sa.select(*key, sa.func.count(), sa.func.min(table.at))
         counted = counted.where(table.cluster == self.cluster, table.at >= since)
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             rows = conn.execute(counted.group_by(*key).order_by(*key))
             return [(hardware, load, count, first) for hardware, load, count, first in rows]
 
@@ -71,7 +71,7 @@ class PostgresFeatures(ClusterStore):
         query = sa.select(table.node, table.doc["nodes"], table.opened, table.closed)
         query = query.where(table.cluster == self.cluster, over, real)
         found: dict[str, list[tuple[datetime, datetime]]] = {}
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             for node, named, opened, closed in conn.execute(query):
                 for name in {*named, node} - {None}:
                     found.setdefault(name, []).append((opened, closed or now))

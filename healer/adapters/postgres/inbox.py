@@ -338,7 +338,7 @@ class PostgresInbox:
             return [observation_of(row) for row in conn.execute(newest)]
 
     def alerts(self, moment: datetime) -> list[Observation]:
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return alerts(conn, self._cluster, moment, limit=_ALERTS_READ)
 
 

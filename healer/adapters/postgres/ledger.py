@@ -193,7 +193,7 @@ class PostgresLedger:
         late = sa.or_(runs.c.epoch > 0, runs.c.created_at <= now - sent, runs.c.created_at > now)
         running = runs.c.cluster == self.cluster, runs.c.state == "running"
         query = sa.select(runs.c.id).where(*running, ready, left, late).order_by(runs.c.created_at).limit(200)
-        with self._engine.connect() as conn:
+        with ledger_reading(self._engine) as conn:
             return list(conn.scalars(query))
 
 

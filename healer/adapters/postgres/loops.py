@@ -11,7 +11,7 @@ from psycopg import sql
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import DedicatedConnection, upsert
+from healer.adapters.postgres.engine import DedicatedConnection, reading, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, NAP, SENT, UNHEARD
@@ -125,7 +125,7 @@ def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
     """Whether the part sent a heartbeat within `DEAD_AFTER_S`."""
     since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
     lately = sa.exists().where(beats.c.cluster == cluster, beats.c.part == part, beats.c.at > since)
-    with engine.connect() as conn:
+    with reading(engine) as conn:
         return conn.execute(sa.select(lately)).scalar_one()
 
 

@@ -176,7 +176,7 @@ class PostgresSnapshots:
             conn.execute(upsert(controllers, {"cluster": controller.cluster}, row))
 
     def controller(self, cluster: str) -> Controller | None:
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return read_controller(conn, cluster)
 
     def latest(self, cluster: str) -> SlurmSnapshot | None:

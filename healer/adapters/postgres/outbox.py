@@ -132,7 +132,7 @@ def waiting_channels(engine: sa.Engine, cluster: str, now: datetime) -> list[str
     """Channels with a delivery due now, those with a page first."""
     is_page = sa.func.bool_or(deliveries.c.how == Manner.page)
     named = sa.select(deliveries.c.channel).where(*_due(cluster, now)).group_by(deliveries.c.channel)
-    with engine.connect() as conn:
+    with reading(engine) as conn:
         return list(conn.scalars(named.order_by(is_page.desc(), deliveries.c.channel)))
 
 
@@ -228,7 +228,7 @@ class PostgresChannelOutbox:
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_over = sa.exists().where(incidents.c.id == threads.c.thread, incidents.c.state == "resolved")
         is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident, ~is_over)
-        with self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None:

@@ -239,7 +239,7 @@ def view_incident(detail: IncidentRecord, standing: Standing | None, role: Role,
         jobs=jobs,
         more_jobs=max(0, len(incident.jobs_hit) - JOBS_SHOWN),
         lost=total_loss_text(incident.hit),
-        jobs_note=_jobs_note(incident),
+        jobs_note=_jobs_note(incident, has_runs=bool(detail.runs)),
         runs=tuple(
             Shown(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
             for run in detail.runs
@@ -251,10 +251,10 @@ def view_incident(detail: IncidentRecord, standing: Standing | None, role: Role,
     )
 
 
-def _jobs_note(incident: Incident) -> str:
+def _jobs_note(incident: Incident, *, has_runs: bool) -> str:
     if incident.jobs_hit_final:
         return say("console.incident_listed_after_drain_was_read")
-    if incident.jobs_hit:
+    if incident.jobs_hit and has_runs:  # without a run no drain will make it final
         return say("console.incident_best_guess_so_far_list")
     return ""
 

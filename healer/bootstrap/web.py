@@ -394,7 +394,9 @@ def web_app(settings: Settings, names: Callable[[], Iterable[str]] = tuple) -> F
         clock=wired.clock.now,
         unknown=lambda cluster, limit: wired.unknown.series([cluster], limit),
         arriving=lambda cluster, limit: Arriving(
-            wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), queues(app)
+            wired.losses.losses([cluster], limit),
+            wired.senders.heard(cluster, limit, wired.clock.now()),
+            queues(app),
         ),
         modes={name: cluster.mode for name, cluster in settings.clusters.items()},
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",

@@ -75,12 +75,13 @@ def signals_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "signals")
     cluster, now = context["cluster"], context["now"]
     arriving = pages.sources.arriving(cluster, ARRIVING_SHOWN)
-    named = list(dict.fromkeys(sender.node for sender in arriving.senders if sender.node))[:CLOCKS_SHOWN]
+    named = list(dict.fromkeys(each.sender.node for each in arriving.senders.heard if each.sender.node))
+    named = named[:CLOCKS_SHOWN]
     since = now - node_view.WINDOW
     context |= {
         "losses": health_view.loss_rows(arriving.losses, now),
-        "senders": health_view.sender_rows(arriving.senders, now),
-        "senders_full": len(arriving.senders) == ARRIVING_SHOWN,
+        "senders": health_view.sender_rows(arriving.senders),
+        "senders_full": len(arriving.senders.heard) == ARRIVING_SHOWN,
         "queues": health_view.queue_rows(arriving.queues),
         "skews": {name: pages.queries.signals.heard(cluster, name, since).clock_skew_s for name in named},
     }
@@ -95,7 +96,7 @@ def health_page(request: Request, pages: Here) -> Response:
     arriving, state = pages.sources.arriving(cluster, ARRIVING_SHOWN), read_health(cluster)
     arrives = health_view.Arrives(
         losses=tuple(health_view.loss_rows(arriving.losses, now)),
-        senders=tuple(health_view.sender_rows(arriving.senders, now)),
+        senders=arriving.senders,
         queues=tuple(health_view.queue_rows(state.queues)),
         unknown=tuple(pages.sources.unknown(cluster, ARRIVING_SHOWN)),
     )

@@ -130,9 +130,9 @@ def numbers(found: Sequence[int]) -> Said:
     return joined(map(str, found), "comma")
 
 
-def names(items: Sequence[str], show: int = 3) -> Said:
+def names(items: Sequence[str], show: int = 3, count: int | None = None) -> Said:
     """`gpu1, gpu2, gpu3 and 61 more`."""
-    return name_some(items, show)
+    return name_some(items, show, count)
 
 
 #: Units that are not printed: `98%` and `3 GPUs`, but `1.18` for a ratio.

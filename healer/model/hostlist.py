@@ -93,7 +93,9 @@ def _bracketed(head: str, width: int, numbers: list[int]) -> str:
     return f"{head}[{','.join(pieces)}]"
 
 
-def name_some(names: Sequence[str], most: int) -> Said:
-    """`a, b and 7 more`: at most `most` of the names."""
-    named = joined(names[:most], "comma")
-    return say("words.and_more", names=named, n=len(names) - most) if len(names) > most else named
+def name_some(names: Sequence[str], most: int, count: int | None = None) -> Said:
+    """`a, b and 7 more`: at most `most` of the names. `count`: how many there are, where `names` are some."""
+    shown = names[:most]
+    more = (len(names) if count is None else count) - len(shown)
+    named = joined(shown, "comma")
+    return say("words.and_more", names=named, n=more) if more > 0 else named

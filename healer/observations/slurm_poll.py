@@ -12,9 +12,9 @@ import msgspec
 from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
 from healer.text import Said, joined, quoted, say, unstopped
 
-#: Slurm is polled at most this often, and for no more than a twentieth of the time, but with pauses of at most
-#: `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything. A tenth was 10% of the requests that a
-#: slurmctld of 1,250 nodes got.
+#: Slurm is polled at most this often, and for no more than a twentieth of the time, but with pauses of at
+#: most `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything. With a tenth of the time,
+#: polls were 10% of the requests that a slurmctld of 1,250 nodes got.
 POLL_S, REST_PER_S_SPENT = 2.0, 20
 REST_MAX_S = 10.0
 #: While one of these lasts each pause is twice as long as the one before.

@@ -1,7 +1,7 @@
 """Answers of queries to the API and the console that combine several nouns; JSON names are the field
 names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -483,11 +483,27 @@ class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
     gaps: list[Said] = []
 
 
+class HeardSender(NamedTuple):
+    """A token's use of one route; `silent`: nothing comes from the token, by any route."""
+
+    sender: Sender
+    silent: bool
+
+
+class SendersHeard(NamedTuple):
+    """How many tokens sent signals to one cluster, how many of them are silent, and the routes of some: of
+    silent tokens first, then the latest."""
+
+    tokens: int = 0
+    silent: int = 0
+    heard: Sequence[HeardSender] = ()
+
+
 class Arriving(NamedTuple):
-    """How signals arrive at one cluster: each list the latest first."""
+    """How signals arrive at one cluster; `losses`: the latest first."""
 
     losses: list[Loss]
-    senders: list[Sender]
+    senders: SendersHeard
     queues: list[Queue]
 
 

@@ -136,6 +136,11 @@ class SlurmTokens(Protocol):
         ...
 
 
+def enrolled_name(kind: str, cluster: str, subject: str) -> str:
+    """The name of the token that a node or a job (`kind`) gets by enrolment."""
+    return f"{kind} {cluster}/{subject}"
+
+
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
     """A token's secret, shown only once, and until when it is valid."""
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from healer.model import Loss, Observation, Sender, UnknownSeries
+from healer.ports.answers import SendersHeard
 from healer.text import Said
 
 
@@ -77,6 +78,11 @@ class SenderBook(Protocol):
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
         """The latest first; None: of all clusters."""
+        ...
+
+    def heard(self, cluster: str, limit: int, now: datetime) -> SendersHeard:
+        """With at most `limit` routes. A token is silent where it sent nothing for 15 min and for ten of its
+        usual intervals; that of a job never is, as jobs end."""
         ...
 
 

@@ -55,7 +55,7 @@ from healer.model import (
     StepEvent,
 )
 from healer.model.goodput import LifeSeen
-from healer.ports.answers import Arriving, Buckets, ChartFigures, OpenIncident, Sink
+from healer.ports.answers import Arriving, Buckets, ChartFigures, OpenIncident, SendersHeard, Sink
 from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
 from healer.text import to_stored
@@ -436,7 +436,7 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
         rules=lambda: RULES,
         clock=lambda: NOW,
         unknown=lambda *_: [],
-        arriving=lambda *_: Arriving([], [], []),
+        arriving=lambda *_: Arriving([], SendersHeard(), []),
         modes=modes,
         cases=lambda: {"gpu-lost": 3},
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -38,6 +39,34 @@ def test_repeated_lines_are_appended(fresh_database: sa.Engine) -> None:
     assert [(one.who, one.source) for one in rest] == [("a", "kernel-log"), ("b", "metrics")]
     assert len(book.senders(None, 10)) == 4 and len(book.senders(None, 2)) == 2
     assert [one.who for one in book.senders(None, 10, node="gpu0001")] == ["a"]
+
+
+def test_silent_tokens_come_first_however_many_others_there_are(fresh_database: sa.Engine) -> None:
+    book, now = PostgresSenders(fresh_database), AT + timedelta(hours=3)
+
+    def sends(who: str, source: str, *, every_s: float, until_min: float, cluster: str = "pod1") -> Sender:
+        last = now - timedelta(minutes=until_min)
+        count = int((last - AT).total_seconds() / every_s) + 1
+        row = sent(who, source, cluster=cluster)
+        return msgspec.structs.replace(row, requests=count, first_seen=AT, last_seen=last)
+
+    nodes = [f"node pod1/gpu{number:04d}" for number in range(9)]
+    book.add([sends(node, "heartbeat", every_s=10, until_min=0.1) for node in nodes])
+    # Its jobs are over, and its heartbeats go on.
+    book.add([sends("node pod1/gpu0001", "hooks/epilog", every_s=10, until_min=40)])
+    gone = "node pod1/gpu0077"
+    book.add([sends(gone, route, every_s=10, until_min=16) for route in ("heartbeat", "metrics")])
+    book.add([sends("job pod1/4711", "step-times", every_s=10, until_min=60)])
+    # It sends when something happens: about every hour.
+    book.add([sends("alertmanager", "alertmanager", every_s=3_000, until_min=60)])
+    book.add([sends("relay", "kernel-log", every_s=10, until_min=60, cluster="pod2")])
+
+    tokens, silent, heard = book.heard("pod1", 4, now)
+    assert (tokens, silent) == (12, 1)
+    rows = [(each.sender.who, each.sender.source, each.silent) for each in heard]
+    assert rows[:2] == [(gone, "heartbeat", True), (gone, "metrics", True)]
+    assert [silent for *_, silent in rows[2:]] == [False, False]
+    assert book.heard("pod1", 4, now - timedelta(minutes=2)).silent == 0
 
 
 def test_one_who_sends_no_more_is_forgotten_after_a_week(fresh_database: sa.Engine) -> None:

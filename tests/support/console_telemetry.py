@@ -42,6 +42,7 @@ from healer.ports.answers import (
     Arriving,
     CheckpointSeen,
     GoodputSum,
+    HeardSender,
     JobErrors,
     JobRows,
     NodeLife,
@@ -50,6 +51,7 @@ from healer.ports.answers import (
     Queue,
     Requeue,
     RuleRecord,
+    SendersHeard,
 )
 from healer.signals.alert_bodies import Site, alertmanager_observations
 from healer.text import Said, joined, quoted, say
@@ -481,7 +483,9 @@ def arriving() -> Arriving:
         Queue("steps", 9_000_000, 16 * 2**20, "bytes"),
         Queue("metrics", 63 * 2**20, 64 * 2**20, "bytes"),
     ]
-    return Arriving(losses, senders, queues)
+    heard = [HeardSender(each, each.who == "alertmanager") for each in senders]
+    heard.sort(key=lambda each: not each.silent)
+    return Arriving(losses, SendersHeard(len({each.who for each in senders}), 1, heard), queues)
 
 
 def references(cluster: str) -> list[Reference]:

@@ -18,7 +18,7 @@ from healer.console.pages import Pages, Sources
 from healer.console.router import Console
 from healer.model import Role
 from healer.model.grants import AccessRules, Grant
-from healer.ports.answers import Arriving
+from healer.ports.answers import Arriving, SendersHeard
 from healer.ports.directory import Arrival
 from healer.ports.sign_in import SignIn
 from tests.support.api import Api
@@ -34,7 +34,7 @@ def with_console(app: FastAPI, services: Services) -> FastAPI:
         rules=services.rules,
         clock=services.clock.now,
         unknown=lambda cluster, limit: [],
-        arriving=lambda cluster, limit: Arriving([], [], []),
+        arriving=lambda cluster, limit: Arriving([], SendersHeard(), []),
     )
     how = {"people": services.people, "sign_in": services.sign_in, "accounts": services.accounts}
     app.include_router(Console(Pages(sources, app.state.access, **how)))

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ from healer.adapters.postgres.engine import (
 )
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
+from healer.ports.answers import HeardSender, SendersHeard
+from healer.ports.callers import enrolled_name
 from healer.text import Said, from_stored, quoted, read_said, say, stored
 
 T = TypeVar("T")
@@ -37,6 +40,9 @@ _LOCK = 0x756E6B6E
 
 _LOSS_KEY = ("cluster", "source", "reason", "who")
 _SENDER_KEY = ("cluster", "who", "source")
+
+#: A token is silent after so long, and after so many of its usual intervals: some report events alone.
+SILENT_S, SILENT_INTERVALS = 900.0, 10
 
 _encode = msgspec.msgpack.Encoder(enc_hook=stored).encode
 _decode = msgspec.msgpack.Decoder(ScrapeState, dec_hook=read_said).decode
@@ -88,6 +94,35 @@ class PostgresSenders(PostgresStore):
         wanted = _latest(senders, clusters, _SENDER_KEY).where(matches(senders.c.node, node))
         with reading(self._engine) as conn:
             return read_structs(conn, wanted.limit(limit), Sender)
+
+    def heard(self, cluster: str, limit: int, now: datetime) -> SendersHeard:
+        here, who = senders.c.cluster == cluster, senders.c.who
+        routes = sa.select(
+            senders,
+            sa.func.sum(senders.c.requests).over(partition_by=who).label("all_requests"),
+            sa.func.min(senders.c.first_seen).over(partition_by=who).label("first"),
+            sa.func.max(senders.c.last_seen).over(partition_by=who).label("last"),
+        ).where(here)
+        of = routes.subquery().c
+        usual_s = sa.extract("epoch", of.last - of.first) / sa.func.greatest(of.all_requests - 1, 1)
+        silent_s = sa.extract("epoch", now - of.last)
+        is_job = of.who.startswith(enrolled_name("job", cluster, ""), autoescape=True)
+        is_late = silent_s > sa.func.greatest(SILENT_S, SILENT_INTERVALS * usual_s)
+        silent = sa.and_(of.all_requests > 1, is_late, ~is_job)
+        kept = [of[column.name] for column in senders.c]
+        wanted = sa.select(*kept, silent.label("silent")).order_by(
+            sa.desc("silent"), of.last_seen.desc(), of.who, of.source
+        )
+        count = sa.func.count(sa.distinct(of.who))
+        with reading(self._engine) as conn:
+            tokens, quiet = conn.execute(sa.select(count, count.filter(silent))).one()
+            rows = conn.execute(wanted.limit(limit)).mappings()
+            heard = [HeardSender(_sender(row), row["silent"]) for row in rows]
+        return SendersHeard(tokens, quiet, heard)
+
+
+def _sender(row: sa.RowMapping) -> Sender:
+    return Sender(**{name: row[name] for name in Sender.__struct_fields__})
 
 
 def _sentence(text: Said) -> Any:

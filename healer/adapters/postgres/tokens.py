@@ -38,6 +38,7 @@ from healer.ports.callers import (
     KeyReused,
     NewToken,
     Session,
+    enrolled_name,
 )
 from healer.ports.directory import LOCAL, SESSION_IDLE
 from healer.ports.request_errors import Conflict, Forbidden, TooMany, Unavailable
@@ -359,7 +360,7 @@ class _Enrolment:
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {self.cluster}/{self.subject}"
+        return enrolled_name(self.kind, self.cluster, self.subject)
 
     def store(self, conn: sa.Connection, *, by: str, now: datetime, until: datetime) -> Enrolled:
         """The id is derived from the nonce, so the primary key refuses a reused credential (Conflict)."""

@@ -7,16 +7,15 @@ import msgspec
 
 from healer.console import words
 from healer.console.views import Shown
-from healer.model import Controller, Loss, LossReason, Sender, UnknownSeries
+from healer.model import Controller, Loss, LossReason, UnknownSeries
 from healer.model.telemetry import ScrapeState
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import Backlog, Queue, SelfHealth, Sink, Standing
+from healer.ports.answers import Backlog, Queue, SelfHealth, SendersHeard, Sink, Standing
+from healer.ports.callers import enrolled_name
 from healer.text import joined, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
-#: A token that sent more than once and then nothing for so long is quiet.
-QUIET = timedelta(minutes=15)
 
 
 def loss_rows(losses: Sequence[Loss], now: datetime) -> list[Shown]:
@@ -42,14 +41,13 @@ def loss_rows(losses: Sequence[Loss], now: datetime) -> list[Shown]:
     return sorted(rows, key=lambda row: row.last_seen, reverse=True)
 
 
-def sender_rows(senders: Sequence[Sender], now: datetime) -> list[Shown]:
-    """The latest first. `job`: the one that enrolled itself for its token; it is never quiet, as jobs end."""
+def sender_rows(senders: SendersHeard) -> list[Shown]:
+    """`job`: the one that enrolled itself for its token."""
     rows = []
-    for sender in senders:
-        named = say("console.health_job", cluster=sender.cluster)
-        job = sender.who.removeprefix(named) if sender.who.startswith(named) else ""
-        quiet = not job and sender.requests > 1 and now - sender.last_seen > QUIET
-        rows.append(Shown(sender=sender, job=job, quiet=quiet))
+    for sender, silent in senders.heard:
+        of_jobs = enrolled_name("job", sender.cluster, "")
+        job = sender.who.removeprefix(of_jobs) if sender.who.startswith(of_jobs) else ""
+        rows.append(Shown(sender=sender, job=job, quiet=silent))
     return rows
 
 
@@ -85,7 +83,7 @@ class Arrives(msgspec.Struct, frozen=True, kw_only=True):
     """The data of the page of signals that this page sums up."""
 
     losses: tuple[Shown, ...] = ()
-    senders: tuple[Shown, ...] = ()
+    senders: SendersHeard = SendersHeard()
     queues: tuple[Shown, ...] = ()
     unknown: tuple[UnknownSeries, ...] = ()
 
@@ -217,15 +215,17 @@ def _backlog(backlog: Backlog, now: datetime) -> Row:
 
 
 def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row]:
-    quiet = [f"{row.sender.who} ({row.sender.source})" for row in arrives.senders if row.quiet]
-    if not arrives.senders:
+    senders = arrives.senders
+    if not senders.tokens:
         text = say("console.health_no_data_yet")
         yield _plain("senders", say("console.health_none"), text, "/signals")
     else:
-        text = say("console.health_none_quiet", sends=words.counted(len(arrives.senders), "sender"))
-        if quiet:
-            text = say("console.health_not_heard_from", names=words.names(quiet, SENDERS_NAMED))
-        yield _row("senders", not quiet, text, href="/signals")
+        text = say("console.health_none_quiet", sends=words.counted(senders.tokens, "sender"))
+        if senders.silent:
+            named = dict.fromkeys(sender.node or sender.who for sender, silent in senders.heard if silent)
+            names = words.names([*named], SENDERS_NAMED, senders.silent)
+            text = say("console.health_not_heard_from", names=names)
+        yield _row("senders", not senders.silent, text, href="/signals")
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
     lost = [say("console.health_units", n=row.entries, unit=quoted(row.reason)) for row in fresh]
     text = joined(lost, "comma") or say("console.health_nothing_last_day")

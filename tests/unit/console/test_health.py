@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from healer.console.views import Shown, health_view
 from healer.console.views.health_view import Arrives, Row, health
 from healer.model import Sender
-from healer.ports.answers import Backlog, Queue, SelfHealth, Sink, Standing, Stored
+from healer.ports.answers import Backlog, HeardSender, Queue, SelfHealth, SendersHeard, Sink, Standing, Stored
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import Site, make_sample, standing_of
@@ -91,13 +91,15 @@ def test_a_sink_is_looked_at_when_it_refuses_and_not_while_it_waits_for_its_turn
 
 
 def test_quiet_senders_are_named() -> None:
-    def sender(who: str, minutes: int) -> Sender:
-        at = NOW - timedelta(minutes=minutes)
-        return Sender(cluster=CLUSTER, who=who, source="heartbeat", requests=9, first_seen=at, last_seen=at)
+    def sender(who: str, *, node: str = "") -> Sender:
+        return Sender(cluster=CLUSTER, who=who, source="heartbeat", node=node, first_seen=NOW, last_seen=NOW)
 
-    many = health_view.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
-    found = row(health_page(well(), arrives=Arrives(senders=tuple(many))), "Senders")
-    assert found.text.startswith("silent: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
+    silent = [sender("signals-1f", node="gpu0001"), *(sender(f"q{i}") for i in range(9))]
+    heard = [*(HeardSender(each, True) for each in silent), HeardSender(sender("a"), False)]
+    found = row(health_page(well(), arrives=Arrives(senders=SendersHeard(900, 20, heard))), "Senders")
+    assert found.text.startswith("silent: gpu0001, q0, q1") and found.text.endswith("q6 and 12 more")
+    found = row(health_page(well(), arrives=Arrives(senders=SendersHeard(900, 0, heard[-1:]))), "Senders")
+    assert found.text == "900 senders, none silent"
 
 
 def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:

@@ -1,5 +1,6 @@
 """The pages of the person on duty: approvals, pauses and caps, signals, reports, healer's own health."""
 
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -9,7 +10,6 @@ from healer.console.render import csv_file, markdown_file
 from healer.console.views import (
     Shown,
     health_view,
-    node_view,
     pauses_view,
     queue_view,
     report_charts_view,
@@ -23,8 +23,10 @@ from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 
 #: Records of pauses read for those that are over.
 PAUSE_RECORDS = 200
-#: Senders, kinds of losses and unknown series shown, and nodes whose clock skew is shown.
-ARRIVING_SHOWN, CLOCKS_SHOWN = 200, 20
+#: Senders and unknown series shown.
+ARRIVING_SHOWN = 200
+#: Clocks are shown by the heartbeats of so long.
+CLOCKS_SEEN = timedelta(minutes=1)
 #: Runs read for those of the shift; it lists 100 of each kind at most.
 RUNS_READ = 300
 
@@ -75,15 +77,12 @@ def signals_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "signals")
     cluster, now = context["cluster"], context["now"]
     arriving = pages.sources.arriving(cluster, ARRIVING_SHOWN)
-    named = list(dict.fromkeys(each.sender.node for each in arriving.senders.heard if each.sender.node))
-    named = named[:CLOCKS_SHOWN]
-    since = now - node_view.WINDOW
     context |= {
         "losses": health_view.loss_rows(arriving.losses, now),
         "senders": health_view.sender_rows(arriving.senders),
         "senders_full": len(arriving.senders.heard) == ARRIVING_SHOWN,
         "queues": health_view.queue_rows(arriving.queues),
-        "skews": {name: pages.queries.signals.heard(cluster, name, since).clock_skew_s for name in named},
+        "skews": pages.queries.signals.clock_skews(cluster, now - CLOCKS_SEEN),
     }
     return pages.show("signals.html", context)
 

@@ -101,6 +101,10 @@ class SignalReads(Protocol):
         """Its last contact after `since`."""
         ...
 
+    def clock_skews(self, cluster: str, since: datetime) -> Mapping[str, float]:
+        """By node, how many seconds its clock is ahead of healer's, by its heartbeats after `since`."""
+        ...
+
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
         """Other systems' alerts about it after `since`, oldest first."""
         ...

@@ -418,6 +418,9 @@ class SampleSignals(_Nouns):
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         return LastContact(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastContact()
 
+    def clock_skews(self, cluster: str, since: datetime) -> dict[str, float]:
+        return {}
+
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
         return console_telemetry.alerts() if node == "gpu0001" else []
 

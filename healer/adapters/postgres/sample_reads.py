@@ -59,6 +59,8 @@ CROSS JOIN LATERAL (
 ) AS newest ORDER BY newest.arrived_at, newest.id
 """)
 
+#: The newest heartbeats of a node by which its clock is judged: the one with the least delay.
+_BEATS = 5
 #: Alerts of a node that a page reads; a firing alert is repeated once an hour at most.
 ALERTS_READ = 2000
 
@@ -120,29 +122,19 @@ class PostgresSignalReads:
         return unpacked(cluster, [(STEPS, job, row.at, row.arrived_at, row.body, "") for row in rows])[1]
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
-        lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
-        latest = (
-            sa.select(
-                inbox.c.kind,
-                sa.func.max(inbox.c.arrived_at).label("at"),
-                sa.func.max(lost).label("lost"),
-                _ahead_s().label("ahead_s"),
-            )
-            .where(inbox.c.cluster == cluster, inbox.c.arrived_at > since)
-            .where(inbox.c.node == node, inbox.c.kind.in_(("heartbeat", "hook")))
-            .group_by(inbox.c.kind)
-        )
         with reading(self._engine) as conn:
-            rows = {row.kind: row for row in conn.execute(latest)}
-        beat, hook = rows.get("heartbeat"), rows.get("hook")
+            beat = conn.execute(_newest_of(cluster, node, "heartbeat", since, _BEATS)).one()
+            hook = conn.execute(_newest_of(cluster, node, "hook", since, 1)).one()
         # A hook's report may come late, from its spool; heartbeats never do.
-        ahead = [float(row.ahead_s) for row in (beat, hook) if row is not None and row.ahead_s is not None]
+        ahead = [float(row.ahead_s) for row in (beat, hook) if row.ahead_s is not None]
         return LastContact(
-            heartbeat_at=beat.at if beat else None,
-            hook_at=hook.at if hook else None,
-            lines_lost=(beat.lost or 0) if beat else 0,
+            heartbeat_at=beat.at, hook_at=hook.at, lines_lost=beat.lost or 0,
             clock_skew_s=max(ahead, default=None),
-        )
+        )  # fmt: skip
+
+    def clock_skews(self, cluster: str, since: datetime) -> dict[str, float]:
+        with reading(self._engine) as conn:
+            return clock_skews(conn, cluster, since)
 
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
         with reading(self._engine) as conn:
@@ -213,7 +205,7 @@ class PostgresReadings:
 def clock_skews(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, float]:
     """Seconds that the clock of each node is ahead, by its heartbeats; without those of nodes that give no
     times. A hook's report may come late, from its spool; heartbeats never do."""
-    row, ahead_s = inbox.c, _ahead_s()
+    row, ahead_s = inbox.c, _ahead_s(inbox.c)
     by_node = (
         sa.select(row.node, ahead_s.label("ahead_s"))
         .where(row.cluster == cluster, row.arrived_at > since, row.kind == "heartbeat")
@@ -222,11 +214,25 @@ def clock_skews(conn: sa.Connection, cluster: str, since: datetime) -> dict[str,
     return {node: float(ahead) for node, ahead in conn.execute(by_node) if node and ahead is not None}
 
 
-def _ahead_s() -> sa.ColumnElement[float]:
-    """How far the sender's clock is ahead: the maximum is the signal with the least delay."""
-    event_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
+def _newest_of(cluster: str, node: str, kind: str, since: datetime, most: int) -> sa.Select:
+    """`at`, `lost` and `ahead_s` of the node's newest signals of a kind. They are found from the end of the
+    index: a node that reports needs no look at what all others sent since."""
+    row = inbox.c
+    of_node = row.cluster == cluster, row.node == node, row.kind == kind, row.arrived_at > since
+    newest = sa.select(row.arrived_at, row.doc).where(*of_node).order_by(row.arrived_at.desc()).limit(most)
+    of = newest.subquery().c
+    lost = sa.cast(of.doc["data"]["lost"].astext, sa.BigInteger)
+    return sa.select(
+        sa.func.max(of.arrived_at).label("at"), sa.func.max(lost).label("lost"), _ahead_s(of).label("ahead_s")
+    )
+
+
+def _ahead_s(row: Any) -> sa.ColumnElement[float]:
+    """How far the sender's clock is ahead: the maximum is the signal with the least delay. `row`: the columns
+    of the inbox."""
+    event_at = sa.cast(row.doc["event_at"].astext, sa.DateTime(timezone=True))
     # Signals without a time are dated by their arrival, and so are those far ahead, with `ahead_s`.
-    far_ahead_s = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)
-    ahead_s = sa.func.coalesce(far_ahead_s, sa.extract("epoch", event_at - inbox.c.arrived_at))
-    has_time = sa.or_(event_at != inbox.c.arrived_at, far_ahead_s.is_not(None))
+    far_ahead_s = sa.cast(row.doc["data"]["ahead_s"].astext, sa.Float)
+    ahead_s = sa.func.coalesce(far_ahead_s, sa.extract("epoch", event_at - row.arrived_at))
+    has_time = sa.or_(event_at != row.arrived_at, far_ahead_s.is_not(None))
     return sa.func.max(ahead_s).filter(has_time)

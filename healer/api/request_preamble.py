@@ -472,10 +472,11 @@ class Stalled(Problem):
 
 
 class Broken(Problem):
-    """400: the sender went away before its body was whole."""
+    """408, which is not read: the sender went away before its body was whole. That is a time-out, its own or
+    the network's; nothing is wrong with the body."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(400, say("api.sender_left", size=size))
+        super().__init__(408, say("api.sender_left", size=size), code="stalled")
 
 
 class Crowded(Problem):

@@ -16,6 +16,8 @@ from healer.text import joined, quoted, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
+#: What is stored already: a site's exporters and healer's hooks measure the same.
+HARMLESS = frozenset({LossReason.out_of_order})
 
 
 def loss_rows(losses: Sequence[Loss], now: datetime) -> list[Shown]:
@@ -33,7 +35,7 @@ def loss_rows(losses: Sequence[Loss], now: datetime) -> list[Shown]:
                 title=title,
                 todo=todo,
                 entries=sum(loss.count for loss in parts),
-                fresh=now - last < FRESH,
+                fresh=now - last < FRESH and reason not in HARMLESS,
                 last_seen=last,
                 parts=sorted(parts, key=lambda loss: (-loss.count, loss.source, loss.who)),
             )

@@ -7,8 +7,9 @@ from fastapi.testclient import TestClient
 
 from healer.console.views import Shown, health_view
 from healer.console.views.health_view import Arrives, Row, health
-from healer.model import Sender
+from healer.model import Loss, LossReason, Sender
 from healer.ports.answers import Backlog, HeardSender, Queue, SelfHealth, SendersHeard, Sink, Standing, Stored
+from healer.text import say
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import Site, make_sample, standing_of
@@ -100,6 +101,18 @@ def test_quiet_senders_are_named() -> None:
     assert found.text.startswith("silent: gpu0001, q0, q1") and found.text.endswith("q6 and 12 more")
     found = row(health_page(well(), arrives=Arrives(senders=SendersHeard(900, 0, heard[-1:]))), "Senders")
     assert found.text == "900 senders, none silent"
+
+
+def test_samples_that_are_stored_already_need_no_attention() -> None:
+    def lost(reason: LossReason) -> Row:
+        loss = Loss(
+            cluster=CLUSTER, source="windows", reason=reason, count=9, example=say("console.none"),
+            first_seen=NOW, last_seen=NOW,
+        )  # fmt: skip
+        arrives = Arrives(losses=tuple(health_view.loss_rows([loss], NOW)))
+        return row(health_page(well(), arrives=arrives), "Rejected")
+
+    assert (lost(LossReason.out_of_order).tone, lost(LossReason.late).tone) == ("good", "warn")
 
 
 def test_the_page_shows_it_and_leaves_what_sinks_say_text() -> None:

@@ -184,10 +184,14 @@ class Slice(NamedTuple):
         return self.gpus * (self.end - self.begin).total_seconds()
 
 
+#: What only steps show.
+_STEPPED = (Spent.productive, Spent.unsaved, Spent.lost, Spent.slowed, Spent.checkpointing)
+
+
 def effective(gpu_s: Iterable[tuple[Spent, float]]) -> float | None:
-    """Effective training time. None: nothing is known of any of it."""
+    """Effective training time. None: no step is known; what waited or hung says nothing of the rest."""
     sums = dict.fromkeys(Spent, 0.0)
     for spent, seconds in gpu_s:
         sums[spent] += seconds
-    certain = sum(sums.values()) - sums[Spent.unknown]
-    return sums[Spent.productive] / sum(sums.values()) if certain else None
+    stepped = any(sums[spent] for spent in _STEPPED)
+    return sums[Spent.productive] / sum(sums.values()) if stepped else None

@@ -245,6 +245,7 @@ def test_steps_without_numbers_are_kept_by_the_time_of_the_checkpoint() -> None:
 
 def test_effective_time_is_unknown_where_nothing_is_certain() -> None:
     assert effective([(Spent.unknown, 100.0)]) is None
+    assert effective([(Spent.unknown, 100.0), (Spent.queued, 3.0), (Spent.hung, 1.0)]) is None
     assert effective([(Spent.productive, 90.0), (Spent.lost, 5.0), (Spent.unknown, 5.0)]) == 0.9
 
 

@@ -43,8 +43,8 @@ def statements() -> list[str]:
     return [
         f"CREATE ROLE {OWNER} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION",
         *roles.creation({}),
-        # The tidier looks how full the disk with the data directory is.
-        "GRANT pg_read_all_settings TO healer_scheduler WITH INHERIT TRUE",
+        # How full the disk with the data directory is: the scheduler tidies by it, the API shows it.
+        "GRANT pg_read_all_settings TO healer_scheduler, healer_api WITH INHERIT TRUE",
         f"ALTER ROLE {roles.BROKER} SET search_path = {roles.BROKER}",
         f"CREATE DATABASE {DATABASE} OWNER {OWNER}",
         f"ALTER DATABASE {DATABASE} OWNER TO {OWNER}",

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.retention import LOW_SHARE, free_share, tidy
 from healer.adapters.postgres.samples import PostgresSamples
+from healer.embedded.postgres import Postgres
 from healer.model import Component, Observation, ObservationKind
 from healer.model.telemetry import Report
 from healer.ports.signal_stores import Arrival
@@ -60,12 +61,19 @@ def test_without_room_what_windows_ask_for_stays(filled: sa.Engine) -> None:
         assert conn.execute(sa.text("SELECT count(*) FROM inbox")).scalar() == len(AGES_MIN)
 
 
-def test_the_room_of_a_server_on_this_machine_is_known_to_who_tidies(fresh_database: sa.Engine) -> None:
-    tidier = sa.create_engine(fresh_database.url.set(username="healer_scheduler"))
-    free = free_share(tidier)
-    tidier.dispose()
+@pytest.mark.parametrize("role", ["healer_scheduler", "healer_api"])
+def test_the_room_of_a_server_on_this_machine_is_known_to_who_tidies_and_who_tells(
+    fresh_database: sa.Engine, role: str
+) -> None:
+    engine = sa.create_engine(fresh_database.url.set(username=role))
+    free = free_share(engine)
+    engine.dispose()
     assert free is not None and 0 <= free <= 1
 
 
-def test_the_room_is_not_known_to_a_role_that_may_not_know_the_folder(fresh_database: sa.Engine) -> None:
+def test_the_room_is_not_known_to_a_role_that_may_not_know_the_folder(
+    fresh_database: sa.Engine, postgres: Postgres
+) -> None:
+    before = postgres.log.read_text()
     assert free_share(fresh_database) is None
+    assert "permission denied" not in postgres.log.read_text().removeprefix(before)

@@ -128,11 +128,14 @@ def _delete(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> 
 def free_share(engine: sa.Engine) -> float | None:
     """The free share of the disk with PostgreSQL's data; None if the server runs elsewhere or does not show
     its data directory to our role."""
-    asked = sa.text("SELECT inet_server_addr() IS NULL, current_setting('data_directory')")
+    asked = sa.text(  # refused, it would be an error in the server's log at every look
+        "SELECT inet_server_addr() IS NULL, CASE WHEN pg_has_role('pg_read_all_settings', 'USAGE') "
+        "THEN current_setting('data_directory') END"
+    )
     try:
         with engine.connect() as conn:
             here, folder = conn.execute(asked).one()
-        disk = os.statvfs(folder) if here else None
+        disk = os.statvfs(folder) if here and folder else None
     except (DBAPIError, OSError):
         return None
     return disk.f_bavail / disk.f_blocks if disk and disk.f_blocks else None

@@ -86,8 +86,7 @@ def _plain_http(settings: Settings) -> list[Look]:
 def _public(settings: Settings) -> list[Look]:
     name = say("doctor.public_url")
     if settings.public_url is None:
-        text = say("doctor.public_url_none", url=own_url(settings))
-        return [Look(name, True, text, say("doctor.public_url_set"))]
+        return [Look(name, True, say("doctor.public_url_none"), say("doctor.public_url_set"))]
     host = urlsplit(settings.public_url).hostname or ""
     found = [Look(name, True, quoted(settings.public_url))]
     if settings.tls_cert is not None:

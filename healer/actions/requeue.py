@@ -48,13 +48,15 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     again only if a worker dies between the signal and its log entry, and where what the job saved is old by
     now: a guard or a person may have held its restart for hours while it worked on.
     """
-    signalled = _signal_entry(ctx)
-    if signalled is not None and _until(signalled.data) > ctx.tools.now():
+    signalled, now = _signal_entry(ctx), ctx.tools.now()
+    if signalled is not None and now < signalled.at and _until(signalled.data) > signalled.at:
+        return _waits_anew(ctx, job, signalled)
+    if signalled is not None and _until(signalled.data) > now:
         return _waits(ctx, signalled.text, signalled.data)
     wish = wish_of(job)
     if not wish.signal or _is_saved(ctx):
         return None
-    until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
+    until = now + timedelta(seconds=wish.grace_s)
     clock = f"{until:%H:%M:%S}"
     text = say("actions.requeue_signalled", job=job.title, signal=wish.signal, until=clock)
     ctx.fence()
@@ -69,8 +71,7 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
         )
     except (NotAvailable, SchedulerRefused) as error:
         text = say("actions.requeue_not_signalled", job=job.title, error=said_by(error))
-        now = ctx.tools.now().isoformat()
-        return Again(text, 0, data={"signal": wish.signal, "until": now})
+        return Again(text, 0, data={"signal": wish.signal, "until": ctx.tools.now().isoformat()})
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
 
 
@@ -100,6 +101,15 @@ def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
     until = _until(data)
     left_s = (until - ctx.tools.now()).total_seconds()
     return Again(text, min(LOOK_AGAIN_S, left_s), since=until, data=data)
+
+
+def _waits_anew(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
+    """The clock was set back since the signal: the end of the job's time lies too far ahead by as much, and
+    what is left of it is unknown. It gets that time once more, and no second signal."""
+    until = ctx.tools.now() + (_until(signalled.data) - signalled.at)
+    given = {"signal": signalled.data["signal"], "until": until.isoformat()}
+    text = say("actions.requeue_clock_back", job=job.title, signal=given["signal"], until=f"{until:%H:%M:%S}")
+    return _waits(ctx, text, given)
 
 
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.

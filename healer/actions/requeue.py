@@ -26,6 +26,7 @@ from healer.actions.base import (
 )
 from healer.actions.waits import MOMENT_S
 from healer.decisions import proposal_of
+from healer.decisions.book_mismatch import is_begin_chosen
 from healer.decisions.comments import wish_of
 from healer.decisions.consent import is_agreed
 from healer.incidents.impact import crashed_among, moments_of
@@ -156,7 +157,7 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
             {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
-        if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
+        if (_is_put_back(job) and not is_begin_chosen(job)) or release.missing(ctx, job):
             return None
         return Done(
             _why_pending(job, done), {"restarts": job.restarts, "state": job.state, "reason": job.reason}
@@ -172,6 +173,10 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
     )
 
 
+def _is_put_back(job: SlurmJob) -> bool:
+    return job.reason.startswith(_BEFORE_BEGIN)
+
+
 def _named(nodes: Sequence[str]) -> str:
     """`gpu0001, gpu0002, gpu0003 and 125 more`"""
     first, more = ", ".join(nodes[:3]), len(nodes) - 3
@@ -182,6 +187,9 @@ def _why_pending(job: SlurmJob, done: Said) -> Said:
     name, restarts = job.title, job.restarts
     if job.held_by:
         return say("actions.requeue_stays_held", job=name, word=done, restarts=restarts, who=job.held_by)
+    if is_begin_chosen(job) and job.eligible_at is not None:
+        until = f"{job.eligible_at:%Y-%m-%d %H:%M}"
+        return say("actions.requeue_begins", job=name, word=done, restarts=restarts, until=until)
     if not job.reason and not job.dependency:
         return say("actions.requeue_starts", job=name, word=done, restarts=restarts)
     reason = job.reason or say("actions.requeue_scheduling")
@@ -222,7 +230,7 @@ def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
     step = release.keep_off(ctx, job) or _spare(ctx, job)
     if step is not None:
         return step
-    if job.reason.startswith(_BEFORE_BEGIN):
+    if _is_put_back(job) and not is_begin_chosen(job):
         ctx.fence()
         ctx.tools.scheduler.start_now(job.id)
     return None

@@ -26,6 +26,7 @@ from healer.actions.base import (
 )
 from healer.actions.waits import MOMENT_S
 from healer.decisions import proposal_of
+from healer.decisions.book_mismatch import is_begin_chosen
 from healer.decisions.comments import wish_of
 from healer.decisions.consent import is_agreed
 from healer.incidents.impact import crashed_among, moments_of
@@ -48,13 +49,15 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     again only if a worker dies between the signal and its log entry, and where what the job saved is old by
     now: a guard or a person may have held its restart for hours while it worked on.
     """
-    signalled = _signal_entry(ctx)
-    if signalled is not None and _until(signalled.data) > ctx.tools.now():
+    signalled, now = _signal_entry(ctx), ctx.tools.now()
+    if signalled is not None and now < signalled.at and _until(signalled.data) > signalled.at:
+        return _waits_anew(ctx, job, signalled)
+    if signalled is not None and _until(signalled.data) > now:
         return _waits(ctx, signalled.text, signalled.data)
     wish = wish_of(job)
     if not wish.signal or _is_saved(ctx):
         return None
-    until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
+    until = now + timedelta(seconds=wish.grace_s)
     clock = f"{until:%H:%M:%S}"
     text = say("actions.requeue_signalled", job=job.title, signal=wish.signal, until=clock)
     ctx.fence()
@@ -69,8 +72,7 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
         )
     except (NotAvailable, SchedulerRefused) as error:
         text = say("actions.requeue_not_signalled", job=job.title, error=said_by(error))
-        now = ctx.tools.now().isoformat()
-        return Again(text, 0, data={"signal": wish.signal, "until": now})
+        return Again(text, 0, data={"signal": wish.signal, "until": ctx.tools.now().isoformat()})
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
 
 
@@ -100,6 +102,15 @@ def _waits(ctx: Context, text: Said, data: dict[str, str]) -> Again:
     until = _until(data)
     left_s = (until - ctx.tools.now()).total_seconds()
     return Again(text, min(LOOK_AGAIN_S, left_s), since=until, data=data)
+
+
+def _waits_anew(ctx: Context, job: SlurmJob, signalled: LogEntry) -> Again:
+    """The clock was set back since the signal: the end of the job's time lies too far ahead by as much, and
+    what is left of it is unknown. It gets that time once more, and no second signal."""
+    until = ctx.tools.now() + (_until(signalled.data) - signalled.at)
+    given = {"signal": signalled.data["signal"], "until": until.isoformat()}
+    text = say("actions.requeue_clock_back", job=job.title, signal=given["signal"], until=f"{until:%H:%M:%S}")
+    return _waits(ctx, text, given)
 
 
 #: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
@@ -146,7 +157,7 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
             {"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
-        if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
+        if (_is_put_back(job) and not is_begin_chosen(job)) or release.missing(ctx, job):
             return None
         return Done(
             _why_pending(job, done), {"restarts": job.restarts, "state": job.state, "reason": job.reason}
@@ -162,6 +173,10 @@ def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
     )
 
 
+def _is_put_back(job: SlurmJob) -> bool:
+    return job.reason.startswith(_BEFORE_BEGIN)
+
+
 def _named(nodes: Sequence[str]) -> str:
     """`gpu0001, gpu0002, gpu0003 and 125 more`"""
     first, more = ", ".join(nodes[:3]), len(nodes) - 3
@@ -172,6 +187,9 @@ def _why_pending(job: SlurmJob, done: Said) -> Said:
     name, restarts = job.title, job.restarts
     if job.held_by:
         return say("actions.requeue_stays_held", job=name, word=done, restarts=restarts, who=job.held_by)
+    if is_begin_chosen(job) and job.eligible_at is not None:
+        until = f"{job.eligible_at:%Y-%m-%d %H:%M}"
+        return say("actions.requeue_begins", job=name, word=done, restarts=restarts, until=until)
     if not job.reason and not job.dependency:
         return say("actions.requeue_starts", job=name, word=done, restarts=restarts)
     reason = job.reason or say("actions.requeue_scheduling")
@@ -212,7 +230,7 @@ def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
     step = release.keep_off(ctx, job) or _spare(ctx, job)
     if step is not None:
         return step
-    if job.reason.startswith(_BEFORE_BEGIN):
+    if _is_put_back(job) and not is_begin_chosen(job):
         ctx.fence()
         ctx.tools.scheduler.start_now(job.id)
     return None

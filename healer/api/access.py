@@ -486,6 +486,9 @@ class NeedJob(Need):
 
 def _lacking(caller: Caller, needed: Role) -> Said:
     if caller.granted is OF_NO_PERSON:
+        bounds = "".join(f" --{kind} {bound}" for kind in BINDINGS if (bound := getattr(caller, kind)))
+        if bounds:
+            return say("api.granted_nobody_bound", name=caller.name, bounds=bounds)
         return say("api.granted_nobody", name=caller.name)
     return say("api.access_this_needs_role_yours", value=needed.value, value2=caller.role.value)
 

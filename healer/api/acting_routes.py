@@ -51,6 +51,7 @@ from healer.api.services import Services, services_of
 from healer.engine.records import incident_of_one_job
 from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState, Verb
 from healer.model.node import Drift, Reconciled
+from healer.model.vocabulary import WORDS_MAX
 from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
@@ -448,7 +449,7 @@ def end_pause(
     request: Request,
     caller: Operator,
     id: Id,
-    reason: Annotated[str, Query(max_length=2000)] = "",
+    reason: Annotated[str, Query(max_length=WORDS_MAX)] = "",
     body: Reason | None = None,
 ) -> Response:
     """Ends a pause. The reason may be in the body or in the query."""

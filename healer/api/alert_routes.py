@@ -87,7 +87,10 @@ class AlertRoutes:
 
         def has_switch(cluster: str, name: str) -> bool:
             """By Slurm's snapshot or the site's topology file."""
-            if name in topology.switches or any(place.switch == name for place in topology.places.values()):
+            of_cluster = topology.of(cluster)
+            if name in of_cluster.switches or any(
+                place.switch == name for place in of_cluster.places.values()
+            ):
                 return True
             shown = snapshots.get(cluster)
             return shown is not None and any(

@@ -26,7 +26,8 @@ class NoRole(Problem):
 
 def is_stranger(caller: Caller, user: str) -> bool:
     """Whether the caller has no role and is not this user, whose job it asks for (`access.NeedJob`)."""
-    return caller.granted is not None and caller.job is not None and caller.name != user
+    has_no_role = caller.granted is not None and not caller.granted.grants
+    return has_no_role and caller.job is not None and caller.name != user
 
 
 def resolved(caller: Caller, rules: AccessRules) -> Caller:

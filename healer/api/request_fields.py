@@ -16,13 +16,15 @@ from healer.api.metrics import REFUSALS
 from healer.api.problems import field_error, problem_of
 from healer.api.services import services_of
 from healer.model.shown import shown
+from healer.model.vocabulary import WORDS_MAX
 from healer.ports.callers import Caller, Kept
 from healer.ports.request_errors import GuardRefused
 from healer.text import say
 
 #: Text of people: at least one visible character, no NUL.
 Text = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000, pattern=r"^[^\x00]*$")
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=WORDS_MAX, pattern=r"^[^\x00]*$"),
 ]
 
 

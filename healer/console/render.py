@@ -21,6 +21,7 @@ from healer import data_folder
 from healer.console import words
 from healer.console.views import svg_charts, svg_lanes
 from healer.model.shown import shown
+from healer.model.vocabulary import WORDS_MAX
 from healer.text import in_language, language, to_plain, to_text
 from healer.text.catalogues import ENGLISH, catalogue, scripts_of
 
@@ -155,6 +156,7 @@ class Renderer:
             language=name,
             html_language=_HTML_LANGUAGES[name],
             of_scripts=scripts_of(name),
+            words_max=WORDS_MAX,
         )
         return env
 

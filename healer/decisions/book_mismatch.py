@@ -118,10 +118,28 @@ def _finding_of(cluster: str, node: SlurmNode, text: Said, at: datetime, now: da
 FRESH = timedelta(seconds=10)
 
 
+def drains_shown(facts: GateFacts) -> set[tuple[str, datetime]]:
+    """The nodes that Slurm's picture shows as drained for their slots, and when they were."""
+    nodes = facts.snapshot.nodes if facts.snapshot is not None else {}
+    return {
+        (slot.node, slot.drained_at)
+        for slot in facts.slots
+        if slot.drained_at is not None and slot.node in nodes and nodes[slot.node].drain
+    }
+
+
 def find_vetoes(
-    facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
+    facts: GateFacts,
+    runs: Collection[Run],
+    rules: Ruleset,
+    now: datetime,
+    shown: Collection[tuple[str, datetime]],
 ) -> list[tuple[Slot, Veto]]:
-    """A veto for each node that healer had drained and a person has resumed (law 5)."""
+    """A veto for each node that healer had drained and a person has resumed (law 5).
+
+    `shown`: drains that an earlier picture showed. The clocks of the machines that poll and drain may differ,
+    and a picture from before the drain lacks it too.
+    """
     returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
     found = []
     for slot in facts.slots:
@@ -130,12 +148,15 @@ def find_vetoes(
             continue
         if not _is_back(node, facts.snapshot) or is_vetoed(slot, facts.vetoes):
             continue
-        # The clocks of the machines that poll and drain may differ.
-        if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
+        if slot.drained_at is None:
+            continue
+        waits = CLOCKS_DIFFER if (slot.node, slot.drained_at) in shown else GRACE
+        if facts.snapshot.taken_at - slot.drained_at < waits:
             continue
         # Never over at once: by the veto the worker knows that the slot is free.
         until = now + max(timedelta(hours=rules.guards.veto_h), GRACE)
-        found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
+        at = max(now, slot.drained_at)
+        found.append((slot, Veto(node=slot.node, by="A person", at=at, until=until)))
     return found
 
 
@@ -425,8 +446,16 @@ def _waits_for_begin(job: SlurmJob, restarts: int, begin_at: datetime) -> bool:
     return (
         job.reason.startswith("BeginTime")
         and job.eligible_at == begin_at
-        and timedelta(0) < begin_at - since <= PUT_BACK_WAIT
+        and timedelta(0) < begin_at - since
+        and not is_begin_chosen(job)
     )
+
+
+def is_begin_chosen(job: SlurmJob) -> bool:
+    """Whether somebody chose when the job begins: Slurm takes a requeue for a new submission, and lets the
+    job wait for minutes only."""
+    begin_at, since = job.eligible_at, job.submit_at
+    return begin_at is not None and since is not None and begin_at - since > PUT_BACK_WAIT
 
 
 def runs_to_start_jobs(

@@ -74,7 +74,7 @@ def storm_roots(
             at=began,
             incident=incident.id,
             driver=seen.driver if seen else "",
-            switch=place_of(rules, seen).switch if seen else "",
+            switch=place_of(rules, incident.cluster, seen).switch if seen else "",
         )
         found.setdefault((incident.rule, node), root)
     return tuple(found.values())

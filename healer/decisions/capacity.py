@@ -229,7 +229,7 @@ def _place_of_node(
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(guard, proposal, facts)
-    name: str = getattr(place_of(rules, node), kind)
+    name: str = getattr(place_of(rules, facts.cluster, node), kind)
     if not name:
         return None
     there = nodes_at(facts.snapshot, rules, kind).get(name, frozenset())
@@ -359,7 +359,7 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     found = [Limit(guard=guard, name="", used=used, limit=most, nodes=count) for guard, used, most in figures]
     members: dict[tuple[Guard, str], set[str]] = {}
     for node in fleet:
-        place = place_of(rules, node)
+        place = place_of(rules, facts.cluster, node)
         domain = f"NVLink domain {place.domain}" if place.domain else ""
         where = [(Guard.rack, place.rack), (Guard.rack, domain), (Guard.switch, place.switch)]
         where += [(Guard.partition, name) for name in node.partitions]
@@ -440,7 +440,7 @@ def _of_places(
     for guard, kind in ((Guard.rack, "rack"), (Guard.switch, "switch")):
         sizes: dict[str, int] = {}
         for node in snapshot.gpu_nodes:
-            name: str = getattr(place_of(rules, node), kind)
+            name: str = getattr(place_of(rules, cluster, node), kind)
             sizes[name] = sizes.get(name, 0) + bool(name)
         several = {name: size for name, size in sizes.items() if size > 1}
         if several and all(place_limit(settings.rack_share, size) >= size for size in several.values()):

@@ -70,10 +70,10 @@ def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> Guard
     return rules.guards_in(cluster, job.partition) if job else settings_of(rules, cluster)
 
 
-def place_of(rules: Ruleset, node: SlurmNode) -> Place:
+def place_of(rules: Ruleset, cluster: str, node: SlurmNode) -> Place:
     """Rack, switch, pod and NVLink domain: from Slurm's picture (a recording may carry them), else from the
     site's topology file."""
-    return _place_in(rules.topology, node)
+    return _place_in(rules.topology.of(cluster), node)
 
 
 def _place_in(topology: Topology, node: SlurmNode) -> Place:
@@ -189,7 +189,7 @@ def fleet_of(snapshot: SlurmSnapshot) -> Fleet:
 
 def nodes_at(snapshot: SlurmSnapshot, rules: Ruleset, kind: str) -> Mapping[str, frozenset[str]]:
     """Place -> its nodes, for places of this `kind`: rack, switch or domain."""
-    return _at(ByIdentity(snapshot.nodes), ByIdentity(rules.topology), kind)
+    return _at(ByIdentity(snapshot.nodes), ByIdentity(rules.topology.of(snapshot.cluster)), kind)
 
 
 @lru_cache(maxsize=4)

@@ -188,7 +188,7 @@ class Commands:
         if restart:  # Slurm is asked before the gate is locked
             with site.ledger.command() as tx:
                 stored = locked_run(tx, run)
-            agreed = agreed_restarts(site.scheduler, rules.playbooks[stored.playbook], stored.node, restart)
+            agreed = agreed_restarts(site.scheduler, _book_of(stored, rules), stored.node, restart)
         with _changing(site) as tx:
             order = self._order(run, by, reason, request)
             answer = approve(tx, order, agreed, rules, approver, until)
@@ -279,7 +279,7 @@ def approve(
         return _approved_before(run, order, restart)
     if until is not None and run.approve_until != until:
         raise Conflict(say("engine.asks_another", run=run.id))
-    playbook = rules.playbooks[run.playbook]
+    playbook = _book_of(run, rules)
     _check_approver(run, playbook, approver, rules)
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
@@ -421,7 +421,7 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
         keys = _steps_from(tx, run, step, rules)
     elif run.state is RunState.stuck:
         # Of several jobs one may be stuck while the log's last entry is about another.
-        keys = stuck_keys(rules.playbooks[run.playbook], tx.log(run.id), order.at)
+        keys = stuck_keys(_book_of(run, rules), tx.log(run.id), order.at)
     else:
         raise Conflict(say("engine.not_stuck", **_named(run)))
     text = say("engine.by_person", who=order.by, reason=order.reason)
@@ -437,7 +437,7 @@ def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]
     if any(entry.step == UNDO for entry in log):
         raise Conflict(say("engine.taken_back_now", run=run.id))
     try:
-        keys = keys_from_step(rules.playbooks[run.playbook], log, step)
+        keys = keys_from_step(_book_of(run, rules), log, step)
     except ValueError as error:
         raise Invalid("step", said_by(error)) from error
     if not keys:
@@ -453,7 +453,7 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
         return run
     if run.state in ENDED_RUN_STATES:
         raise Conflict(say("engine.ended_not_undone", **_named(run)))
-    if not parts_to_undo(rules.playbooks[run.playbook], log):
+    if not parts_to_undo(_book_of(run, rules), log):
         raise Conflict(say("engine.changed_nothing", run=run.id))
     text = say("engine.by_person", who=order.by, reason=order.reason)
     tx.write(_line(run, UNDO, StepEvent.done, text, order, {"by": order.by}))
@@ -476,6 +476,14 @@ def locked_run(tx: CommandTx, run: str) -> Run:
     if found is None:
         raise NotFound(say("engine.no_run", run=run))
     return found
+
+
+def _book_of(run: Run, rules: Ruleset) -> Playbook:
+    """The run's playbook as it is now. Raises Conflict where it was removed since the run began."""
+    playbook = rules.playbooks.get(run.playbook)
+    if playbook is None:
+        raise Conflict(say("engine.playbook_gone", name=run.playbook))
+    return playbook
 
 
 def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:

@@ -78,6 +78,7 @@ from healer.playbooks.advance import (
     Ask,
     Do,
     Finish,
+    InputInvalid,
     RecordFacts,
     Skip,
     Sleep,
@@ -130,10 +131,18 @@ class Driver:
     def _drive(self, claim: RunClaim) -> None:
         rules, name = self.rules(), claim.run.playbook
         playbook = rules.playbooks.get(name)
-        if playbook is not None:
-            _Drive(self, claim, rules, playbook).go()
-            return
-        question = say("engine.playbook_gone", name=name)
+        try:
+            if playbook is not None:
+                _Drive(self, claim, rules, playbook).go()
+                return
+            question = say("engine.playbook_gone", name=name)
+        except (LeaseLost, LedgerAway):
+            raise
+        except InputInvalid as error:
+            question = say("engine.inputs_changed", name=name, why=said_by(error))
+        except Exception as error:  # the next worker would end the same way, unheard
+            log.exception("run failed inside healer", run=claim.run.id)
+            question = say("engine.error_within", kind=type(error).__name__, error=str(error))
         news = _news(claim.run, RunState.stuck, self.tools.now())
         claim.set_state(RunState.stuck, why=question, question=question, command=news)
 

@@ -282,7 +282,7 @@ class Book:
         #: Incidents that a fatal fault joined after their jobs were listed; True: the node became surely
         #: unusable by it.
         self.wider: dict[str, bool] = {}
-        self.index = OpenIndex(rules.topology.link_of, self.places.keys)
+        self.index = OpenIndex(rules.topology.of(picture.cluster).link_of, self.places.keys)
         self.hits = Hits(picture)
         #: Incidents opened in this walk, and the ids of those that replaced incidents which were not kept.
         self.born: set[str] = set()

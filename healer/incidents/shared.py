@@ -61,6 +61,7 @@ class Places:
 
     def __init__(self, rules: Ruleset, picture: Picture) -> None:
         self._rules, self._picture = rules, picture
+        self._topology = rules.topology.of(picture.cluster)
         self._sharings: dict[str, tuple[list[Sharing], list[Sharing]]] = {}
         self._whole_racks: dict[str, bool] = {}
 
@@ -78,12 +79,12 @@ class Places:
             if kind is PlaceKind.row:
                 return self._rows.get(name, "")
             return name if kind is PlaceKind.switch and name in self._switches else ""
-        leaf = self._rules.topology.leaf_of(where.node, where.nic) if where.nic else ""
+        leaf = self._topology.leaf_of(where.node, where.nic) if where.nic else ""
         if kind is PlaceKind.switch and leaf:
             return leaf
         shown = self.nodes.get(where.node)
         place = getattr(shown, kind) if shown is not None else ""
-        place = place or getattr(self._rules.topology.place(self._picture.cluster, where.node), kind)
+        place = place or getattr(self._topology.place(self._picture.cluster, where.node), kind)
         return place or (self._domain(where.node) if kind is PlaceKind.domain else "")
 
     @cached_property
@@ -162,8 +163,7 @@ class Places:
     @cached_property
     def _switches(self) -> frozenset[str]:
         shown = {node.switch for node in self.nodes.values()}
-        topology = self._rules.topology
-        return frozenset({*shown, *topology.switches, *topology.links} - {""})
+        return frozenset({*shown, *self._topology.switches, *self._topology.links} - {""})
 
 
 def unit(where: Component) -> str:

@@ -1,11 +1,12 @@
 """What `rules/` says, as values. `healer.rulebook.ruleset` loads and cross-checks them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,8 @@ from healer.model.node import SiteCommand
 from healer.model.routes import Notifications
 from healer.model.telemetry import Catalogue, ScrapeRules, Validation
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity, Verb
+
+T = TypeVar("T")
 
 #: What begins with a moment explains nothing for longer than this.
 CONTEXT_LONGEST = timedelta(hours=1)
@@ -408,11 +411,39 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Racks and switches of nodes, the PCI addresses of GPU 0, 1, … by GPU model, and cables by switch and
     port, where the site gives them."""
 
-    #: By node, or `cluster/node` where several clusters number their nodes alike.
+    #: By node, or `cluster/node` where several clusters number their nodes alike; switches likewise, whose
+    #: cables then lead to nodes of that cluster.
     places: dict[str, Place] = {}
     gpu_pci: dict[str, tuple[str, ...]] = {}
     switches: dict[str, Switch] = {}
     links: dict[str, dict[str, Peer]] = {}
+
+    def of(self, cluster: str) -> "Topology":
+        """As this cluster sees it: all by its plain name, and nothing that is named after another cluster.
+        Always the same object, so that it can be compared by identity."""
+        seen = self._seen_by.get(cluster)
+        if seen is None:
+            seen = self._seen_by[cluster] = self._seen(cluster)
+        return seen
+
+    @cached_property
+    def _seen_by(self) -> dict[str, "Topology"]:
+        return {}
+
+    def _seen(self, cluster: str) -> "Topology":
+        if not any("/" in name for name in (*self.places, *self.switches, *self.links)):
+            return self
+        ours, all_ = _named_after(cluster, self.links), _plain(cluster, self.links)
+        # What our own rows say of a port, no row for any cluster may say otherwise.
+        cabled = {peer for ports in ours.values() for peer in ports.values() if peer.port}
+        links = {
+            switch: ports
+            if switch in ours
+            else {at: peer for at, peer in ports.items() if peer not in cabled}
+            for switch, ports in all_.items()
+        }
+        places, switches = _plain(cluster, self.places), _plain(cluster, self.switches)
+        return msgspec.structs.replace(self, places=places, switches=switches, links=links)
 
     def place(self, cluster: str, node: str) -> Place:
         """Nowhere, for a node that is not named."""
@@ -476,12 +507,23 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _in_place(self) -> dict[str, list[str]]:
-        """By name of a rack or leaf switch: its nodes, without the cluster that may precede their names."""
+        """By name of a rack or leaf switch: its nodes."""
         found: dict[str, list[str]] = {}
         for node, place in self.places.items():
             for name in {place.rack, place.switch, place.domain, place.pdu, place.row} - {""}:
-                found.setdefault(name, []).append(node.rpartition("/")[2])
+                found.setdefault(name, []).append(node)
         return found
+
+
+def _named_after(cluster: str, named: Mapping[str, T]) -> dict[str, T]:
+    """Of these only what is named after the cluster, without its name."""
+    start = f"{cluster}/"
+    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
+
+
+def _plain(cluster: str, named: Mapping[str, T]) -> dict[str, T]:
+    """What is named after the cluster, and what is named after none and is nothing else there."""
+    return {name: value for name, value in named.items() if "/" not in name} | _named_after(cluster, named)
 
 
 def _port(name: str | None) -> str:

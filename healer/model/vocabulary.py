@@ -20,6 +20,10 @@ class Severity(StrEnum):
     P3 = "P3"
 
 
+#: Letters of a person's reason, note or question, by whatever way it comes.
+WORDS_MAX = 2000
+
+
 class IncidentState(StrEnum):
     open = "open"
     mitigating = "mitigating"

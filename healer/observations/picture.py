@@ -201,6 +201,8 @@ class Changes:
     booted: set[str] = field(default_factory=set)
     #: Nodes before a boot that a snapshot both showed and contradicted, and the time of that snapshot.
     doubted_boots: dict[str, tuple[SlurmNode, datetime]] = field(default_factory=dict)
+    #: Drains of healer's that a snapshot has shown: node, and when the slot says that it was drained.
+    drains_shown: set[tuple[str, datetime]] = field(default_factory=set)
 
 
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.

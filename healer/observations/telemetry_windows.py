@@ -139,7 +139,7 @@ class Telemetry:
 
         A snapshot from a host whose clock is ahead counts as of `now`.
         """
-        before, at_s = self._snapshot, snapshot.taken_at.timestamp()
+        before, places, at_s = self._snapshot, places.of(self.cluster), snapshot.taken_at.timestamp()
         if now is not None:
             at_s = min(at_s, now.timestamp())
         if before is not None and at_s < self._shown_s:

@@ -292,7 +292,7 @@ class Replay:
 
     def _is_switch(self, _: str, name: str) -> bool:
         shown = self.slurm.nodes.values()
-        return name in self.rules.topology.switches or any(
+        return name in self.rules.topology.of(self.cluster).switches or any(
             name == node.switch or name in node.switches for node in shown
         )
 

@@ -1,6 +1,7 @@
 """What becomes of the jobs on a bad node: each kind of job, from the line to the end of the run."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -257,6 +258,24 @@ def test_pitfall_15_hold_set_by_the_owner_survives_the_requeue() -> None:
     run = lose(site)
     assert job_of(site, job).held_by == "admin"
     assert "stays held by its admin" in last(site, run, f"requeue:{job}").text
+
+
+def test_a_begin_time_that_a_person_sets_after_the_requeue_is_kept() -> None:
+    site = site_of()
+    job = site.slurm.add_job(nodes=2)
+    tonight = site.clock.now() + timedelta(hours=8)
+
+    def wait(where: str) -> None:
+        shown = job_of(site, job)
+        if shown.restarts == 1 and shown.state == "PENDING" and "COMPLETING" not in shown.flags:
+            site.slurm.delay(job, tonight)
+
+    site.on_checkpoint = wait
+    run = lose(site)
+    shown = job_of(site, job)
+    assert (shown.state, shown.eligible_at) == ("PENDING", tonight)
+    done = last(site, run, f"requeue:{job}")
+    assert done.event is StepEvent.done and f"{tonight:%H:%M}" in done.text
 
 
 def test_pitfall_14_a_chain_is_kept_and_the_job_waits_for_its_turn_in_it() -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 import sqlalchemy as sa
+from fastapi.testclient import TestClient
 
 from healer.adapters.postgres.tables import goodput, job_lives, requeues
 from healer.api.signing_in import open_session
@@ -217,3 +218,18 @@ def test_owner_signs_in_by_browser_alone_and_only_where_the_site_lets_owners_loo
     let_owners_look(site, allowed=False)
     with pytest.raises(SignInRefused, match="gives your groups a role"):
         open_session(services, site.access, arrival("3"), "Firefox")
+
+
+def test_a_job_token_of_no_person_reads_its_job_and_is_told_why_it_may_not_act(site: Site) -> None:
+    """Its role is one that acts for a person: without one it only reads, as a viewer's token does."""
+    let_owners_look(site, allowed=False)
+    headers = site.api.headers("operator", name="", job="4711", cluster=CLUSTER)
+    client = TestClient(site.api.app, base_url="http://healer/api/v1", headers=headers)
+    found = client.get(f"jobs/{CLUSTER}/4711")
+    assert (found.status_code, found.json().get("id")) == (200, "4711"), found.text
+    other = client.get(f"jobs/{CLUSTER}/4712")
+    assert (other.status_code, "bound to the job 4711" in other.text) == (403, True), other.text
+    asked = {"job": "4711", "cluster": CLUSTER, "reason": "hangs"}
+    refused = client.post("playbooks/requeue/runs", json=asked)
+    assert refused.status_code == 403
+    assert f"--name PERSON --cluster {CLUSTER} --job 4711`" in refused.text

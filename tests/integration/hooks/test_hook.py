@@ -106,6 +106,19 @@ def test_a_slurm_that_names_each_life_of_a_job_names_the_report(node: HookNode, 
     assert [report["id"] for report in healer.reports] == ["s1F2E3D4C5B6"] * 2
 
 
+def test_a_later_job_of_the_same_number_has_reports_of_its_own(node: HookNode, healer: Healer) -> None:
+    """slurmctld counts from the first number again when it lost its state, or after the last one."""
+    earlier = life(4711, 0) | {"SLURM_JOB_START_TIME": "1772160331"}
+    later = life(4711, 0) | {"SLURM_JOB_START_TIME": "1772162000"}
+    for environ in (earlier, earlier, later):
+        node.run("epilog", environ=environ)
+    assert [report["id"] for report in healer.reports] == [
+        "4711.0.1772160331",
+        "4711.0.1772160331",
+        "4711.0.1772162000",
+    ]
+
+
 def test_without_a_restart_count_two_lives_are_never_taken_for_one(node: HookNode, healer: Healer) -> None:
     node.run("prolog", environ={"SLURM_JOB_ID": "4711"})
     node.run("prolog", environ={"SLURM_JOB_ID": "4711"})

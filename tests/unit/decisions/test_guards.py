@@ -306,3 +306,13 @@ def test_place_comes_from_slurms_picture_first_then_from_the_topology_file():
     held = facts(fleet, slots=(slot(2),))
     assert answer(Guard.rack, drain(), held, site).kind is AnswerKind.hold
     assert answer(Guard.switch, drain(), held, site).used == 0
+
+
+def test_place_of_another_clusters_node_of_that_name_is_no_place_of_ours():
+    domain = Place(rack="x9", domain="d9")
+    file = Topology(places={name(1): domain, name(2): domain, f"{CLUSTER}/{name(1)}": Place(rack="x1")})
+    site = rules(topology=file)
+    fleet = [node(1, rack="", switch=""), node(2, rack="x2", switch=""), *others(32)[1:]]
+    held = facts(fleet, slots=(slot(2),))
+    rack = answer(Guard.rack, drain(), held, site)
+    assert (rack.kind, rack.used) == (AnswerKind.allow, 0)

@@ -521,6 +521,66 @@ def test_a_persons_resume_of_our_drain_is_a_veto_for_a_day() -> None:
     assert site.audited("node.drained") == 2
 
 
+class Poller:
+    """Shows the walk what Slurm showed at the last `poll`, dated by a clock that is `ahead_s` ahead."""
+
+    def __init__(self, site: Site, ahead_s: float) -> None:
+        self.site, self.ahead = site, timedelta(seconds=ahead_s)
+        self.poll()
+        site.look = self.look  # type: ignore[method-assign]
+
+    def poll(self) -> None:
+        self.seen = self.site.slurm.snapshot()
+
+    def look(self) -> None:
+        shown = msgspec.structs.replace(self.seen, taken_at=self.site.now + self.ahead)
+        self.site.picture.show(shown, self.site.now)
+        self.site.ledger.snapshot = shown
+
+
+def test_a_picture_from_before_the_drain_shows_no_resume_of_it_whatever_its_clock_says() -> None:
+    site = Site(10)
+    poller = Poller(site, ahead_s=20)
+    site.run_for(10, *site.say(1, LOST))
+    assert site.node(1).drain
+    assert site.ledger.tables.vetoes == []
+    poller.poll()
+    site.run_for(2)
+    site.slurm.resume(name(1))
+    poller.poll()
+    site.run_for(2)
+    (veto,) = site.ledger.tables.vetoes
+    assert veto.node == name(1)
+
+
+def test_a_resume_that_came_before_any_picture_showed_the_drain_is_a_veto_after_a_minute() -> None:
+    site = Site(10)
+    poller = Poller(site, ahead_s=0)
+    site.run_for(3, *site.say(1, LOST))
+    assert site.node(1).drain
+    site.slurm.resume(name(1))
+    for _ in range(70):
+        poller.poll()
+        site.run_for(1)
+    assert [veto.node for veto in site.ledger.tables.vetoes] == [name(1)]
+
+
+def test_a_veto_of_a_walk_whose_clock_is_behind_the_workers_frees_the_slot() -> None:
+    site = after_a_fault(Mode.auto)
+    (slot,) = site.ledger.tables.slots.values()
+    ahead = msgspec.structs.replace(slot, drained_at=site.now + timedelta(seconds=30))
+    site.ledger.tables.slots[name(1)] = ahead
+    site.look()
+    site.walk()
+    site.slurm.resume(name(1))
+    poller = Poller(site, ahead_s=40)
+    for _ in range(5):
+        poller.poll()
+        site.run_for(1)
+    assert site.audited("node.vetoed") == 1
+    assert site.ledger.tables.slots == {}
+
+
 def test_a_return_that_is_written_while_the_walk_reads_is_no_persons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen under kills: the walk read the slots, the run wrote its end, then the walk read the runs."""
     site = after_a_fault(Mode.auto)

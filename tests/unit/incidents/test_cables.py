@@ -137,6 +137,16 @@ def test_each_rail_has_its_own_leaf() -> None:
     assert one.root == Component(cluster=CLUSTER, switch="leaf2")
 
 
+def test_nodes_of_one_name_in_two_clusters_are_each_behind_their_own_leaf() -> None:
+    cables = {
+        f"{CLUSTER}/leaf1": {str(n): Peer(name(n), "mlx5_0") for n in range(1, 9)},
+        "zzz/leaf9": {str(n): Peer(name(n), "mlx5_0") for n in range(1, 9)},
+    }
+    fleet = Fleet(Topology(links=cables))
+    (one,) = fleet.hear(*(finding_at("ib-port-down", at_node(number)) for number in (1, 2, 3)))
+    assert one.root == Component(cluster=CLUSTER, switch="leaf1")
+
+
 def test_finding_an_hour_after_a_switch_outage_opens_its_own_incident() -> None:
     fleet = Fleet(switch=["leaf1"] * 8 + ["leaf2"] * 24)
     fleet.hear(*(finding_at("ib-port-down", at_node(number)) for number in (1, 2, 3)))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.adapters.notify import talk
 from healer.adapters.notify.alertmanager import LASTS, Alertmanager
 from healer.adapters.notify.group_bots import DingTalkBot, FeishuBot, WeComBot
 from healer.adapters.notify.mail import Mail
@@ -49,14 +50,14 @@ def _afresh(chats: Chats) -> Iterator[None]:
 
 
 def channel(name: str, chats: Chats, timeout_s: float = 10) -> Any:
-    talk = Talk(name, timeout_s=timeout_s)
+    service = Talk(name, timeout_s=timeout_s)
     made: dict[str, Callable[[], Any]] = {
-        "slack": lambda: SlackChannel(stand_in.SLACK_TOKEN, "C0HEALER", url=f"{chats.url}/api", talk=talk),
-        "wecom": lambda: WeComBot(chats.wecom, talk=talk),
-        "dingtalk": lambda: DingTalkBot(chats.ding, stand_in.DING_SECRET, talk=talk),
-        "feishu": lambda: FeishuBot(chats.feishu, stand_in.FEISHU_SECRET, talk=talk),
-        "pagerduty": lambda: PagerDuty(stand_in.PAGER_KEY, url=f"{chats.url}/v2/enqueue", talk=talk),
-        "alertmanager": lambda: Alertmanager(chats.url, stand_in.AM_TOKEN, talk=talk),
+        "slack": lambda: SlackChannel(stand_in.SLACK_TOKEN, "C0HEALER", url=f"{chats.url}/api", talk=service),
+        "wecom": lambda: WeComBot(chats.wecom, talk=service),
+        "dingtalk": lambda: DingTalkBot(chats.ding, stand_in.DING_SECRET, talk=service),
+        "feishu": lambda: FeishuBot(chats.feishu, stand_in.FEISHU_SECRET, talk=service),
+        "pagerduty": lambda: PagerDuty(stand_in.PAGER_KEY, url=f"{chats.url}/v2/enqueue", talk=service),
+        "alertmanager": lambda: Alertmanager(chats.url, stand_in.AM_TOKEN, talk=service),
     }
     return made[name]()
 
@@ -159,6 +160,22 @@ def test_failure_is_reported_in_words_without_secrets(
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
     shown = str(failed.value) + caplog.text
     assert not any(secret in shown for secret in stand_in.SECRETS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answer_that_drips_does_not_hold_the_channel(name: str, chats: Chats) -> None:
+    """Each byte arrives in time, the answer never does: the channel's thread would wait for good."""
+    chats.answers.append("drip")
+    with pytest.raises(DeliveryFailed) as failed:
+        channel(name, chats, timeout_s=0.3).send(notice(), "")
+    assert not failed.value.refused
+
+
+def test_answer_of_any_length_is_read_to_a_limit(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "ANSWER_MAX", 10_000)
+    chats.answers.append((200, {}, {"ok": True, "ts": "1.1", "more": "x" * 20_000}))
+    with pytest.raises(DeliveryFailed, match="does not end"):
+        channel("slack", chats).send(notice(), "")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -163,6 +163,15 @@ def test_failure_is_reported_in_words_without_secrets(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_page_of_a_proxy_is_no_receipt(name: str, chats: Chats) -> None:
+    """A page that a captive portal took with 200 counted as sent, and woke no one."""
+    chats.answers.append((200, {"content-type": "text/html"}, b"<html>Sign in</html>"))
+    with pytest.raises(DeliveryFailed) as failed:
+        channel(name, chats).send(notice(), "")
+    assert not failed.value.refused
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_answer_that_drips_does_not_hold_the_channel(name: str, chats: Chats) -> None:
     """Each byte arrives in time, the answer never does: the channel's thread would wait for good."""
     chats.answers.append("drip")

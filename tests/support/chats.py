@@ -284,7 +284,7 @@ def serve_chats() -> Iterator[Chats]:
                 self.close_connection = True
                 return
             status, more, body = scripted if isinstance(scripted, tuple) else answer
-            content = b"" if body is None else json.dumps(body).encode()
+            content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
             if scripted == "drip":
                 content = b" " * 60 + content
                 self.send_response(status)

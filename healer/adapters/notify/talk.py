@@ -28,9 +28,12 @@ _LABEL = re.compile(r"[^:：]{1,24}(?:: |：)")
 
 
 class Reply(msgspec.Struct, frozen=True):
+    """`body` is None if it is empty or no JSON; `is_page`: there is one, and it is no JSON."""
+
     status: int
     body: Any
     retry_after_s: float | None
+    is_page: bool
 
 
 class Talk:
@@ -48,6 +51,12 @@ class Talk:
         content = msgspec.json.encode(body, enc_hook=to_text)
         headers = {"content-type": "application/json; charset=utf-8", **(headers or {})}
         return self._ask("POST", url, content=content, headers=headers)
+
+    def hand_in(self, url: str, body: Any, headers: dict[str, str] | None = None) -> None:
+        """The same for a service whose 2xx says that it has taken it. A page of a proxy or a log-in says
+        nothing of the kind, and raises DeliveryFailed."""
+        if self.post(url, body, headers).is_page:
+            raise DeliveryFailed(say("adapters.who_no_json", who=self.who))
 
     def get(self, url: str, query: dict[str, str], headers: dict[str, str]) -> Reply:
         return self._ask("GET", url, params=query, headers=headers)
@@ -69,7 +78,8 @@ class Talk:
         content = read_body(response, ANSWER_MAX, time.monotonic() + self._timeout_s)
         if content is None:
             raise DeliveryFailed(say("adapters.who_endless", who=self.who))
-        return Reply(response.status_code, decode_json(content), wait_s)
+        body = decode_json(content)
+        return Reply(response.status_code, body, wait_s, is_page=body is None and bool(content.strip()))
 
 
 class OneWay:

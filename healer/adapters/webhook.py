@@ -235,9 +235,11 @@ def retry_after_s(response: httpx.Response, now: datetime | None = None) -> floa
         return float(value)
     try:
         until = parsedate_to_datetime(value)
+        # `-0000` and the old forms of a date name no zone: they are UTC, wherever this process runs.
+        until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
-    return max(0.0, (until.astimezone(UTC) - (now or datetime.now(UTC))).total_seconds())
+    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 def _key(secret: str | None) -> bytes | None:

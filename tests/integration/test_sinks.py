@@ -145,6 +145,11 @@ def test_a_ticket_gets_the_sinks_own_name(sink, answer, reference):
             "the sink answered 429 Too Many Requests",
             None,
         ),
+        (
+            (429, {"retry-after": "Fri, 31 Dec 9999 23:59:59 -2300"}, b""),
+            "the sink answered 429 Too Many Requests",
+            None,
+        ),
         ((302, {"location": "http://127.0.0.1:1/"}, b""), "the sink answered 302 Found", None),
         ((404, {}, b""), "the sink answered 404 Not Found", None),
     ],

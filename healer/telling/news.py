@@ -249,7 +249,7 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=quoted(one_line(message.title)),
+        title=quoted(one_line(_with_cluster(message))),
         lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
@@ -261,6 +261,13 @@ def notice_of(
         preview=tuple(map(shown, about.preview)),
         approve=f"{console_url}{approve}" if console_url and approve else "",
     )
+
+
+def _with_cluster(message: Message) -> str:
+    """Clusters may have equal node names, and their people one chat. What healer says of itself names its
+    cluster already."""
+    is_of_node = message.incident is not None or bool(message.about.run)
+    return f"{message.cluster}: {message.title}" if is_of_node else message.title
 
 
 # --- messages about healer itself, and about rules

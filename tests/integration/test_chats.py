@@ -215,7 +215,7 @@ def test_slack_makes_no_links_and_mentions_of_a_log(chats: Chats) -> None:
 def test_title_mentions_no_one_in_wecom(chats: Chats) -> None:
     WeComBot(chats.wecom, ("13800000000",)).send(notice(title="job <@all> failed"), "")
     call = chats.taken["wecom"][1]["text"]
-    assert (call["content"], call["mentioned_mobile_list"]) == ("job ‹@all> failed", ["13800000000"])
+    assert (call["content"], call["mentioned_mobile_list"]) == ("pod1: job ‹@all> failed", ["13800000000"])
 
 
 # --- one by one --------------------------------------------------------------------------------------------

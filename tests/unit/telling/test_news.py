@@ -211,3 +211,18 @@ def test_the_buttons_of_a_step_that_waits_name_that_approval() -> None:
     assert news.notice_of(message, asked_until, page=False, console_url="", buttons=True).run == (
         f"r1@{asked_until.timestamp():.0f}"
     )
+
+
+def test_clusters_with_equal_node_names_are_told_apart() -> None:
+    """Their people read one chat, and a page is a title."""
+    asked = Run(
+        id="r1", cluster="pod2", playbook="drain", state=RunState.waiting_approval, by="ann",
+        reason=quoted("x"), created_at=AT, node="gpu0017",
+    )  # fmt: skip
+    ours = [news.opened_news(incident()), news.approval_page(msgspec.structs.replace(asked, cluster="pod1"))]
+    theirs = [news.opened_news(incident(cluster="pod2")), news.approval_page(asked)]
+    for here, there in zip(ours, theirs, strict=True):
+        titles = [news.notice_of(message, AT, page=True).title for message in (here, there)]
+        assert ["pod1" in titles[0], "pod2" in titles[1]] == [True, True]
+    storm = news.restored_page("pod1", AT, AT, 0)
+    assert news.notice_of(storm, AT, page=True).title.count("pod1") == 1

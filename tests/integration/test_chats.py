@@ -212,6 +212,15 @@ def test_slack_makes_no_links_and_mentions_of_a_log(chats: Chats) -> None:
     assert root["parse"] == "none"
 
 
+def test_slack_shows_every_line_of_a_full_digest(chats: Chats) -> None:
+    """The last line says how many more there are."""
+    lines = [f"P2 GPU 3 of gpu{number:04}: {'x' * 170}; open {CONSOLE}/{number}" for number in range(40)]
+    channel("slack", chats).send(notice(text="\n".join([*lines, "and 960 more"])), "")
+    (root,) = chats.slack.values()
+    shown = "\n".join(block["text"]["text"] for block in root["blocks"] if block["type"] == "section")
+    assert shown.replace("*", "").split("\n") == [*lines, "and 960 more"]
+
+
 def test_title_mentions_no_one_in_wecom(chats: Chats) -> None:
     WeComBot(chats.wecom, ("13800000000",)).send(notice(title="job <@all> failed"), "")
     call = chats.taken["wecom"][1]["text"]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from email import message_from_bytes
 from email.message import Message as Mail
@@ -290,9 +290,10 @@ def serve_chats() -> Iterator[Chats]:
                 self.send_response(status)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
-                for at in range(len(content)):
-                    chats.closing.wait(0.05)
-                    self.wfile.write(content[at : at + 1])
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    for at in range(len(content)):
+                        chats.closing.wait(0.05)
+                        self.wfile.write(content[at : at + 1])
                 return
             self.give(status, more, content)
 

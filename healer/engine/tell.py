@@ -74,6 +74,8 @@ _SOON = timedelta(minutes=1)
 _OLDEST = timedelta(hours=24)
 #: They post every message as a new one, so that acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
+#: Longer than from the queuing of a message to its round of planning.
+_LATELY = timedelta(minutes=1)
 #: Why the waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"
 
@@ -96,13 +98,17 @@ def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> No
 
 
 def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
-    """When each channel was first named: it gets the news since then."""
+    """When each channel was first named: it gets the news since then. One that was named later than now, by
+    a clock that was set back, would get none until then."""
     stored, named = tx.channels(), {channel.name for channel in settings.channels}
-    for name in named - stored.keys():
-        tx.name_channel(name)
     for name in stored.keys() - named:
         tx.drop_channel(name, _UNNAMED)
-    return {name: stored.get(name, now) for name in named}
+    since = {name: stored.get(name, now) for name in named}
+    since = {name: at if at <= now else now - _LATELY for name, at in since.items()}
+    for name, at in since.items():
+        if stored.get(name) != at:
+            tx.name_channel(name, at)
+    return since
 
 
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
@@ -211,7 +217,10 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
     """Queues one message for all that waits at a channel, once the oldest has waited long enough."""
     oldest = tx.digests()
     for channel in settings.channels:
-        if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=settings.digest_h):
+        if channel.name not in oldest:
+            continue
+        waited = now - oldest[channel.name]
+        if timedelta(0) <= waited < timedelta(hours=settings.digest_h):  # less: the clock was set back
             continue
         waiting = tx.in_digest(channel.name)
         name = f"digest:{cluster}:{channel.name}:{now.isoformat()}"
@@ -359,7 +368,7 @@ def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
 
 def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: datetime) -> int:
     """Sends the alerts of open incidents again, so that they end when healer does. DeliveryFailed."""
-    notices = outbox.open_notices(now - every)
+    notices = outbox.open_notices(now - every, now)
     if notices:
         channel.renew(notices)
         outbox.note_renewed(notices, now)

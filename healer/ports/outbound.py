@@ -202,8 +202,9 @@ class ChannelOutbox(Protocol):
     ) -> None:
         """As `Outbox.settle`; `notice` is what the channel shows now."""
 
-    def open_notices(self, before: datetime) -> list[Notice]:
-        """Notices of incidents that are not over, last sent before this moment."""
+    def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
+        """Notices of incidents that are not over, last sent before this moment; or later than now, by a clock
+        that was set back since."""
         ...
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
@@ -287,7 +288,7 @@ class NewsTx(Protocol):
         """Since when each channel is named in the rules."""
         ...
 
-    def name_channel(self, name: str) -> None: ...
+    def name_channel(self, name: str, since: datetime) -> None: ...
 
     def drop_channel(self, name: str, why: str) -> None:
         """What waits for it is over."""

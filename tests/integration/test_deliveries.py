@@ -278,6 +278,27 @@ def test_incident_closed_before_its_first_message_is_never_sent(site: Site) -> N
     assert site.states() == ["over", "over"]
 
 
+def test_clock_set_back_mutes_no_channel(site: Site) -> None:
+    """The machine began with a clock that was six hours fast, and healer with it."""
+    site.hand.forward(-6 * 60 * MINUTE)
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=site.hand.now()), "held"))
+    site.incident(2, node="gpu0002")
+    site.round(1)
+    assert (site.paged(), len(site.roots())) == (["trigger"], 2)
+
+
+def test_clock_set_back_ends_no_alert_and_delays_no_digest(site: Site) -> None:
+    site.incident(1)
+    site.incident(2, node="gpu0002", severity=Severity.P2)
+    site.round()
+    site.hand.forward(-6 * 60 * MINUTE)
+    for _ in range(2):
+        site.round(MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 3
+    assert len(site.roots()) == 2
+
+
 def test_removed_channel_gets_no_messages(site: Site) -> None:
     site.chats.answers.extend([(500, {}, {})] * 2)
     site.incident()

@@ -222,12 +222,13 @@ class PostgresChannelOutbox:
             if took and record is not None:
                 audit_rows.append(conn, record)
 
-    def open_notices(self, before: datetime) -> list[Notice]:
+    def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
         # A notice about no incident is never resolved: it expires at the channel. So does one whose
         # incident ended while the channel was away for so long that the news of it is a dead letter.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_over = sa.exists().where(incidents.c.id == threads.c.thread, incidents.c.state == "resolved")
-        is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident, ~is_over)
+        is_due = sa.or_(threads.c.told_at <= before, threads.c.told_at > now)
+        is_open = (is_due, threads.c.stage != Stage.resolved, about_incident, ~is_over)
         with self._engine.connect() as conn:
             return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 

@@ -51,8 +51,9 @@ class PostgresPlanTx:
         named = sa.select(channels.c.name, channels.c.since).where(channels.c.cluster == self._cluster)
         return {row.name: row.since for row in self._conn.execute(named)}
 
-    def name_channel(self, name: str) -> None:
-        self._conn.execute(sa.insert(channels).values(cluster=self._cluster, name=name, since=self._now))
+    def name_channel(self, name: str, since: datetime) -> None:
+        key = {"cluster": self._cluster, "name": name}
+        self._conn.execute(upsert(channels, key, {"since": since}))
 
     def drop_channel(self, name: str, why: str) -> None:
         waiting = (self._ours, deliveries.c.channel == name, deliveries.c.state.in_(("due", "digest")))

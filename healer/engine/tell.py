@@ -267,40 +267,41 @@ def deliver_due(
         if attempt is None:
             break
         try:
-            reference = _send(attempt, notifier, tickets, links)
+            outcome = _send(attempt, notifier, tickets, links)
         except DeliveryFailed as error:
             if attempt.is_ticket:
                 tickets_go = False
             else:
                 messages_go = False
-            now = clock.now()
-            outcome = outcome_of_failure(attempt, error, now, chance())
-            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
-            continue
+            outcome = outcome_of_failure(attempt, error, clock.now(), chance())
         now = clock.now()
-        if reference is None:
-            outbox.settle(attempt, Outcome(state=DeliveryState.listed, word="listed"), None, now)
-        else:
-            outcome = Outcome(state=DeliveryState.sent, word="taken", text=reference)
-            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
-            sent += 1
+        outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+        sent += outcome.state is DeliveryState.sent
     return sent
 
 
-def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> str | None:
-    """The sink's own name for it ("" if it has none); None without a sink for this kind."""
+#: Of a page, or of the opening of an incident, once the incident is over: it is not sent.
+_OVER = Outcome(state=DeliveryState.over, word="failed")
+#: Without a sink for this kind.
+_LISTED = Outcome(state=DeliveryState.listed, word="listed")
+
+
+def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> Outcome:
     _check_tries(attempt)
+    if attempt.is_over:
+        return _OVER
     if attempt.is_ticket:
         if tickets is None:
-            return None
+            return _LISTED
         ticket = news.worded_in(from_stored(attempt.doc, Ticket), links.language)
         ticket = with_incident_link(ticket, links.console_url)
         # A search may not show yet what was opened a moment ago; the name does.
-        return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
+        reference = tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
+        return Outcome(state=DeliveryState.sent, word="taken", text=reference)
     if notifier is None:
-        return None
+        return _LISTED
     notifier.send(from_stored(attempt.doc, Message))
-    return ""
+    return Outcome(state=DeliveryState.sent, word="taken")
 
 
 def deliver_to(
@@ -328,15 +329,15 @@ def deliver_to(
                 break
             now = clock.now()
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now, notice)
-            sent += 1
+            sent += outcome.state is DeliveryState.sent
     return sent
 
 
 def _send_to_channel(
     attempt: Attempt, teller: Callable[[], MessageChannel], links: Links
-) -> tuple[Notice, Outcome]:
-    """Sends one message; if the outcome of an earlier try is unknown, the channel is searched for it
-    first."""
+) -> tuple[Notice | None, Outcome]:
+    """Sends one message, and returns what the channel shows now; if the outcome of an earlier try is unknown,
+    the channel is searched for it first."""
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
@@ -350,6 +351,8 @@ def _send_to_channel(
     notice = msgspec.structs.replace(notice, language=links.language)
     if attempt.begun > 1 and (found := _found(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
+    if attempt.is_over:
+        return None, _OVER
     reference = channel.send(notice, attempt.reference)
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
 
@@ -409,8 +412,8 @@ def _check_tries(attempt: Attempt) -> None:
 
 
 def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:
-    """The audit record of a delivery that ended; None while another try follows."""
-    if outcome.state is DeliveryState.due:
+    """The audit record of a delivery that was sent or failed."""
+    if outcome.state not in (DeliveryState.sent, DeliveryState.failed):
         return None
     failed = outcome.state is DeliveryState.failed
     verb = "message.failed" if failed else "message.sent"

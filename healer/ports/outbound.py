@@ -131,7 +131,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
-    own name for the ticket or thread, empty while it has none.
+    own name for the ticket or thread, empty while it has none. `is_over`: it opens an incident, or pages for
+    one, that is over by now.
     """
 
     id: str | int
@@ -146,6 +147,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = ""
     stage: Stage = Stage.opened
     reference: str = ""
+    is_over: bool = False
 
     @property
     def is_ticket(self) -> bool:

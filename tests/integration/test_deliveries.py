@@ -278,6 +278,27 @@ def test_incident_closed_before_its_first_message_is_never_sent(site: Site) -> N
     assert site.states() == ["over", "over"]
 
 
+def test_page_that_was_not_taken_wakes_no_one_once_its_incident_is_over(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    away(site, MINUTE)
+    site.put(over(one, site.hand.now()))
+    site.round()
+    assert site.paged() == ["resolve"], "its first try may have been taken: that is closed"
+    assert site.states() == ["over", "sent"]
+
+
+def test_incident_that_ends_between_planning_and_delivery_is_never_sent(site: Site) -> None:
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident()
+    planned(site)
+    site.put(over(one, site.hand.now()))
+    deliver_to_ops(site, lambda: ChannelBook(site.settings).of(site.notifications.channels[0]))
+    site.round()
+    assert (site.slack(), site.states()) == ([], ["over"])
+
+
 def test_clock_set_back_mutes_no_channel(site: Site) -> None:
     """The machine began with a clock that was six hours fast, and healer with it."""
     site.hand.forward(-6 * 60 * MINUTE)

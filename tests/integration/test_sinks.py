@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -15,8 +16,9 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, messages
 from healer.adapters.webhook import SignedWebhook, WebhookNotifier, WebhookTickets
 from healer.engine import tell
-from healer.model import Message, Severity, Ticket
+from healer.model import IncidentState, Message, Severity, Ticket
 from healer.ports.outbound import DeliveryFailed, Notifier, Tickets
+from tests.support import api
 from tests.support.sink import Sink, serve_sink
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -234,6 +236,16 @@ def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database,
     assert verbs(fresh_database) == ["message.failed"]
     hand.forward(1e6)
     assert deliver(fresh_database, sink, hand) == 0
+
+
+def test_page_is_not_sent_once_its_incident_is_over(fresh_database, sink, hand):
+    one = api.incident(1)
+    with fresh_database.begin() as conn:
+        api.save_incident(conn, msgspec.structs.replace(one, state=IncidentState.resolved))
+    put(fresh_database, page("late:p0", incident=one.id), page("other:p0"))
+    assert deliver(fresh_database, sink, hand) == 1
+    assert (sink.ids(), row(fresh_database, "late:p0").state) == (["other:p0"], "over")
+    assert verbs(fresh_database) == ["message.sent"]
 
 
 def test_a_sink_that_asks_for_a_pause_gets_it_for_all_its_messages(fresh_database, sink, hand):

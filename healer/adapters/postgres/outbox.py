@@ -77,8 +77,9 @@ class PostgresOutbox(PostgresStore):
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
+            is_over = row.page and _is_over(conn, row.incident)
         fields = pick(row, "id", "cluster", "doc", "at", "page", "tries")
-        return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name)
+        return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name, is_over=is_over)
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         with self._engine.begin() as conn:
@@ -125,6 +126,10 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
 
 
+def _is_over(conn: sa.Connection, incident: str | None) -> bool:
+    return conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved"
+
+
 # --- channels
 
 
@@ -169,9 +174,12 @@ class PostgresChannelOutbox:
             before.c.id < deliveries.c.id,
             sa.or_(before.c.tries > 0, before.c.next_try_at <= now),
         )
+        # The next round of planning withdraws it.
+        is_over = sa.exists().where(incidents.c.id == deliveries.c.thread, incidents.c.state == "resolved")
+        is_true = sa.or_(deliveries.c.stage != Stage.opened, deliveries.c.tries > 0, ~is_over)
         chosen = (
             sa.select(deliveries.c.id)
-            .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first)
+            .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first, is_true)
             .order_by((deliveries.c.how == Manner.page).desc(), deliveries.c.next_try_at, deliveries.c.id)
             .limit(1)
         )
@@ -193,6 +201,7 @@ class PostgresChannelOutbox:
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
+                is_over=row.stage == Stage.opened and _is_over(conn, row.thread),
             )
 
     def settle(

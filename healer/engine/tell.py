@@ -58,7 +58,10 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
-#: Those of the news that an incident is over: hourly for a week, as a page that nothing closes stays open.
+#: Those of a page: some 18 minutes apart for a day, unless its incident is over before.
+PAGE_TRIES = MAX_TRIES + 80
+#: Those of the news that an incident is over, as a page that nothing closes stays open, and of a ticket that
+#: its system does not refuse: hourly for a week.
 END_TRIES = MAX_TRIES + 7 * 24
 #: Messages or events of one call, so that a storm of them does not hold the caller for long.
 ROUND_MAX = 50
@@ -385,8 +388,9 @@ def outcome_of_failure(
     take it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
-    ends = attempt.tries >= _most_tries(attempt) or (may_end and error.refused)
-    wait_s = wait_after(attempt.tries, wish, chance)
+    ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
+    # A page goes out soon after its pager is back.
+    wait_s = wait_after(min(attempt.tries, MAX_TRIES - 1) if attempt.page else attempt.tries, wish, chance)
     return Outcome(
         state=DeliveryState.failed if ends else DeliveryState.due,
         word="refused" if error.refused else "failed",
@@ -402,8 +406,10 @@ def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
     return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
 
 
-def _most_tries(attempt: Attempt) -> int:
-    return END_TRIES if attempt.stage is Stage.resolved else MAX_TRIES
+def _most_tries(attempt: Attempt, *, refused: bool = False) -> int:
+    if attempt.stage is Stage.resolved or (attempt.is_ticket and not refused):
+        return END_TRIES
+    return PAGE_TRIES if attempt.page else MAX_TRIES
 
 
 def _check_tries(attempt: Attempt) -> None:

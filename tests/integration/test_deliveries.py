@@ -449,6 +449,18 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     assert outcomes == ["begun", "failed"] * 5
 
 
+def test_page_is_tried_until_the_pager_is_back(site: Site) -> None:
+    """Five attempts are over after some 20 minutes: a page of an hour's outage woke no one, ever."""
+    site.notifications = only(site.notifications, "night")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    for _ in range(tell.MAX_TRIES + 5):
+        away(site, 30 * MINUTE)
+    assert site.states() == ["due"]
+    site.round(30 * MINUTE)
+    assert (site.paged(), site.states()) == (["trigger"], ["sent"])
+
+
 def test_the_end_of_an_incident_is_tried_until_the_pager_is_back(site: Site) -> None:
     site.notifications = paging(site.notifications)
     one = site.incident()
@@ -546,6 +558,20 @@ def test_refused_message_becomes_a_dead_letter_at_once_unless_it_pages(site: Sit
     assert site.states() == ["failed", "due"]
     site.round(10)
     assert site.states() == ["failed", "sent"]
+
+
+def test_new_page_goes_before_one_that_the_channel_never_takes(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    for name in ("a:p0", "b:p0"):
+        site.put(Message(id=name, cluster="pod1", title=name, text="x", severity=Severity.P0, page=True))
+        site.chats.answers.extend([(400, {}, {})] * (name == "a:p0"))
+        site.telling()
+        site.telling.wait()
+        site.hand.forward(10)
+    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == [
+        "healer:pod1:b:p0",
+        "healer:pod1:a:p0",
+    ]
 
 
 def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:

@@ -51,12 +51,13 @@ def hand() -> Hand:
 
 def page(number: str = "1f2e3d4c:p0", **fields) -> Message:
     known = {
+        "page": True,
         "cluster": "pod1",
         "title": "P0 gpu0001: GPU lost",
         "text": "Affected jobs: 4711",
         "incident": "1f2e3d4c",
     }
-    return Message(id=number, severity=Severity.P0, page=True, **{**known, **fields})
+    return Message(id=number, severity=Severity.P0, **{**known, **fields})
 
 
 def ticket(number: str = "1f2e3d4c:ticket") -> Ticket:
@@ -217,7 +218,7 @@ def test_a_message_of_a_transaction_that_failed_never_leaves(fresh_database, sin
 
 
 def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database, sink, hand):
-    put(fresh_database, page())
+    put(fresh_database, page(page=False))
     waits = []
     for _ in range(5):
         sink.answers.append((500, {}, b""))
@@ -267,6 +268,17 @@ def test_a_failing_sink_does_not_stop_the_other(fresh_database, sink, hand):
     assert sink.ids() == ["a:p0", "1f2e3d4c:ticket"]
 
 
+def test_new_page_does_not_wait_behind_one_that_the_sink_never_takes(fresh_database, sink, hand):
+    put(fresh_database, page("a:p0"))
+    sink.answers.extend([(400, {}, b""), (204, {}, b""), (400, {}, b"")])
+    deliver(fresh_database, sink, hand)
+    hand.forward(10)
+    with fresh_database.begin() as conn:
+        outbox.queue(conn, page("b:p0"), at=hand.now(), has_sink=True)
+    assert deliver(fresh_database, sink, hand) == 1
+    assert sink.ids() == ["a:p0", "b:p0", "a:p0"]
+
+
 def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"))
     sink.answers.append(None)
@@ -301,7 +313,7 @@ def test_a_death_between_send_and_mark_repeats_the_same_id(fresh_database, sink,
 
 
 def test_deaths_at_every_try_end_too(fresh_database, sink, hand):
-    put(fresh_database, page())
+    put(fresh_database, page(page=False))
     dying = DiesAfterSending(WebhookNotifier(SignedWebhook(sink.url, SECRET)))
     for _ in range(5):
         with pytest.raises(Killed):

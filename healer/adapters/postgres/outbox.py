@@ -1,7 +1,7 @@
 """Messages and tickets and their delivery to sinks: the webhook, the ticket system, and each channel.
 
-A row of `messages` is `due` until the sink accepts it (`sent`) or five attempts fail (`failed`); without a
-sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `healer.engine.tell` decides.
+A row of `messages` is `due` until the sink accepts it (`sent`) or its last attempt fails (`failed`); without
+a sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `healer.engine.tell` decides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -108,7 +108,7 @@ def _claimed(kinds: Sequence[str], now: datetime) -> Any:
         sa.select(messages.c.id)
         .where(messages.c.state == "due", messages.c.next_try_at <= now, messages.c.kind.in_(kinds))
         .where(sa.or_(messages.c.kind != "ticket", ~waits))
-        .order_by(messages.c.page.desc(), messages.c.next_try_at, messages.c.id)
+        .order_by(messages.c.page.desc(), messages.c.tries > 0, messages.c.next_try_at, messages.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
@@ -165,7 +165,7 @@ class PostgresChannelOutbox:
                 conn.commit()
 
     def claim(self, now: datetime) -> Attempt | None:
-        before = deliveries.alias()
+        before, table = deliveries.alias(), deliveries.c
         is_first = ~sa.exists().where(
             before.c.thread == deliveries.c.thread,
             before.c.channel == deliveries.c.channel,
@@ -180,7 +180,7 @@ class PostgresChannelOutbox:
         chosen = (
             sa.select(deliveries.c.id)
             .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first, is_true)
-            .order_by((deliveries.c.how == Manner.page).desc(), deliveries.c.next_try_at, deliveries.c.id)
+            .order_by((table.how == Manner.page).desc(), table.tries > 0, table.next_try_at, table.id)
             .limit(1)
         )
         claim = {"tries": deliveries.c.tries + 1, "next_try_at": now + timedelta(seconds=_CHANNEL_CLAIM_S)}

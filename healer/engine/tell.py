@@ -159,8 +159,9 @@ def _route(
             due = _backed_off(tx, message, way, now)
             _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
-        # The walk's own message counts as the opening: no second one.
-        worst = min(thread.severity or message.severity, message.severity)
+        # The walk's own message counts as the opening: no second one. It may be more urgent itself.
+        severity = thread.incident_severity or message.severity
+        worst = min(thread.severity or severity, severity)
         stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
         tx.save_announced(message.incident, worst, stage or Stage.opened)
 

@@ -257,8 +257,8 @@ class Thread(NamedTuple):
     """Which channels have been notified of an incident, or of a message without one.
 
     `standing`: channels notified of it and not of its end; `tried`: those where an attempt failed or is under
-    way; `listed`: those whose digest showed it. `state` is the incident's; `severity` and `stage` are those
-    last notified. None: there is no such incident, or no notification.
+    way; `listed`: those whose digest showed it. `state` and `incident_severity` are the incident's,
+    `severity` and `stage` those last notified. None: there is no such incident, or no notification.
     """
 
     standing: Collection[str]
@@ -266,6 +266,7 @@ class Thread(NamedTuple):
     listed: Collection[str]
     has_deliveries: bool
     state: IncidentState | None
+    incident_severity: Severity | None
     severity: Severity | None
     stage: Stage | None
 

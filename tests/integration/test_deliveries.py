@@ -42,7 +42,7 @@ from healer.model import (
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
-from healer.telling.news import p0_page
+from healer.telling.news import approval_page, p0_page
 from healer.text import to_stored
 from tests.support import api
 from tests.support import chats as stand_in
@@ -245,6 +245,22 @@ def test_escalated_incident_updates_the_same_message(site: Site) -> None:
     site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
     site.round(1)
     assert (len(site.roots()), len(site.slack()), site.paged()) == (1, 2, ["trigger"])
+
+
+def test_page_for_an_approval_is_no_news_of_its_incidents_severity(site: Site) -> None:
+    """The approval pages as P0: that its incident of P2 became P1 was never sent."""
+    one = site.incident(severity=Severity.P2)
+    site.round()
+    asked = Run(
+        id="r1", cluster="pod1", playbook="drain", state=RunState.waiting_approval, by="healer", reason="x",
+        created_at=START, node="gpu0001", incident=one.id,
+    )  # fmt: skip
+    site.put(approval_page(asked))
+    site.round()
+    assert site.paged() == ["trigger"]
+    site.put(msgspec.structs.replace(one, severity=Severity.P1))
+    site.round()
+    assert len(site.chats.alerts) == 1
 
 
 def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:

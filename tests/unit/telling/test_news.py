@@ -6,17 +6,21 @@ import msgspec
 import pytest
 
 from healer.model import (
+    Breaker,
+    BreakerState,
     Component,
     FaultClass,
     Guard,
     Incident,
     IncidentState,
     LogEntry,
+    Root,
     Run,
     RunState,
     Severity,
     Stage,
     StepEvent,
+    Verdict,
 )
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Raised
 from healer.telling import news
@@ -188,6 +192,23 @@ def test_a_long_digest_says_how_much_more_there_is() -> None:
     lines = news.digest("digest:1", "pod1", items, "").text.split("\n")
     assert len(lines) == news.DIGEST_MAX + 1
     assert lines[-1] == "and 10 more"
+
+
+def test_a_long_list_of_nodes_or_jobs_says_how_many_more_there_are() -> None:
+    """It pushed what follows, such as a ticket's evidence, over the limit of the channel; a list of nodes
+    that was cut at fifty did not say so."""
+    names = [f"gpu{number:04}" for number in range(60)]
+    roots = tuple(Root(node=name, rule="gpu-fatal", at=AT, incident=name) for name in names)
+    breaker = Breaker(cluster="pod1", state=BreakerState.open, why=quoted("storm"), roots=roots)
+    wide = incident(jobs_hit=tuple(map(str, range(60))), nodes=dict.fromkeys(names, Verdict.isolate))
+    texts = [
+        news.breaker_page(breaker, AT).text,
+        news.notify_message(wide).text,
+        news.opened_news(wide).text,
+        news.ticket_words(wide, AT)[1],
+        news.proof_text(wide, ()),
+    ]
+    assert [text.count("and 20 more") for text in texts] == [1] * len(texts)
 
 
 def test_a_run_that_waits_for_approval_goes_along_for_the_buttons() -> None:

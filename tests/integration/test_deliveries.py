@@ -325,6 +325,18 @@ def test_clock_set_back_mutes_no_channel(site: Site) -> None:
     assert (site.paged(), len(site.roots())) == (["trigger"], 2)
 
 
+def test_clock_set_back_delays_no_message_that_waits(site: Site) -> None:
+    site.notifications = only(site.notifications, "ops")
+    site.incident()
+    site.chats.answers.append((429, {"retry-after": "3600"}, {}))
+    site.telling()
+    site.telling.wait()
+    assert site.slack() == []
+    site.hand.forward(-6 * 60 * MINUTE)
+    site.round()
+    assert len(site.slack()) == 1
+
+
 def test_clock_set_back_ends_no_alert_and_delays_no_digest(site: Site) -> None:
     site.incident(1)
     site.incident(2, node="gpu0002", severity=Severity.P2)

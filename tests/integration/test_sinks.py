@@ -261,6 +261,14 @@ def test_a_sink_that_asks_for_a_pause_gets_it_for_all_its_messages(fresh_databas
     assert (row(fresh_database, "a:p0").tries, row(fresh_database, "b:p0").tries) == (2, 1)
 
 
+def test_clock_set_back_delays_no_message_that_waits(fresh_database, sink, hand):
+    put(fresh_database, page())
+    sink.answers.append((500, {}, b""))
+    assert deliver(fresh_database, sink, hand) == 0
+    hand.forward(-6 * 3600)
+    assert deliver(fresh_database, sink, hand) == 1
+
+
 def test_a_failing_sink_does_not_stop_the_other(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"), ticket())
     sink.answers.append((500, {}, b""))

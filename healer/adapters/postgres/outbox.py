@@ -40,7 +40,7 @@ from healer.model import (
     audit_record,
 )
 from healer.ports.answers import ChannelDelivery, Page
-from healer.ports.outbound import Attempt, Notice, Outcome
+from healer.ports.outbound import FORGOTTEN, Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import Said, from_stored, quoted, say
 
@@ -48,6 +48,8 @@ from healer.text import Said, from_stored, quoted, say
 _CLAIM_S = 60.0
 #: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
+#: Longer than any message waits for its next try, and than a channel is left alone.
+_LONGEST = FORGOTTEN
 
 
 def queue(
@@ -106,7 +108,7 @@ def _claimed(kinds: Sequence[str], now: datetime) -> Any:
     )
     due = (
         sa.select(messages.c.id)
-        .where(messages.c.state == "due", messages.c.next_try_at <= now, messages.c.kind.in_(kinds))
+        .where(messages.c.state == "due", _is_time(messages, now), messages.c.kind.in_(kinds))
         .where(sa.or_(messages.c.kind != "ticket", ~waits))
         .order_by(messages.c.page.desc(), messages.c.tries > 0, messages.c.next_try_at, messages.c.id)
         .limit(1)
@@ -172,7 +174,7 @@ class PostgresChannelOutbox:
             before.c.cluster == deliveries.c.cluster,
             before.c.state == "due",
             before.c.id < deliveries.c.id,
-            sa.or_(before.c.tries > 0, before.c.next_try_at <= now),
+            sa.or_(before.c.tries > 0, _is_time(before, now)),
         )
         # The next round of planning withdraws it.
         is_over = sa.exists().where(incidents.c.id == deliveries.c.thread, incidents.c.state == "resolved")
@@ -256,9 +258,16 @@ def _due(cluster: str, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
         channels.c.cluster == deliveries.c.cluster,
         channels.c.name == deliveries.c.channel,
         channels.c.held_until > now,
+        channels.c.held_until <= now + _LONGEST,
     )
-    is_due = (deliveries.c.state == "due", deliveries.c.next_try_at <= now, sa.not_(held))
+    is_due = (deliveries.c.state == "due", _is_time(deliveries, now), sa.not_(held))
     return deliveries.c.cluster == cluster, *is_due
+
+
+def _is_time(table: sa.FromClause, now: datetime) -> sa.ColumnElement[bool]:
+    """The next try is due. What waits longer than anything does was put off by a clock that was set back
+    since."""
+    return sa.or_(table.c.next_try_at <= now, table.c.next_try_at > now + _LONGEST)
 
 
 def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, text: str) -> None:

@@ -120,14 +120,20 @@ def _describe(ctx: Context) -> tuple[Said, Said]:
     return ticket_words(incident, ctx.tools.now(), found, _restarts(ctx, incident.jobs_hit))
 
 
+def _is_later_run(ctx: Context) -> bool:
+    return ctx.incident is not None and ctx.incident.run_count > 1
+
+
+def _id(ctx: Context, what: str) -> str:
+    """The same for each attempt of this run, and another one for a later run of the incident."""
+    name = f"{ctx.run.incident or ctx.run.id}:{what}"
+    return f"{name}:{ctx.run.id}" if _is_later_run(ctx) else name
+
+
 def open_ticket(ctx: Context) -> Result:
     """Opens the incident's ticket; a later run of the incident updates it."""
     title, text = _describe(ctx)
-    incident = ctx.incident
-    name = f"{ctx.run.incident or ctx.run.id}:ticket"
-    again = incident is not None and incident.run_count > 1
-    if again:
-        name = f"{name}:{ctx.run.id}"
+    incident, name = ctx.incident, _id(ctx, "ticket")
     ctx.claim.queue(
         Ticket(
             id=name,
@@ -136,7 +142,7 @@ def open_ticket(ctx: Context) -> Result:
             incident=ctx.run.incident,
             title=title,
             text=text,
-            stage=TicketStage.updated if again else TicketStage.opened,
+            stage=TicketStage.updated if _is_later_run(ctx) else TicketStage.opened,
             severity=incident.severity if incident else Severity.P3,
             since=incident.opened if incident else ctx.run.created_at,
         )
@@ -149,7 +155,7 @@ def notify(ctx: Context) -> Result:
     if ctx.item is not None:
         return notify_owner(ctx)
     title, text = _describe(ctx)
-    name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
+    name = _id(ctx, ctx.step.id)
     severity = ctx.incident.severity if ctx.incident else Severity.P3
     ctx.claim.queue(
         Message(

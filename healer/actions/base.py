@@ -11,6 +11,7 @@ from healer.incidents.impact import PICTURE_AGE
 from healer.model import (
     Command,
     CommandKind,
+    Component,
     GuardSettings,
     Incident,
     LogEntry,
@@ -137,6 +138,8 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     may_borrow: Callable[[Sequence[str], bool], Mapping[str, Said]] = lambda _nodes, _begun: {}
     #: The good node of each kind.
     references: Callable[[], Sequence[Reference]] = tuple
+    #: What its node last reported of a GPU: `pci`, `uuid`, `serial`.
+    reported_gpu: Callable[[Component], Mapping[str, Any]] = lambda _: {}
     #: History of the run's node since a moment.
     history: Callable[[datetime], NodeHistory] = lambda _: NodeHistory()
 

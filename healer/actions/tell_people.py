@@ -2,7 +2,17 @@
 
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped, slurm_silent
 from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
-from healer.model import About, LogEntry, Message, Severity, SlurmJob, StepEvent, Ticket, TicketStage
+from healer.model import (
+    About,
+    Component,
+    LogEntry,
+    Message,
+    Severity,
+    SlurmJob,
+    StepEvent,
+    Ticket,
+    TicketStage,
+)
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.telling.news import about_incident, ticket_words
 from healer.text import NO_WORDS, Said, joined, said_by, say
@@ -81,6 +91,24 @@ def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[Said]:
     return [text or say("actions.ticket_not_restarted", job=job) for job, text in did]
 
 
+def _hardware(ctx: Context, root: Component) -> list[Said]:
+    """Where the node is, and what is written on the GPU's board, for the person who goes there: a GPU that
+    has fallen off the bus cannot be asked."""
+    lines: list[Said] = []
+    picture = ctx.tools.picture()
+    node = picture.nodes.get(root.node or "") if picture is not None else None
+    rack = say("actions.ticket_rack", rack=node.rack) if node is not None and node.rack else NO_WORDS
+    switch = say("incidents.switch", switch=node.switch) if node is not None and node.switch else NO_WORDS
+    if place := joined(filter(None, (rack, switch)), "comma"):
+        lines.append(say("actions.ticket_place", place=place))
+    gpu = ctx.claim.reported_gpu(root) if root.gpu is not None or root.pci else {}
+    number = say("actions.ticket_serial", serial=gpu["serial"]) if gpu.get("serial") else NO_WORDS
+    address = "" if root.pci else gpu.get("pci")  # else it is part of the place above
+    if board := joined(filter(None, (number, gpu.get("uuid"), address)), "comma"):
+        lines.append(say("actions.ticket_board", board=board))
+    return lines
+
+
 def _describe(ctx: Context) -> tuple[Said, Said]:
     incident = ctx.incident
     if incident is None:
@@ -88,17 +116,24 @@ def _describe(ctx: Context) -> tuple[Said, Said]:
             "actions.ticket_title_of_run", playbook=ctx.run.playbook, where=ctx.run.node or ctx.run.job
         )
         return title, joined([ctx.run.reason, *_found(ctx)], "line")
-    return ticket_words(incident, ctx.tools.now(), _found(ctx), _restarts(ctx, incident.jobs_hit))
+    found = [*_hardware(ctx, incident.root), *_found(ctx)]
+    return ticket_words(incident, ctx.tools.now(), found, _restarts(ctx, incident.jobs_hit))
+
+
+def _is_later_run(ctx: Context) -> bool:
+    return ctx.incident is not None and ctx.incident.run_count > 1
+
+
+def _id(ctx: Context, what: str) -> str:
+    """The same for each attempt of this run, and another one for a later run of the incident."""
+    name = f"{ctx.run.incident or ctx.run.id}:{what}"
+    return f"{name}:{ctx.run.id}" if _is_later_run(ctx) else name
 
 
 def open_ticket(ctx: Context) -> Result:
     """Opens the incident's ticket; a later run of the incident updates it."""
     title, text = _describe(ctx)
-    incident = ctx.incident
-    name = f"{ctx.run.incident or ctx.run.id}:ticket"
-    again = incident is not None and incident.run_count > 1
-    if again:
-        name = f"{name}:{ctx.run.id}"
+    incident, name = ctx.incident, _id(ctx, "ticket")
     ctx.claim.queue(
         Ticket(
             id=name,
@@ -107,7 +142,7 @@ def open_ticket(ctx: Context) -> Result:
             incident=ctx.run.incident,
             title=title,
             text=text,
-            stage=TicketStage.updated if again else TicketStage.opened,
+            stage=TicketStage.updated if _is_later_run(ctx) else TicketStage.opened,
             severity=incident.severity if incident else Severity.P3,
             since=incident.opened if incident else ctx.run.created_at,
         )
@@ -120,7 +155,7 @@ def notify(ctx: Context) -> Result:
     if ctx.item is not None:
         return notify_owner(ctx)
     title, text = _describe(ctx)
-    name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
+    name = _id(ctx, ctx.step.id)
     severity = ctx.incident.severity if ctx.incident else Severity.P3
     ctx.claim.queue(
         Message(

@@ -84,14 +84,11 @@ class SignedWebhook:
     def _read(self, response: httpx.Response) -> Answer:
         if not response.is_success:
             raise bad_answer("the sink", response, retry_after_s(response, self._now()))
-        content, deadline = b"", time.monotonic() + self._timeout_s
+        content = None
         # A long or badly encoded body does not matter: the sink has accepted the message.
         with contextlib.suppress(httpx.DecodingError):
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > _ANSWER_MAX or time.monotonic() > deadline:
-                    break
-        body = decode_json(content)
+            content = read_body(response, _ANSWER_MAX, time.monotonic() + self._timeout_s)
+        body = decode_json(content or b"")
         return Answer(body if isinstance(body, dict) else {}, response.headers.get("location", ""))
 
 
@@ -238,9 +235,11 @@ def retry_after_s(response: httpx.Response, now: datetime | None = None) -> floa
         return float(value)
     try:
         until = parsedate_to_datetime(value)
+        # `-0000` and the old forms of a date name no zone: they are UTC, wherever this process runs.
+        until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
-    return max(0.0, (until.astimezone(UTC) - (now or datetime.now(UTC))).total_seconds())
+    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())
 
 
 def _key(secret: str | None) -> bytes | None:
@@ -250,6 +249,17 @@ def _key(secret: str | None) -> bytes | None:
         return base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
     except binascii.Error:
         raise ValueError(say("adapters.webhook_secret")) from None
+
+
+def read_body(response: httpx.Response, most: int, until: float) -> bytes | None:
+    """The body of a streamed answer; None if it is longer than `most` bytes or not complete by `until`
+    (`time.monotonic`): a time-out of the client is for each byte, so that one that drips never ends."""
+    content = bytearray()
+    for part in response.iter_bytes():
+        content += part
+        if len(content) > most or time.monotonic() > until:
+            return None
+    return bytes(content)
 
 
 def decode_json(content: bytes) -> Any:

@@ -543,6 +543,7 @@ class _Drive:
             stays=lambda: self._permission(intent).stays(self.rules),
             may_borrow=lambda nodes, begun: self._permission(intent).borrows(self.rules, nodes, begun=begun),
             references=claim.references,
+            reported_gpu=claim.reported_gpu,
             history=lambda since: claim.history(node, since),
         )
 

@@ -58,7 +58,10 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
-#: Those of the news that an incident is over: hourly for a week, as a page that nothing closes stays open.
+#: Those of a page: some 18 minutes apart for a day, unless its incident is over before.
+PAGE_TRIES = MAX_TRIES + 80
+#: Those of the news that an incident is over, as a page that nothing closes stays open, and of a ticket that
+#: its system does not refuse: hourly for a week.
 END_TRIES = MAX_TRIES + 7 * 24
 #: Messages or events of one call, so that a storm of them does not hold the caller for long.
 ROUND_MAX = 50
@@ -74,6 +77,8 @@ _SOON = timedelta(minutes=1)
 _OLDEST = timedelta(hours=24)
 #: They post every message as a new one, so that acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
+#: Longer than from the queuing of a message to its round of planning.
+_LATELY = timedelta(minutes=1)
 #: Why the waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"
 
@@ -96,13 +101,17 @@ def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> No
 
 
 def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
-    """When each channel was first named: it gets the news since then."""
+    """When each channel was first named: it gets the news since then. One that was named later than now, by
+    a clock that was set back, would get none until then."""
     stored, named = tx.channels(), {channel.name for channel in settings.channels}
-    for name in named - stored.keys():
-        tx.name_channel(name)
     for name in stored.keys() - named:
         tx.drop_channel(name, _UNNAMED)
-    return {name: stored.get(name, now) for name in named}
+    since = {name: stored.get(name, now) for name in named}
+    since = {name: at if at <= now else now - _LATELY for name, at in since.items()}
+    for name, at in since.items():
+        if stored.get(name) != at:
+            tx.name_channel(name, at)
+    return since
 
 
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
@@ -150,8 +159,9 @@ def _route(
             due = _backed_off(tx, message, way, now)
             _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
-        # The walk's own message counts as the opening: no second one.
-        worst = min(thread.severity or message.severity, message.severity)
+        # The walk's own message counts as the opening: no second one. It may be more urgent itself.
+        severity = thread.incident_severity or message.severity
+        worst = min(thread.severity or severity, severity)
         stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
         tx.save_announced(message.incident, worst, stage or Stage.opened)
 
@@ -211,7 +221,10 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
     """Queues one message for all that waits at a channel, once the oldest has waited long enough."""
     oldest = tx.digests()
     for channel in settings.channels:
-        if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=settings.digest_h):
+        if channel.name not in oldest:
+            continue
+        waited = now - oldest[channel.name]
+        if timedelta(0) <= waited < timedelta(hours=settings.digest_h):  # less: the clock was set back
             continue
         waiting = tx.in_digest(channel.name)
         name = f"digest:{cluster}:{channel.name}:{now.isoformat()}"
@@ -258,40 +271,41 @@ def deliver_due(
         if attempt is None:
             break
         try:
-            reference = _send(attempt, notifier, tickets, links)
+            outcome = _send(attempt, notifier, tickets, links)
         except DeliveryFailed as error:
             if attempt.is_ticket:
                 tickets_go = False
             else:
                 messages_go = False
-            now = clock.now()
-            outcome = outcome_of_failure(attempt, error, now, chance())
-            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
-            continue
+            outcome = outcome_of_failure(attempt, error, clock.now(), chance())
         now = clock.now()
-        if reference is None:
-            outbox.settle(attempt, Outcome(state=DeliveryState.listed, word="listed"), None, now)
-        else:
-            outcome = Outcome(state=DeliveryState.sent, word="taken", text=reference)
-            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
-            sent += 1
+        outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+        sent += outcome.state is DeliveryState.sent
     return sent
 
 
-def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> str | None:
-    """The sink's own name for it ("" if it has none); None without a sink for this kind."""
+#: Of a page, or of the opening of an incident, once the incident is over: it is not sent.
+_OVER = Outcome(state=DeliveryState.over, word="failed")
+#: Without a sink for this kind.
+_LISTED = Outcome(state=DeliveryState.listed, word="listed")
+
+
+def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> Outcome:
     _check_tries(attempt)
+    if attempt.is_over:
+        return _OVER
     if attempt.is_ticket:
         if tickets is None:
-            return None
+            return _LISTED
         ticket = news.worded_in(from_stored(attempt.doc, Ticket), links.language)
         ticket = with_incident_link(ticket, links.console_url)
         # A search may not show yet what was opened a moment ago; the name does.
-        return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
+        reference = tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
+        return Outcome(state=DeliveryState.sent, word="taken", text=reference)
     if notifier is None:
-        return None
+        return _LISTED
     notifier.send(from_stored(attempt.doc, Message))
-    return ""
+    return Outcome(state=DeliveryState.sent, word="taken")
 
 
 def deliver_to(
@@ -319,15 +333,15 @@ def deliver_to(
                 break
             now = clock.now()
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now, notice)
-            sent += 1
+            sent += outcome.state is DeliveryState.sent
     return sent
 
 
 def _send_to_channel(
     attempt: Attempt, teller: Callable[[], MessageChannel], links: Links
-) -> tuple[Notice, Outcome]:
-    """Sends one message; if the outcome of an earlier try is unknown, the channel is searched for it
-    first."""
+) -> tuple[Notice | None, Outcome]:
+    """Sends one message, and returns what the channel shows now; if the outcome of an earlier try is unknown,
+    the channel is searched for it first."""
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
@@ -341,6 +355,8 @@ def _send_to_channel(
     notice = msgspec.structs.replace(notice, language=links.language)
     if attempt.begun > 1 and (found := _found(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
+    if attempt.is_over:
+        return None, _OVER
     reference = channel.send(notice, attempt.reference)
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
 
@@ -359,7 +375,7 @@ def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
 
 def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: datetime) -> int:
     """Sends the alerts of open incidents again, so that they end when healer does. DeliveryFailed."""
-    notices = outbox.open_notices(now - every)
+    notices = outbox.open_notices(now - every, now)
     if notices:
         channel.renew(notices)
         outbox.note_renewed(notices, now)
@@ -373,8 +389,9 @@ def outcome_of_failure(
     take it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
-    ends = attempt.tries >= _most_tries(attempt) or (may_end and error.refused)
-    wait_s = wait_after(attempt.tries, wish, chance)
+    ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
+    # A page goes out soon after its pager is back.
+    wait_s = wait_after(min(attempt.tries, MAX_TRIES - 1) if attempt.page else attempt.tries, wish, chance)
     return Outcome(
         state=DeliveryState.failed if ends else DeliveryState.due,
         word="refused" if error.refused else "failed",
@@ -390,8 +407,10 @@ def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
     return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
 
 
-def _most_tries(attempt: Attempt) -> int:
-    return END_TRIES if attempt.stage is Stage.resolved else MAX_TRIES
+def _most_tries(attempt: Attempt, *, refused: bool = False) -> int:
+    if attempt.stage is Stage.resolved or (attempt.is_ticket and not refused):
+        return END_TRIES
+    return PAGE_TRIES if attempt.page else MAX_TRIES
 
 
 def _check_tries(attempt: Attempt) -> None:
@@ -400,8 +419,8 @@ def _check_tries(attempt: Attempt) -> None:
 
 
 def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:
-    """The audit record of a delivery that ended; None while another try follows."""
-    if outcome.state is DeliveryState.due:
+    """The audit record of a delivery that was sent or failed."""
+    if outcome.state not in (DeliveryState.sent, DeliveryState.failed):
         return None
     failed = outcome.state is DeliveryState.failed
     verb = "message.failed" if failed else "message.sent"

@@ -131,7 +131,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
-    own name for the ticket or thread, empty while it has none.
+    own name for the ticket or thread, empty while it has none. `is_over`: it opens an incident, or pages for
+    one, that is over by now.
     """
 
     id: str | int
@@ -146,6 +147,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = ""
     stage: Stage = Stage.opened
     reference: str = ""
+    is_over: bool = False
 
     @property
     def is_ticket(self) -> bool:
@@ -202,8 +204,9 @@ class ChannelOutbox(Protocol):
     ) -> None:
         """As `Outbox.settle`; `notice` is what the channel shows now."""
 
-    def open_notices(self, before: datetime) -> list[Notice]:
-        """Notices of incidents that are not over, last sent before this moment."""
+    def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
+        """Notices of incidents that are not over, last sent before this moment; or later than now, by a clock
+        that was set back since."""
         ...
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
@@ -254,8 +257,8 @@ class Thread(NamedTuple):
     """Which channels have been notified of an incident, or of a message without one.
 
     `standing`: channels notified of it and not of its end; `tried`: those where an attempt failed or is under
-    way; `listed`: those whose digest showed it. `state` is the incident's; `severity` and `stage` are those
-    last notified. None: there is no such incident, or no notification.
+    way; `listed`: those whose digest showed it. `state` and `incident_severity` are the incident's,
+    `severity` and `stage` those last notified. None: there is no such incident, or no notification.
     """
 
     standing: Collection[str]
@@ -263,6 +266,7 @@ class Thread(NamedTuple):
     listed: Collection[str]
     has_deliveries: bool
     state: IncidentState | None
+    incident_severity: Severity | None
     severity: Severity | None
     stage: Stage | None
 
@@ -287,7 +291,7 @@ class NewsTx(Protocol):
         """Since when each channel is named in the rules."""
         ...
 
-    def name_channel(self, name: str) -> None: ...
+    def name_channel(self, name: str, since: datetime) -> None: ...
 
     def drop_channel(self, name: str, why: str) -> None:
         """What waits for it is over."""

@@ -11,6 +11,7 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Command,
+    Component,
     Decision,
     FaultBurst,
     Finding,
@@ -201,6 +202,10 @@ class RunClaim(Protocol):
         ...
 
     def references(self) -> Sequence[Reference]: ...
+
+    def reported_gpu(self, root: Component) -> Mapping[str, Any]:
+        """What the node last reported of this GPU: `pci`, `uuid`, `serial`; empty if it reported nothing."""
+        ...
 
     def facts(self, playbooks: Sequence[str]) -> GateFacts:
         """What the gate knows now, without its lock, with what is in sweep by these playbooks: for looking

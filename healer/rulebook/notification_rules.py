@@ -3,6 +3,7 @@ docs/notifications.md."""
 
 import re
 from collections.abc import Sequence
+from email.message import EmailMessage
 
 from healer.model import Channel, ChannelKind, Manner, Notifications, Route
 from healer.model.vocabulary import did_you_mean
@@ -89,8 +90,19 @@ def _check_mail(at: Where, channel: Channel) -> None:
         at.wrong("tls", say("rulebook.not_one_its_words", tls=channel.tls), ", ".join(_TLS))
     for field, addresses in (("sender", (channel.sender,)), ("to", channel.to)):
         for address in addresses:
-            if address and ("@" not in address or any(letter in address for letter in "\r\n,")):
+            if address and not _is_mail_address(address):
                 at.at(field).problem(say("rulebook.no_address_e_mail", field=field, address=address))
+
+
+def _is_mail_address(text: str) -> bool:
+    """One address, with or without a name, that a mail can be sent to."""
+    mail = EmailMessage()
+    try:
+        mail["To"] = text
+    except (ValueError, IndexError, AttributeError):  # as the library fails at some that are cut short
+        return False
+    found = [(address.username, address.domain) for address in mail["To"].addresses]
+    return not mail["To"].defects and len(found) == 1 and all(found[0])
 
 
 def _check_route(at: Where, route: Route, found: Notifications) -> None:

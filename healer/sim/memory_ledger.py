@@ -563,6 +563,9 @@ class MemoryClaim:
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())
 
+    def reported_gpu(self, root: Component) -> dict[str, Any]:
+        return {}  # simulated nodes send no lists
+
     def facts(self, playbooks: Sequence[str]) -> GateFacts:
         sweeps = self._ledger.sweeps(playbooks, self._ledger.clock.now())
         return msgspec.structs.replace(self._ledger.facts(), sweeps=sweeps)

@@ -48,6 +48,8 @@ from healer.text.language import Language
 PROOF_MAX = 8
 DIGEST_MAX = 40
 _LINE_MAX = 200
+#: Nodes, jobs and addresses that a line names: the incident's page has all of them.
+_NAMED_MAX = 40
 
 
 def schedule_alarm(raised: Raised | None, now: datetime) -> Raised:
@@ -249,7 +251,7 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=quoted(one_line(message.title)),
+        title=quoted(one_line(_with_cluster(message))),
         lines=tuple(quoted(shown(line)) for line in message.text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
@@ -261,6 +263,13 @@ def notice_of(
         preview=tuple(map(shown, about.preview)),
         approve=f"{console_url}{approve}" if console_url and approve else "",
     )
+
+
+def _with_cluster(message: Message) -> str:
+    """Clusters may have equal node names, and their people one chat. What healer says of itself names its
+    cluster already."""
+    is_of_node = message.incident is not None or bool(message.about.run)
+    return f"{message.cluster}: {message.title}" if is_of_node else message.title
 
 
 # --- messages about healer itself, and about rules
@@ -287,13 +296,13 @@ def _paging(message: Message) -> Message:
 def breaker_page(breaker: Breaker, now: datetime) -> Message:
     cluster, nodes = breaker.cluster, sorted({root.node for root in breaker.roots})
     title = say("telling.breaker_open", cluster=cluster, why=breaker.why)
-    lines = (breaker.why, _nodes(nodes[:50]), say("telling.breaker_means"))
+    lines = (breaker.why, _nodes(nodes), say("telling.breaker_means"))
     name = f"breaker:{cluster}:{now.isoformat()}"
     return _paging(_of_healer(cluster, name, f"breaker@{cluster}", title, lines, Severity.P0))
 
 
 def _nodes(names: Sequence[str]) -> Said:
-    return say("telling.nodes", nodes=joined(names, "comma") if names else say("telling.none"))
+    return say("telling.nodes", nodes=name_some(names, _NAMED_MAX) or say("telling.none"))
 
 
 def notify_message(incident: Incident, kind: str = "opened") -> Message:
@@ -385,7 +394,7 @@ def flood_message(cluster: str, addresses: Sequence[str], refused: int, at: date
         f"credential-flood:{cluster}:{at:%Y%m%dT%H}",
         say("telling.credential_flood", n=len(addresses)),
     )
-    named = name_some(addresses, DIGEST_MAX)
+    named = name_some(addresses, _NAMED_MAX)
     lines = (
         say("telling.credential_flood_from", addresses=named, refused=refused),
         say("telling.credential_flood_means"),
@@ -406,7 +415,7 @@ def account_ending_message(cluster: str, row: TokenRow, ahead: timedelta) -> Mes
 
 def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], at: datetime) -> Message:
     """`at`: the beginning of the minutes in which they enrolled."""
-    named, askers = name_some(nodes, DIGEST_MAX), joined(sorted(set(who))[:DIGEST_MAX], "comma")
+    named, askers = name_some(nodes, _NAMED_MAX), name_some(sorted(set(who)), _NAMED_MAX)
     name, alarm = f"enrolled-again:{cluster}:{at:%Y%m%dT%H%M}", f"enrolled-again@{cluster}"
     title = say("telling.enrolled_again", cluster=cluster, n=len(nodes))
     lines = (say("telling.enrolled_by", nodes=named, who=askers), say("telling.enrolled_means"))
@@ -535,7 +544,7 @@ def ticket_words(
         say("actions.ticket_where", where=str(incident.root)),
         *_held(incident, now),
         *found,
-        say("actions.jobs_hit", jobs=joined(incident.jobs_hit, "comma") or none),
+        say("actions.jobs_hit", jobs=name_some(incident.jobs_hit, _NAMED_MAX) or none),
         *restarts,
         say("actions.ticket_remedy", remedy=joined(map(quoted, incident.remedy), "comma") or none),
         *(_evidence(evidence) for evidence in incident.evidence[:5]),
@@ -613,8 +622,7 @@ def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> Said:
 
 
 def _jobs(incident: Incident) -> Said:
-    jobs = incident.jobs_hit
-    return say("telling.jobs", jobs=joined(jobs, "comma") if jobs else say("telling.none"))
+    return say("telling.jobs", jobs=name_some(incident.jobs_hit, _NAMED_MAX) or say("telling.none"))
 
 
 def _work_done(steps: Sequence[LogEntry]) -> list[Said]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from healer.adapters.notify import talk
 from healer.adapters.notify.alertmanager import LASTS, Alertmanager
 from healer.adapters.notify.group_bots import DingTalkBot, FeishuBot, WeComBot
 from healer.adapters.notify.mail import Mail
@@ -49,14 +50,14 @@ def _afresh(chats: Chats) -> Iterator[None]:
 
 
 def channel(name: str, chats: Chats, timeout_s: float = 10) -> Any:
-    talk = Talk(name, timeout_s=timeout_s)
+    service = Talk(name, timeout_s=timeout_s)
     made: dict[str, Callable[[], Any]] = {
-        "slack": lambda: SlackChannel(stand_in.SLACK_TOKEN, "C0HEALER", url=f"{chats.url}/api", talk=talk),
-        "wecom": lambda: WeComBot(chats.wecom, talk=talk),
-        "dingtalk": lambda: DingTalkBot(chats.ding, stand_in.DING_SECRET, talk=talk),
-        "feishu": lambda: FeishuBot(chats.feishu, stand_in.FEISHU_SECRET, talk=talk),
-        "pagerduty": lambda: PagerDuty(stand_in.PAGER_KEY, url=f"{chats.url}/v2/enqueue", talk=talk),
-        "alertmanager": lambda: Alertmanager(chats.url, stand_in.AM_TOKEN, talk=talk),
+        "slack": lambda: SlackChannel(stand_in.SLACK_TOKEN, "C0HEALER", url=f"{chats.url}/api", talk=service),
+        "wecom": lambda: WeComBot(chats.wecom, talk=service),
+        "dingtalk": lambda: DingTalkBot(chats.ding, stand_in.DING_SECRET, talk=service),
+        "feishu": lambda: FeishuBot(chats.feishu, stand_in.FEISHU_SECRET, talk=service),
+        "pagerduty": lambda: PagerDuty(stand_in.PAGER_KEY, url=f"{chats.url}/v2/enqueue", talk=service),
+        "alertmanager": lambda: Alertmanager(chats.url, stand_in.AM_TOKEN, talk=service),
     }
     return made[name]()
 
@@ -162,6 +163,31 @@ def test_failure_is_reported_in_words_without_secrets(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_page_of_a_proxy_is_no_receipt(name: str, chats: Chats) -> None:
+    """A page that a captive portal took with 200 counted as sent, and woke no one."""
+    chats.answers.append((200, {"content-type": "text/html"}, b"<html>Sign in</html>"))
+    with pytest.raises(DeliveryFailed) as failed:
+        channel(name, chats).send(notice(), "")
+    assert not failed.value.refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answer_that_drips_does_not_hold_the_channel(name: str, chats: Chats) -> None:
+    """Each byte arrives in time, the answer never does: the channel's thread would wait for good."""
+    chats.answers.append("drip")
+    with pytest.raises(DeliveryFailed) as failed:
+        channel(name, chats, timeout_s=0.3).send(notice(), "")
+    assert not failed.value.refused
+
+
+def test_answer_of_any_length_is_read_to_a_limit(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "ANSWER_MAX", 10_000)
+    chats.answers.append((200, {}, {"ok": True, "ts": "1.1", "more": "x" * 20_000}))
+    with pytest.raises(DeliveryFailed, match="does not end"):
+        channel("slack", chats).send(notice(), "")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_hostile_or_long_text_is_cut_and_mentions_no_one(name: str, chats: Chats) -> None:
     hostile = "<!channel> <@U1> @all <a href='x'>*_`[x](http://evil) 显卡掉了 " + "\u2028\x07" + "显" * 30_000
     channel(name, chats).send(notice(title=hostile[:5000], text=hostile), "")
@@ -186,10 +212,19 @@ def test_slack_makes_no_links_and_mentions_of_a_log(chats: Chats) -> None:
     assert root["parse"] == "none"
 
 
+def test_slack_shows_every_line_of_a_full_digest(chats: Chats) -> None:
+    """The last line says how many more there are."""
+    lines = [f"P2 GPU 3 of gpu{number:04}: {'x' * 170}; open {CONSOLE}/{number}" for number in range(40)]
+    channel("slack", chats).send(notice(text="\n".join([*lines, "and 960 more"])), "")
+    (root,) = chats.slack.values()
+    shown = "\n".join(block["text"]["text"] for block in root["blocks"] if block["type"] == "section")
+    assert shown.replace("*", "").split("\n") == [*lines, "and 960 more"]
+
+
 def test_title_mentions_no_one_in_wecom(chats: Chats) -> None:
     WeComBot(chats.wecom, ("13800000000",)).send(notice(title="job <@all> failed"), "")
     call = chats.taken["wecom"][1]["text"]
-    assert (call["content"], call["mentioned_mobile_list"]) == ("job ‹@all> failed", ["13800000000"])
+    assert (call["content"], call["mentioned_mobile_list"]) == ("pod1: job ‹@all> failed", ["13800000000"])
 
 
 # --- one by one --------------------------------------------------------------------------------------------

@@ -217,6 +217,25 @@ def test_a_claim_knows_the_good_nodes_of_its_cluster(real: PostgresBench) -> Non
         assert claimed(stack, real).references() == [good]
 
 
+def test_a_claim_knows_the_number_on_a_gpu_that_its_node_does_not_list_any_more(real: PostgresBench) -> None:
+    begin(real, run())
+    board = {"index": 3, "pci": "0000:9b:00", "uuid": "GPU-3", "serial": "1652922"}
+    other = board | {"index": 2, "pci": "0000:5d:00", "uuid": "GPU-2", "serial": "1652921"}
+    for number, gpus in enumerate(([other, board], [other])):
+        beat = Observation(
+            kind=ObservationKind.heartbeat, component=Component(cluster=CLUSTER, node=node(1)),
+            event_at=START, arrived_at=START, digest=f"{number:032x}", data={"gpus": gpus},
+        )  # fmt: skip
+        PostgresInbox(real.engine, CLUSTER).add([beat])
+    with ExitStack() as stack:
+        claim = claimed(stack, real)
+        for place in ({"gpu": 3}, {"gpu": 7, "pci": "0000:9b:00"}):
+            assert claim.reported_gpu(Component(cluster=CLUSTER, node=node(1), **place)) == board
+        for nowhere in ({"gpu": 5}, {}):
+            assert claim.reported_gpu(Component(cluster=CLUSTER, node=node(1), **nowhere)) == {}
+        assert claim.reported_gpu(Component(cluster=CLUSTER, node=node(2), gpu=3)) == {}
+
+
 def test_state_set_by_a_claim_is_visible_to_other_readers(bench: Bench) -> None:
     begin(bench, run())
     with ExitStack() as stack:

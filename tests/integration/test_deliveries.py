@@ -42,7 +42,7 @@ from healer.model import (
 from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
-from healer.telling.news import p0_page
+from healer.telling.news import approval_page, p0_page
 from healer.text import to_stored
 from tests.support import api
 from tests.support import chats as stand_in
@@ -247,6 +247,22 @@ def test_escalated_incident_updates_the_same_message(site: Site) -> None:
     assert (len(site.roots()), len(site.slack()), site.paged()) == (1, 2, ["trigger"])
 
 
+def test_page_for_an_approval_is_no_news_of_its_incidents_severity(site: Site) -> None:
+    """The approval pages as P0: that its incident of P2 became P1 was never sent."""
+    one = site.incident(severity=Severity.P2)
+    site.round()
+    asked = Run(
+        id="r1", cluster="pod1", playbook="drain", state=RunState.waiting_approval, by="healer", reason="x",
+        created_at=START, node="gpu0001", incident=one.id,
+    )  # fmt: skip
+    site.put(approval_page(asked))
+    site.round()
+    assert site.paged() == ["trigger"]
+    site.put(msgspec.structs.replace(one, severity=Severity.P1))
+    site.round()
+    assert len(site.chats.alerts) == 1
+
+
 def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:
     one = site.incident()
     site.put(msgspec.structs.replace(one, settle_until=site.hand.now() + timedelta(seconds=2)))
@@ -276,6 +292,60 @@ def test_incident_closed_before_its_first_message_is_never_sent(site: Site) -> N
     site.round()
     assert (site.slack(), site.paged()) == ([], [])
     assert site.states() == ["over", "over"]
+
+
+def test_page_that_was_not_taken_wakes_no_one_once_its_incident_is_over(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    away(site, MINUTE)
+    site.put(over(one, site.hand.now()))
+    site.round()
+    assert site.paged() == ["resolve"], "its first try may have been taken: that is closed"
+    assert site.states() == ["over", "sent"]
+
+
+def test_incident_that_ends_between_planning_and_delivery_is_never_sent(site: Site) -> None:
+    site.notifications = only(site.notifications, "ops")
+    one = site.incident()
+    planned(site)
+    site.put(over(one, site.hand.now()))
+    deliver_to_ops(site, lambda: ChannelBook(site.settings).of(site.notifications.channels[0]))
+    site.round()
+    assert (site.slack(), site.states()) == ([], ["over"])
+
+
+def test_clock_set_back_mutes_no_channel(site: Site) -> None:
+    """The machine began with a clock that was six hours fast, and healer with it."""
+    site.hand.forward(-6 * 60 * MINUTE)
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=site.hand.now()), "held"))
+    site.incident(2, node="gpu0002")
+    site.round(1)
+    assert (site.paged(), len(site.roots())) == (["trigger"], 2)
+
+
+def test_clock_set_back_delays_no_message_that_waits(site: Site) -> None:
+    site.notifications = only(site.notifications, "ops")
+    site.incident()
+    site.chats.answers.append((429, {"retry-after": "3600"}, {}))
+    site.telling()
+    site.telling.wait()
+    assert site.slack() == []
+    site.hand.forward(-6 * 60 * MINUTE)
+    site.round()
+    assert len(site.slack()) == 1
+
+
+def test_clock_set_back_ends_no_alert_and_delays_no_digest(site: Site) -> None:
+    site.incident(1)
+    site.incident(2, node="gpu0002", severity=Severity.P2)
+    site.round()
+    site.hand.forward(-6 * 60 * MINUTE)
+    for _ in range(2):
+        site.round(MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 3
+    assert len(site.roots()) == 2
 
 
 def test_removed_channel_gets_no_messages(site: Site) -> None:
@@ -407,6 +477,18 @@ def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     assert outcomes == ["begun", "failed"] * 5
 
 
+def test_page_is_tried_until_the_pager_is_back(site: Site) -> None:
+    """Five attempts are over after some 20 minutes: a page of an hour's outage woke no one, ever."""
+    site.notifications = only(site.notifications, "night")
+    one = site.incident(severity=Severity.P0)
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    for _ in range(tell.MAX_TRIES + 5):
+        away(site, 30 * MINUTE)
+    assert site.states() == ["due"]
+    site.round(30 * MINUTE)
+    assert (site.paged(), site.states()) == (["trigger"], ["sent"])
+
+
 def test_the_end_of_an_incident_is_tried_until_the_pager_is_back(site: Site) -> None:
     site.notifications = paging(site.notifications)
     one = site.incident()
@@ -504,6 +586,20 @@ def test_refused_message_becomes_a_dead_letter_at_once_unless_it_pages(site: Sit
     assert site.states() == ["failed", "due"]
     site.round(10)
     assert site.states() == ["failed", "sent"]
+
+
+def test_new_page_goes_before_one_that_the_channel_never_takes(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    for name in ("a:p0", "b:p0"):
+        site.put(Message(id=name, cluster="pod1", title=name, text="x", severity=Severity.P0, page=True))
+        site.chats.answers.extend([(400, {}, {})] * (name == "a:p0"))
+        site.telling()
+        site.telling.wait()
+        site.hand.forward(10)
+    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == [
+        "healer:pod1:b:p0",
+        "healer:pod1:a:p0",
+    ]
 
 
 def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:

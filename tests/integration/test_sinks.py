@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -15,8 +16,9 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, messages
 from healer.adapters.webhook import SignedWebhook, WebhookNotifier, WebhookTickets
 from healer.engine import tell
-from healer.model import Message, Severity, Ticket
+from healer.model import IncidentState, Message, Severity, Ticket
 from healer.ports.outbound import DeliveryFailed, Notifier, Tickets
+from tests.support import api
 from tests.support.sink import Sink, serve_sink
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -49,12 +51,13 @@ def hand() -> Hand:
 
 def page(number: str = "1f2e3d4c:p0", **fields) -> Message:
     known = {
+        "page": True,
         "cluster": "pod1",
         "title": "P0 gpu0001: GPU lost",
         "text": "Affected jobs: 4711",
         "incident": "1f2e3d4c",
     }
-    return Message(id=number, severity=Severity.P0, page=True, **{**known, **fields})
+    return Message(id=number, severity=Severity.P0, **{**known, **fields})
 
 
 def ticket(number: str = "1f2e3d4c:ticket") -> Ticket:
@@ -145,6 +148,11 @@ def test_a_ticket_gets_the_sinks_own_name(sink, answer, reference):
             "the sink answered 429 Too Many Requests",
             None,
         ),
+        (
+            (429, {"retry-after": "Fri, 31 Dec 9999 23:59:59 -2300"}, b""),
+            "the sink answered 429 Too Many Requests",
+            None,
+        ),
         ((302, {"location": "http://127.0.0.1:1/"}, b""), "the sink answered 302 Found", None),
         ((404, {}, b""), "the sink answered 404 Not Found", None),
     ],
@@ -210,7 +218,7 @@ def test_a_message_of_a_transaction_that_failed_never_leaves(fresh_database, sin
 
 
 def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database, sink, hand):
-    put(fresh_database, page())
+    put(fresh_database, page(page=False))
     waits = []
     for _ in range(5):
         sink.answers.append((500, {}, b""))
@@ -231,6 +239,16 @@ def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database,
     assert deliver(fresh_database, sink, hand) == 0
 
 
+def test_page_is_not_sent_once_its_incident_is_over(fresh_database, sink, hand):
+    one = api.incident(1)
+    with fresh_database.begin() as conn:
+        api.save_incident(conn, msgspec.structs.replace(one, state=IncidentState.resolved))
+    put(fresh_database, page("late:p0", incident=one.id), page("other:p0"))
+    assert deliver(fresh_database, sink, hand) == 1
+    assert (sink.ids(), row(fresh_database, "late:p0").state) == (["other:p0"], "over")
+    assert verbs(fresh_database) == ["message.sent"]
+
+
 def test_a_sink_that_asks_for_a_pause_gets_it_for_all_its_messages(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"))
     sink.answers.append((429, {"retry-after": "90"}, b""))
@@ -243,11 +261,30 @@ def test_a_sink_that_asks_for_a_pause_gets_it_for_all_its_messages(fresh_databas
     assert (row(fresh_database, "a:p0").tries, row(fresh_database, "b:p0").tries) == (2, 1)
 
 
+def test_clock_set_back_delays_no_message_that_waits(fresh_database, sink, hand):
+    put(fresh_database, page())
+    sink.answers.append((500, {}, b""))
+    assert deliver(fresh_database, sink, hand) == 0
+    hand.forward(-6 * 3600)
+    assert deliver(fresh_database, sink, hand) == 1
+
+
 def test_a_failing_sink_does_not_stop_the_other(fresh_database, sink, hand):
     put(fresh_database, page("a:p0"), page("b:p0"), ticket())
     sink.answers.append((500, {}, b""))
     assert deliver(fresh_database, sink, hand) == 1
     assert sink.ids() == ["a:p0", "1f2e3d4c:ticket"]
+
+
+def test_new_page_does_not_wait_behind_one_that_the_sink_never_takes(fresh_database, sink, hand):
+    put(fresh_database, page("a:p0"))
+    sink.answers.extend([(400, {}, b""), (204, {}, b""), (400, {}, b"")])
+    deliver(fresh_database, sink, hand)
+    hand.forward(10)
+    with fresh_database.begin() as conn:
+        outbox.queue(conn, page("b:p0"), at=hand.now(), has_sink=True)
+    assert deliver(fresh_database, sink, hand) == 1
+    assert sink.ids() == ["a:p0", "b:p0", "a:p0"]
 
 
 def test_a_silent_sink_costs_one_time_out_a_round(fresh_database, sink, hand):
@@ -284,7 +321,7 @@ def test_a_death_between_send_and_mark_repeats_the_same_id(fresh_database, sink,
 
 
 def test_deaths_at_every_try_end_too(fresh_database, sink, hand):
-    put(fresh_database, page())
+    put(fresh_database, page(page=False))
     dying = DiesAfterSending(WebhookNotifier(SignedWebhook(sink.url, SECRET)))
     for _ in range(5):
         with pytest.raises(Killed):

@@ -174,7 +174,7 @@ def test_an_opening_that_was_given_up_is_made_good_by_what_follows_and_again_fin
     put(fresh_database, OPENED, CLOSED)
     tickets = sink(jira)
     for _ in range(tell.MAX_TRIES):
-        jira.answers.append((500, {}, {}))
+        jira.answers.append((403, {}, {}))
         clock.advance(3600)
         deliver(fresh_database, tickets, clock)
     assert states(fresh_database)[OPENED.id] == ("failed", None)

@@ -148,6 +148,13 @@ def test_two_incidents_have_two_tickets(name: str, desk: Desk) -> None:
     assert len(desk.texts()) == 2
 
 
+@systems
+def test_a_ticket_names_its_cluster(name: str, desk: Desk) -> None:
+    """Two clusters may each have a gpu0017, and a technician goes to one of them."""
+    tickets(name, desk).send(ticket())
+    assert "pod1: P0 gpu0017" in desk.texts()[0]
+
+
 def test_a_person_may_close_it_before(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
     ref = one.send(ticket())

@@ -1,8 +1,10 @@
 """An incident's ticket from its fault to its end: filed by the run, updated, closed, reopened."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from healer.model import (
     CommandKind,
@@ -12,18 +14,21 @@ from healer.model import (
     Mode,
     Run,
     RunState,
+    SlurmNode,
     StepEvent,
     Ticket,
     TicketStage,
 )
+from healer.sim.memory_ledger import MemoryClaim
+from healer.sim.slurm_world import sim_nodes
 from healer.telling.news import proof_text, ticket_stage, ticket_update
 from tests.support.ledgers import incident as made
 from tests.support.loop import CLUSTER, LOST, START, Site, later
 
 
-def faulty(mode: Mode = Mode.auto) -> Site:
+def faulty(mode: Mode = Mode.auto, nodes: int | Sequence[SlurmNode] = 10) -> Site:
     """A fatal line on the first of ten nodes under a job; its run has filed a ticket."""
-    site = Site(10, mode=mode)
+    site = Site(nodes, mode=mode)
     site.slurm.add_job(nodes=2)
     site.walk(*site.say(1, LOST))
     site.run_for(20)
@@ -53,6 +58,18 @@ def test_a_run_files_one_ticket_and_a_person_closes_it_with_what_was_done() -> N
     assert [one.stage for one in tickets(site)].count(TicketStage.closed) == 1
     for words in ("resolved by ann: GPU 3 replaced", "Actions and observations", " drain: ", " requeue:"):
         assert words in closed.text
+
+
+def test_a_ticket_says_where_the_node_is_and_which_board_to_replace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has fallen off the bus tells no one its serial number any more."""
+    board = {"index": 3, "pci": "0000:9b:00", "uuid": "GPU-3f", "serial": "1652922"}
+    monkeypatch.setattr(MemoryClaim, "reported_gpu", lambda self, root: board)
+    placed = [msgspec.structs.replace(node, rack="r07", switch="leaf-3") for node in sim_nodes(10)]
+    (filed,) = tickets(faulty(nodes=placed))
+    lines = filed.text.split("\n")
+    assert "Where: gpu0001 (0000:9b:00)" in lines
+    assert "Board: serial number 1652922, GPU-3f" in lines
+    assert "Place: rack r07, switch leaf-3" in lines
 
 
 def test_the_nodes_return_is_part_of_the_proof_however_soon_the_detector_hears_of_it() -> None:

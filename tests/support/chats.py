@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from email import message_from_bytes
 from email.message import Message as Mail
@@ -40,7 +40,8 @@ Answer = tuple[int, dict[str, str], Any]
 
 class Chats:
     """`answers`: what is said next instead of the usual, (status, headers, body). `"silent"` says nothing,
-    `"reset"` breaks the line, `"taken"` takes the message and then says nothing."""
+    `"reset"` breaks the line, `"taken"` takes the message and then says nothing, `"drip"` takes it and
+    answers byte by byte for some seconds."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -272,7 +273,7 @@ def serve_chats() -> Iterator[Chats]:
             chats.asked.append((method, self.path))
             headers = {name.lower(): value for name, value in self.headers.items()}
             scripted = chats.answers.popleft() if chats.answers else None
-            if scripted is None or scripted == "taken":
+            if scripted in (None, "taken", "drip"):
                 answer = chats.serve(method, self.path, headers, raw)
             if scripted in ("silent", "taken"):
                 chats.closing.wait(30)
@@ -283,7 +284,17 @@ def serve_chats() -> Iterator[Chats]:
                 self.close_connection = True
                 return
             status, more, body = scripted if isinstance(scripted, tuple) else answer
-            content = b"" if body is None else json.dumps(body).encode()
+            content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+            if scripted == "drip":
+                content = b" " * 60 + content
+                self.send_response(status)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    for at in range(len(content)):
+                        chats.closing.wait(0.05)
+                        self.wfile.write(content[at : at + 1])
+                return
             self.give(status, more, content)
 
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler), chats.closing) as port:

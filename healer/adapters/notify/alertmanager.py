@@ -33,18 +33,18 @@ class Alertmanager(OneWay):
         self._talk = talk or Talk("Alertmanager")
 
     def send(self, notice: Notice, ref: str) -> str:
-        self._talk.post(self._url, [alert(notice, self._now())], self._headers)
+        self._talk.hand_in(self._url, [alert(notice, self._now())], self._headers)
         return notice.thread
 
     def renew(self, notices: Sequence[Notice]) -> None:
         """Repeats open alerts. Raises DeliveryFailed."""
-        self._talk.post(self._url, [alert(notice, self._now()) for notice in notices], self._headers)
+        self._talk.hand_in(self._url, [alert(notice, self._now()) for notice in notices], self._headers)
 
     def alive(self, clusters: tuple[str, ...], lasts: timedelta = LASTS, language: Language = "en") -> None:
         """Sends the dead man's switch. Raises DeliveryFailed."""
         words = in_language(say("adapters.watchdog"), language)
         alerts = [watchdog(name, words, self._now(), lasts) for name in clusters]
-        self._talk.post(self._url, alerts, self._headers)
+        self._talk.hand_in(self._url, alerts, self._headers)
 
 
 def alert(notice: Notice, now: datetime) -> dict[str, Any]:

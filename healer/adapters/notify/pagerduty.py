@@ -20,7 +20,7 @@ class PagerDuty(OneWay):
         self._key, self._url, self._talk = routing_key, url, talk or Talk("PagerDuty")
 
     def send(self, notice: Notice, ref: str) -> str:
-        self._talk.post(self._url, body(notice, self._key))
+        self._talk.hand_in(self._url, body(notice, self._key))
         return dedup_key(notice)
 
 

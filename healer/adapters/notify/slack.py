@@ -5,6 +5,7 @@ answers 200 with `ok: false` for refusals. The metadata contains the message's i
 unknown outcome can be found.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -19,8 +20,9 @@ log = structlog.get_logger()
 
 API = "https://slack.com/api"
 EVENT = "healer_message"
-#: Characters in a section, a header, and the fallback text.
+#: Characters in a section, a header, and the fallback text; and sections: a digest takes four at most.
 _SECTION_MAX, _HEADER_MAX, _FALLBACK_MAX = 2900, 150, 3000
+_SECTIONS_MAX = 4
 #: Errors after which a retry may succeed.
 _RETRYABLE = frozenset(
     {
@@ -145,10 +147,10 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
     head = cut(f"{mark} {notice.title}".strip(), _HEADER_MAX)
     found: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": head, "emoji": True}},
-        section("\n".join(map(_line, notice.lines))),
+        *sections(notice.lines),
     ]
     if notice.preview:
-        found.append(section("\n".join(map(_line, notice.preview))))
+        found += sections(notice.preview)
     if notice.console:
         link = f"<{escaped(notice.console)}|{notice.translated(say('adapters.open_in_healer'))}>"
         found.append({"type": "context", "elements": [{"type": "mrkdwn", "text": link}]})
@@ -157,7 +159,19 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
     return found
 
 
-def section(text: str) -> dict[str, Any]:
+def sections(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The lines in as few sections as hold them; what is too long for `_SECTIONS_MAX` is cut at the end."""
+    texts = [""]
+    for line in map(_line, lines):
+        longer = f"{texts[-1]}\n{line}" if texts[-1] else line
+        if texts[-1] and len(longer) > _SECTION_MAX and len(texts) < _SECTIONS_MAX:
+            texts.append(line)
+        else:
+            texts[-1] = longer
+    return list(map(_section, texts))
+
+
+def _section(text: str) -> dict[str, Any]:
     """`verbatim`: Slack makes no links and mentions of names and addresses in a log's line."""
     text = cut(text, _SECTION_MAX) or " "
     return {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}

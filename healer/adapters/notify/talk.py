@@ -3,24 +3,37 @@
 import html
 import logging
 import re
+import time
 from typing import Any
 
 import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, bad_answer, decode_json, failed_before_answer, retry_after_s
-from healer.ports.outbound import Notice
+from healer.adapters.webhook import (
+    TIMEOUT_S,
+    bad_answer,
+    decode_json,
+    failed_before_answer,
+    read_body,
+    retry_after_s,
+)
+from healer.ports.outbound import DeliveryFailed, Notice
 from healer.text import say, to_text
 
+#: The part of an answer that is read: enough for 200 messages of Slack with their metadata.
+ANSWER_MAX = 8 * 1024 * 1024
 #: A short label at the start of a line, which is set in bold: `Where: gpu0017`.
 _LABEL = re.compile(r"[^:：]{1,24}(?:: |：)")
 
 
 class Reply(msgspec.Struct, frozen=True):
+    """`body` is None if it is empty or no JSON; `is_page`: there is one, and it is no JSON."""
+
     status: int
     body: Any
     retry_after_s: float | None
+    is_page: bool
 
 
 class Talk:
@@ -37,23 +50,36 @@ class Talk:
         """A 2xx answer. Raises DeliveryFailed otherwise, `refused` if a retry cannot help."""
         content = msgspec.json.encode(body, enc_hook=to_text)
         headers = {"content-type": "application/json; charset=utf-8", **(headers or {})}
-        return self._answer(lambda: self._client.post(url, content=content, headers=headers))
+        return self._ask("POST", url, content=content, headers=headers)
+
+    def hand_in(self, url: str, body: Any, headers: dict[str, str] | None = None) -> None:
+        """The same for a service whose 2xx says that it has taken it. A page of a proxy or a log-in says
+        nothing of the kind, and raises DeliveryFailed."""
+        if self.post(url, body, headers).is_page:
+            raise DeliveryFailed(say("adapters.who_no_json", who=self.who))
 
     def get(self, url: str, query: dict[str, str], headers: dict[str, str]) -> Reply:
-        return self._answer(lambda: self._client.get(url, params=query, headers=headers))
+        return self._ask("GET", url, params=query, headers=headers)
 
     def close(self) -> None:
         self._client.close()
 
-    def _answer(self, ask: Any) -> Reply:
+    def _ask(self, method: str, url: str, **sent: Any) -> Reply:
         try:
-            response = ask()
+            with self._client.stream(method, url, **sent) as response:
+                return self._read(response)
         except (httpx.RequestError, httpx.InvalidURL) as error:
             raise failed_before_answer(self.who, error, self._timeout_s) from None
+
+    def _read(self, response: httpx.Response) -> Reply:
         wait_s = retry_after_s(response)
         if not response.is_success:
             raise bad_answer(self.who, response, wait_s)
-        return Reply(response.status_code, decode_json(response.content), wait_s)
+        content = read_body(response, ANSWER_MAX, time.monotonic() + self._timeout_s)
+        if content is None:
+            raise DeliveryFailed(say("adapters.who_endless", who=self.who))
+        body = decode_json(content)
+        return Reply(response.status_code, body, wait_s, is_page=body is None and bool(content.strip()))
 
 
 class OneWay:

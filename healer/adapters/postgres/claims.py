@@ -21,7 +21,12 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres.engine import Lane, alone, ledger_errors, ledger_reading, read_docs
 from healer.adapters.postgres.incident_rows import watched
-from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
+from healer.adapters.postgres.node_rows import (
+    PostgresSnapshots,
+    read_histories,
+    read_references,
+    reported_gpu,
+)
 from healer.adapters.postgres.run_rows import ENDED, Lines, log_entry, store
 from healer.adapters.postgres.tables import incidents, permits, requeues, runs
 from healer.model import (
@@ -29,6 +34,7 @@ from healer.model import (
     AuditRecord,
     Breaker,
     Command,
+    Component,
     Decision,
     GateFacts,
     Incident,
@@ -541,6 +547,10 @@ class PostgresClaim:
     def references(self) -> list[Reference]:
         with ledger_reading(self._engine) as conn:
             return read_references(conn, self.run.cluster)
+
+    def reported_gpu(self, root: Component) -> dict[str, Any]:
+        with ledger_reading(self._engine) as conn:
+            return reported_gpu(conn, root, self._clock.now())
 
     def history(self, node: str, since: datetime) -> NodeHistory:
         with ledger_reading(self._engine) as conn:

@@ -29,6 +29,7 @@ from healer.adapters.postgres.tables import (
     controllers,
     fault_bursts,
     forecasts,
+    inbox,
     incidents,
     inventories,
     lemon_scores,
@@ -41,6 +42,7 @@ from healer.adapters.postgres.tables import (
     trends,
 )
 from healer.model import (
+    Component,
     Controller,
     FaultBurst,
     Figure,
@@ -353,6 +355,30 @@ def read_inventories(conn: sa.Connection, cluster: str, node: str | None = None)
     table = inventories.c
     query = sa.select(table.doc).where(table.cluster == cluster, matches(table.node, node))
     return read_docs(conn, query.order_by(table.node), Inventory)
+
+
+#: The last list of a node's GPUs is this old at most: heartbeats come every few seconds.
+HEARTBEAT_WINDOW = timedelta(minutes=5)
+
+
+def reported_gpu(conn: sa.Connection, root: Component, now: datetime) -> dict[str, Any]:
+    """The entry of this GPU in the newest of its node's heartbeats that lists it: a lost GPU is missing from
+    those that follow. Empty if there is none."""
+    named = {"pci": root.pci} if root.pci else {"index": root.gpu}
+    gpus = inbox.c.doc["data"]["gpus"]
+    listed = conn.execute(
+        sa.select(gpus)
+        .where(
+            inbox.c.cluster == root.cluster,
+            inbox.c.node == root.node,
+            inbox.c.kind == "heartbeat",
+            inbox.c.arrived_at > now - HEARTBEAT_WINDOW,
+            gpus.contains([named]),
+        )
+        .order_by(inbox.c.arrived_at.desc(), inbox.c.id.desc())
+        .limit(1)
+    ).scalar()
+    return next((gpu for gpu in listed or () if named.items() <= gpu.items()), {})
 
 
 def changed_since(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, Inventory]:

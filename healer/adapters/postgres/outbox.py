@@ -1,7 +1,7 @@
 """Messages and tickets and their delivery to sinks: the webhook, the ticket system, and each channel.
 
-A row of `messages` is `due` until the sink accepts it (`sent`) or five attempts fail (`failed`); without a
-sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `healer.engine.tell` decides.
+A row of `messages` is `due` until the sink accepts it (`sent`) or its last attempt fails (`failed`); without
+a sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `healer.engine.tell` decides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from healer.model import (
     audit_record,
 )
 from healer.ports.answers import ChannelDelivery, Page
-from healer.ports.outbound import Attempt, Notice, Outcome
+from healer.ports.outbound import FORGOTTEN, Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import Said, from_stored, quoted, say
 
@@ -48,6 +48,8 @@ from healer.text import Said, from_stored, quoted, say
 _CLAIM_S = 60.0
 #: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
+#: Longer than any message waits for its next try, and than a channel is left alone.
+_LONGEST = FORGOTTEN
 
 
 def queue(
@@ -105,9 +107,9 @@ def _claimed(kinds: Sequence[str], now: datetime) -> Any:
     )
     due = (
         sa.select(messages.c.id)
-        .where(messages.c.state == "due", messages.c.next_try_at <= now, messages.c.kind.in_(kinds))
+        .where(messages.c.state == "due", _is_time(messages, now), messages.c.kind.in_(kinds))
         .where(sa.or_(messages.c.kind != "ticket", ~waits))
-        .order_by(messages.c.page.desc(), messages.c.next_try_at, messages.c.id)
+        .order_by(messages.c.page.desc(), messages.c.tries > 0, messages.c.next_try_at, messages.c.id)
         .limit(1)
         .with_for_update(skip_locked=True)
     )
@@ -123,6 +125,10 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
         messages.c.incident == incident, messages.c.kind == "ticket", messages.c.reference.is_not(None)
     )
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
+
+
+def _is_over(conn: sa.Connection, incident: str | None) -> bool:
+    return conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved"
 
 
 # --- channels
@@ -160,19 +166,22 @@ class PostgresChannelOutbox:
                 conn.commit()
 
     def claim(self, now: datetime) -> Attempt | None:
-        before = deliveries.alias()
+        before, table = deliveries.alias(), deliveries.c
         is_first = ~sa.exists().where(
             before.c.thread == deliveries.c.thread,
             before.c.channel == deliveries.c.channel,
             before.c.cluster == deliveries.c.cluster,
             before.c.state == "due",
             before.c.id < deliveries.c.id,
-            sa.or_(before.c.tries > 0, before.c.next_try_at <= now),
+            sa.or_(before.c.tries > 0, _is_time(before, now)),
         )
+        # The next round of planning withdraws it.
+        is_over = sa.exists().where(incidents.c.id == deliveries.c.thread, incidents.c.state == "resolved")
+        is_true = sa.or_(deliveries.c.stage != Stage.opened, deliveries.c.tries > 0, ~is_over)
         chosen = (
             sa.select(deliveries.c.id)
-            .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first)
-            .order_by((deliveries.c.how == Manner.page).desc(), deliveries.c.next_try_at, deliveries.c.id)
+            .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first, is_true)
+            .order_by((table.how == Manner.page).desc(), table.tries > 0, table.next_try_at, table.id)
             .limit(1)
         )
         claim = {"tries": deliveries.c.tries + 1, "next_try_at": now + timedelta(seconds=_CHANNEL_CLAIM_S)}
@@ -193,6 +202,7 @@ class PostgresChannelOutbox:
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
+                is_over=row.stage == Stage.opened and _is_over(conn, row.thread),
             )
 
     def settle(
@@ -222,12 +232,13 @@ class PostgresChannelOutbox:
             if took and record is not None:
                 audit_rows.append(conn, record)
 
-    def open_notices(self, before: datetime) -> list[Notice]:
+    def open_notices(self, before: datetime, now: datetime) -> list[Notice]:
         # A notice about no incident is never resolved: it expires at the channel. So does one whose
         # incident ended while the channel was away for so long that the news of it is a dead letter.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_over = sa.exists().where(incidents.c.id == threads.c.thread, incidents.c.state == "resolved")
-        is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident, ~is_over)
+        is_due = sa.or_(threads.c.told_at <= before, threads.c.told_at > now)
+        is_open = (is_due, threads.c.stage != Stage.resolved, about_incident, ~is_over)
         with reading(self._engine) as conn:
             return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 
@@ -246,9 +257,16 @@ def _due(cluster: str, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
         channels.c.cluster == deliveries.c.cluster,
         channels.c.name == deliveries.c.channel,
         channels.c.held_until > now,
+        channels.c.held_until <= now + _LONGEST,
     )
-    is_due = (deliveries.c.state == "due", deliveries.c.next_try_at <= now, sa.not_(held))
+    is_due = (deliveries.c.state == "due", _is_time(deliveries, now), sa.not_(held))
     return deliveries.c.cluster == cluster, *is_due
+
+
+def _is_time(table: sa.FromClause, now: datetime) -> sa.ColumnElement[bool]:
+    """The next try is due. What waits longer than anything does was put off by a clock that was set back
+    since."""
+    return sa.or_(table.c.next_try_at <= now, table.c.next_try_at > now + _LONGEST)
 
 
 def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, text: str) -> None:

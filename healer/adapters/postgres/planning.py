@@ -51,8 +51,9 @@ class PostgresPlanTx:
         named = sa.select(channels.c.name, channels.c.since).where(channels.c.cluster == self._cluster)
         return {row.name: row.since for row in self._conn.execute(named)}
 
-    def name_channel(self, name: str) -> None:
-        self._conn.execute(sa.insert(channels).values(cluster=self._cluster, name=name, since=self._now))
+    def name_channel(self, name: str, since: datetime) -> None:
+        key = {"cluster": self._cluster, "name": name}
+        self._conn.execute(upsert(channels, key, {"since": since}))
 
     def drop_channel(self, name: str, why: str) -> None:
         waiting = (self._ours, deliveries.c.channel == name, deliveries.c.state.in_(("due", "digest")))
@@ -112,18 +113,24 @@ class PostgresPlanTx:
             deliveries.c.channel, deliveries.c.how, deliveries.c.state, deliveries.c.tries
         ).where(self._ours, deliveries.c.thread == thread)
         state_of = (
-            sa.select(incidents.c.state, told_incidents.c.severity, told_incidents.c.stage)
+            sa.select(
+                incidents.c.state,
+                incidents.c.severity.label("present"),
+                told_incidents.c.severity,
+                told_incidents.c.stage,
+            )
             .outerjoin(told_incidents, told_incidents.c.incident == incidents.c.id)
             .where(incidents.c.id == thread)
         )
         rows = self._conn.execute(of_thread).all()
-        state, severity, stage = self._conn.execute(state_of).first() or (None, None, None)
+        state, present, severity, stage = self._conn.execute(state_of).first() or (None,) * 4
         return Thread(
             standing=set(self._conn.scalars(unresolved)),
             tried={row.channel for row in rows if row.state == "due" and row.tries > 0},
             listed={row.channel for row in rows if row.how == Manner.digest and row.state == "sent"},
             has_deliveries=bool(rows),
             state=state and IncidentState(state),
+            incident_severity=present and Severity(present),
             severity=severity and Severity(severity),
             stage=stage and Stage(stage),
         )

@@ -23,6 +23,7 @@ from healer.adapters.postgres.incident_rows import (
 )
 from healer.adapters.postgres.node_life import read_life
 from healer.adapters.postgres.node_rows import (
+    HEARTBEAT_WINDOW,
     PostgresSnapshots,
     SnapshotStore,
     changed_since,
@@ -58,8 +59,6 @@ from healer.text import from_stored
 _NEVER = datetime.min.replace(tzinfo=UTC)
 #: Incidents in the history on a node's page.
 _HISTORY = 50
-#: The GPUs of a node are read from its last heartbeat within this time.
-_HEARTBEAT_WINDOW = timedelta(minutes=5)
 _HOUR = timedelta(hours=1)
 
 
@@ -155,7 +154,7 @@ def _reported_gpus(conn: sa.Connection, cluster: str, node: str, now: datetime) 
             inbox.c.cluster == cluster,
             inbox.c.node == node,
             inbox.c.kind == "heartbeat",
-            inbox.c.arrived_at > now - _HEARTBEAT_WINDOW,
+            inbox.c.arrived_at > now - HEARTBEAT_WINDOW,
             inbox.c.doc["data"].has_key("gpus"),
         )
         .order_by(inbox.c.arrived_at.desc())

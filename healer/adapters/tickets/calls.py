@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, retry_after_s
+from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, read_body, retry_after_s
 from healer.ports.outbound import DeliveryFailed
 from healer.text import Said, say, to_text
 
@@ -131,11 +131,9 @@ class Calls:
         self._client.close()
 
     def _read(self, response: httpx.Response, until: float) -> Reply:
-        content = b""
-        for part in response.iter_bytes():
-            content += part
-            if len(content) > _ANSWER_MAX or time.monotonic() > until:
-                raise DeliveryFailed(say("adapters.who_endless", who=self.who))
+        content = read_body(response, _ANSWER_MAX, until)
+        if content is None:
+            raise DeliveryFailed(say("adapters.who_endless", who=self.who))
         body = decode_json(content)
         reply = Reply(self.who, response.status_code, dict(response.headers), body)
         if response.is_success:

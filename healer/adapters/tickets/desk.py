@@ -108,8 +108,9 @@ def cut(text: str, most: int) -> str:
 
 
 def _fit(ticket: Ticket) -> Ticket:
+    """Fit for eyes; the title begins with the cluster, as two may have equal node names."""
     return msgspec.structs.replace(
         ticket,
-        title=quoted(one_line(ticket.title)),
+        title=quoted(one_line(f"{ticket.cluster}: {ticket.title}")),
         text=quoted(shown(ticket.text.replace("\r\n", "\n"), keep="\n\t")),
     )

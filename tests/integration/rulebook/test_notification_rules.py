@@ -90,6 +90,8 @@ def test_a_sites_own_file(folder: Path) -> None:
         ("to: [ops, feed]", "to: [ops, feed], rules: ['gpu-[']", "8: rules: 'gpu-[' is not a name or a glob"),
         ("mail.example:587", "mail.example", "server: must be a host and a port, like mail.example:587"),
         ("healer@example.org", "healer", "sender: 'healer' is not an e-mail address"),
+        ("to: [ops@example.org]", "to: ['ops@']", "to: 'ops@' is not an e-mail address"),
+        ("to: [ops@example.org]", "to: ['Ops <ops@x']", "to: 'Ops <ops@x' is not an e-mail address"),
         ("{channel: feed}", "{channel: ops}", "alive: ops is not a channel of kind alertmanager"),
         ("{channel: feed}", "{channel: feed, every_s: 1}", "every_s: must be between 15 and 600"),
         ("to: [post]", "to: [ops]", "5: no route uses the channel post"),

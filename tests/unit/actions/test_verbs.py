@@ -418,6 +418,20 @@ def test_message_has_a_stable_id_and_the_story(verb: Verb) -> None:
     assert INCIDENT.title in first.title
 
 
+@pytest.mark.parametrize("verb", [Verb.ticket, Verb.notify])
+def test_a_later_run_of_the_incident_sends_a_message_of_its_own(verb: Verb) -> None:
+    """With the same id it was dropped, and the step said that it was queued."""
+    first, later = (
+        Desk(),
+        Desk(
+            run=msgspec.structs.replace(RUN, id="r2"), incident=msgspec.structs.replace(INCIDENT, run_count=2)
+        ),
+    )
+    for desk in (first, later):
+        desk.act(VERBS[verb])
+    assert first.queued[0].id != later.queued[0].id
+
+
 def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
     requeued = LogEntry(
         run=RUN.id,

@@ -2,9 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from healer.engine.tell import MAX_TRIES, alarm_of, outcome_of_failure, wait_after
+from healer.engine.tell import END_TRIES, MAX_TRIES, alarm_of, outcome_of_failure, wait_after
 from healer.model import About, DeliveryState, Manner, Message, Severity
 from healer.ports.outbound import Attempt, DeliveryFailed
 
@@ -22,6 +23,24 @@ def test_it_is_tried_again_until_the_last_try() -> None:
     ]
     assert waits == [*(NOW + timedelta(seconds=one) for one in (5, 30, 180, 1080)), None]
     assert outcome_of_failure(attempt(MAX_TRIES), error, NOW, 0.5).state is DeliveryState.failed
+
+
+def test_page_is_tried_for_a_day_and_never_an_hour_apart() -> None:
+    error = DeliveryFailed("the sink answered 500")
+    at, tries = NOW, 1
+    while (failed := outcome_of_failure(attempt(tries, page=True), error, at, 0.5)).next_try_at is not None:
+        assert failed.next_try_at - at <= timedelta(minutes=18)
+        at, tries = failed.next_try_at, tries + 1
+    assert timedelta(days=1) <= at - NOW < timedelta(days=1.1)
+
+
+def test_ticket_is_tried_for_a_week_unless_its_system_refuses_it() -> None:
+    late = msgspec.structs.replace(attempt(MAX_TRIES), subject="ticket/t")
+    away, refused = DeliveryFailed("Jira answered 500"), DeliveryFailed("Jira answered 400", refused=True)
+    assert outcome_of_failure(late, away, NOW, 0.5).state is DeliveryState.due
+    assert outcome_of_failure(late, refused, NOW, 0.5).state is DeliveryState.failed
+    last = msgspec.structs.replace(late, tries=END_TRIES)
+    assert outcome_of_failure(last, away, NOW, 0.5).state is DeliveryState.failed
 
 
 @pytest.mark.parametrize(("may_end", "state"), [(True, DeliveryState.failed), (False, DeliveryState.due)])

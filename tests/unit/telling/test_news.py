@@ -6,17 +6,21 @@ import msgspec
 import pytest
 
 from healer.model import (
+    Breaker,
+    BreakerState,
     Component,
     FaultClass,
     Guard,
     Incident,
     IncidentState,
     LogEntry,
+    Root,
     Run,
     RunState,
     Severity,
     Stage,
     StepEvent,
+    Verdict,
 )
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Raised
 from healer.telling import news
@@ -190,6 +194,23 @@ def test_a_long_digest_says_how_much_more_there_is() -> None:
     assert lines[-1] == "and 10 more"
 
 
+def test_a_long_list_of_nodes_or_jobs_says_how_many_more_there_are() -> None:
+    """It pushed what follows, such as a ticket's evidence, over the limit of the channel; a list of nodes
+    that was cut at fifty did not say so."""
+    names = [f"gpu{number:04}" for number in range(60)]
+    roots = tuple(Root(node=name, rule="gpu-fatal", at=AT, incident=name) for name in names)
+    breaker = Breaker(cluster="pod1", state=BreakerState.open, why=quoted("storm"), roots=roots)
+    wide = incident(jobs_hit=tuple(map(str, range(60))), nodes=dict.fromkeys(names, Verdict.isolate))
+    texts = [
+        news.breaker_page(breaker, AT).text,
+        news.notify_message(wide).text,
+        news.opened_news(wide).text,
+        news.ticket_words(wide, AT)[1],
+        news.proof_text(wide, ()),
+    ]
+    assert [text.count("and 20 more") for text in texts] == [1] * len(texts)
+
+
 def test_a_run_that_waits_for_approval_goes_along_for_the_buttons() -> None:
     asks = incident(run="r1", held_by=Guard.approval)
     assert news.about_incident(asks).run == "r1"
@@ -211,3 +232,18 @@ def test_the_buttons_of_a_step_that_waits_name_that_approval() -> None:
     assert news.notice_of(message, asked_until, page=False, console_url="", buttons=True).run == (
         f"r1@{asked_until.timestamp():.0f}"
     )
+
+
+def test_clusters_with_equal_node_names_are_told_apart() -> None:
+    """Their people read one chat, and a page is a title."""
+    asked = Run(
+        id="r1", cluster="pod2", playbook="drain", state=RunState.waiting_approval, by="ann",
+        reason=quoted("x"), created_at=AT, node="gpu0017",
+    )  # fmt: skip
+    ours = [news.opened_news(incident()), news.approval_page(msgspec.structs.replace(asked, cluster="pod1"))]
+    theirs = [news.opened_news(incident(cluster="pod2")), news.approval_page(asked)]
+    for here, there in zip(ours, theirs, strict=True):
+        titles = [news.notice_of(message, AT, page=True).title for message in (here, there)]
+        assert ["pod1" in titles[0], "pod2" in titles[1]] == [True, True]
+    storm = news.restored_page("pod1", AT, AT, 0)
+    assert news.notice_of(storm, AT, page=True).title.count("pod1") == 1

@@ -131,8 +131,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
-    own name for the ticket or thread, empty while it has none. `is_over`: it opens an incident, or pages for
-    one, that is over by now.
+    own name for the ticket or thread, empty while it has none. `is_over`: it is a channel's first message about
+    an incident, which is over by now.
     """
 
     id: str | int

@@ -7,7 +7,7 @@ fault, and each of them must cost next to nothing.
 import itertools
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any, NamedTuple
 
 import re2
@@ -35,7 +35,9 @@ _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 _DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ", *WORDS)
 _DAEMON = re.compile(r"(?:slurm(?:ctld|d|stepd)|nhc(?:\{\w*\})?)(?:\[\d+\])?: ")
 
-_BSD = r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
+_BSD = (
+    r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?:(?P<year>\d{4}) )?(?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
+)
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _PRI = r"(?:<\d{1,3}>)?(?:1 )?"
 #: The beginning of a line: its time and its host.
@@ -49,7 +51,8 @@ _UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")
 #: Day and host of each line of a block, for when a host wrote at all. It begins with a line's end, which is
 #: found much faster than `^`.
 _HEARD = re.compile(
-    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]\d|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S* ([\w.:-]+) "
+    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]?\d(?: \d{4})?|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S*"
+    rb" ([\w.:-]+) "
 )
 
 
@@ -249,8 +252,9 @@ def _date(day: bytes, stamps: LocalStamps) -> str:
     text = day.decode()
     if text[:1].isdigit():
         return text
+    month, number, *year = text.split()
     try:
-        at_us = stamps.without_year(text[:3], int(text[4:]), "12:00:00")
+        at_us = _of_words(month, number, "12:00:00", year[0] if year else None, stamps)
     except ValueError:
         return ""
     return f"{moment_of(at_us):%Y-%m-%d}"
@@ -259,11 +263,16 @@ def _date(day: bytes, stamps: LocalStamps) -> str:
 def _at(match: re.Match[str], stamps: LocalStamps) -> int:
     """Raises ValueError for a date that does not exist."""
     parts = match.groupdict()
-    if year := parts.get("year"):
-        stamp = f"{parts['month']} {parts['day']} {year} {parts['clock']}"
-        return stamps.at(datetime.strptime(stamp, "%b %d %Y %H:%M:%S"))  # noqa: DTZ007
     if iso := parts.get("iso"):
         local = datetime.fromisoformat(iso.replace(",", "."))
         zone = parts["zone"]
         return micros(datetime.fromisoformat(f"{local.isoformat()}{zone}")) if zone else stamps.at(local)
-    return stamps.without_year(parts["month"] or "", int(parts["day"] or 0), parts["clock"] or "")
+    return _of_words(parts["month"] or "", parts["day"] or "0", parts["clock"] or "", parts["year"], stamps)
+
+
+def _of_words(month: str, day: str, clock: str, year: str | None, stamps: LocalStamps) -> int:
+    """Raises ValueError."""
+    if year is None:
+        return stamps.without_year(month, int(day), clock)
+    date = datetime.strptime(f"{month} {day} {year}", "%b %d %Y")  # noqa: DTZ007
+    return stamps.at(datetime.combine(date, time.fromisoformat(clock)))

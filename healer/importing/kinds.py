@@ -34,7 +34,7 @@ class Kind(StrEnum):
     prometheus = "prometheus"
 
 
-_DAY_TIME = rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+_DAY_TIME = rb"[A-Z][a-z]{2} [ \d]?\d(?: \d{4})? \d\d:\d\d:\d\d"
 _DMESG = re.compile(rb"(?:<\d+>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} " + _DAY_TIME + rb" \d{4}\]")
 _SHAPES = (
     (Kind.journal_export, re.compile(rb"(?:__CURSOR|__REALTIME_TIMESTAMP|_[A-Z_]+)=")),

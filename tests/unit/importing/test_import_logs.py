@@ -106,6 +106,9 @@ def written(path: Path, text: str, at: str = "2026-11-25T21:00:00") -> Path:
             f"2026-11-25T21:56:33.123456+01:00 gpu0001 kernel: [  123.456789] {XID}",
             "2026-11-25T20:56:33.123456Z",
         ),
+        (f"Nov  5 2026 20:56:33 gpu0001 kernel: [  123.456789] {XID}", "2026-11-05T20:56:33Z"),
+        (f"Nov 5 2026 20:56:33 gpu0001 kernel: {XID}", "2026-11-05T20:56:33Z"),
+        (f"Nov 25 2024 20:56:33.25 gpu0001 kernel: {XID}", "2024-11-25T20:56:33.250000Z"),
         (
             f"<4>1 2026-11-25T20:56:33.5Z gpu0001 kernel - - - [  123.456789] {XID}",
             "2026-11-25T20:56:33.500000Z",
@@ -121,6 +124,7 @@ def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
     (incident,) = document["incidents"]
     assert (incident["rule"], incident["root"]["node"]) == ("gpu-lost", "gpu0001")
     assert incident["evidence"][0]["at"] == at
+    assert done.heard == {"gpu0001": [(at[:10], at[:10])]}
     assert {"drain"} <= {row["action"] for row in document["actions"] if row["node"] == "gpu0001"}
 
 

@@ -1,13 +1,16 @@
 """Reads a source as blocks of whole lines, unpacked on the way. Memory stays bounded, whatever is in it."""
 
+import bz2
+import codecs
 import gzip
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, ClassVar, Protocol, cast
 
 import zstandard
 
@@ -22,6 +25,8 @@ LINE_BYTES = 256 << 10
 _WINDOW_BYTES = 128 << 20
 #: An archive that is cut off or broken.
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+#: Its head, and that of its first block or of its end.
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL)
 STDIN = "-"
 
 
@@ -75,6 +80,45 @@ class _Zstd:
         return piece
 
 
+class _AsUtf8:
+    """UTF-16, as Windows writes it, becomes UTF-8; a byte-order mark is left out. All else stays as it is."""
+
+    _MARKS: ClassVar = (
+        (codecs.BOM_UTF8, None), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+    )  # fmt: skip
+
+    def __init__(self, file: _Readable) -> None:
+        self._file, self._held, self._ended, self._is_known = file, b"", False, False
+        self._decoder: codecs.IncrementalDecoder | None = None
+
+    def read1(self, size: int, /) -> bytes:
+        while not self._is_known:
+            self._look()
+        while not self._held and not self._ended:
+            self._take(self._file.read1(size))
+        piece, self._held = self._held[:size], self._held[size:]
+        return piece
+
+    def _look(self) -> None:
+        """Takes the first bytes, until they say what follows."""
+        piece = self._file.read1(BLOCK_BYTES)
+        self._held += piece
+        if piece and len(self._held) < len(codecs.BOM_UTF8):
+            return
+        self._is_known = True
+        mark, encoding = next(((m, e) for m, e in self._MARKS if self._held.startswith(m)), (b"", None))
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+        first, self._held = self._held[len(mark) :], b""
+        if first:
+            self._take(first)
+
+    def _take(self, piece: bytes) -> None:
+        self._ended = not piece
+        if self._decoder is not None:
+            piece = self._decoder.decode(piece, final=self._ended).encode()
+        self._held = piece
+
+
 class Unpacked:
     """Unpacked bytes behind the first `after`. An archive that is broken is read up to there."""
 
@@ -112,9 +156,9 @@ def opened(
     after: int = 0,
     processed: Callable[[int], None] | None = None,
 ) -> Unpacked:
-    """The file's bytes, unpacked if it is gzip, xz or zstd; `-` is standard input. `counter[place]` becomes
-    the bytes read of the file itself. Raises OSError."""
-    return Unpacked(_unpacked(path, counter, place), after, processed)
+    """The file's bytes, unpacked if it is gzip, bzip2, xz or zstd, and as UTF-8 if it is UTF-16; `-` is
+    standard input. `counter[place]` becomes the bytes read of the file itself. Raises OSError."""
+    return Unpacked(_AsUtf8(_unpacked(path, counter, place)), after, processed)
 
 
 def is_url(path: str) -> bool:
@@ -127,9 +171,11 @@ def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if path == STDIN:
         return cast(io.BufferedReader, sys.stdin.buffer)
     file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
-    head = file.peek(6)[:6]
+    head = file.peek(10)[:10]
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file)
+    if _BZIP2.fullmatch(head):
+        return bz2.BZ2File(file)
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(file)
     if head.startswith(b"\x28\xb5\x2f\xfd"):

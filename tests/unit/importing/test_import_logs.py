@@ -1,6 +1,8 @@
 # ruff: noqa: E501 - lines as the programs print them
 """Logs, accounting and metrics of a site become a recording that the replay understands."""
 
+import bz2
+import codecs
 import gzip
 import json
 import lzma
@@ -231,8 +233,12 @@ def test_slurmctld_lines_in_syslog_are_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pack", [gzip.compress, lzma.compress, zstandard.compress, lambda raw: zstandard.compress(raw) * 2]
-)
+    "pack",
+    [
+        gzip.compress, bz2.compress, lzma.compress, zstandard.compress,
+        lambda raw: zstandard.compress(raw) * 2, lambda raw: bz2.compress(raw) * 2,
+    ],
+)  # fmt: skip
 def test_packed_sources(tmp_path: Path, pack: Any) -> None:
     path = tmp_path / "messages.1"
     path.write_bytes(pack(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()))
@@ -241,13 +247,41 @@ def test_packed_sources(tmp_path: Path, pack: Any) -> None:
     assert done.sources[0].skipped == {}
 
 
-def test_a_broken_archive_costs_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_text_as_windows_writes_it(tmp_path: Path, mark: bytes, encoding: str, pack: Any) -> None:
+    """Over more than one block, with letters of two and four bytes."""
+    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\r\n"
+    others = "2026-11-25T20:56:34Z gpu0001 app: Gerät 𝄞 läuft\r\n" * 30_000
+    path = tmp_path / "messages"
+    path.write_bytes(pack(mark + (line + others + line.replace("33Z", "35Z")).encode(encoding)))
+    done, entries = imported(tmp_path, path)
+    assert kernel_lines(entries) == [
+        ("gpu0001", "2026-11-25T20:56:33Z"), ("gpu0001", "2026-11-25T20:56:35Z"),
+    ]  # fmt: skip
+    (source,) = done.sources
+    assert (source.kind, source.lines, source.skipped) == ("syslog", 30_002, {})
+
+
+def test_utf_16_that_ends_within_a_letter_is_read_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n"
+    path.write_bytes((codecs.BOM_UTF16_LE + (line + "x").encode("utf-16-le"))[:-1])
+    _, entries = imported(tmp_path, path)
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_a_broken_archive_costs_its_end(tmp_path: Path, pack: Any) -> None:
     noise = random.Random(1).randbytes(3 << 20).hex()
     lines = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n" + "".join(
         f"2026-11-25T20:56:34Z gpu0001 x: {noise[at : at + 100]}\n" for at in range(0, len(noise), 100)
     )
     path = tmp_path / "m.gz"
-    path.write_bytes(gzip.compress(lines.encode())[:-1000])
+    path.write_bytes(pack(lines.encode())[:-1000])
     done, entries = imported(tmp_path, path)
     assert len(kernel_lines(entries)) == 1
     assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive is incomplete or damaged"]

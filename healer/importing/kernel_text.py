@@ -40,11 +40,12 @@ _BSD = (
 )
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _PRI = r"(?:<\d{1,3}>)?(?:1 )?"
-#: The beginning of a line: its time and its host.
-_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]+) ")
+#: The beginning of a line: its time and its host. A word with a colon behind it begins a message.
+_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]*[\w.-]) ")
+#: `dmesg -T`, `dmesg --time-format iso`: no host.
 _DMESG = re.compile(
-    r"(?:<\d{1,3}>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
-    r" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
+    r"(?:<\d{1,3}>|kern *:\w+ *: *)?(?:\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
+    rf" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{{4}})\]|{_ISO} )"
 )
 #: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
 _UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")
@@ -52,7 +53,7 @@ _UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")
 #: found much faster than `^`.
 _HEARD = re.compile(
     rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]?\d(?: \d{4})?|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S*"
-    rb" ([\w.:-]+) "
+    rb" ([\w.:-]*[\w.-]) "
 )
 
 

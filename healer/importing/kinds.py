@@ -35,7 +35,11 @@ class Kind(StrEnum):
 
 
 _DAY_TIME = rb"[A-Z][a-z]{2} [ \d]?\d(?: \d{4})? \d\d:\d\d:\d\d"
-_DMESG = re.compile(rb"(?:<\d+>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} " + _DAY_TIME + rb" \d{4}\]")
+#: In ISO form, only dmesg writes a comma and six digits, and no host.
+_DMESG = re.compile(
+    rb"(?:<\d+>|kern *:\w+ *: *)?(?:\[[A-Z][a-z]{2} " + _DAY_TIME + rb" \d{4}\]"
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:?\d\d (?!\S+ kernel: ))"
+)
 _SHAPES = (
     (Kind.journal_export, re.compile(rb"(?:__CURSOR|__REALTIME_TIMESTAMP|_[A-Z_]+)=")),
     (Kind.nodes, re.compile(rb"NodeName=\S+ ")),
@@ -45,7 +49,9 @@ _SHAPES = (
     (
         Kind.syslog,
         re.compile(
-            rb"(?:<\d{1,3}>)?(?:1 )?(?:" + _DAY_TIME + rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)\S* [\w.:-]+ "
+            rb"(?:<\d{1,3}>)?(?:1 )?(?:"
+            + _DAY_TIME
+            + rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)\S* [\w.:-]*[\w.-] "
         ),
     ),
     (

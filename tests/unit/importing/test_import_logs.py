@@ -136,6 +136,43 @@ def test_dmesg_of_a_node_is_named_by_its_file(tmp_path: Path) -> None:
     assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33Z")]
 
 
+@pytest.mark.parametrize("before", ["", "kern  :err   : ", "<4>"])
+@pytest.mark.parametrize("zone", ["+01:00", "+0100"])
+def test_dmesg_with_iso_times_has_no_host_in_its_lines(tmp_path: Path, before: str, zone: str) -> None:
+    """The first word of its message is none."""
+    log = tmp_path / "dmesg-gpu0007.txt"
+    log.write_text(
+        f"{before}2026-11-25T20:56:32,000001{zone} usb 1-1: new device\n"
+        f"{before}2026-11-25T20:56:33,123456{zone} {XID}\n"
+    )
+    done, entries = imported(tmp_path, log)
+    assert done.sources[0].kind == "dmesg"
+    assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33.123456Z")]
+    assert done.heard == {"gpu0007": [("2026-11-25", "2026-11-25")]}
+    assert played(entries)["incidents"][0]["root"]["node"] == "gpu0007"
+
+
+def test_the_first_word_of_a_message_is_no_host(tmp_path: Path) -> None:
+    log = tmp_path / "gpu0007.log"
+    log.write_text(
+        f"2026-11-25T20:56:32Z gpu0001 cron: a\n2026-11-25T20:56:33Z {XID}\n2026-11-25T20:56:34Z kernel: {XID}\n"
+    )
+    done, entries = imported(tmp_path, log)
+    assert (kernel_lines(entries), list(done.heard)) == ([], ["gpu0001"])
+    assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
+        "does not begin with a time and a host name": 2
+    }
+
+
+def test_a_comma_before_a_host_is_no_dmesg(tmp_path: Path) -> None:
+    log = tmp_path / "messages"
+    log.write_text(f"2026-11-25T20:56:33,123456+01:00 gpu0001 kernel: {XID}\n")
+    done, entries = imported(tmp_path, log)
+    assert (done.sources[0].kind, kernel_lines(entries)) == (
+        "syslog", [("gpu0001", "2026-11-25T19:56:33.123456Z")],
+    )  # fmt: skip
+
+
 def test_a_loss_over_three_lines_stays_together(tmp_path: Path) -> None:
     says = (
         "NVRM: The NVIDIA GPU 0000:9b:00.0",

@@ -71,15 +71,15 @@ class Needles:
     def __reduce__(self) -> tuple[type["Needles"], tuple[LineBook]]:
         return Needles, (self._book,)
 
-    def lines(self, block: bytes) -> Iterator[bytes]:
-        """Each line of the block that may say something, without its end."""
+    def lines(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Where each line of the block begins that may say something, and the line without its end."""
         end = 0
         for match in self._pattern.finditer(block):
             if match.start() < end:
                 continue
             start = block.rfind(b"\n", 0, match.start()) + 1
             end = block.find(b"\n", match.end() - 1) + 1 or len(block)
-            yield block[start:end].rstrip(b"\r\n")
+            yield start, block[start:end].rstrip(b"\r\n")
 
 
 class KernelRecord(NamedTuple):
@@ -90,6 +90,8 @@ class KernelRecord(NamedTuple):
     boot_id: str | None = None
     #: Another program's word is skipped, the kernel's is of no interest.
     by_kernel: bool = True
+    #: The number of the line in its file.
+    number: int = 0
 
 
 class KernelGroups:
@@ -99,7 +101,8 @@ class KernelGroups:
         self._found, self._book = found, book
         self._open: dict[tuple[str, str | None], list[KernelRecord]] = {}
 
-    def take(self, line: KernelRecord) -> None:
+    def take(self, record: KernelRecord) -> None:
+        line = record._replace(number=self._found.tally.lines)
         key = (line.host, line.boot_id)
         group = self._open.get(key)
         if group and (abs(line.at_us - group[-1].at_us) > TOGETHER_US or len(group) >= GROUP_MOST):
@@ -116,7 +119,7 @@ class KernelGroups:
     def _close(self, group: list[KernelRecord]) -> None:
         found, host, boot_id = self._found, group[0].host, group[0].boot_id
         if wrong := wrong_node("c", short_name(host), lambda *_: True):
-            found.tally.skip(quoted(wrong), group[0].text, len(group))
+            found.tally.skip(quoted(wrong), group[0].text, len(group), line=group[0].number)
             return
         last_us = max(line.at_us for line in group)
         entries = [_entry(line) for line in group]
@@ -124,10 +127,11 @@ class KernelGroups:
         items = [(index, outer, entry) for index, entry in enumerate(entries)]
         taken = entries_observations(items, lambda *_: True, moment_of(last_us), book=self._book)
         for wrong in taken.rejected:
-            found.tally.skip(quoted(wrong.reason), group[wrong.index].text)
+            line = group[wrong.index]
+            found.tally.skip(quoted(wrong.reason), line.text, line=line.number)
         foreign = [not line.by_kernel and taken.unrecognised > 0 for line in group]
         for line in itertools.compress(group, foreign):
-            found.tally.skip(say("importing.not_kernels_line"), line.text)
+            found.tally.skip(say("importing.not_kernels_line"), line.text, line=line.number)
         if not taken.observations:
             found.tally.plain += len(group) - sum(foreign)
             return
@@ -139,7 +143,7 @@ class KernelGroups:
         kept = [
             entry for index, entry in enumerate(entries) if index not in wrong_ones and not foreign[index]
         ]
-        found.add(last_us, Lines(host, boot_id, kept))
+        found.add(last_us, Lines(host, boot_id, kept), line=group[0].number)
 
 
 def _entry(line: KernelRecord) -> dict[str, Any]:
@@ -160,20 +164,31 @@ class KernelText:
         self._heard: set[tuple[str, bytes]] = set()
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            taken = 0
+        tally = self._found.tally
+        for block in blocks(file, tally):
+            before, taken = tally.lines, 0
             heard = [] if self._host else list(dict.fromkeys(_HEARD.findall(b"\n" + block)))
             is_long = len({day[:3] for day, _ in heard}) > MONTHS_MOST
             ends = self._ends(block, is_long=is_long)
             self._hear(heard)
-            for line in lines_in(block) if ends else self._needles.lines(block):
+            for line in lines_in(block, tally) if ends else self._telling(block):
                 taken += self._line(line, every=ends)
-            self._found.tally.plain += max(0, block.count(b"\n") - taken)
+            tally.plain += max(0, tally.lines - before - taken)
             if is_long:
                 self._see(_last_line(block), self._stamps.peek())
-            if self._host and (last := self._found.tally.last) is not None:
+            if self._host and (last := tally.last) is not None:
                 self._found.hear(self._host, f"{last:%Y-%m-%d}")
         self.close()
+
+    def _telling(self, block: bytes) -> Iterator[bytes]:
+        """Lines that may say something; all are counted."""
+        tally, counted = self._found.tally, 0
+        before = tally.lines
+        for start, line in self._needles.lines(block):
+            before, counted = before + block.count(b"\n", counted, start), start
+            tally.lines = before + 1
+            yield line
+        tally.lines = before + block.count(b"\n", counted)
 
     def take_line(self, raw: bytes) -> bool:
         """Whether the line, of a file with other content, may say something and has its time and host."""

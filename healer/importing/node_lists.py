@@ -38,7 +38,7 @@ class Reasons:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, self._found.tally):
                 self._take(raw.decode("utf-8", "replace"))
 
     def _take(self, line: str) -> None:
@@ -125,4 +125,4 @@ def _reason_of(node: SlurmNode, reasons: Reasons, found: Found) -> None:
     elif signed := _SIGNED.fullmatch(node.reason):
         reasons.out((node.name,), {**signed.groupdict(), "state": base})
     else:
-        found.tally.skip(say("importing.undated_reason"), node.reason)
+        found.tally.skip(say("importing.undated_reason"), node.reason, line=0)

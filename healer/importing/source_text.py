@@ -4,6 +4,7 @@ import bz2
 import codecs
 import gzip
 import io
+import itertools
 import lzma
 import re
 import sys
@@ -16,7 +17,7 @@ import zstandard
 
 from healer.importing.tally import Tally
 from healer.recordings.recording_folder import is_whole
-from healer.text import say
+from healer.text import Said, say
 
 BLOCK_BYTES = 1 << 20
 #: The longest line that is read: a record of the journal may hold a long message, a kernel line is short.
@@ -206,7 +207,7 @@ def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
 
 def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
     """Whole lines, about 1 MiB at once, each with its end. Longer lines than LINE_BYTES and lines with a NUL
-    are skipped."""
+    are skipped. Who takes a block counts its lines before the next."""
     rest, dropping = b"", False
     for each in pieces(file, tally):
         piece = each
@@ -217,7 +218,7 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
             piece, dropping = piece[cut:], False
         end = piece.rfind(b"\n") + 1
         if end:
-            yield _clean(rest + piece[:end], tally)
+            yield from _clean(rest + piece[:end], tally)
             rest = piece[end:]
             file.processed(tally.read_bytes - len(rest))
         else:
@@ -227,20 +228,30 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
             tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), rest[:100])
             rest, dropping = b"", True
     if rest:
-        yield _clean(rest + b"\n", tally)
+        yield from _clean(rest + b"\n", tally)
 
 
-def _clean(block: bytes, tally: Tally) -> bytes:
-    tally.lines += block.count(b"\n")
+def _clean(block: bytes, tally: Tally) -> Iterator[bytes]:
+    """The block, or what of it lies between lines that are skipped."""
     if b"\0" not in block and not _has_long_line(block):
-        return block
-    return b"".join(line + b"\n" for line in block.split(b"\n")[:-1] if _is_text(line, tally))
+        yield block
+        return
+    lines = (line + b"\n" for line in block.split(b"\n")[:-1])
+    for why, run in itertools.groupby(lines, _why_skipped):
+        if why is None:
+            yield b"".join(run)
+            continue
+        for line in run:
+            tally.lines += 1
+            tally.skip(why, line)
 
 
-def lines_in(block: bytes) -> list[bytes]:
-    """Without their ends. A carriage return within a line ends none: what a program wrote behind it would
-    else pass for a line of the file's own."""
-    return [line.removesuffix(b"\r") for line in block.removesuffix(b"\n").split(b"\n")] if block else []
+def lines_in(block: bytes, tally: Tally) -> Iterator[bytes]:
+    """Without their ends; each is counted as it is read. A carriage return within a line ends none: what a
+    program wrote behind it would else pass for a line of the file's own."""
+    for line in block.removesuffix(b"\n").split(b"\n"):
+        tally.lines += 1
+        yield line.removesuffix(b"\r")
 
 
 def _has_long_line(block: bytes) -> bool:
@@ -249,11 +260,7 @@ def _has_long_line(block: bytes) -> bool:
     return any(block.find(b"\n", place) - block.rfind(b"\n", 0, place) > LINE_BYTES for place in places)
 
 
-def _is_text(line: bytes, tally: Tally) -> bool:
+def _why_skipped(line: bytes) -> Said | None:
     if len(line) > LINE_BYTES:
-        tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), line[:100])
-        return False
-    if b"\0" in line:
-        tally.skip(say("importing.binary"), line)
-        return False
-    return True
+        return say("importing.long_line", kib=LINE_BYTES >> 10)
+    return say("importing.binary") if b"\0" in line else None

@@ -376,6 +376,55 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
 
 
+def quotes(done: Imported) -> list[str]:
+    """Where the lines are that were skipped, as `grep -n` would say it."""
+    examples = [text for its in done.sources[0].skipped.values() for text in its.examples]
+    return sorted(":".join(text.split(":")[:2]) for text in examples)
+
+
+def test_a_skipped_line_is_quoted_with_its_file_and_number(tmp_path: Path) -> None:
+    """Over several blocks, after lines that are skipped as such, and where a group of lines is judged later."""
+    good = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()
+    other = b"2026-11-25T20:56:34Z gpu0001 app: hello\n"
+    path = tmp_path / "messages"
+    path.write_bytes(
+        good
+        + b"2026-11-25T20:56:34Z gpu0001 app: \0\n" * 3
+        + other * 40_000
+        + good.replace(b"kernel", b"mara")  # 40005
+        + b"x" * (3 << 20)
+        + b"\n"
+        + other * 2
+        + f"Nov 31 20:56:33 gpu0002 kernel: {XID}\n".encode()  # 40009
+        + f"2026-11-25T20:57:00Z {'a' * 300} kernel: {XID}\n".encode()
+        + other * 30_000
+    )
+    done, _ = imported(tmp_path, path)
+    places = ("2", "3", "4", "40005", "40006", "40009", "40010")
+    assert quotes(done) == sorted(f"messages:{number}" for number in places)
+    assert done.sources[0].lines == 70_010
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "places"),
+    [
+        (Kind.sacct, ["JobIDRaw|State|Start|End|NodeList", "1|COMPLETED", "2|x"], "23"),
+        (Kind.slurmctld, ["a", "update_node: node a reason set to: b"], "2"),
+        (Kind.metrics, ["a 1", "?", "b ="], "123"),
+        (Kind.nhc, ["", "ERROR:  nhc:  Health check failed:  a", "x", "Health check failed:  b"], "24"),
+        (Kind.journal_json, ["{}", '{"_TRANSPORT":"kernel"'], "2"),
+        (Kind.sinfo_reasons, ["REASON USER TIMESTAMP NODELIST", "a b c"], "2"),
+        (Kind.nvidia_smi, ["a", "==============NVSMI LOG==============", "Timestamp : x", ""], "2"),
+        (Kind.nvsentinel, ["{}", "", '{"a": 1}'], "13"),
+    ],
+)
+def test_each_reader_numbers_what_it_skips(tmp_path: Path, kind: Kind, lines: list[str], places: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    done, _ = imported(tmp_path, path, kinds=[kind])
+    assert quotes(done) == [f"f:{place}" for place in places]
+
+
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_bytes(random.Random(2).randbytes(100_000))

@@ -81,7 +81,7 @@ class Table:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, self._found.tally):
                 self._take(raw.decode("utf-8", "replace"))
 
     def _take(self, line: str) -> None:
@@ -306,7 +306,7 @@ def read_completions(file: Bytes, found: Found, stamps: LocalStamps) -> None:
     nothing."""
     table = Table(found, stamps)
     for block in blocks(file, found.tally):
-        for raw in lines_in(block):
+        for raw in lines_in(block, found.tally):
             line = raw.decode("utf-8", "replace")
             match = _COMPLETION.match(line)
             if match is None:

@@ -52,7 +52,7 @@ class JournalText:
         """One object on each line."""
         for block in blocks(file, self._found.tally):
             taken = 0
-            for line in lines_in(block):
+            for line in lines_in(block, self._found.tally):
                 if _KERNEL.search(line) is None:
                     continue
                 taken += 1

@@ -7,7 +7,7 @@ fault, and each of them must cost next to nothing.
 import itertools
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any, NamedTuple
 
 import re2
@@ -35,21 +35,26 @@ _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 _DRIVER = ("NVRM: ", "nvidia-nvswitch[0-9]", "detected NVSwitch", r"slurmctld(?:\[[0-9]+\])?: ", *WORDS)
 _DAEMON = re.compile(r"(?:slurm(?:ctld|d|stepd)|nhc(?:\{\w*\})?)(?:\[\d+\])?: ")
 
-_BSD = r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
+_BSD = (
+    r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?:(?P<year>\d{4}) )?(?P<clock>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
+)
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
 _PRI = r"(?:<\d{1,3}>)?(?:1 )?"
-#: The beginning of a line: its time and its host.
-_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]+) ")
+#: The beginning of a line: its time and its host. A word with a colon behind it begins a message.
+_SYSLOG = re.compile(rf"{_PRI}(?:{_BSD}|{_ISO}) (?P<host>[\w.:-]*[\w.-]) ")
+#: `dmesg -T`, `dmesg --time-format iso`: no host. A comma before six digits is dmesg's own.
 _DMESG = re.compile(
-    r"(?:<\d{1,3}>|kern *:\w+ *: *)?\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
+    r"(?:<\d{1,3}>|kern *:\w+ *: *)?(?:\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2})"
     r" (?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
+    r"|(?P<iso>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6})(?P<zone>[+-]\d\d:?\d\d) (?!\S+ kernel: ))"
 )
 #: The kernel's own stamp counts from a boot that a log does not know; a replay would date the line by it.
 _UPTIME = re.compile(r"kernel: \[ *\d{1,10}\.\d{1,9}\] ")
 #: Day and host of each line of a block, for when a host wrote at all. It begins with a line's end, which is
 #: found much faster than `^`.
 _HEARD = re.compile(
-    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]\d|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S* ([\w.:-]+) "
+    rb"\n(?:<\d{1,3}>)?(?:1 )?([A-Z][a-z]{2} [ \d]?\d(?: \d{4})?|\d{4}-\d\d-\d\d)[ T]\d\d:\d\d:\d\d\S*"
+    rb" ([\w.:-]*[\w.-]) "
 )
 
 
@@ -67,15 +72,15 @@ class Needles:
     def __reduce__(self) -> tuple[type["Needles"], tuple[LineBook]]:
         return Needles, (self._book,)
 
-    def lines(self, block: bytes) -> Iterator[bytes]:
-        """Each line of the block that may say something, without its end."""
+    def lines(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Where each line of the block begins that may say something, and the line without its end."""
         end = 0
         for match in self._pattern.finditer(block):
             if match.start() < end:
                 continue
             start = block.rfind(b"\n", 0, match.start()) + 1
             end = block.find(b"\n", match.end() - 1) + 1 or len(block)
-            yield block[start:end].rstrip(b"\r\n")
+            yield start, block[start:end].rstrip(b"\r\n")
 
 
 class KernelRecord(NamedTuple):
@@ -86,6 +91,8 @@ class KernelRecord(NamedTuple):
     boot_id: str | None = None
     #: Another program's word is skipped, the kernel's is of no interest.
     by_kernel: bool = True
+    #: The number of the line in its file.
+    number: int = 0
 
 
 class KernelGroups:
@@ -95,7 +102,8 @@ class KernelGroups:
         self._found, self._book = found, book
         self._open: dict[tuple[str, str | None], list[KernelRecord]] = {}
 
-    def take(self, line: KernelRecord) -> None:
+    def take(self, record: KernelRecord) -> None:
+        line = record._replace(number=self._found.tally.lines)
         key = (line.host, line.boot_id)
         group = self._open.get(key)
         if group and (abs(line.at_us - group[-1].at_us) > TOGETHER_US or len(group) >= GROUP_MOST):
@@ -112,7 +120,7 @@ class KernelGroups:
     def _close(self, group: list[KernelRecord]) -> None:
         found, host, boot_id = self._found, group[0].host, group[0].boot_id
         if wrong := wrong_node("c", short_name(host), lambda *_: True):
-            found.tally.skip(quoted(wrong), group[0].text, len(group))
+            found.tally.skip(quoted(wrong), group[0].text, len(group), line=group[0].number)
             return
         last_us = max(line.at_us for line in group)
         entries = [_entry(line) for line in group]
@@ -120,10 +128,11 @@ class KernelGroups:
         items = [(index, outer, entry) for index, entry in enumerate(entries)]
         taken = entries_observations(items, lambda *_: True, moment_of(last_us), book=self._book)
         for wrong in taken.rejected:
-            found.tally.skip(quoted(wrong.reason), group[wrong.index].text)
+            line = group[wrong.index]
+            found.tally.skip(quoted(wrong.reason), line.text, line=line.number)
         foreign = [not line.by_kernel and taken.unrecognised > 0 for line in group]
         for line in itertools.compress(group, foreign):
-            found.tally.skip(say("importing.not_kernels_line"), line.text)
+            found.tally.skip(say("importing.not_kernels_line"), line.text, line=line.number)
         if not taken.observations:
             found.tally.plain += len(group) - sum(foreign)
             return
@@ -135,7 +144,7 @@ class KernelGroups:
         kept = [
             entry for index, entry in enumerate(entries) if index not in wrong_ones and not foreign[index]
         ]
-        found.add(last_us, Lines(host, boot_id, kept))
+        found.add(last_us, Lines(host, boot_id, kept), line=group[0].number)
 
 
 def _entry(line: KernelRecord) -> dict[str, Any]:
@@ -156,20 +165,31 @@ class KernelText:
         self._heard: set[tuple[str, bytes]] = set()
 
     def read(self, file: Bytes) -> None:
-        for block in blocks(file, self._found.tally):
-            taken = 0
+        tally = self._found.tally
+        for block in blocks(file, tally):
+            before, taken = tally.lines, 0
             heard = [] if self._host else list(dict.fromkeys(_HEARD.findall(b"\n" + block)))
             is_long = len({day[:3] for day, _ in heard}) > MONTHS_MOST
             ends = self._ends(block, is_long=is_long)
             self._hear(heard)
-            for line in lines_in(block) if ends else self._needles.lines(block):
+            for line in lines_in(block, tally) if ends else self._telling(block):
                 taken += self._line(line, every=ends)
-            self._found.tally.plain += max(0, block.count(b"\n") - taken)
+            tally.plain += max(0, tally.lines - before - taken)
             if is_long:
                 self._see(_last_line(block), self._stamps.peek())
-            if self._host and (last := self._found.tally.last) is not None:
+            if self._host and (last := tally.last) is not None:
                 self._found.hear(self._host, f"{last:%Y-%m-%d}")
         self.close()
+
+    def _telling(self, block: bytes) -> Iterator[bytes]:
+        """Lines that may say something; all are counted."""
+        tally, counted = self._found.tally, 0
+        before = tally.lines
+        for start, line in self._needles.lines(block):
+            before, counted = before + block.count(b"\n", counted, start), start
+            tally.lines = before + 1
+            yield line
+        tally.lines = before + block.count(b"\n", counted)
 
     def take_line(self, raw: bytes) -> bool:
         """Whether the line, of a file with other content, may say something and has its time and host."""
@@ -249,8 +269,9 @@ def _date(day: bytes, stamps: LocalStamps) -> str:
     text = day.decode()
     if text[:1].isdigit():
         return text
+    month, number, *year = text.split()
     try:
-        at_us = stamps.without_year(text[:3], int(text[4:]), "12:00:00")
+        at_us = _of_words(month, number, "12:00:00", year[0] if year else None, stamps)
     except ValueError:
         return ""
     return f"{moment_of(at_us):%Y-%m-%d}"
@@ -259,11 +280,16 @@ def _date(day: bytes, stamps: LocalStamps) -> str:
 def _at(match: re.Match[str], stamps: LocalStamps) -> int:
     """Raises ValueError for a date that does not exist."""
     parts = match.groupdict()
-    if year := parts.get("year"):
-        stamp = f"{parts['month']} {parts['day']} {year} {parts['clock']}"
-        return stamps.at(datetime.strptime(stamp, "%b %d %Y %H:%M:%S"))  # noqa: DTZ007
     if iso := parts.get("iso"):
         local = datetime.fromisoformat(iso.replace(",", "."))
         zone = parts["zone"]
         return micros(datetime.fromisoformat(f"{local.isoformat()}{zone}")) if zone else stamps.at(local)
-    return stamps.without_year(parts["month"] or "", int(parts["day"] or 0), parts["clock"] or "")
+    return _of_words(parts["month"] or "", parts["day"] or "0", parts["clock"] or "", parts["year"], stamps)
+
+
+def _of_words(month: str, day: str, clock: str, year: str | None, stamps: LocalStamps) -> int:
+    """Raises ValueError."""
+    if year is None:
+        return stamps.without_year(month, int(day), clock)
+    date = datetime.strptime(f"{month} {day} {year}", "%b %d %Y")  # noqa: DTZ007
+    return stamps.at(datetime.combine(date, time.fromisoformat(clock)))

@@ -112,7 +112,7 @@ class LiveMetrics:
         """Raises BadBody."""
         series, why = result_and_lack(raw)
         if why:
-            self._found.tally.skip(say("importing.server_partial", why=why), begin.isoformat())
+            self._found.tally.skip(say("importing.server_partial", why=why), begin.isoformat(), line=0)
         self._found.tally.read_bytes += len(raw)
         self._found.tally.lines += len(series)
         after_ms = round(begin.timestamp() * 1000)

@@ -47,6 +47,14 @@ def rfc3339(at_us: int) -> str:
     return moment_of(at_us).isoformat().replace("+00:00", "Z")
 
 
+def shown_time(at_us: int) -> str:
+    """For people: also of a time that no calendar has."""
+    try:
+        return rfc3339(at_us)
+    except OverflowError:
+        return f"{at_us} µs"
+
+
 class LocalStamps:
     """The clock of one source. Ask it in the order of the lines.
 
@@ -67,7 +75,7 @@ class LocalStamps:
         """µs since 1970; a stamp with a zone of its own is of that. Raises ValueError for a year that no log
         has."""
         if not 2010 <= local.year < 2100:
-            raise ValueError(say("importing.no_year_of_log", year=local.year))
+            raise ValueError(say("words.implausible_year", year=local.year))
         if local.tzinfo is not None:
             return micros(local)
         found = local.replace(tzinfo=self._zone)

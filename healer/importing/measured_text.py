@@ -38,7 +38,7 @@ class MeasuredText:
     def read(self, file: Bytes) -> None:
         tally = self._found.tally
         for block in blocks(file, tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, tally):
                 if not raw.strip() or raw.startswith(b"#"):
                     tally.plain += 1
                 else:
@@ -107,7 +107,7 @@ class MeasuredText:
 
     def _flush(self) -> None:
         if self._held:
-            self._found.add(self._last_us, Sampled("".join(self._held)), len(self._held))
+            self._found.add(self._last_us, Sampled("".join(self._held)), len(self._held), line=0)
         self._held, self._held_bytes = [], 0
 
 

@@ -25,14 +25,14 @@ class NhcLog:
 
     def __init__(self, found: Found, stamps: LocalStamps, host: str = "") -> None:
         self._found, self._stamps, self._host = found, stamps, host
-        #: The last failure that had a time, and those whose time is not known yet: the helper's line comes
-        #: between two of the same words.
+        #: The last failure that had a time, and those whose time is not known yet, each with the number of
+        #: its line: the helper's line comes between two of the same words.
         self._dated = ""
-        self._undated: list[str] = []
+        self._undated: list[tuple[str, int]] = []
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, self._found.tally):
                 self._take(raw.decode("utf-8", "replace"))
         self._forget()
 
@@ -41,7 +41,7 @@ class NhcLog:
             if failed["why"] == self._dated:
                 self._found.tally.plain += 1
             else:
-                self._undated.append(failed["why"])
+                self._undated.append((failed["why"], self._found.tally.lines))
             return
         call = _CALL.match(line)
         if call is None:
@@ -59,8 +59,8 @@ class NhcLog:
         if call["what"] == "online" or not why:
             self._found.tally.plain += 1
             return
-        if why in self._undated:
-            self._undated.remove(why)
+        if (same := next((each for each in self._undated if each[0] == why), None)) is not None:
+            self._undated.remove(same)
             self._found.tally.plain += 1
         self._forget()
         self._dated = why
@@ -68,6 +68,6 @@ class NhcLog:
         self._found.add(at_us, NodeCheck(host, "health-check", "probe", f"NHC: {why}"[:TEXT_LETTERS]))
 
     def _forget(self) -> None:
-        for why in self._undated:
-            self._found.tally.skip(say("importing.no_time_by_nhc"), why)
+        for why, line in self._undated:
+            self._found.tally.skip(say("importing.no_time_by_nhc"), why, line=line)
         self._undated = []

@@ -28,7 +28,7 @@ def messages(
         if host:
             for day in set(_DAY.findall(block)):
                 found.hear(host, day.decode())
-        for line in lines_in(block):
+        for line in lines_in(block, found.tally):
             if interesting.search(line) is None:
                 continue
             text = line.decode("utf-8", "replace")

@@ -90,6 +90,8 @@ _NODES = frozenset({"driver_version", "cuda_version", "attached_gpus"})
 class _Document(NamedTuple):
     is_xml: bool
     lines: list[str]
+    #: The number of its first line.
+    number: int
 
 
 class SmiText:
@@ -102,7 +104,7 @@ class SmiText:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, self._found.tally):
                 if not self.take(raw.decode("utf-8", "replace")):
                     self._found.tally.plain += 1
         self.close()
@@ -112,7 +114,7 @@ class SmiText:
         begins = _XML_BEGIN.match(line)
         if begins or _TEXT_BEGIN.match(line):
             self.close()
-            self._open, self._size = _Document(bool(begins), [line]), len(line)
+            self._open, self._size = _Document(bool(begins), [line], self._found.tally.lines), len(line)
             return True
         if self._open is None:
             return False
@@ -127,20 +129,19 @@ class SmiText:
         document, self._open = self._open, None
         if document is None:
             return
-        tally = self._found.tally
         try:
             at_us = self._time(document.lines)
             text = "\n".join(document.lines)
             xml = _PROCESSES.sub("", text) if document.is_xml else as_xml(document.lines)
             gpus = len(parse_log(xml.encode()).gpus)
+            if not gpus:
+                raise ValueError(say("importing.no_gpu_in_output"))
         except (BadBody, ValueError) as error:
-            tally.skip(say("importing.no_smi", why=said_by(error)), document.lines[0])
-            return
-        if not gpus:
-            tally.skip(say("importing.no_smi", why=say("importing.no_gpu_in_output")), document.lines[0])
+            why, number = say("importing.no_smi", why=said_by(error)), document.number
+            self._found.tally.skip(why, document.lines[0], line=number)
             return
         self._found.hosts.add(self._host)
-        self._found.add(at_us, SmiLog(self._host, xml))
+        self._found.add(at_us, SmiLog(self._host, xml), line=document.number)
 
     def named(self, host: str, written_us: int) -> None:
         """Whose the output is, and when it was printed, as the file says."""
@@ -168,7 +169,7 @@ class BugReport:
 
     def read(self, file: Bytes) -> None:
         for block in blocks(file, self._found.tally):
-            for raw in lines_in(block):
+            for raw in lines_in(block, self._found.tally):
                 self._take(raw)
         self._smi.close()
         self._kernel.close()

@@ -1,19 +1,23 @@
 """Reads a source as blocks of whole lines, unpacked on the way. Memory stays bounded, whatever is in it."""
 
+import bz2
+import codecs
 import gzip
 import io
+import itertools
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, ClassVar, Protocol, cast
 
 import zstandard
 
 from healer.importing.tally import Tally
 from healer.recordings.recording_folder import is_whole
-from healer.text import say
+from healer.text import Said, say
 
 BLOCK_BYTES = 1 << 20
 #: The longest line that is read: a record of the journal may hold a long message, a kernel line is short.
@@ -22,6 +26,8 @@ LINE_BYTES = 256 << 10
 _WINDOW_BYTES = 128 << 20
 #: An archive that is cut off or broken.
 _BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+#: Its head, and that of its first block or of its end.
+_BZIP2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", re.DOTALL)
 STDIN = "-"
 
 
@@ -75,6 +81,45 @@ class _Zstd:
         return piece
 
 
+class _AsUtf8:
+    """UTF-16, as Windows writes it, becomes UTF-8; a byte-order mark is left out. All else stays as it is."""
+
+    _MARKS: ClassVar = (
+        (codecs.BOM_UTF8, None), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+    )  # fmt: skip
+
+    def __init__(self, file: _Readable) -> None:
+        self._file, self._held, self._ended, self._is_known = file, b"", False, False
+        self._decoder: codecs.IncrementalDecoder | None = None
+
+    def read1(self, size: int, /) -> bytes:
+        while not self._is_known:
+            self._look()
+        while not self._held and not self._ended:
+            self._take(self._file.read1(size))
+        piece, self._held = self._held[:size], self._held[size:]
+        return piece
+
+    def _look(self) -> None:
+        """Takes the first bytes, until they say what follows."""
+        piece = self._file.read1(BLOCK_BYTES)
+        self._held += piece
+        if piece and len(self._held) < len(codecs.BOM_UTF8):
+            return
+        self._is_known = True
+        mark, encoding = next(((m, e) for m, e in self._MARKS if self._held.startswith(m)), (b"", None))
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
+        first, self._held = self._held[len(mark) :], b""
+        if first:
+            self._take(first)
+
+    def _take(self, piece: bytes) -> None:
+        self._ended = not piece
+        if self._decoder is not None:
+            piece = self._decoder.decode(piece, final=self._ended).encode()
+        self._held = piece
+
+
 class Unpacked:
     """Unpacked bytes behind the first `after`. An archive that is broken is read up to there."""
 
@@ -112,9 +157,9 @@ def opened(
     after: int = 0,
     processed: Callable[[int], None] | None = None,
 ) -> Unpacked:
-    """The file's bytes, unpacked if it is gzip, xz or zstd; `-` is standard input. `counter[place]` becomes
-    the bytes read of the file itself. Raises OSError."""
-    return Unpacked(_unpacked(path, counter, place), after, processed)
+    """The file's bytes, unpacked if it is gzip, bzip2, xz or zstd, and as UTF-8 if it is UTF-16; `-` is
+    standard input. `counter[place]` becomes the bytes read of the file itself. Raises OSError."""
+    return Unpacked(_AsUtf8(_unpacked(path, counter, place)), after, processed)
 
 
 def is_url(path: str) -> bool:
@@ -127,9 +172,11 @@ def _unpacked(path: str, counter: Counter | None, place: int) -> _Readable:
     if path == STDIN:
         return cast(io.BufferedReader, sys.stdin.buffer)
     file = io.BufferedReader(_Counted(path, counter, place), BLOCK_BYTES)
-    head = file.peek(6)[:6]
+    head = file.peek(10)[:10]
     if head.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file)
+    if _BZIP2.fullmatch(head):
+        return bz2.BZ2File(file)
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.LZMAFile(file)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
@@ -160,7 +207,7 @@ def pieces(file: Bytes, tally: Tally) -> Iterator[bytes]:
 
 def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
     """Whole lines, about 1 MiB at once, each with its end. Longer lines than LINE_BYTES and lines with a NUL
-    are skipped."""
+    are skipped. Who takes a block counts its lines before the next."""
     rest, dropping = b"", False
     for each in pieces(file, tally):
         piece = each
@@ -171,7 +218,7 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
             piece, dropping = piece[cut:], False
         end = piece.rfind(b"\n") + 1
         if end:
-            yield _clean(rest + piece[:end], tally)
+            yield from _clean(rest + piece[:end], tally)
             rest = piece[end:]
             file.processed(tally.read_bytes - len(rest))
         else:
@@ -181,20 +228,30 @@ def blocks(file: Bytes, tally: Tally) -> Iterator[bytes]:
             tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), rest[:100])
             rest, dropping = b"", True
     if rest:
-        yield _clean(rest + b"\n", tally)
+        yield from _clean(rest + b"\n", tally)
 
 
-def _clean(block: bytes, tally: Tally) -> bytes:
-    tally.lines += block.count(b"\n")
+def _clean(block: bytes, tally: Tally) -> Iterator[bytes]:
+    """The block, or what of it lies between lines that are skipped."""
     if b"\0" not in block and not _has_long_line(block):
-        return block
-    return b"".join(line + b"\n" for line in block.split(b"\n")[:-1] if _is_text(line, tally))
+        yield block
+        return
+    lines = (line + b"\n" for line in block.split(b"\n")[:-1])
+    for why, run in itertools.groupby(lines, _why_skipped):
+        if why is None:
+            yield b"".join(run)
+            continue
+        for line in run:
+            tally.lines += 1
+            tally.skip(why, line)
 
 
-def lines_in(block: bytes) -> list[bytes]:
-    """Without their ends. A carriage return within a line ends none: what a program wrote behind it would
-    else pass for a line of the file's own."""
-    return [line.removesuffix(b"\r") for line in block.removesuffix(b"\n").split(b"\n")] if block else []
+def lines_in(block: bytes, tally: Tally) -> Iterator[bytes]:
+    """Without their ends; each is counted as it is read. A carriage return within a line ends none: what a
+    program wrote behind it would else pass for a line of the file's own."""
+    for line in block.removesuffix(b"\n").split(b"\n"):
+        tally.lines += 1
+        yield line.removesuffix(b"\r")
 
 
 def _has_long_line(block: bytes) -> bool:
@@ -203,11 +260,7 @@ def _has_long_line(block: bytes) -> bool:
     return any(block.find(b"\n", place) - block.rfind(b"\n", 0, place) > LINE_BYTES for place in places)
 
 
-def _is_text(line: bytes, tally: Tally) -> bool:
+def _why_skipped(line: bytes) -> Said | None:
     if len(line) > LINE_BYTES:
-        tally.skip(say("importing.long_line", kib=LINE_BYTES >> 10), line[:100])
-        return False
-    if b"\0" in line:
-        tally.skip(say("importing.binary"), line)
-        return False
-    return True
+        return say("importing.long_line", kib=LINE_BYTES >> 10)
+    return say("importing.binary") if b"\0" in line else None

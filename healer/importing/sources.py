@@ -1,6 +1,7 @@
 """Reads one source by its kind."""
 
 import errno
+import re
 import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from healer.importing.controller_log import ControllerLog
 from healer.importing.happenings import Found
 from healer.importing.journal_text import JournalText
 from healer.importing.kernel_text import KernelText
-from healer.importing.kinds import HEAD_BYTES, Kind, recognised
+from healer.importing.kinds import HEAD_BYTES, Kind, holds_files, recognised, why_not
 from healer.importing.live_metrics import LiveMetrics, Window
 from healer.importing.local_stamps import LocalStamps, micros
 from healer.importing.measured_text import MeasuredText
@@ -35,10 +36,13 @@ from healer.text import say
 #: This machine's own zone.
 LOCAL = "local"
 _LOCAL_FILE = Path("/etc/localtime")
-#: Words of a file's name that name no host.
-_PROGRAMS = frozenset(
-    {"dmesg", "kern", "journal", "slurmd", "nhc", "nvidia", "smi", "bug", "report", "gpud", "events"}
+#: Words of a file's name that name no host: programs, and when it was written.
+_NO_HOST = re.compile(
+    r"(?:^|[-_\s]+)(?:dmesg|kern|journal|slurmd|nhc|nvidia|smi|bug|report|gpud|events"
+    r"|20\d\d-?[01]\d-?[0-3]\d(?:[-_T]?\d{4,6})?)(?=[-_\s]|$)"
 )
+#: Kinds whose lines name no host.
+_OF_ONE_HOST = frozenset({Kind.dmesg, Kind.slurmd, Kind.nvidia_smi, Kind.gpud})
 #: The number of a source is six digits of a key: a month of 1,250 nodes with a file a day each is 37,500.
 SOURCES_MOST = 999_999
 
@@ -59,6 +63,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 def given(path: str, number: int, name: str, **fields: object) -> Given:
     """Raises OSError."""
+    name = _as_text(name)
     if path == STDIN:
         return Given(number=number, path=path, name=name, written=datetime.now(UTC), **fields)  # type: ignore[arg-type]
     if isinstance(window := fields.get("window"), Window):
@@ -73,9 +78,13 @@ def given(path: str, number: int, name: str, **fields: object) -> Given:
 
 def host_of(path: Path) -> str:
     """`gpu0001/dmesg.txt`, `gpu0001.dmesg.gz` and `slurmd-gpu0001.log` are of gpu0001."""
-    stem = path.name.partition(".")[0]
-    words = [word for word in stem.replace("_", "-").split("-") if word not in _PROGRAMS]
-    return "-".join(words) or path.parent.name
+    words = _NO_HOST.sub("", path.name.partition(".")[0]).strip("-_ ")
+    return _as_text(words or path.parent.name)
+
+
+def _as_text(name: str) -> str:
+    """A name of any bytes can be opened, but is no text that can be written."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def zone_named(name: str) -> ZoneInfo:
@@ -122,12 +131,12 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
     state = place.state(source.number, by_name)
     if state is None:
         found = Found(source.number, Tally(source=source.name), place.folder, micros(source.written))
-        kind = source.kind or _kind(source, found.tally)
+        kind = _kind(source, found.tally)
         if kind is None:
-            if not found.tally.skipped:
-                found.tally.skip(say("importing.not_recognised"))
             return found
         found.tally.kind = str(kind)
+        if kind in _OF_ONE_HOST and source.host:
+            found.tally.note(say("importing.host_of_name", host=source.host))
         stamps = LocalStamps(shared.zone, source.written)
         state = found, stamps, _reader(kind, source, found, stamps, shared), 0
     found, stamps, read, after = state
@@ -144,10 +153,16 @@ def _read(source: Given, place: Workplace, shared: _Shared, counter: Counter | N
 
 
 def _kind(source: Given, tally: Tally) -> Kind | None:
-    """By its head; an archive of which nothing can be read is noted."""
-    if source.path == STDIN:
-        return None
-    return recognised(next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES])
+    """As given, or by its head. None: nothing of it can be read, and why is noted."""
+    if source.path == STDIN or source.window is not None:  # read once only
+        if source.kind is None:
+            tally.skip(say("importing.not_recognised"))
+        return source.kind
+    head = next(pieces(opened(source.path), tally), b"")[:HEAD_BYTES]
+    kind = None if holds_files(head) else source.kind or recognised(head)
+    if kind is None and not tally.skipped:
+        tally.skip(why_not(head))
+    return None if tally.skipped else kind
 
 
 def _window(source: Given) -> Window:

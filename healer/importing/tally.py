@@ -15,15 +15,16 @@ REASONS = 50
 
 
 class Skipped(msgspec.Struct):
-    """Lines left out for one reason. `examples` are the first of them."""
+    """Lines left out for one reason. `examples` are the first of them, as `FILE:NUMBER: LINE`."""
 
     count: int = 0
     examples: list[str] = []
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """One source. `lines` were read; `signals` came of it: kernel lines, changes of nodes and jobs, samples.
-    `plain` lines say nothing that healer looks for. `notes` are assumptions, such as the year."""
+    """One source. `lines` were read, or records: the last is the one that is being read. `signals` came of
+    it: kernel lines, changes of nodes and jobs, samples. `plain` lines say nothing that healer looks for.
+    `notes` are assumptions, such as the year."""
 
     source: str
     kind: str = ""
@@ -36,14 +37,17 @@ class Tally(msgspec.Struct, kw_only=True):
     skipped: dict[Said, Skipped] = {}
     notes: list[Said] = []
 
-    def skip(self, why: Said, example: str | bytes = "", count: int = 1) -> None:
+    def skip(self, why: Said, example: str | bytes = "", count: int = 1, *, line: int | None = None) -> None:
+        """`line`: the example's number, if it is not the line that is being read; 0: it has none."""
         if why not in self.skipped and len(self.skipped) >= REASONS:
             why = say("importing.other_reasons")
         found = self.skipped.setdefault(why, Skipped())
         found.count += count
         if example and len(found.examples) < EXAMPLES:
             text = example.decode("utf-8", "replace") if isinstance(example, bytes) else example
-            found.examples.append(one_line(text[: 4 * EXAMPLE_LETTERS])[:EXAMPLE_LETTERS])
+            number = self.lines if line is None else line
+            place = one_line(f"{self.source}:{number}" if number else self.source)
+            found.examples.append(f"{place}: {one_line(text[: 4 * EXAMPLE_LETTERS])[:EXAMPLE_LETTERS]}")
 
     def without_words(self) -> "Tally":
         """What was skipped, only in words of our own."""

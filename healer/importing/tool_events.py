@@ -121,7 +121,7 @@ def _records(file: Bytes, found: Found) -> Iterator[bytes]:
             yield raw
         return
     for block in blocks(rest, found.tally):
-        yield from filter(bytes.strip, lines_in(block))
+        yield from filter(bytes.strip, lines_in(block, found.tally))
 
 
 class _Rest:

@@ -51,7 +51,7 @@ _MONO = r"\[\s*(?P<mono>\d{1,10}\.\d{1,9})(?:\s*<\s*\d{0,10}\.?\d{0,9}\s*>)?\]"
 _CALLER = r"(?: ?\[\s*[TC]\d+\])?"  # CONFIG_PRINTK_CALLER
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
 _MONTH_DAY = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}"
-_BSD = rf"(?P<bsd>{_MONTH_DAY} \d\d:\d\d:\d\d(?:\.\d{{1,9}})?)"
+_BSD = rf"(?P<bsd>{_MONTH_DAY}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d{{1,9}})?)"
 _DAY = (
     rf"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<day>{_MONTH_DAY} \d\d:\d\d:\d\d \d{{4}})"
     r"(?:\s*<\s*\d{0,10}\.?\d{0,9}\s*>)?\]"
@@ -174,9 +174,10 @@ def _moment(parts: dict[str, str | None]) -> tuple[datetime | None, datetime | N
         if day := parts.get("day"):
             return None, datetime.strptime(" ".join(day.split()), "%b %d %H:%M:%S %Y")  # noqa: DTZ007
         if bsd := parts.get("bsd"):
-            # Syslog gives no year. 1904 means "unknown": it has a 29 February.
-            words = " ".join(bsd.partition(".")[0].split())
-            return None, datetime.strptime(f"{words} 1904", "%b %d %H:%M:%S %Y")  # noqa: DTZ007
+            # Few programs write a year. 1904 means "unknown": it has a 29 February.
+            month, day, *year, clock = bsd.partition(".")[0].split()
+            words = f"{month} {day} {clock} {year[0] if year else NO_YEAR}"
+            return None, datetime.strptime(words, "%b %d %H:%M:%S %Y")  # noqa: DTZ007
     except (ValueError, OverflowError):
         return None, None  # a date that does not exist (30 February): the line still counts
     return None, None

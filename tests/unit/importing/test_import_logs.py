@@ -1,13 +1,18 @@
 # ruff: noqa: E501 - lines as the programs print them
 """Logs, accounting and metrics of a site become a recording that the replay understands."""
 
+import bz2
+import codecs
 import gzip
+import io
 import json
 import lzma
 import os
 import random
+import tarfile
 import time
 import tracemalloc
+import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +26,7 @@ import zstandard
 from healer.importing.importer import Imported, Reader, Wanted, run
 from healer.importing.kinds import Kind, recognised
 from healer.importing.source_text import Unpacked
-from healer.importing.sources import given
+from healer.importing.sources import given, host_of
 from healer.importing.workplace import workplace
 from healer.model import Mode
 from healer.recordings.recording import read
@@ -86,6 +91,12 @@ def changes(entries: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]
     ]
 
 
+def quotes(done: Imported) -> list[str]:
+    """Where the lines are that were skipped, as `grep -n` would say it."""
+    examples = [text for its in done.sources[0].skipped.values() for text in its.examples]
+    return sorted(":".join(text.split(":")[:2]) for text in examples)
+
+
 def written(path: Path, text: str, at: str = "2026-11-25T21:00:00") -> Path:
     path.write_text(text)
     DATED.add(path)
@@ -106,6 +117,9 @@ def written(path: Path, text: str, at: str = "2026-11-25T21:00:00") -> Path:
             f"2026-11-25T21:56:33.123456+01:00 gpu0001 kernel: [  123.456789] {XID}",
             "2026-11-25T20:56:33.123456Z",
         ),
+        (f"Nov  5 2026 20:56:33 gpu0001 kernel: [  123.456789] {XID}", "2026-11-05T20:56:33Z"),
+        (f"Nov 5 2026 20:56:33 gpu0001 kernel: {XID}", "2026-11-05T20:56:33Z"),
+        (f"Nov 25 2024 20:56:33.25 gpu0001 kernel: {XID}", "2024-11-25T20:56:33.250000Z"),
         (
             f"<4>1 2026-11-25T20:56:33.5Z gpu0001 kernel - - - [  123.456789] {XID}",
             "2026-11-25T20:56:33.500000Z",
@@ -121,6 +135,7 @@ def test_forms_of_syslog(tmp_path: Path, line: str, at: str) -> None:
     (incident,) = document["incidents"]
     assert (incident["rule"], incident["root"]["node"]) == ("gpu-lost", "gpu0001")
     assert incident["evidence"][0]["at"] == at
+    assert done.heard == {"gpu0001": [(at[:10], at[:10])]}
     assert {"drain"} <= {row["action"] for row in document["actions"] if row["node"] == "gpu0001"}
 
 
@@ -128,6 +143,45 @@ def test_dmesg_of_a_node_is_named_by_its_file(tmp_path: Path) -> None:
     log = written(tmp_path / "dmesg-gpu0007.txt", f"[Wed Nov 25 20:56:33 2026] {XID}\n")
     _, entries = imported(tmp_path, log, zone="Europe/Berlin")
     assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33Z")]
+
+
+@pytest.mark.parametrize("before", ["", "kern  :err   : ", "<4>"])
+@pytest.mark.parametrize("zone", ["+01:00", "+0100"])
+def test_dmesg_with_iso_times_has_no_host_in_its_lines(tmp_path: Path, before: str, zone: str) -> None:
+    """The first word of its message is none."""
+    log = tmp_path / "dmesg-gpu0007.txt"
+    log.write_text(
+        f"{before}2026-11-25T20:56:32,000001{zone} usb 1-1: new device\n"
+        f"{before}2026-11-25T20:56:33,123456{zone} {XID}\n"
+        f"2026-11-25T20:56:34+01:00 gpu0008 kernel: {XID}\n"
+    )
+    done, entries = imported(tmp_path, log)
+    assert done.sources[0].kind == "dmesg"
+    assert kernel_lines(entries) == [("gpu0007", "2026-11-25T19:56:33.123456Z")]
+    assert quotes(done) == ["dmesg-gpu0007.txt:3"]
+    assert done.heard == {"gpu0007": [("2026-11-25", "2026-11-25")]}
+    assert played(entries)["incidents"][0]["root"]["node"] == "gpu0007"
+
+
+def test_the_first_word_of_a_message_is_no_host(tmp_path: Path) -> None:
+    log = tmp_path / "gpu0007.log"
+    log.write_text(
+        f"2026-11-25T20:56:32Z gpu0001 cron: a\n2026-11-25T20:56:33Z {XID}\n2026-11-25T20:56:34Z kernel: {XID}\n"
+    )
+    done, entries = imported(tmp_path, log)
+    assert (kernel_lines(entries), list(done.heard)) == ([], ["gpu0001"])
+    assert {why: its.count for why, its in done.sources[0].skipped.items()} == {
+        "does not begin with a time and a host name": 2
+    }
+
+
+def test_a_comma_before_a_host_is_no_dmesg(tmp_path: Path) -> None:
+    log = tmp_path / "messages"
+    log.write_text(f"2026-11-25T20:56:33,123456+01:00 gpu0001 kernel: {XID}\n")
+    done, entries = imported(tmp_path, log)
+    assert (done.sources[0].kind, kernel_lines(entries)) == (
+        "syslog", [("gpu0001", "2026-11-25T19:56:33.123456Z")],
+    )  # fmt: skip
 
 
 def test_a_loss_over_three_lines_stays_together(tmp_path: Path) -> None:
@@ -227,8 +281,12 @@ def test_slurmctld_lines_in_syslog_are_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pack", [gzip.compress, lzma.compress, zstandard.compress, lambda raw: zstandard.compress(raw) * 2]
-)
+    "pack",
+    [
+        gzip.compress, bz2.compress, lzma.compress, zstandard.compress,
+        lambda raw: zstandard.compress(raw) * 2, lambda raw: bz2.compress(raw) * 2,
+    ],
+)  # fmt: skip
 def test_packed_sources(tmp_path: Path, pack: Any) -> None:
     path = tmp_path / "messages.1"
     path.write_bytes(pack(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()))
@@ -237,13 +295,41 @@ def test_packed_sources(tmp_path: Path, pack: Any) -> None:
     assert done.sources[0].skipped == {}
 
 
-def test_a_broken_archive_costs_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mark", "encoding"),
+    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_text_as_windows_writes_it(tmp_path: Path, mark: bytes, encoding: str, pack: Any) -> None:
+    """Over more than one block, with letters of two and four bytes."""
+    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\r\n"
+    others = "2026-11-25T20:56:34Z gpu0001 app: Gerät 𝄞 läuft\r\n" * 30_000
+    path = tmp_path / "messages"
+    path.write_bytes(pack(mark + (line + others + line.replace("33Z", "35Z")).encode(encoding)))
+    done, entries = imported(tmp_path, path)
+    assert kernel_lines(entries) == [
+        ("gpu0001", "2026-11-25T20:56:33Z"), ("gpu0001", "2026-11-25T20:56:35Z"),
+    ]  # fmt: skip
+    (source,) = done.sources
+    assert (source.kind, source.lines, source.skipped) == ("syslog", 30_002, {})
+
+
+def test_utf_16_that_ends_within_a_letter_is_read_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "messages"
+    line = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n"
+    path.write_bytes((codecs.BOM_UTF16_LE + (line + "x").encode("utf-16-le"))[:-1])
+    _, entries = imported(tmp_path, path)
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_a_broken_archive_costs_its_end(tmp_path: Path, pack: Any) -> None:
     noise = random.Random(1).randbytes(3 << 20).hex()
     lines = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n" + "".join(
         f"2026-11-25T20:56:34Z gpu0001 x: {noise[at : at + 100]}\n" for at in range(0, len(noise), 100)
     )
     path = tmp_path / "m.gz"
-    path.write_bytes(gzip.compress(lines.encode())[:-1000])
+    path.write_bytes(pack(lines.encode())[:-1000])
     done, entries = imported(tmp_path, path)
     assert len(kernel_lines(entries)) == 1
     assert [why.split(":")[0] for why in done.sources[0].skipped] == ["the archive is incomplete or damaged"]
@@ -299,6 +385,174 @@ def test_bad_lines_cost_themselves(tmp_path: Path) -> None:
     assert skipped["longer than 256 KiB"] == 1
     assert skipped["binary data: the line contains a NUL"] == 1
     assert played(entries)["incidents"][0]["root"]["node"] == "gpu0001"
+
+
+def test_a_skipped_line_is_quoted_with_its_file_and_number(tmp_path: Path) -> None:
+    """Over several blocks, after lines that are skipped as such, and where a group of lines is judged later."""
+    good = f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n".encode()
+    other = b"2026-11-25T20:56:34Z gpu0001 app: hello\n"
+    path = tmp_path / "messages"
+    path.write_bytes(
+        good
+        + b"2026-11-25T20:56:34Z gpu0001 app: \0\n" * 3
+        + other * 40_000
+        + good.replace(b"kernel", b"mara")  # 40005
+        + b"x" * (3 << 20)
+        + b"\n"
+        + other * 2
+        + f"Nov 31 20:56:33 gpu0002 kernel: {XID}\n".encode()  # 40009
+        + f"2026-11-25T20:57:00Z {'a' * 300} kernel: {XID}\n".encode()
+        + other * 30_000
+    )
+    done, _ = imported(tmp_path, path)
+    places = ("2", "3", "4", "40005", "40006", "40009", "40010")
+    assert quotes(done) == sorted(f"messages:{number}" for number in places)
+    assert done.sources[0].lines == 70_010
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "places"),
+    [
+        (Kind.sacct, ["JobIDRaw|State|Start|End|NodeList", "1|COMPLETED", "2|x"], "23"),
+        (Kind.slurmctld, ["a", "update_node: node a reason set to: b"], "2"),
+        (Kind.metrics, ["a 1", "?", "b ="], "123"),
+        (Kind.nhc, ["", "ERROR:  nhc:  Health check failed:  a", "x", "Health check failed:  b"], "24"),
+        (Kind.journal_json, ["{}", '{"_TRANSPORT":"kernel"'], "2"),
+        (Kind.sinfo_reasons, ["REASON USER TIMESTAMP NODELIST", "a b c"], "2"),
+        (Kind.nvidia_smi, ["a", "==============NVSMI LOG==============", "Timestamp : x", ""], "2"),
+        (Kind.nvsentinel, ["{}", "", '{"a": 1}'], "13"),
+    ],
+)
+def test_each_reader_numbers_what_it_skips(tmp_path: Path, kind: Kind, lines: list[str], places: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    done, _ = imported(tmp_path, path, kinds=[kind])
+    assert quotes(done) == [f"f:{place}" for place in places]
+
+
+def archived(pack: Any) -> bytes:
+    """Logs of two nodes in one file."""
+    held = io.BytesIO()
+    pack(
+        held, {f"{host}/dmesg": f"[Wed Nov 25 20:56:33 2026] {XID}\n" * 9 for host in ("gpu0001", "gpu0002")}
+    )
+    return held.getvalue()
+
+
+def tarred(file: io.BytesIO, texts: dict[str, str]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def zipped(file: io.BytesIO, texts: dict[str, str]) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(name, text)
+
+
+@pytest.mark.parametrize("kind", [None, Kind.dmesg])
+@pytest.mark.parametrize(
+    "content",
+    [
+        archived(tarred), gzip.compress(archived(tarred)), archived(zipped),
+        gzip.compress(gzip.compress(f"[Wed Nov 25 20:56:33 2026] {XID}\n".encode())),
+    ],
+    ids=["tar", "tar.gz", "zip", "gz.gz"],
+)  # fmt: skip
+def test_an_archive_of_files_is_none_of_its_lines(tmp_path: Path, content: bytes, kind: Kind | None) -> None:
+    """Its name is no host, and its parts begin within a line."""
+    path = tmp_path / "logs.dmesg"
+    path.write_bytes(content)
+    done, entries = imported(tmp_path, path, kinds=[kind])
+    assert (entries, done.heard) == ([], {})
+    assert [(why, its.count) for why, its in done.sources[0].skipped.items()] == [
+        ("an archive of files, or packed twice: unpack it and import the folder", 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "empty"),
+        ("\n \n", "empty"),
+        (f"[  123.456789] {XID}\n", "the lines of this dmesg have no date: print it with dmesg -T"),
+        (
+            f"kern  :err   : [    3.400584] {XID}\n",
+            "the lines of this dmesg have no date: print it with dmesg -T",
+        ),
+        ("a\nb\n", "format not recognized: set it with --as"),
+    ],
+)
+def test_why_a_file_is_not_recognised(tmp_path: Path, content: str, why: str) -> None:
+    done, _ = imported(tmp_path, written(tmp_path / "gpu0001.dmesg", content))
+    assert list(done.sources[0].skipped) == [why]
+
+
+def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
+    """Of a file from a system whose names are Latin-1: of a log that names its hosts, and of one that does not."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    files = [
+        folder / os.fsdecode(b"m\xe9ssages"),
+        folder / os.fsdecode(b"gpu\xe9.dmesg"),
+        folder / "slurmd.log",
+    ]
+    files[0].write_text(f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n")
+    files[1].write_text(f"[Wed Nov 25 20:56:33 2026] {XID}\n")
+    files[2].write_text("[2026-11-25T20:56:33.000] error: prolog failed: rc:1 output:x\n")
+    done, entries = imported(tmp_path, *files)
+    assert kernel_lines(entries) == [("gpu0001", "2026-11-25T20:56:33Z")]
+    assert done.sources[0].source == "m\\xe9ssages"
+    assert list(done.sources[1].skipped) == ["node: not a valid node name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("dmesg-gpu0007.txt", "gpu0007"),
+        ("gpu_7.dmesg.gz", "gpu_7"),
+        ("nvidia_smi_gpu_7.txt", "gpu_7"),
+        ("dmesg gpu0007.txt", "gpu0007"),
+        ("dmesg-gpu0007-2026-11-25.txt", "gpu0007"),
+        ("dmesg-gpu-07_20261125T205633.txt", "gpu-07"),
+        ("dmesg-20261125", "gpu0009"),
+        ("dmesg.1.gz", "gpu0009"),
+        ("gpu0007.site.example.dmesg", "gpu0007"),
+    ],
+)
+def test_the_host_of_a_files_name(name: str, host: str) -> None:
+    assert host_of(Path("/srv/gpu0009") / name) == host
+
+
+def test_the_host_that_a_name_gives_is_said(tmp_path: Path) -> None:
+    done, _ = imported(tmp_path, written(tmp_path / "gpu0007.dmesg", f"[Wed Nov 25 20:56:33 2026] {XID}\n"))
+    assert done.sources[0].notes == [
+        "its lines name no host: gpu0007 is taken from the name of the file or folder"
+    ]
+
+
+def test_a_reason_at_a_time_that_is_none_costs_itself(tmp_path: Path) -> None:
+    text = (
+        "NodeName=gpu0001 Arch=x86_64 CoresPerSocket=1\n   State=IDLE+DRAIN\n"
+        "   Reason=bad fan [root@0001-01-01T00:00:00]\n\n"
+        "NodeName=gpu0002 Arch=x86_64 CoresPerSocket=1\n   State=DOWN\n   Reason=x [root@2026-11-20T00:00:00]\n"
+    )
+    done, entries = imported(tmp_path, written(tmp_path / "nodes.txt", text))
+    assert list(done.sources[0].skipped) == ["not a time: 1 is not a plausible year"]
+    assert {row["name"] for row in changes(entries, "nodes") if row.get("reason") == "x"} == {"gpu0002"}
+
+
+def test_a_time_later_than_the_file_is_quoted_as_a_time(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "m",
+        f"2026-11-25T20:56:33Z gpu0001 kernel: {XID}\n2030-01-01T00:00:00Z gpu0001 kernel: {XID}\n",
+    )
+    done, _ = imported(tmp_path, path)
+    (its,) = done.sources[0].skipped.values()
+    assert its.examples == ["m:2: 2030-01-01T00:00:00Z"]
 
 
 def test_file_of_unknown_format_is_reported(tmp_path: Path) -> None:

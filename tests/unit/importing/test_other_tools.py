@@ -41,10 +41,9 @@ def test_nodes_drained_by_nhc_are_imported(tmp_path: Path) -> None:
     ((at, body),) = bodies(entries, "signals/hooks/health-check")
     assert at == "2026-11-25T20:56:33Z" and body["node"] == "gpu0001"
     assert body["checks"] == [{"name": "probe", "text": "NHC: check_hw_gpu:  7 GPUs, expected 8"}]
-    assert sorted(skipped.examples[0][:12] for skipped in source.skipped.values()) == [
-        "20261199 21:",
-        "check_fs_mou",
-    ]
+    assert sorted(skipped.examples[0][:23] for skipped in source.skipped.values()) == [
+        "nhc.log:7: 20261199 21:", "nhc.log:8: check_fs_mou",
+    ]  # fmt: skip
     assert "node-check" in {incident["rule"] for incident in played(entries)["incidents"]}
 
 

@@ -23,6 +23,7 @@ SAID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
         ("kernel: ", None),
         ("kernel: [    3.400584] ", "3.400584"),
         ("Nov 20 03:00:00 gpu0001 kernel: ", "Nov 20 03:00:00"),
+        ("Nov  2 2026 03:00:00.25 gpu0001 kernel: ", "Nov  2 2026 03:00:00.25"),
         ("Nov  2 03:00:00 gpu0001.site.org kernel: [    3.400584] ", "3.400584"),
         ("<4>Nov 20 03:00:00 gpu0001 kernel: ", "Nov 20 03:00:00"),
         ("2026-11-20T03:00:00.123456+01:00 gpu0001 kernel: [    3.400584] ", "3.400584"),
@@ -54,6 +55,8 @@ def test_the_kernel_spoke(before: str, stamp: str | None) -> None:
         "Nov 20 03:00:00 gpu0001 alice[4242]: ",
         "Nov 20 03:00:00 gpu0001 alice: kernel: ",
         "Nov 20 03:00:00 alice: kernel: ",
+        "Nov 20 2026 03:00:00 alice: kernel: ",
+        "Nov 20 2026 gpu0001 kernel: ",
         "2026-11-20T03:00:00+01:00 gpu0001 alice: ",
         "<13>Nov 20 03:00:00 gpu0001 kernel: ",
         "<13>",
@@ -83,6 +86,12 @@ def test_a_stamp_with_a_zone_is_a_moment() -> None:
     found = split_prefix("2026-11-20T03:00:00+01:00 gpu0001 kernel: " + SAID)
     assert found is not None
     assert found.stamp_at == datetime(2026, 11, 20, 2, 0, tzinfo=UTC)
+
+
+def test_a_year_of_syslog_is_taken_at_its_word() -> None:
+    found = split_prefix("Nov 20 2024 03:00:00 gpu0001 kernel: " + SAID)
+    assert found is not None
+    assert found.stamp_local == datetime(2024, 11, 20, 3, 0)  # noqa: DTZ001 - its zone is not known
 
 
 def test_a_stamp_without_a_zone_is_none() -> None:

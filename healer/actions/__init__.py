@@ -26,7 +26,18 @@ from healer.actions import (
     under_test,
     waits,
 )
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, StepClaim, Toolbox
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    StepClaim,
+    Toolbox,
+    Unread,
+)
 from healer.model import SlurmCall, Step, Verb
 from healer.playbooks.advance import GOES_ON_WITHOUT
 from healer.text import joined, say

@@ -72,6 +72,10 @@ class Again(msgspec.Struct, frozen=True):
     data: dict[str, Any] = {}
 
 
+class Unread(Again, frozen=True):
+    """Slurm did not answer a look, so that nothing is known."""
+
+
 class Failed(msgspec.Struct, frozen=True):
     """It did not work. `final`: another attempt would be pointless, ask a person."""
 
@@ -341,7 +345,7 @@ def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T:
 
 
 def slurm_silent(error: SchedulerUnavailable, after_s: float) -> Again:
-    return Again(say("actions.slurm_silent", error=said_by(error)), after_s)
+    return Unread(say("actions.slurm_silent", error=said_by(error)), after_s)
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:

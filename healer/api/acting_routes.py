@@ -41,6 +41,7 @@ from healer.api.request_fields import (
     ReviewBody,
     RunBody,
     SplitBody,
+    TextInQuery,
     Word,
     count_refusal,
     once,
@@ -51,7 +52,6 @@ from healer.api.services import Services, services_of
 from healer.engine.records import incident_of_one_job
 from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState, Verb
 from healer.model.node import Drift, Reconciled
-from healer.model.vocabulary import WORDS_MAX
 from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
 from healer.ports.commanding import RunRequest
@@ -449,7 +449,7 @@ def end_pause(
     request: Request,
     caller: Operator,
     id: Id,
-    reason: Annotated[str, Query(max_length=WORDS_MAX)] = "",
+    reason: TextInQuery = "",
     body: Reason | None = None,
 ) -> Response:
     """Ends a pause. The reason may be in the body or in the query."""

@@ -40,6 +40,16 @@ Word = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$"),
     AfterValidator(_seen),
 ]
+
+
+def _without_nul(words: str) -> str:
+    if "\0" in words:
+        raise ValueError("holds a NUL")
+    return words.strip()
+
+
+#: `Text` in the query, where it may be empty.
+TextInQuery = Annotated[str, Query(max_length=WORDS_MAX), AfterValidator(_without_nul)]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Cursor = Annotated[str | None, Query(max_length=500)]
 Name = Annotated[str | None, Query(max_length=256)]

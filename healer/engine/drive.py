@@ -22,6 +22,7 @@ from healer.actions import (
     Skipped,
     StepClaim,
     Toolbox,
+    Unread,
     action_of,
 )
 from healer.actions.ask_node import check_unusable
@@ -32,6 +33,7 @@ from healer.actions.under_test import hand_over
 from healer.decisions import settings_of
 from healer.engine.permission import SENDING_VERBS, StepPermission, is_run_paused, remedy_use
 from healer.engine.runlog import (
+    BEFORE,
     audit_of,
     began_at,
     effect_key,
@@ -101,6 +103,7 @@ _EVENT = {
     Skipped: StepEvent.skipped,
     Failed: StepEvent.failed,
     Again: StepEvent.waiting,
+    Unread: StepEvent.waiting,
 }
 
 
@@ -447,6 +450,8 @@ class _Drive:
         """`doing`: `ctx` with the fence that sees pauses. A probe may cancel healer's own job, which no pause
         holds."""
         result = action.probe(ctx)
+        if isinstance(result, Unread) and not ctx.asked:
+            return msgspec.structs.replace(result, data={BEFORE: True})
         if result is None:
             result = action.do(doing)
             self.checkpoint(f"done:{key}")
@@ -630,4 +635,5 @@ def _would(intent: Sleep | Ask) -> Said | None:
 def _says_the_same(last: LogEntry | None, result: Again, intent: Do) -> bool:
     if last is None or last.event is not StepEvent.waiting:
         return False
-    return (last.text, last.attempt) == (result.text, intent.attempt)
+    then, now = (bool(each.data.get(BEFORE)) for each in (last, result))
+    return (last.text, last.attempt, then) == (result.text, intent.attempt, now)

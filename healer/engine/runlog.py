@@ -64,10 +64,14 @@ def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
     return next((entry.at for entry in since_retry(entries, key) if entry.event in begun), None)
 
 
+#: In the data of a wait that came before the step's effect: Slurm did not answer the look that precedes it.
+BEFORE = "before_effect"
+
+
 def is_asked(entries: Sequence[LogEntry], key: str, attempt: int) -> bool:
     """This attempt was made, and its outcome is awaited."""
     waited = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.waiting)
-    return any(entry.attempt == attempt for entry in waited)
+    return any(entry.attempt == attempt and not entry.data.get(BEFORE) for entry in waited)
 
 
 def effect_key(run: Run, entries: Sequence[LogEntry], key: str) -> str:

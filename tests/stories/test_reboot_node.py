@@ -4,7 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from healer.model import Remedy, RemedyUse, RunState, StepEvent
+from healer.model import Remedy, RemedyUse, RunState, SlurmNode, StepEvent
+from healer.ports.scheduling import SchedulerUnavailable
+from healer.text import quoted
 from tests.support.loop import START, Crash, later, name
 from tests.support.under_test import TestSite
 
@@ -54,6 +56,27 @@ def test_pitfall_07_a_node_that_rebooted_takes_no_job_before_its_tests() -> None
     assert site.ledger.tables.vetoes == []
     finish(site)
     assert site.runs_theirs()
+
+
+def test_slurm_that_did_not_answer_the_look_before_it_was_not_asked_for_a_boot() -> None:
+    site, run = asked()
+    looks = 0
+
+    def read(node: str) -> SlurmNode:
+        nonlocal looks
+        looks += bool(at_reboot)
+        if looks == 1:
+            looks += 1
+            raise SchedulerUnavailable(quoted("timed out"))
+        return site.slurm.node(node)
+
+    at_reboot: list[str] = []
+    site.scheduler.node = read
+    site.on_checkpoint = lambda where: at_reboot.append(where) if where == "started:reboot" else None
+    finish(site)
+    assert looks > 1
+    assert site.run_named(run).state is RunState.done, site.run_named(run).question
+    assert site.scheduler.writes.count("reboot") == 1
 
 
 def test_our_drain_reason_survives_the_boot() -> None:

@@ -300,6 +300,20 @@ def test_a_pause_of_what_is_not_there_is_refused(served: Served, misspelt: dict[
     assert client.get("/api/v1/pauses", headers=headers).json()["items"] == []
 
 
+@pytest.mark.parametrize(("words", "status"), [("%20", 200), ("a%00b", 422), ("done", 200)])
+def test_the_reason_for_the_end_of_a_pause_may_be_in_the_query(
+    served: Served, words: str, status: int
+) -> None:
+    api, client = served
+    headers = api.headers("operator", name="ann")
+    asked = {"scope": "node", "name": "gpu0001", "reason": "x"}
+    place = client.post("/api/v1/pauses", json=asked, headers=headers).headers["Location"]
+    ended = client.delete(f"{place}?reason={words}", headers=headers)
+    assert ended.status_code == status, ended.text
+    if status == 422:
+        assert "reason" in ended.text
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_repeated_end_of_a_pause_gets_the_first_answer(served: Served, kept: bool) -> None:
     """Its answer was lost on the way, or with the process that gave it."""

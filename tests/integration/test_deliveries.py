@@ -19,6 +19,7 @@ from healer.adapters.postgres.tables import (
     incidents,
     messages,
     run_log,
+    runs,
     threads,
 )
 from healer.bootstrap import doctor_checks
@@ -302,6 +303,25 @@ def test_page_that_was_not_taken_wakes_no_one_once_its_incident_is_over(site: Si
     site.put(over(one, site.hand.now()))
     site.round()
     assert site.paged() == ["resolve"], "its first try may have been taken: that is closed"
+    assert site.states() == ["over", "sent"]
+
+
+def test_page_for_an_approval_that_was_given_meanwhile_wakes_no_one(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    asked = Run(
+        id="r1", cluster="pod1", playbook="drain", state=RunState.waiting_approval, by="ann", reason="x",
+        created_at=START, node="gpu0001",
+    )  # fmt: skip
+    with site.db.begin() as conn:
+        for run in (asked, msgspec.structs.replace(asked, id="r2", node="gpu0002")):
+            api.save_run(conn, run)
+            outbox.queue(conn, approval_page(run), at=site.hand.now(), has_sink=False)
+    for _ in range(2):
+        away(site, MINUTE)
+    with site.db.begin() as conn:
+        conn.execute(sa.update(runs).where(runs.c.id == "r1").values(state=RunState.running))
+    site.round(30 * MINUTE)
+    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == ["healer:pod1:r2:approval"]
     assert site.states() == ["over", "sent"]
 
 

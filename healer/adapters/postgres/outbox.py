@@ -25,7 +25,15 @@ from healer.adapters.postgres.engine import (
     upsert,
     writing,
 )
-from healer.adapters.postgres.tables import channels, deliveries, delivery_log, incidents, messages, threads
+from healer.adapters.postgres.tables import (
+    channels,
+    deliveries,
+    delivery_log,
+    incidents,
+    messages,
+    runs,
+    threads,
+)
 from healer.model import (
     TICKETS,
     WEBHOOK,
@@ -35,12 +43,13 @@ from healer.model import (
     DeliveryState,
     Manner,
     Message,
+    RunState,
     Stage,
     Ticket,
     audit_record,
 )
 from healer.ports.answers import ChannelDelivery, Page
-from healer.ports.outbound import FORGOTTEN, Attempt, Notice, Outcome
+from healer.ports.outbound import APPROVAL_MARK, FORGOTTEN, Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import Said, from_stored, quoted, say
 
@@ -79,7 +88,7 @@ class PostgresOutbox(PostgresStore):
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
-            is_over = row.page and _is_over(conn, row.incident)
+            is_over = row.page and _is_over(conn, row.incident, row.id)
         fields = pick(row, "id", "cluster", "doc", "at", "page", "tries")
         return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name, is_over=is_over)
 
@@ -128,8 +137,13 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
 
 
-def _is_over(conn: sa.Connection, incident: str | None) -> bool:
-    return conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved"
+def _is_over(conn: sa.Connection, incident: str | None, message: str) -> bool:
+    """The incident is over, or the run waits no longer for the approval that the message asks for."""
+    if conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved":
+        return True
+    run, asks, _ = message.partition(APPROVAL_MARK)
+    state = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run)) if asks else None
+    return state is not None and state not in (RunState.waiting_approval, RunState.waiting)
 
 
 # --- channels
@@ -203,7 +217,7 @@ class PostgresChannelOutbox:
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
-                is_over=row.stage == Stage.opened and _is_over(conn, row.thread),
+                is_over=row.stage == Stage.opened and _is_over(conn, row.thread, row.message),
             )
 
     def settle(

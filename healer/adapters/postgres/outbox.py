@@ -79,10 +79,15 @@ def queue(
 
 
 class PostgresOutbox(PostgresStore):
-    """`healer.ports.outbound.Outbox`."""
+    """`healer.ports.outbound.Outbox`; of these kinds of rows alone."""
+
+    def __init__(self, engine: sa.Engine, kinds: Sequence[str] = ("message", "ticket")) -> None:
+        super().__init__(engine)
+        self._kinds = kinds
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
-        kinds = [name for name, wanted in (("message", messages), ("ticket", tickets)) if wanted]
+        wanted = {"message": messages, "ticket": tickets}
+        kinds = [name for name in self._kinds if wanted[name]]
         with self._engine.begin() as conn:
             row = conn.execute(_claimed(kinds, now)).first()
             if row is None:

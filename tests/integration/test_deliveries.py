@@ -480,9 +480,23 @@ def test_incident_that_became_worse_is_no_repeat(site: Site) -> None:
 # --- failures -----------------------------------------------------------------------------------------------
 
 
+def test_open_incident_is_shown_once_its_channel_is_back(site: Site) -> None:
+    """An Alertmanager that was away for half an hour never showed it: only what it took is renewed."""
+    site.notifications = only(site.notifications, "feed")
+    site.incident()
+    for _ in range(tell.MAX_TRIES + 1):
+        site.chats.answers.extend([(503, {}, {})] * 2)
+        site.telling()
+        site.telling.wait()
+        site.chats.answers.clear()
+        site.hand.forward(30 * MINUTE)
+    site.round()
+    assert (len(site.chats.alerts), site.states()) == (1, ["sent"])
+
+
 def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
-    site.incident()
+    site.put(Message(id="m", cluster="pod1", title="t", text="x", severity=Severity.P1))
     for _ in range(5):
         site.chats.answers.append((500, {}, {}))
         site.telling()

@@ -12,7 +12,7 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
@@ -83,7 +83,7 @@ class SignedWebhook:
 
     def _read(self, response: httpx.Response) -> Answer:
         if not response.is_success:
-            raise bad_answer("the sink", response, retry_after_s(response, self._now()))
+            raise bad_answer("the sink", response, retry_after_s(response.headers, self._now()))
         content = None
         # A long or badly encoded body does not matter: the sink has accepted the message.
         with contextlib.suppress(httpx.DecodingError):
@@ -226,9 +226,9 @@ def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> Deli
     )
 
 
-def retry_after_s(response: httpx.Response, now: datetime | None = None) -> float | None:
+def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """The Retry-After of an answer (RFC 9110, 10.2.3: seconds or a date) in seconds; None without one."""
-    value = response.headers.get("retry-after")
+    value = headers.get("retry-after")
     if not value:
         return None
     if value.isascii() and value.strip().isdigit():

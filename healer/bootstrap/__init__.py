@@ -50,6 +50,7 @@ from healer.processes.scheduler import (
     DELIVER_S,
     ENROLMENTS_S,
     SWEEP_S,
+    TICKETS_S,
     TIDY_S,
     WATCH_S,
     Duty,
@@ -449,7 +450,7 @@ def _goodput_duties(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -
 def _database_duties(
     settings: Settings, db: sa.Engine, telling_db: sa.Engine, book: PostgresLedger, rules: Rulebook
 ) -> list[Duty]:
-    """Duties with work in the database; all but the last two are woken when there is some."""
+    """Duties with work in the database; the first three are woken when there is some."""
     from healer.adapters.postgres.own_health import seal_state
     from healer.adapters.postgres.retention import free_share, tidy
     from healer.adapters.postgres.token_book import accounts_ending
@@ -466,13 +467,15 @@ def _database_duties(
         swept()
         beat()
 
+    messages_go, tickets_go = delivery(settings, db, lambda: rules().notifications)
     woken = [
         Duty("sweep", SWEEP_S, sweeping),
-        Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications)),
+        Duty("deliver", DELIVER_S, messages_go),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     return [
         *woken_by(Waiting(db, cluster, clock), woken),
+        Duty("tickets", TICKETS_S, tickets_go),
         Duty("seal watch", WATCH_S, seal_watch(book, lambda: seal_state(db, cluster), clock)),
         Duty("enrolment watch", ENROLMENTS_S, enrolment_watch(book, again, clock)),
         Duty("account watch", ACCOUNTS_S, account_watch(book, lambda now: accounts_ending(db, now), clock)),

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -281,21 +282,22 @@ def _desk(settings: Settings) -> Desk:
 
 def delivery(
     settings: Settings, db: sa.Engine, notifications: Callable[[], Notifications] = Notifications
-) -> Callable[[], float | None]:
-    """Returns one round of delivery. Messages without a sink stay in healer's own list. `notifications` has
-    the language of tickets and the URL of their links."""
+) -> tuple[Callable[[], float | None], ...]:
+    """Returns one round of delivery of messages, and one of tickets: a ticket may take its system longer than
+    a page may take. What has no sink stays in healer's own list. `notifications` has the language of tickets
+    and the URL of their links."""
     notify = _webhook(settings, settings.notify_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
     repairs = tickets(settings)
-    outbox, clock = PostgresOutbox(db), SystemClock()
+    clock = SystemClock()
 
-    def work() -> None:
+    def work(outbox: PostgresOutbox) -> None:
         shown = notifications()
         url = shown.console_url or settings.public_url or ""
         links = tell.Links(url, language=shown.ticket_language)
         deliver_due(outbox, notifier, repairs, clock=clock, chance=random.random, links=links)
 
-    return work
+    return tuple(partial(work, PostgresOutbox(db, [kind])) for kind in ("message", "ticket"))
 
 
 def event_duty(settings: Settings, db: sa.Engine, cluster: str) -> list[Duty]:

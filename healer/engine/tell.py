@@ -58,8 +58,9 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
-#: Those of a page: some 18 minutes apart for a day, unless its incident is over before.
-PAGE_TRIES = MAX_TRIES + 80
+#: Those of a page, and of an incident's opening at a channel: some 18 minutes apart for a day, unless the
+#: incident is over before.
+OPENING_TRIES = MAX_TRIES + 80
 #: Those of the news that an incident is over, as a page that nothing closes stays open, and of a ticket that
 #: its system does not refuse: hourly for a week.
 END_TRIES = MAX_TRIES + 7 * 24
@@ -389,7 +390,8 @@ def outcome_of_failure(
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
     ends = attempt.tries >= _most_tries(attempt, refused=error.refused) or (may_end and error.refused)
     # A page goes out soon after its pager is back.
-    wait_s = wait_after(min(attempt.tries, MAX_TRIES - 1) if attempt.page else attempt.tries, wish, chance)
+    waits = min(attempt.tries, MAX_TRIES - 1) if _is_opening(attempt) else attempt.tries
+    wait_s = wait_after(waits, wish, chance)
     return Outcome(
         state=DeliveryState.failed if ends else DeliveryState.due,
         word="refused" if error.refused else "failed",
@@ -408,7 +410,13 @@ def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
 def _most_tries(attempt: Attempt, *, refused: bool = False) -> int:
     if attempt.stage is Stage.resolved or (attempt.is_ticket and not refused):
         return END_TRIES
-    return PAGE_TRIES if attempt.page else MAX_TRIES
+    return OPENING_TRIES if _is_opening(attempt) else MAX_TRIES
+
+
+def _is_opening(attempt: Attempt) -> bool:
+    """A page, or at a channel the opening of an incident, which is true as long as that is open."""
+    opens = attempt.stage is Stage.opened and attempt.doc.get("incident") is not None
+    return attempt.page or (bool(attempt.channel) and opens)
 
 
 def _check_tries(attempt: Attempt) -> None:

@@ -28,6 +28,9 @@ BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
 #: After silence of twice the longest wait, the next one is sent at once again.
 FORGOTTEN = 2 * BACK_OFF[-1]
 
+#: Between a run and the rest, in the id of a message that asks for the run's approval.
+APPROVAL_MARK = ":approval"
+
 # --- sinks
 
 

@@ -39,7 +39,7 @@ from healer.model.hostlist import name_some
 from healer.model.shown import one_line, shown
 from healer.ports.answers import SEAL
 from healer.ports.break_glass import GlassState, Opening
-from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
+from healer.ports.outbound import APPROVAL_MARK, BACK_OFF, FORGOTTEN, Notice, Raised
 from healer.ports.service_accounts import TokenRow
 from healer.text import NO_WORDS, Said, at, in_language, joined, quoted, say
 from healer.text.language import Language
@@ -458,7 +458,7 @@ def approval_page(run: Run) -> Message:
     what = run.question if begun and run.question else run.reason
     where = run.node or run.job
     return Message(
-        id=f"{run.id}:approval:{asked_at:%Y%m%dT%H%M%S}" if begun else f"{run.id}:approval",
+        id=f"{run.id}{APPROVAL_MARK}" + (f":{asked_at:%Y%m%dT%H%M%S}" if begun else ""),
         cluster=run.cluster,
         title=say("telling.not_approved", playbook=run.playbook, where=where),
         text=joined((what, say("telling.waits_since", time=f"{asked_at:%H:%M}")), "line"),

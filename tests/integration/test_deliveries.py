@@ -19,6 +19,7 @@ from healer.adapters.postgres.tables import (
     incidents,
     messages,
     run_log,
+    runs,
     threads,
 )
 from healer.bootstrap import doctor_checks
@@ -305,6 +306,25 @@ def test_page_that_was_not_taken_wakes_no_one_once_its_incident_is_over(site: Si
     assert site.states() == ["over", "sent"]
 
 
+def test_page_for_an_approval_that_was_given_meanwhile_wakes_no_one(site: Site) -> None:
+    site.notifications = only(site.notifications, "night")
+    asked = Run(
+        id="r1", cluster="pod1", playbook="drain", state=RunState.waiting_approval, by="ann", reason="x",
+        created_at=START, node="gpu0001",
+    )  # fmt: skip
+    with site.db.begin() as conn:
+        for run in (asked, msgspec.structs.replace(asked, id="r2", node="gpu0002")):
+            api.save_run(conn, run)
+            outbox.queue(conn, approval_page(run), at=site.hand.now(), has_sink=False)
+    for _ in range(2):
+        away(site, MINUTE)
+    with site.db.begin() as conn:
+        conn.execute(sa.update(runs).where(runs.c.id == "r1").values(state=RunState.running))
+    site.round(30 * MINUTE)
+    assert [event["dedup_key"] for event in site.chats.taken["pagerduty"]] == ["healer:pod1:r2:approval"]
+    assert site.states() == ["over", "sent"]
+
+
 def test_incident_that_ends_between_planning_and_delivery_is_never_sent(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
     one = site.incident()
@@ -460,9 +480,23 @@ def test_incident_that_became_worse_is_no_repeat(site: Site) -> None:
 # --- failures -----------------------------------------------------------------------------------------------
 
 
+def test_open_incident_is_shown_once_its_channel_is_back(site: Site) -> None:
+    """An Alertmanager that was away for half an hour never showed it: only what it took is renewed."""
+    site.notifications = only(site.notifications, "feed")
+    site.incident()
+    for _ in range(tell.MAX_TRIES + 1):
+        site.chats.answers.extend([(503, {}, {})] * 2)
+        site.telling()
+        site.telling.wait()
+        site.chats.answers.clear()
+        site.hand.forward(30 * MINUTE)
+    site.round()
+    assert (len(site.chats.alerts), site.states()) == (1, ["sent"])
+
+
 def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
     site.notifications = only(site.notifications, "ops")
-    site.incident()
+    site.put(Message(id="m", cluster="pod1", title="t", text="x", severity=Severity.P1))
     for _ in range(5):
         site.chats.answers.append((500, {}, {}))
         site.telling()

@@ -10,11 +10,12 @@ from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import messages
 from healer.bootstrap.doctor_checks import look_at_tickets
 from healer.bootstrap.messaging import delivery, tickets
-from healer.model import Ticket, TicketStage
+from healer.model import Message, Severity, Ticket, TicketStage
 from healer.model.routes import Notifications
 from healer.settings import Settings, load
 from tests.support import desks
 from tests.support.desks import TOKEN, USER, Desk, serve_desk
+from tests.support.sink import serve_sink
 
 MADE: dict[str, tuple[Callable[[], Desk], dict[str, str], str]] = {
     "jira-cloud": (
@@ -60,13 +61,32 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
             )
             with fresh_database.begin() as conn:
                 outbox.queue(conn, one, at=now, has_sink=True)
-        delivery(known, fresh_database, lambda: Notifications(console_url="https://healer.example/"))()
+        links = Notifications(console_url="https://healer.example/")
+        for deliver in delivery(known, fresh_database, lambda: links):
+            deliver()
         assert (len(desk.texts()), desk.open_tickets(), desk.complaints) == (1, 0, [])
         assert desk.texts()[0].count("https://healer.example/incidents/1f2e") == 1
         if isinstance(desk, desks.ServiceNow):
             assert desk.records[0]["close_code"] == "Fixed"
     with fresh_database.connect() as conn:
         assert set(conn.scalars(sa.select(messages.c.state))) == {"sent"}
+
+
+def test_page_waits_for_no_ticket(fresh_database: sa.Engine) -> None:
+    """A ticket may take its system 45 s."""
+    make, environ, _ = MADE["jira-dc"]
+    page = Message(id="1f2e:p0", cluster="pod1", title="t", text="x", severity=Severity.P0, page=True)
+    one = Ticket(id="1f2e:ticket", cluster="pod1", node="gpu1", incident="1f2e", title="t", text="x")
+    with serve_desk(make()) as desk, serve_sink() as sink:
+        known = settings(desk, **environ, HEALER_NOTIFY_WEBHOOK_URL=sink.url)
+        with fresh_database.begin() as conn:
+            for item in (one, page):
+                outbox.queue(conn, item, at=datetime.now(UTC), has_sink=True)
+        messages_go, tickets_go = delivery(known, fresh_database)
+        messages_go()
+        assert (sink.ids(), desk.texts()) == (["1f2e:p0"], [])
+        tickets_go()
+        assert (sink.ids(), len(desk.texts())) == (["1f2e:p0"], 1)
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -392,6 +392,12 @@ def test_jira_a_name_that_is_kept_needs_no_search(name: str, desk: desks.Jira) -
         ((403, {}, {"message": "You have exceeded a secondary rate limit"}), 60, 60),
         ((403, {"retry-after": "30"}, {"message": "secondary"}), 30, 30),
         ((429, {}, {}), 60, 60),
+        (
+            (429, {"retry-after": "\xb2", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "\xb2"}, {}),
+            60,
+            60,
+        ),
+        ((403, {"retry-after": "Fri, 20 Nov 2020 03:00:30 GMT"}, {}), 0, 0),
     ],
 )
 def test_github_limits_are_waited_for(

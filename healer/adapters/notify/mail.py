@@ -98,7 +98,6 @@ def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMe
     root = root_id(notice)
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Date"] = channel.sender, ", ".join(channel.to), format_datetime(now)
-    # The same subject in the whole thread, for programs that thread by subject.
     mail["Subject"] = cut(" ".join(notice.title.split()), 200)
     mail["Message-ID"] = _message_id(notice.id) if ref else root
     if ref:

@@ -72,7 +72,7 @@ class Talk:
             raise failed_before_answer(self.who, error, self._timeout_s) from None
 
     def _read(self, response: httpx.Response) -> Reply:
-        wait_s = retry_after_s(response)
+        wait_s = retry_after_s(response.headers)
         if not response.is_success:
             raise bad_answer(self.who, response, wait_s)
         content = read_body(response, ANSWER_MAX, time.monotonic() + self._timeout_s)

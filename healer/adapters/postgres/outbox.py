@@ -25,7 +25,15 @@ from healer.adapters.postgres.engine import (
     upsert,
     writing,
 )
-from healer.adapters.postgres.tables import channels, deliveries, delivery_log, incidents, messages, threads
+from healer.adapters.postgres.tables import (
+    channels,
+    deliveries,
+    delivery_log,
+    incidents,
+    messages,
+    runs,
+    threads,
+)
 from healer.model import (
     TICKETS,
     WEBHOOK,
@@ -35,12 +43,13 @@ from healer.model import (
     DeliveryState,
     Manner,
     Message,
+    RunState,
     Stage,
     Ticket,
     audit_record,
 )
 from healer.ports.answers import ChannelDelivery, Page
-from healer.ports.outbound import FORGOTTEN, Attempt, Notice, Outcome
+from healer.ports.outbound import APPROVAL_MARK, FORGOTTEN, Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 from healer.text import Said, from_stored, quoted, say
 
@@ -70,15 +79,24 @@ def queue(
 
 
 class PostgresOutbox(PostgresStore):
-    """`healer.ports.outbound.Outbox`."""
+    """`healer.ports.outbound.Outbox`; of these kinds of rows alone."""
+
+    def __init__(self, engine: sa.Engine, kinds: Sequence[str] = ("message", "ticket")) -> None:
+        super().__init__(engine)
+        self._kinds = kinds
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
-        kinds = [name for name, wanted in (("message", messages), ("ticket", tickets)) if wanted]
+        wanted = {"message": messages, "ticket": tickets}
+        kinds = [name for name in self._kinds if wanted[name]]
         with self._engine.begin() as conn:
             row = conn.execute(_claimed(kinds, now)).first()
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
+<<<<<<< HEAD
+=======
+            is_over = row.page and _is_over(conn, row.incident, row.id)
+>>>>>>> refs/rev/tell
         fields = pick(row, "id", "cluster", "doc", "at", "page", "tries")
         return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name)
 
@@ -127,8 +145,13 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
 
 
-def _is_over(conn: sa.Connection, incident: str | None) -> bool:
-    return conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved"
+def _is_over(conn: sa.Connection, incident: str | None, message: str) -> bool:
+    """The incident is over, or the run waits no longer for the approval that the message asks for."""
+    if conn.scalar(sa.select(incidents.c.state).where(incidents.c.id == incident)) == "resolved":
+        return True
+    run, asks, _ = message.partition(APPROVAL_MARK)
+    state = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run)) if asks else None
+    return state is not None and state not in (RunState.waiting_approval, RunState.waiting)
 
 
 # --- channels
@@ -202,7 +225,7 @@ class PostgresChannelOutbox:
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
                 reference=conn.execute(reference).scalar() or "",
-                is_over=row.stage == Stage.opened and _is_over(conn, row.thread),
+                is_over=row.stage == Stage.opened and _is_over(conn, row.thread, row.message),
             )
 
     def settle(

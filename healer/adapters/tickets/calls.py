@@ -144,7 +144,7 @@ class Calls:
         answered = say("adapters.who_answered", who=self.who, status=status)
         raise Answered(
             say("signals.field", field=answered, text=words) if words else answered,
-            pause_s if pause_s is not None else retry_after_s(response),
+            pause_s if pause_s is not None else retry_after_s(reply.headers),
             refused=response.is_client_error and response.status_code not in _LATER and pause_s is None,
             reply=reply,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply, utc_now
 from healer.adapters.tickets.desk import Found, cut
+from healer.adapters.webhook import retry_after_s
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
 from healer.text import say
@@ -149,11 +150,10 @@ def _pause_s(reply: Reply) -> float | None:
     https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
     if reply.status not in (403, 429):
         return None
-    wish = reply.headers.get("retry-after", "")
-    if wish.isdigit():
-        return float(wish)
+    if (wish := retry_after_s(reply.headers)) is not None:
+        return wish
     reset = reply.headers.get("x-ratelimit-reset", "")
-    if reply.headers.get("x-ratelimit-remaining") == "0" and reset.isdigit():
+    if reply.headers.get("x-ratelimit-remaining") == "0" and reset.isascii() and reset.isdigit():
         return max(1.0, float(reset) - utc_now().timestamp())
     message = str(reply.body.get("message", "")) if isinstance(reply.body, dict) else ""
     return _SECONDARY_S if reply.status == 429 or "secondary rate limit" in message.lower() else None

@@ -285,7 +285,7 @@ def deliver_due(
     return sent
 
 
-#: Of a channel's first message about an incident that is over by now: it is not sent.
+#: Of a message that is no longer true, as its incident is over: it is not sent.
 _OVER = Outcome(state=DeliveryState.over, word="failed")
 #: Without a sink for this kind.
 _LISTED = Outcome(state=DeliveryState.listed, word="listed")
@@ -293,6 +293,8 @@ _LISTED = Outcome(state=DeliveryState.listed, word="listed")
 
 def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> Outcome:
     _check_tries(attempt)
+    if attempt.is_over:
+        return _OVER
     if attempt.is_ticket:
         if tickets is None:
             return _LISTED

@@ -134,8 +134,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     queued or retried by a person, `begun` all of them.
 
     `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
-    own name for the ticket or thread, empty while it has none. `is_over`: it is a channel's first message about
-    an incident, which is over by now.
+    own name for the ticket or thread, empty while it has none. `is_over`: what it says is no longer true.
     """
 
     id: str | int

@@ -239,13 +239,18 @@ def test_it_is_tried_five_times_with_growing_waits_then_given_up(fresh_database,
     assert deliver(fresh_database, sink, hand) == 0
 
 
-def test_the_webhook_gets_every_page_also_of_an_incident_that_is_over(fresh_database, sink, hand):
+def test_page_of_an_incident_that_is_over_is_attempted_once(fresh_database, sink, hand):
     one = api.incident(1)
     with fresh_database.begin() as conn:
         api.save_incident(conn, msgspec.structs.replace(one, state=IncidentState.resolved))
     put(fresh_database, page("late:p0", incident=one.id), page("other:p0"))
-    assert deliver(fresh_database, sink, hand) == 2
-    assert sorted(sink.ids()) == ["late:p0", "other:p0"]
+    sink.answers += [(500, {}, b""), (500, {}, b"")]
+    assert deliver(fresh_database, sink, hand) == 0
+    hand.forward(60)
+    assert deliver(fresh_database, sink, hand) == 1
+    assert sorted(sink.ids()) == ["late:p0", "other:p0", "other:p0"]
+    assert row(fresh_database, "late:p0").state == "over"
+    assert verbs(fresh_database) == ["message.sent"]
 
 
 def test_a_sink_that_asks_for_a_pause_gets_it_for_all_its_messages(fresh_database, sink, hand):

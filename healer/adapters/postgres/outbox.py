@@ -93,12 +93,10 @@ class PostgresOutbox(PostgresStore):
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
-<<<<<<< HEAD
-=======
-            is_over = row.page and _is_over(conn, row.incident, row.id)
->>>>>>> refs/rev/tell
+            # The first attempt at a page is always made: it may be about what outlives the incident.
+            is_over = row.page and row.tries > 1 and _is_over(conn, row.incident, row.id)
         fields = pick(row, "id", "cluster", "doc", "at", "page", "tries")
-        return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name)
+        return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name, is_over=is_over)
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         with self._engine.begin() as conn:

@@ -189,8 +189,8 @@ FIGURES: dict[str, Figure] = {
     "scrape_report_age_seconds": Figure("Time since the scraper last reported its state."),
     "database_bytes": Figure("Size of the database.", ()),
     "database_disk_free_ratio": Figure(
-        "Free share of the disk that holds the database; missing if the database runs on another machine, or if "
-        "your own PostgreSQL does not grant pg_read_all_settings to healer_api.",
+        "Free share of the disk that holds the database; missing if the database runs on another machine, or "
+        "if your own PostgreSQL does not grant pg_read_all_settings to healer_api.",
         (),
     ),
 }

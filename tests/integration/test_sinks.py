@@ -245,10 +245,10 @@ def test_page_of_an_incident_that_is_over_is_attempted_once(fresh_database, sink
         api.save_incident(conn, msgspec.structs.replace(one, state=IncidentState.resolved))
     put(fresh_database, page("late:p0", incident=one.id), page("other:p0"))
     sink.answers += [(500, {}, b""), (500, {}, b"")]
-    assert deliver(fresh_database, sink, hand) == 0
-    hand.forward(60)
-    assert deliver(fresh_database, sink, hand) == 1
-    assert sorted(sink.ids()) == ["late:p0", "other:p0", "other:p0"]
+    for _ in range(5):
+        deliver(fresh_database, sink, hand)
+        hand.forward(60)
+    assert (sink.ids().count("late:p0"), sink.ids().count("other:p0")) == (1, 2)
     assert row(fresh_database, "late:p0").state == "over"
     assert verbs(fresh_database) == ["message.sent"]
 

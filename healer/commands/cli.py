@@ -132,7 +132,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         try:
             sys.exit(build()(arguments, standalone_mode=False) or 0)
         finally:
-            sys.stdout.flush()  # a failure after this could not be caught
+            sys.stdout.flush()  # later, a failure cannot be caught
     except TyperException as error:
         for line in usage_problem(error):
             print(line, file=sys.stderr)

@@ -69,11 +69,12 @@ def test_an_unknown_command_is_wrong_use() -> None:
 PRINTING = ("--help", "--version", "rules check", "rules schema")
 
 
-def printed_to(output: str, words: str, **environ: str) -> tuple[int, str]:
+def printed_to(output: str, words: str, pass_fds: tuple[int, ...] = (), **environ: str) -> tuple[int, str]:
     """(exit status, standard error) of a command whose standard output the shell opens so."""
     done = subprocess.run(
         ["bash", "-c", f'{output.format(command=f"{sys.executable} -m healer {words}")}'],
-        capture_output=True, text=True, timeout=30, env={**os.environ, **environ}, check=False,
+        capture_output=True, text=True, timeout=120, env={**os.environ, **environ}, check=False,
+        pass_fds=pass_fds,
     )  # fmt: skip
     return done.returncode, done.stderr
 
@@ -93,8 +94,11 @@ def test_a_full_disk_behind_the_errors_too_is_no_success() -> None:
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", PRINTING)
 def test_a_reader_that_has_gone_hears_nothing(words: str, unbuffered: str) -> None:
-    gone = "{{ sleep 0.2; {command}; echo $? >&2; }} | true"
-    assert printed_to(gone, words, PYTHONUNBUFFERED=unbuffered) == (0, "1\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = f"{{command}} >&{writer}"
+    assert printed_to(unread, words, pass_fds=(writer,), PYTHONUNBUFFERED=unbuffered) == (1, "")
+    os.close(writer)
 
 
 @pytest.mark.parametrize("words", PRINTING)

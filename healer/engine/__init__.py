@@ -1,1 +1,2 @@
-"""Its doors: `walk` signals to runs, `command` by people, `drive` a run, `tell` people."""
+"""Entry points: `walk` turns signals into runs, `command` applies people's commands, `drive` executes a run,
+`tell` sends messages."""

@@ -1,9 +1,9 @@
 """Messages to people: which channels get which news and when, and their delivery.
 
-Planning finds news and queues it for the channels, one transaction a round; nothing is sent there. Delivery
+Planning finds news and queues it for the channels, one transaction per round, and sends nothing. Delivery
 sends what is due: each try is logged before it begins, and no database lock is held while a sink answers. No
 run and no walk waits for either. A sink may get a message twice (a crash after the send), with the same id; a
-channel that can be searched is searched first.
+channel that supports search is searched first.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,30 +58,30 @@ log = structlog.get_logger()
 
 #: Tries of one delivery, or of one event that the sink refuses.
 MAX_TRIES = 5
-#: Those of the news that an incident is over: hourly for a week, as a page that nothing closes stays open.
+#: Tries of a message that an incident is over: hourly for a week, because a page that is never closed stays
+#: open.
 END_TRIES = MAX_TRIES + 7 * 24
-#: Messages or events of one call, so that a storm of them does not hold the caller for long.
+#: Messages or events per call, so that a storm does not block the caller for long.
 ROUND_MAX = 50
 #: Waits after the first to the fourth failure: 5 s, 30 s, 3 min, 18 min, each times 0.5 to 1.5.
 _FIRST_WAIT_S = 5.0
 _GROWTH = 6.0
 #: A sink may ask for a longer wait, up to this.
 _WAIT_MAX_S = 3600.0
-#: A feed that cannot be reached backs off as after one refusal for this long, then as after two.
+#: An unreachable feed backs off as after one refusal while the event is younger than this, then as after two.
 _SOON = timedelta(minutes=1)
-#: An event that is older when its turn comes is skipped: a feed that was off for a week begins with
-#: yesterday.
+#: Events older than this are skipped: a feed that was off for a week resumes with yesterday's.
 _OLDEST = timedelta(hours=24)
-#: They post every message as a new one, so that acknowledgements are not sent there.
+#: Bots that post every message as a new one, so acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
-#: Why the waiting deliveries of a removed channel end.
+#: The reason given when waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"
 
 # --- planning: incidents -> messages
 
 
 def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """Finds the news of this cluster and queues them for the channels."""
+    """Finds this cluster's news and queues it for the channels."""
     since = _note_channels(tx, settings, now)
     if since:
         _queue_opened(tx, cluster, settings, min(since.values()), now)
@@ -96,7 +96,8 @@ def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> No
 
 
 def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
-    """When each channel was first named: it gets the news since then."""
+    """When each channel was first named; it gets the news since then. Stores new channels and drops removed
+    ones."""
     stored, named = tx.channels(), {channel.name for channel in settings.channels}
     for name in named - stored.keys():
         tx.name_channel(name)
@@ -106,7 +107,7 @@ def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[s
 
 
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
-    """Queues news of opened incidents. The walk itself pages for P0: only where healer cannot or may not act
+    """Queues news of opened incidents. The walk itself pages for P0, and only if healer cannot or may not act
     for a while."""
     for incident, stage in tx.unannounced(since):
         if incident.settle_until > now:
@@ -141,16 +142,17 @@ def _route(
         if since[way.channel] > row.at:
             continue
         if way.how is Manner.digest and way.channel not in thread.standing:
-            _put(tx, message, row.at, way, DeliveryState.digest)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.digest)
         elif is_over:
-            _put(tx, message, row.at, way, DeliveryState.over, ended_at=now)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.over, ended_at=now)
         else:
-            # It is open again: its end is true no longer, and must neither follow this nor delay it.
+            # The incident is open again: the message about its end is obsolete, and must neither follow this
+            # one nor delay it.
             tx.end_late(message.incident or message.id, way.channel, tries=MAX_TRIES)
             due = _backed_off(tx, message, way, now)
-            _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
+            _queue_delivery(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
-        # The walk's own message counts as the opening: no second one.
+        # The walk's own message announces the opening, so no second one is sent.
         worst = min(thread.severity or message.severity, message.severity)
         stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
         tx.save_announced(message.incident, worst, stage or Stage.opened)
@@ -159,8 +161,8 @@ def _route(
 def _route_follow_up(
     tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, thread: Thread, now: datetime
 ) -> None:
-    """News of an incident go to the channels that have had it. Its end withdraws messages that wait and were
-    never tried."""
+    """Follow-ups go to the channels that got the incident. Its end withdraws messages that still wait and
+    were never tried."""
     is_end = message.about.stage is Stage.resolved
     if is_end:
         _withdraw_untried(tx, message.incident or message.id)
@@ -168,9 +170,11 @@ def _route_follow_up(
         name = channel.name
         if name in thread.standing or name in thread.tried:
             if is_end or channel.kind not in _BOTS:
-                _put(tx, message, row.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now)
+                _queue_delivery(
+                    tx, message, row.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now
+                )
         elif is_end and name in thread.listed:
-            _put(tx, message, row.at, Routing(name, Manner.digest), DeliveryState.digest)
+            _queue_delivery(tx, message, row.at, Routing(name, Manner.digest), DeliveryState.digest)
 
 
 def _withdraw_untried(tx: PlanTx, thread: str) -> None:
@@ -181,8 +185,8 @@ def _withdraw_untried(tx: PlanTx, thread: str) -> None:
 
 
 def _backed_off(tx: PlanTx, message: Message, way: Routing, now: datetime) -> datetime:
-    """When to send the message. An earlier one of the same alarm, or a milder one, that still waits is
-    replaced by it."""
+    """When to send the message. It replaces an earlier one of the same alarm, or a milder one, that still
+    waits."""
     channel, alarm = way.channel, alarm_of(message, way.how)
     for milder in Severity:
         if milder > message.severity:
@@ -195,12 +199,12 @@ def _backed_off(tx: PlanTx, message: Message, way: Routing, now: datetime) -> da
 
 
 def alarm_of(message: Message, how: Manner, severity: Severity | None = None) -> str:
-    """The alarm by which repeats back off. Pages and messages are counted apart, and so is each severity:
-    what became worse is no repeat."""
+    """The alarm whose repeats back off. Pages and messages count separately, and so does each severity: a
+    worse severity is no repeat."""
     return f"{message.about.alarm or message.id} {severity or message.severity} {how}"
 
 
-def _put(
+def _queue_delivery(
     tx: PlanTx, message: Message, at: datetime, way: Routing, state: DeliveryState, **when: datetime
 ) -> None:
     alarm = alarm_of(message, way.how)
@@ -208,7 +212,8 @@ def _put(
 
 
 def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """Queues one message for all that waits at a channel, once the oldest has waited long enough."""
+    """Queues one message for everything that waits at a channel, once the oldest item has waited long
+    enough."""
     oldest = tx.digests()
     for channel in settings.channels:
         if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=settings.digest_h):
@@ -219,7 +224,7 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
         message = news.digest(name, cluster, items, settings.console_url)
         tx.queue(message, routed=True)
         way = Routing(channel.name, Manner.digest)
-        _put(tx, message, now, way, DeliveryState.due, next_try_at=now)
+        _queue_delivery(tx, message, now, way, DeliveryState.due, next_try_at=now)
         tx.end_digest([number for number, _, _ in waiting], name)
 
 
@@ -227,8 +232,8 @@ def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: date
 
 
 class Links(NamedTuple):
-    """How people reach the console, the secret that shows them a page without signing in, and the language
-    that they read."""
+    """How people reach the console, the secret that lets a link show a page without sign-in, and the people's
+    language."""
 
     console_url: str = ""
     secret: str | None = None
@@ -247,10 +252,11 @@ def deliver_due(
     chance: Callable[[], float],
     links: Links = NO_LINKS,
 ) -> int:
-    """Sends what is due to the webhook and the ticket system, pages first; the number that they took.
+    """Sends what is due to the webhook and the ticket system, pages first; returns the number that they
+    accepted.
 
-    `chance` gives 0..1 for the jitter. A sink that failed once is left alone until the next call, so a dead
-    one costs one time-out; errors of the database go to the caller.
+    `chance` returns 0..1 for the jitter. A sink that failed once is skipped until the next call, so a dead
+    one costs one time-out. Database errors go to the caller.
     """
     sent, messages_go, tickets_go = 0, True, True
     for _ in range(ROUND_MAX):
@@ -279,14 +285,14 @@ def deliver_due(
 
 
 def _send(attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, links: Links) -> str | None:
-    """The sink's own name for it ("" if it has none); None without a sink for this kind."""
+    """The sink's own name for the message ("" if it has none); None if there is no sink for this kind."""
     _check_tries(attempt)
     if attempt.is_ticket:
         if tickets is None:
             return None
         ticket = news.worded_in(from_stored(attempt.doc, Ticket), links.language)
         ticket = with_incident_link(ticket, links.console_url)
-        # A search may not show yet what was opened a moment ago; the name does.
+        # A search may not find yet what was opened a moment ago; a lookup by name does.
         return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
     if notifier is None:
         return None
@@ -302,8 +308,9 @@ def deliver_to(
     clock: Clock,
     chance: Callable[[], float],
 ) -> int:
-    """Sends what is due to this channel, pages first; returns the number that it took. After a failure the
-    rest waits for the next call. `teller` may raise DeliveryFailed; `chance` gives 0..1 for the jitter."""
+    """Sends what is due to this channel, pages first; returns the number that it accepted. After a failure
+    the rest waits for the next call. `teller` may raise DeliveryFailed; `chance` returns 0..1 for the
+    jitter."""
     sent = 0
     with outbox.alone() as is_mine:
         for _ in range(ROUND_MAX if is_mine else 0):
@@ -326,7 +333,7 @@ def deliver_to(
 def _send_to_channel(
     attempt: Attempt, teller: Callable[[], MessageChannel], links: Links
 ) -> tuple[Notice, Outcome]:
-    """Sends one message; if the outcome of an earlier try is unknown, the channel is searched for it
+    """Sends one message. If the outcome of an earlier try is unknown, the channel is searched for it
     first."""
     _check_tries(attempt)
     channel = teller()
@@ -339,15 +346,15 @@ def _send_to_channel(
         buttons=channel.has_buttons,
     )
     notice = msgspec.structs.replace(notice, language=links.language)
-    if attempt.begun > 1 and (found := _found(channel, notice, attempt.reference)):
+    if attempt.begun > 1 and (found := _reference_in(channel, notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
     reference = channel.send(notice, attempt.reference)
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
 
 
-def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
-    """Where the channel has the message; empty also where it does not let us look: twice is better than
-    never."""
+def _reference_in(channel: MessageChannel, notice: Notice, reference: str) -> str:
+    """Where the channel has the message; empty also if the channel does not allow a search: twice is better
+    than never."""
     try:
         return channel.find(notice, reference) if channel.can_find else ""
     except DeliveryFailed as error:
@@ -358,7 +365,8 @@ def _found(channel: MessageChannel, notice: Notice, reference: str) -> str:
 
 
 def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: datetime) -> int:
-    """Sends the alerts of open incidents again, so that they end when healer does. DeliveryFailed."""
+    """Sends the alerts of open incidents again, because they expire without renewal if healer stops. Raises
+    DeliveryFailed."""
     notices = outbox.open_notices(now - every)
     if notices:
         channel.renew(notices)
@@ -369,8 +377,8 @@ def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: dateti
 def outcome_of_failure(
     attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
 ) -> Outcome:
-    """The outcome of a failed try: another one, unless it was the last, or (`may_end`) the sink will never
-    take it."""
+    """The outcome of a failed try: another try, unless it was the last or (`may_end`) the sink will never
+    accept it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
     ends = attempt.tries >= _most_tries(attempt) or (may_end and error.refused)
@@ -385,7 +393,7 @@ def outcome_of_failure(
 
 
 def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
-    """Seconds to the next try after so many have failed. The sink's own wish counts if it is longer."""
+    """Seconds to the next try after this many failures. The sink's own request counts if it is longer."""
     wait_s = _FIRST_WAIT_S * _GROWTH ** (tries - 1) * (0.5 + chance)
     return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
 
@@ -400,7 +408,7 @@ def _check_tries(attempt: Attempt) -> None:
 
 
 def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:
-    """The audit record of a delivery that ended; None while another try follows."""
+    """The audit record of a delivery that ended; None if another try follows."""
     if outcome.state is DeliveryState.due:
         return None
     failed = outcome.state is DeliveryState.failed
@@ -417,10 +425,10 @@ def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | 
 
 
 def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Callable[[], float]) -> int:
-    """Sends each sealed record of the audit, in order and at least once; the number that the sink took.
+    """Sends each sealed audit record, in order and at least once; returns the number that the sink accepted.
 
-    One that the sink refused `MAX_TRIES` times is passed over, so that it hears the next; while it cannot be
-    reached nothing is passed over but by age.
+    A record that the sink refused `MAX_TRIES` times is skipped, so that the sink gets the next one. While the
+    sink is unreachable, records are skipped only by age.
     """
     sent = 0
     for _ in range(ROUND_MAX):

@@ -168,7 +168,7 @@ _VERBS = {
     CommandKind.split: "incident.split_asked",
     CommandKind.review: "incident.reviewed",
 }
-#: Stands for the row of a command that the detector has taken, as the row may be deleted by now.
+#: Returned in place of the row of a command that the detector has taken, which may be deleted by now.
 TAKEN = -1
 #: Checks a command against the present incident, and returns the data that the detector needs.
 _Judge = Callable[[CommandTx, Incident], dict[str, Any]]

@@ -38,9 +38,8 @@ class AskedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PersonHolds(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens`: tokens in force, including accounts that the person owns. `incidents`: open, and acknowledged
-    by or assigned to the person. `runs`: requested by the person or one of the accounts, and not permitted
-    yet."""
+    """`tokens`: in force, accounts that the person owns among them. `incidents`: open, acknowledged by or
+    assigned to the person. `runs`: asked for by the person or an account, and not permitted yet."""
 
     name: str
     tokens: list[TokenRow]
@@ -53,7 +52,7 @@ class PersonHolds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PersonEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """`left`: what remains in the person's name: runs that others approve or reject, and pauses that others
+    """`left`: what is still in the person's name: runs that others approve or reject, pauses that others
     end."""
 
     name: str

@@ -268,22 +268,22 @@ class _Drive:
         if left is not None:
             return left
         if action.effect and asks and not run.shadow:
-            # A step that is done needs no permission. Any other step asks again at each attempt, because of a
-            # pause, the breaker or a person may have intervened since the last one.
+            # A step that is done needs no permission. Any other step asks again at each attempt: a pause, the
+            # breaker or a person may have intervened since the last one.
             seen = self._probed(intent, ctx) if started else None
             if seen is not None:
                 return seen
             keeps = started and self._guarded(lambda: action.only_keeps(ctx)) is True
             permission = self._permission(intent)
-            far = (
+            postponed = (
                 None if keeps else self._guarded(lambda: permission.waits_for_checkpoint(self.playbook, ctx))
             )
-            if isinstance(far, Skipped | Failed):
-                return self._record(intent, far)
+            if isinstance(postponed, Skipped | Failed):
+                return self._record(intent, postponed)
             if not keeps:
-                kept = self._ask_gate(permission, incident, far.text if far else None)
-                if kept is not None:
-                    return kept
+                held_back = self._ask_gate(permission, incident, postponed.text if postponed else None)
+                if held_back is not None:
+                    return held_back
             if intent.step.do in RETURNING_VERBS:
                 # Read the incident again: by now the walk has stored what was reported before the gate
                 # granted the step.
@@ -316,10 +316,14 @@ class _Drive:
     ) -> LogEntry | None:
         """The entry that holds the step back; None if the step may act. If a cap holds a dead node, the
         worker checks the node itself and asks the gate again."""
-        kept, intent = permission.ask(self.rules, incident, wait=wait), permission.intent
-        if kept is None or kept.data.get("guard") not in SLOT_GUARDS or not self._check_claim(intent):
-            return kept
-        self.entries.append(kept)
+        held_back, intent = permission.ask(self.rules, incident, wait=wait), permission.intent
+        if (
+            held_back is None
+            or held_back.data.get("guard") not in SLOT_GUARDS
+            or not self._check_claim(intent)
+        ):
+            return held_back
+        self.entries.append(held_back)
         return self._permission(intent).ask(self.rules, incident, wait=wait)
 
     def _check_claim(self, intent: Do | Sleep) -> bool:

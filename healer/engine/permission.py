@@ -121,16 +121,16 @@ class StepPermission:
         the step should wait even if the gate allows it. The gate is asked first, so that a long hold is one
         entry.
         """
-        granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
+        granted, held_back = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
         if granted is not None:
             self.entries.append(granted)
-        return kept
+        return held_back
 
     def _judged(
         self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: Said | None
     ) -> tuple[LogEntry | None, LogEntry | None]:
         """The entry `started` if it is new, and the entry that holds the step back."""
-        again = is_started(self.entries, self.intent.key)
+        already_started = is_started(self.entries, self.intent.key)
         now = self.now()
         run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
         last = last_of(self.entries, self.intent.key)
@@ -165,7 +165,7 @@ class StepPermission:
             return None, late
         # The decision on a drain was stored when its run began, and messages to people need no decision.
         begun_with = not waited and (verb is Verb.drain or verb in RETURNING_VERBS)
-        decided = again or begun_with or verb in SENDING_VERBS
+        decided = already_started or begun_with or verb in SENDING_VERBS
         begun = verdict.outcome is Outcome.act and decided and held_by is None
         if not begun and (verdict.guard is None or verdict.guard != held_by):
             tx.add_decision(decision_of(proposal, verdict, now))
@@ -175,7 +175,7 @@ class StepPermission:
             tx.save_breaker(msgspec.structs.replace(tx.facts.breaker, canary=run.id))
         if takes or (verb in SLOT_VERBS and _is_undrained(run, tx.facts)):
             tx.grant_slot(_slot(proposal, run, now))
-        return (None, None) if again else self._granted(tx, proposal)
+        return (None, None) if already_started else self._granted(tx, proposal)
 
     def _why_left_to_person(self, facts: GateFacts) -> Said | None:
         """Why healer's own run ends before it works on its node or returns it: a person's run keeps the node

@@ -160,9 +160,9 @@ class Context:
         """The first rule that applies to the fault now, and the activity."""
         if where.node is None or self._slurm is None:
             return None
-        going = self.of(where.node)
+        present = self.of(where.node)
         for rule in self._table.of(fault):
-            held = self._job_start(where, jobs) if rule.when is ContextKind.job_start else going
+            held = self._job_start(where, jobs) if rule.when is ContextKind.job_start else present
             for activity in held:
                 if activity.kind is rule.when and (
                     activity.since is None or self.now - activity.since < rule.lasts

@@ -1,8 +1,8 @@
 """Findings from reports about a node: kernel lines, checks by hooks, tests, foreign drains, boots, alerts.
 
 An alert is the conclusion of another system, drawn from figures or lines that healer usually reads itself, so
-it does not count as a second sense (`healer.incidents.growth`). An alert without an entry opens nothing: it
-is evidence for an open incident at its place, and shown on the node's page.
+it does not count as a second sense (`healer.incidents.certainty`). An alert without an entry opens nothing:
+it is evidence for an open incident at its place, and shown on the node's page.
 """
 
 from collections.abc import Iterable, Iterator

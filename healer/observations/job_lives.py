@@ -26,7 +26,7 @@ def changed_lives(snapshot: SlurmSnapshot, before: Mapping[str, LifeSeen]) -> li
 
 
 def _gone(life: LifeSeen) -> LifeSeen:
-    """Slurm forgot it: it ended unseen, after Slurm last showed it."""
+    """Slurm forgot it: it ended unseen, after the last query in which Slurm still showed it."""
     return replace(life, ended_at=max(life.seen_at, life.started_at or life.queued_at))
 
 

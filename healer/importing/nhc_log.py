@@ -25,8 +25,8 @@ class NhcLog:
 
     def __init__(self, found: Found, stamps: LocalStamps, host: str = "") -> None:
         self._found, self._stamps, self._host = found, stamps, host
-        #: The last failure that had a time, and those whose time is not known yet: the helper's line comes
-        #: between two of the same words.
+        #: The last failure with a time, and those whose time is unknown yet: the helper's line comes between
+        #: two of the same words.
         self._dated = ""
         self._undated: list[str] = []
 

@@ -1,2 +1,1 @@
-"""Entry points: `walk` turns signals into runs, `command` applies people's commands, `drive` executes a run,
-`tell` sends messages."""
+"""Entry points: `walk` signals to runs, `command` by people, `drive` a run, `tell` people."""
